@@ -1,0 +1,99 @@
+"""The environment contract: `TextEnv`, and the `EnvSpec` that registers one."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import gymnasium
+
+Observation = str
+Info = dict[str, Any]
+
+
+class TextEnv(gymnasium.Env[str, str]):
+    """A Gymnasium environment whose observations and actions are text.
+
+        reset(seed) -> step(action) -> ... -> terminated or truncated -> reset(seed) -> ... -> close()
+
+    The action is the policy's whole reply; parsing it is the environment's business. A reply that
+    does not parse is a legal action: it costs a turn, changes nothing else, and the observation
+    says why. `step` never raises for any string.
+
+    All randomness comes from the seed of `reset`; no global generator is touched.
+
+    `info` of `step` may hold `success: bool` (the task is solved) and `metrics: dict[str, float]`
+    (numbers worth averaging, such as `action_is_valid`).
+
+    The optional abilities below raise NotImplementedError unless overridden; `abilities()` tells
+    which are, and `envsdk.testing` tests each one that is.
+    """
+
+    @abstractmethod
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        """Start a task. The same seed gives the same task and the same course under the same actions."""
+
+    @abstractmethod
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        """Play one reply: `(observation, reward, terminated, truncated, info)`."""
+
+    def snapshot(self) -> Any:
+        """The whole state, picklable, independent of later steps."""
+        raise NotImplementedError
+
+    def restore(self, snapshot: Any) -> str:
+        """Go back to a snapshot of any instance with the same configuration; returns its observation."""
+        raise NotImplementedError
+
+    def oracle(self) -> str:
+        """A reply that makes progress from the current state; following it solves the task."""
+        raise NotImplementedError
+
+    def legal_actions(self) -> Sequence[str]:
+        """Replies that parse now, in a fixed order; never empty before the end of the episode."""
+        raise NotImplementedError
+
+    def state_hash(self) -> str:
+        """Equal exactly when the states are the same to a player."""
+        raise NotImplementedError
+
+    @classmethod
+    def abilities(cls) -> frozenset[str]:
+        """Names of the optional abilities this class overrides."""
+        names = ("snapshot", "restore", "oracle", "legal_actions", "state_hash")
+        return frozenset(name for name in names if getattr(cls, name) is not getattr(TextEnv, name))
+
+
+class Isolation(StrEnum):
+    """Where an environment's `reset` and `step` run."""
+
+    INLINE = "inline"
+    """In the worker's event loop: for environments whose step takes microseconds."""
+    THREAD = "thread"
+    """On a thread: for environments that wait (sockets, files)."""
+    PROCESS = "process"
+    """In a process of its own, which is killed at a deadline: for those that compute, leak or crash."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvSpec:
+    """How an environment is found, built and described. Registered under `envsdk.envs`."""
+
+    id: str
+    """`namespace/Name-vN`."""
+    entry_point: str | Callable[..., TextEnv]
+    """`package.module:Class`, or the class itself."""
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Defaults of the constructor; a tag's `env_config` overrides them."""
+    max_steps: int | None = None
+    """Turns before the episode is truncated, unless the tag says otherwise."""
+    isolation: Isolation = Isolation.INLINE
+    reset_timeout_s: float = 60.0
+    step_timeout_s: float = 30.0
+    description: str = ""
+    """One line for `envsdk envs`."""
+    action_format: str = ""
+    """For the policy's prompt: what a reply must look like."""

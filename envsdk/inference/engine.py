@@ -1,0 +1,194 @@
+"""The engine contract: token ids in; token ids, log-probabilities and weight versions out.
+
+    submit -> (queued -> running -> ) future resolves with a GenerationResult, exactly once
+
+An engine lives on one asyncio event loop. It may compute on threads or in other processes; the
+futures it returns are resolved on the loop. Engines register under the entry-point group
+`envsdk.engines` and are built by `Engine.create(EngineConfig)`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envsdk.trajectory import VersionSpan
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    """A stop token was sampled; it is the reply's last token."""
+    LENGTH = "length"
+    """`max_new_tokens` or the engine's context was reached."""
+    ABORT = "abort"
+    """`abort` or a weight update in mode `restart` ended it; the tokens so far are returned."""
+    ERROR = "error"
+    """The engine failed; see `GenerationResult.error`. The tokens so far are returned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How a reply is sampled."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    """0 is greedy; log-probabilities are then those of temperature 1."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 is off."""
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+    """Sampling depends on nothing but this, the prompt and the weights; None draws a fresh one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One reply to sample."""
+
+    request_id: str
+    """Unique among the requests an engine has not answered yet."""
+    prompt_ids: NDArray[np.int32]
+    """`[num_prompt_tokens]`, at least one."""
+    sampling: SamplingParams
+    session_id: str = ""
+    """Requests of one session extend each other's prompts: the key of prefix reuse and affinity."""
+    priority: int = 0
+    """Lower runs earlier, where the engine is able."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationResult:
+    """What was sampled."""
+
+    request_id: str
+    token_ids: NDArray[np.int32]
+    """`[num_sampled]`, a stop token included."""
+    logprobs: NDArray[np.float32]
+    """`[num_sampled]`, nats, under the sampling distribution (after temperature, top_p, top_k)."""
+    version_spans: tuple[VersionSpan, ...]
+    """Cover `[0, num_sampled)` in order."""
+    finish_reason: FinishReason
+    error: str = ""
+
+
+class PauseMode(StrEnum):
+    """What `pause` does to running requests. Queued requests always stay queued."""
+
+    KEEP = "keep"
+    """Freeze them where they are; `resume` goes on with them."""
+    ABORT = "abort"
+    """Return them with what they have, finish reason `abort`."""
+    WAIT = "wait"
+    """Let them finish first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineAbilities:
+    """What an engine can do; asked before a feature is used, and then tested by the suite."""
+
+    inflight_update: bool = False
+    """Takes new weights between two tokens of running requests."""
+    version_spans: bool = True
+    priority: bool = False
+    prefix_reuse: bool = False
+    structured_output: bool = False
+    lora: bool = False
+    processed_logprobs: bool = True
+    """Log-probabilities are those of the sampling distribution, not of the raw one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineHealth:
+    """One look at an engine; cheap enough to ride on every reply."""
+
+    version: int
+    num_running: int
+    num_queued: int
+    num_tokens_sampled: int
+    """Since start."""
+    num_prompt_tokens: int = 0
+    """Since start, as submitted."""
+    num_prefilled_tokens: int = 0
+    """Since start, really computed; smaller than `num_prompt_tokens` by what prefix reuse saved."""
+    kv_usage: float = 0.0
+    """Share of the KV cache in use, 0 to 1."""
+    error: str = ""
+    """Why the engine cannot answer any more; empty when it is well."""
+
+
+WeightReference = Path | Mapping[str, NDArray[Any]] | Iterable[tuple[str, NDArray[Any]]]
+"""New weights under Hugging Face names: a checkpoint folder, a mapping or a stream."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What every engine is built from."""
+
+    model: Path | None
+    """Hugging Face folder; None for engines without weights (mock)."""
+    sequence_length: int
+    """Longest prompt plus reply, tokens."""
+    max_running: int = 128
+    """Requests decoded together."""
+    strategy_config: Mapping[str, Any] = field(default_factory=dict)
+    """The engine's own settings; an unknown one is a ConfigurationError naming the nearest known one."""
+    seed: int = 0
+
+
+class Engine(ABC):
+    """Samples replies. Methods are called from one event loop, never concurrently from threads."""
+
+    abilities: EngineAbilities
+
+    @classmethod
+    @abstractmethod
+    def create(cls, config: EngineConfig) -> Engine:
+        """Build and load. Raises ConfigurationError for bad settings or a missing model folder."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Begin answering; called once, on the loop that will call everything else."""
+
+    @abstractmethod
+    def submit(self, request: GenerationRequest) -> asyncio.Future[GenerationResult]:
+        """Queue one request; the future always resolves with a result, never an exception.
+
+        A request that cannot be run (longer than the context, say) resolves with `error`.
+        """
+
+    @abstractmethod
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """End these requests with finish reason `abort`; unknown ids are ignored."""
+
+    @abstractmethod
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop dispatching; returns when nothing more will be sampled until `resume`."""
+
+    @abstractmethod
+    async def resume(self) -> None:
+        """Go on. Idempotent."""
+
+    @abstractmethod
+    async def load_weights(self, weights: WeightReference, version: int) -> None:
+        """Swap in new weights between two steps.
+
+        Running requests go on (ability `inflight_update`): tokens sampled after this returns carry
+        `version`, those before keep theirs, and cached keys and values of unfinished and finished
+        sessions are recomputed under the new weights before they are used again.
+        """
+
+    @abstractmethod
+    def health(self) -> EngineHealth:
+        """Counters now. Does not block."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End running requests with `abort` and free everything. Idempotent."""

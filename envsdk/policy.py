@@ -1,0 +1,66 @@
+"""The policy contract: what plays. Engine-backed, scripted, random, oracle or human."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from envsdk.env import TextEnv
+from envsdk.trajectory import TokenLog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnContext:
+    """What a policy may look at before it replies."""
+
+    system: str
+    """The tag's system prompt, rendered; empty for none."""
+    prompt: str
+    """The user message of this turn: the tag's template around the observation."""
+    observation: str
+    turn_index: int
+    """From 0."""
+    num_actions_left: int
+    """Turns left, this one included."""
+    env: TextEnv
+    """For oracles and random players only; an engine-backed policy never looks."""
+    seed: int
+    """Differs between members of a group and between turns; the same in every run."""
+    log: TokenLog
+    """The episode's token log. An engine-backed policy appends the prompt and what it sampled."""
+    session_id: str
+    """The episode's id: the key of prefix reuse and affinity."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """One action of the policy."""
+
+    text: str
+    finish_reason: str = "stop"
+    """`stop`, `length` or `abort`."""
+    response_start: int = 0
+    """Index of the reply's first token in the token log; 0 when the policy has no tokens."""
+    response_end: int = 0
+    """One past the reply's last token."""
+
+
+class SequenceFull(Exception):
+    """There is no room for another reply within `sequence_length`: the episode is truncated here."""
+
+    def __init__(self, *, num_tokens: int, sequence_length: int) -> None:
+        super().__init__(
+            f"{num_tokens} tokens leave no room for a reply within sequence_length={sequence_length}"
+        )
+        self.num_tokens = num_tokens
+        self.sequence_length = sequence_length
+
+
+class Policy(ABC):
+    """Plays turns. One instance may play many episodes at once and keeps nothing between them."""
+
+    name: str
+
+    @abstractmethod
+    async def act(self, turn: TurnContext) -> Reply:
+        """The reply to one observation. Raises SequenceFull when the token log has no room."""
