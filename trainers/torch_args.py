@@ -1,0 +1,57 @@
+"""Settings of the torch trainer, typed. Imports no torch, so that the configuration layer can check them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class TorchTrainingArgs(BaseModel):
+    """The section `actor_train.training_args`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    learning_rate: float = Field(default=1e-4, ge=0.0)
+    """Peak learning rate of AdamW."""
+    weight_decay: float = Field(default=0.0, ge=0.0)
+    """Decoupled decay of weight matrices; norms, biases and embeddings are never decayed."""
+    adam_beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
+    adam_beta2: float = Field(default=0.999, ge=0.0, lt=1.0)
+    adam_epsilon: float = Field(default=1e-8, gt=0.0)
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up: `constant`, or a decay to `min_lr_ratio` that ends at `max_steps`."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Optimizer steps over which the learning rate rises linearly to its peak."""
+    max_steps: int | None = Field(default=None, ge=1)
+    """Optimizer steps at which `linear` and `cosine` reach their end."""
+    min_lr_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Learning rate at the end of the decay, as a share of the peak."""
+    max_grad_norm: float | None = Field(default=1.0, gt=0.0)
+    """Gradients with a larger global norm are scaled down to it; null is off."""
+    max_tokens_per_microbatch: int = Field(default=8192, ge=1)
+    """Tokens, padding included, in one forward and backward. Gradients accumulate over micro-batches,
+    so this bounds memory and changes no result."""
+
+    @model_validator(mode="after")
+    def _decay_needs_an_end(self) -> TorchTrainingArgs:
+        if self.lr_scheduler_type != "constant" and self.max_steps is None:
+            raise ValueError(
+                f"lr_scheduler_type: {self.lr_scheduler_type} needs max_steps, the step it decays to"
+            )
+        return self
+
+
+class TorchStrategyConfig(BaseModel):
+    """The section `actor_train.strategy_args.strategy_config` for `strategy_name: torch`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    device: str = "cpu"
+    """A torch device such as `cpu` or `cuda:0`."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the forward pass. Weights, optimizer and log-probabilities stay float32."""
+    num_threads: int = Field(default=1, ge=1)
+    """CPU threads of one operator; more than one rarely pays below some ten million parameters."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
