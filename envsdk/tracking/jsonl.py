@@ -1,0 +1,87 @@
+"""`metrics.jsonl`: one JSON object per step, the run's own record of its metrics.
+
+{"step": 3, "time_unix_s": 1767225600.5, "reward/mean": 0.41, ...}
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from envsdk.appendfile import AppendFile
+from envsdk.failures import ConfigurationError
+from envsdk.tracking.tracker import Tracker
+
+FILE_NAME = "metrics.jsonl"
+
+
+class JsonlTracker(Tracker):
+    """Appends one durable line per `log`.
+
+    A process that dies while writing leaves a torn last line: readers skip it, and the next run
+    that opens the file cuts it off.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = AppendFile(path, durable=True)
+        content = self._file.read()
+        self._file.truncate(content.rfind(b"\n") + 1)
+
+    @classmethod
+    def create(cls, run_dir: Path, config: Mapping[str, Any]) -> JsonlTracker:
+        if config:
+            raise ConfigurationError(f"tracker 'jsonl' takes no settings, but was given {', '.join(config)}")
+        return cls(run_dir / FILE_NAME)
+
+    def log(self, step: int, metrics: Mapping[str, float], *, time_unix_s: float) -> None:
+        row: dict[str, float | None] = {"step": step, "time_unix_s": time_unix_s}
+        row |= {name: _finite_or_none(value) for name, value in metrics.items()}
+        self._file.append(json.dumps(row, allow_nan=False).encode() + b"\n")
+
+    def rewind(self, step: int) -> None:
+        kept = [line for line, row in _rows(self._file.read()) if row["step"] <= step]
+        self._file.close()
+        # Written beside and renamed: a kill leaves the old file or the new one, never half of either.
+        beside = self._path.with_suffix(".rewinding")
+        beside.unlink(missing_ok=True)
+        replacement = AppendFile(beside, durable=True)
+        replacement.append(b"".join(kept))
+        replacement.close()
+        os.replace(beside, self._path)
+        self._file = AppendFile(self._path, durable=True)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """The rows of a `metrics.jsonl`, one per step in order; several lines of one step are merged.
+
+    A value that was not finite reads as NaN. A torn or damaged line is skipped.
+    """
+    steps: dict[int, dict[str, float]] = {}
+    for _, row in _rows(path.read_bytes()):
+        values = {name: math.nan if value is None else value for name, value in row.items()}
+        steps.setdefault(row["step"], {}).update(values)
+    return [steps[step] for step in sorted(steps)]
+
+
+def _rows(content: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    for line in content.splitlines(keepends=True):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if line.endswith(b"\n") and isinstance(row, dict) and isinstance(row.get("step"), int):
+            yield line, row
+
+
+def _finite_or_none(value: float) -> float | None:
+    # NaN and infinity are not JSON; other readers (jq, pandas, JavaScript) stop at them.
+    number = float(value)
+    return number if math.isfinite(number) else None
