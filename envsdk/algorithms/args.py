@@ -6,7 +6,7 @@ unknown key is refused. `docs/algorithms.md` has the formula and the source behi
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -20,8 +20,8 @@ ReinforceBaseline = Literal["none", "batch"]
 GAELevel = Literal["token", "turn"]
 
 
-class AlgorithmArgs(BaseModel):
-    """What is maximized, and how."""
+class AlgorithmKeys(BaseModel):
+    """What is maximized, and how: top-level keys of the YAML (`RunConfig` inherits them)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -77,12 +77,8 @@ class AlgorithmArgs(BaseModel):
     value_clip: float | None = Field(default=0.2, gt=0.0)
     """Predictions may move this far from the old ones within a batch; null is off."""
 
-    temperature: float = Field(default=1.0, ge=0.0)
-    """Of the sampling distribution, whose log-probabilities the trainer recomputes. The pipeline sets it
-    from `actor_infer.generating_args`; 0 (greedy) counts as 1, as in the engine."""
-
     @model_validator(mode="after")
-    def _k1_has_no_gradient(self) -> AlgorithmArgs:
+    def _k1_has_no_gradient(self) -> Self:
         if self.kl_loss_coef > 0 and self.kl_loss_type == "k1":
             raise ValueError(
                 "kl_loss_type: k1 has a gradient that is zero on average, so kl_loss_coef would only add "
@@ -99,6 +95,14 @@ class AlgorithmArgs(BaseModel):
     def needs_values(self) -> bool:
         """Whether the trainer must have a value head."""
         return self.adv_estimator == "gae"
+
+
+class AlgorithmArgs(AlgorithmKeys):
+    """What a trainer gets: the keys, and what the pipeline adds."""
+
+    temperature: float = Field(default=1.0, ge=0.0)
+    """Of the sampling distribution, whose log-probabilities the trainer recomputes. The pipeline sets it
+    from `actor_infer.generating_args`; 0 (greedy) counts as 1, as in the engine."""
 
     @property
     def logprob_temperature(self) -> float:

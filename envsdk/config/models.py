@@ -1,0 +1,356 @@
+"""The keys of a run's YAML file, typed.
+
+Fields are the keys: `RunConfig` is the file's top level, every nested model one of its sections.
+Types and ranges of single keys are here; what several keys must agree on is in `checks`. The
+models are frozen: a run never rewrites what its user wrote. Derived numbers are properties.
+
+Strict: `"8"` is no integer and `true` is no number. An unknown key is an error everywhere but in
+`env_config`, `model_args`, `training_args` and `strategy_config`: those belong to a plug-in and are checked
+against what it declares.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
+
+from envsdk.algorithms.args import AlgorithmArgs, AlgorithmKeys
+from envsdk.config.ranges import parse_index_list
+
+EMBEDDED_DEFAULT = "embedded_default"
+"""Value of `pretrain` that stands for the tiny warm-started policy."""
+
+PLACEHOLDERS = ("observation", "turn_idx", "actions_left", "max_response_length")
+"""Names a prompt template may hold in braces."""
+
+Probability = Annotated[float, Field(gt=0, le=1)]
+FolderPath = Annotated[Path, Field(strict=False)]
+
+
+def _distinct(values: list[Any]) -> list[Any]:
+    repeated = sorted({str(value) for value in values if values.count(value) > 1})
+    if repeated:
+        raise ValueError(f"{', '.join(repeated)} named more than once")
+    return values
+
+
+DeviceMapping = Annotated[
+    list[NonNegativeInt] | None,
+    BeforeValidator(parse_index_list),
+    AfterValidator(lambda v: v and _distinct(v)),
+]
+Names = Annotated[list[str], Field(min_length=1), AfterValidator(_distinct)]
+
+
+def split_evenly(total: int, weights: Sequence[int]) -> list[int]:
+    """Divide `total` in proportion to `weights`, remainders to the largest fractions, then the first.
+
+    >>> split_evenly(10, [1, 1, 1])
+    [4, 3, 3]
+    """
+    whole = sum(weights)
+    shares = [total * weight // whole for weight in weights]
+    by_remainder = sorted(range(len(weights)), key=lambda i: (-(total * weights[i] % whole), i))
+    for i in by_remainder[: total - sum(shares)]:
+        shares[i] += 1
+    return shares
+
+
+class Section(BaseModel):
+    """What all sections share: strict types, no unknown keys, frozen, docstrings as descriptions."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+        allow_inf_nan=False,
+    )
+
+
+class EnvManagerArgs(Section):
+    """How many environments play, and on what (`train_env_manager`, `val_env_manager`)."""
+
+    num_env_groups: PositiveInt
+    """Groups that run at the same time."""
+    group_size: PositiveInt = 1
+    """Episodes of the same task; advantages are relative to their group."""
+    tags: Names
+    """Names from `custom_envs`."""
+    num_groups_partition: list[PositiveInt] | None = None
+    """Groups per tag, in the order of `tags`; an equal split when absent."""
+    max_env_num_per_worker: PositiveInt = 64
+    """Environments hosted by one worker process."""
+    group_size_redundancy: NonNegativeInt = 0
+    """Spare members per group: the first `group_size` finished count, the rest are cancelled."""
+    num_groups_redundancy: NonNegativeInt = 0
+    """Spare groups per batch: the first complete ones count, the rest are cancelled."""
+    min_group_size: PositiveInt | None = None
+    """A group left with fewer by failures is run again; half of `group_size`, rounded up, when absent."""
+    max_group_attempts: PositiveInt = 4
+    """Times a task is tried before the run gives up on it."""
+    episode_deadline_s: PositiveFloat = 600.0
+    """An episode that takes longer is ended and recorded as failed."""
+    turn_timeout_s: PositiveFloat = 120.0
+    """How long one reply of the policy is waited for."""
+    env_manager_cls: str = "TrajEnvManager"
+    """Entry point in `envsdk.env_managers`, or `package.module:Class`."""
+
+    @property
+    def num_envs_per_group(self) -> int:
+        """Slots of one group, its spares included."""
+        return self.group_size + self.group_size_redundancy
+
+    @property
+    def num_envs(self) -> int:
+        """Environment slots over all groups."""
+        return self.num_env_groups * self.num_envs_per_group
+
+    @property
+    def num_workers(self) -> int:
+        """Worker processes needed to host `num_envs`."""
+        return math.ceil(self.num_envs / self.max_env_num_per_worker)
+
+    @property
+    def required_group_size(self) -> int:
+        """`min_group_size`, or what stands for it when it is absent."""
+        return self.min_group_size if self.min_group_size is not None else math.ceil(self.group_size / 2)
+
+    @property
+    def groups_per_tag(self) -> dict[str, int]:
+        """Groups that run at the same time, by tag."""
+        partition = self.num_groups_partition or split_evenly(self.num_env_groups, [1] * len(self.tags))
+        return dict(zip(self.tags, partition, strict=True))
+
+    @property
+    def envs_per_tag(self) -> dict[str, int]:
+        """Environment slots by tag."""
+        return {tag: groups * self.num_envs_per_group for tag, groups in self.groups_per_tag.items()}
+
+
+class CustomEnv(Section):
+    """One tag: an environment with its configuration, prompts and limits."""
+
+    env_type: str
+    """Registered environment id; `envsdk envs` lists them."""
+    env_config: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the environment's constructor."""
+    max_steps: PositiveInt | None = None
+    """Turns before the episode is truncated; the environment's own limit when absent."""
+    max_tokens_per_step: PositiveInt | None = None
+    """Longest reply; `actor_infer.generating_args.max_new_tokens` when absent."""
+    agent_system_template: str = ""
+    """System prompt; may hold `{actions_left}` and `{max_response_length}`."""
+    agent_template: str = "{observation}"
+    """User message of each turn; holds `{observation}` and may hold the other placeholders."""
+    isolation: Literal["inline", "thread", "process"] | None = None
+    """Where `reset` and `step` run; as the environment asks when absent."""
+    reset_timeout_s: PositiveFloat | None = None
+    """Deadline of `reset`; the environment's own when absent."""
+    step_timeout_s: PositiveFloat | None = None
+    """Deadline of one `step`; the environment's own when absent."""
+    env_manager_cls: str | None = None
+    """Overrides the manager's `env_manager_cls` for this tag."""
+
+
+class GeneratingArgs(Section):
+    """How replies are sampled."""
+
+    max_new_tokens: PositiveInt = 64
+    """Longest reply."""
+    temperature: NonNegativeFloat = 1.0
+    """0 is greedy."""
+    top_p: Probability = 1.0
+    top_k: NonNegativeInt = 0
+    """0 is off."""
+
+
+class StrategyArgs(Section):
+    """Which plug-in does the work, and its own settings."""
+
+    strategy_name: str
+    """Entry point in `envsdk.engines` (actor_infer) or `envsdk.trainers` (actor_train, reference)."""
+    strategy_config: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the plug-in, which checks them."""
+
+
+class Role(Section):
+    """What the three roles share."""
+
+    model_args: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the plug-in that are about the model; one place with `strategy_config` (see `settings`)."""
+    device_mapping: DeviceMapping = None
+    """Accelerators, as a list or as `list(range(0,4))`; none when absent: the CPU."""
+    strategy_args: StrategyArgs
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the plug-in is given: `model_args` and `strategy_config` together."""
+        return {**self.model_args, **self.strategy_args.strategy_config}
+
+
+class ActorTrain(Role):
+    """The policy that learns."""
+
+    strategy_args: StrategyArgs = Field(default_factory=lambda: StrategyArgs(strategy_name="torch"))
+    training_args: dict[str, Any] = Field(default_factory=dict)
+    """Optimizer and step size: settings of the trainer, which checks them."""
+    infer_batch_size: PositiveInt = 16
+    """Sequences per forward pass where log-probabilities are recomputed."""
+
+
+class ActorInfer(Role):
+    """The policy that plays."""
+
+    strategy_args: StrategyArgs = Field(default_factory=lambda: StrategyArgs(strategy_name="embedded"))
+    generating_args: GeneratingArgs = Field(default_factory=GeneratingArgs)
+    infer_batch_size: PositiveInt = 128
+    """Requests one engine decodes together."""
+    num_engines: PositiveInt = 1
+    """Copies of the model that answer side by side."""
+
+
+class Reference(Role):
+    """The frozen policy that KL terms compare with; loaded only when one is asked for."""
+
+    strategy_args: StrategyArgs = Field(default_factory=lambda: StrategyArgs(strategy_name="torch"))
+    infer_batch_size: PositiveInt = 16
+    """Sequences per forward pass."""
+
+
+class WarmStartArgs(Section):
+    """The tiny policy behind `pretrain: embedded_default`, and how it is warm-started."""
+
+    hidden_size: PositiveInt = 128
+    num_layers: PositiveInt = 4
+    num_heads: PositiveInt = 4
+    """Attention heads; divides `hidden_size`."""
+    num_episodes: PositiveInt = 2000
+    """Demonstrations to collect, over all tags."""
+    epsilon: Annotated[float, Field(ge=0, le=1)] = 0.3
+    """Share of the demonstrator's moves that are random."""
+    epochs: PositiveInt = 2
+    """Passes over the demonstrations."""
+    learning_rate: PositiveFloat = 1e-3
+    seed: NonNegativeInt = 0
+    """Of the demonstrations, the initial weights and the order of training."""
+
+
+class RayArgs(Section):
+    """The Ray runtime."""
+
+    address: str | None = None
+    """Cluster to join; absent: one is started on this machine, on loopback, and ended with the run."""
+    num_cpus: PositiveInt | None = None
+    """CPUs Ray may count on; as many as the machine has when absent."""
+    object_store_memory: PositiveInt | None = None
+    """Bytes of the shared object store; Ray decides when absent."""
+    include_dashboard: bool = False
+
+
+class RunConfig(AlgorithmKeys, Section):
+    """One run: the top level of the YAML file. The algorithm's keys are those of `AlgorithmKeys`."""
+
+    exp_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    """Name of the run's folder under `output_dir`: letters, digits, `.`, `_` and `-`."""
+    seed: NonNegativeInt = 42
+    """Everything random follows from it."""
+    output_dir: FolderPath = Path("runs")
+    """Where run folders go."""
+    resume: str = "auto"
+    """`auto` continues the newest complete checkpoint, `never` starts anew; or a checkpoint folder."""
+
+    async_generation_ratio: NonNegativeFloat = 0.0
+    """Alpha: batches that generation may run ahead of training. 0 is synchronous; fractions are fine."""
+    rollout_batch_size: PositiveInt
+    """Trajectories per training step."""
+    val_batch_size: PositiveInt
+    """Trajectories per evaluation."""
+    sequence_length: Annotated[int, Field(ge=2)]
+    """Longest trajectory, prompts and replies together, in tokens."""
+    max_steps: PositiveInt
+    """Training steps."""
+    save_steps: NonNegativeInt = 10
+    """Steps between checkpoints; 0 saves only at the end."""
+    eval_steps: NonNegativeInt = 10
+    """Steps between evaluations; 0 evaluates only before and after."""
+    logging_steps: PositiveInt = 1
+    """Steps between lines of metrics."""
+    validation: Literal["pause", "overlap"] = "pause"
+    """Whether training generation is suspended while an evaluation runs."""
+    weight_update: Literal["continue", "restart", "finish"] = "continue"
+    """What happens to a reply that is being sampled when new weights arrive."""
+
+    drop_zero_variance_groups: bool = False
+    """Leave out groups whose members all have the same reward, and play others instead."""
+
+    pretrain: str = EMBEDDED_DEFAULT
+    """Folder of a Hugging Face model, or `embedded_default`: the tiny policy described by `warm_start`."""
+    trackers: Annotated[list[str], AfterValidator(_distinct)] = Field(
+        default_factory=lambda: ["jsonl", "tensorboard"]
+    )
+    """Where metrics go: entry points in `envsdk.trackers`."""
+
+    custom_envs: Annotated[dict[str, CustomEnv], Field(min_length=1)]
+    """Tags by name."""
+    train_env_manager: EnvManagerArgs
+    val_env_manager: EnvManagerArgs
+    actor_train: ActorTrain = Field(default_factory=ActorTrain)
+    actor_infer: ActorInfer = Field(default_factory=ActorInfer)
+    reference: Reference = Field(default_factory=Reference)
+    warm_start: WarmStartArgs = Field(default_factory=WarmStartArgs)
+    ray: RayArgs = Field(default_factory=RayArgs)
+
+    @property
+    def run_folder(self) -> Path:
+        """Where everything this run writes goes."""
+        return self.output_dir / self.exp_name
+
+    @property
+    def max_staleness(self) -> int:
+        """Weight versions a delivered sample may be behind the trainer."""
+        return math.ceil(self.async_generation_ratio)
+
+    @property
+    def capacity(self) -> int:
+        """Trajectories leased or waiting at the same time, spares not counted."""
+        return math.floor((1 + self.async_generation_ratio) * self.rollout_batch_size)
+
+    @property
+    def num_train_groups(self) -> int:
+        """Groups in one training batch."""
+        return self.rollout_batch_size // self.train_env_manager.group_size
+
+    @property
+    def val_groups_per_tag(self) -> Mapping[str, int]:
+        """Tasks of one evaluation by tag, in proportion to the groups of `val_env_manager`."""
+        manager = self.val_env_manager
+        groups = manager.groups_per_tag
+        shares = split_evenly(self.val_batch_size // manager.group_size, list(groups.values()))
+        return dict(zip(groups, shares, strict=True))
+
+    @property
+    def algorithm(self) -> AlgorithmArgs:
+        """The algorithm's keys, with the temperature that replies are sampled at."""
+        keys = {name: getattr(self, name) for name in AlgorithmKeys.model_fields}
+        return AlgorithmArgs(**keys, temperature=self.actor_infer.generating_args.temperature)
+
+    def max_response_tokens(self, tag: str) -> int:
+        """Longest reply to one turn of `tag`."""
+        own = self.custom_envs[tag].max_tokens_per_step
+        return own if own is not None else self.actor_infer.generating_args.max_new_tokens
