@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from envsdk.env import TextEnv
 from envsdk.trajectory import TokenLog
+
+
+class EnvView(ABC):
+    """What an oracle or a random player may ask the environment, wherever it runs.
+
+    An engine-backed policy never looks. Both raise NotImplementedError where the environment lacks
+    the ability.
+    """
+
+    @abstractmethod
+    async def oracle(self) -> str:
+        """`TextEnv.oracle` of the current state."""
+
+    @abstractmethod
+    async def legal_actions(self) -> Sequence[str]:
+        """`TextEnv.legal_actions` of the current state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +38,8 @@ class TurnContext:
     """From 0."""
     num_actions_left: int
     """Turns left, this one included."""
-    env: TextEnv
-    """For oracles and random players only; an engine-backed policy never looks."""
+    env: EnvView
+    """For oracles and random players: `await turn.env.oracle()`."""
     seed: int
     """Differs between members of a group and between turns; the same in every run."""
     log: TokenLog

@@ -1,0 +1,275 @@
+"""Where an environment runs: in the event loop, on a thread, or in a process of its own.
+
+    created -> reset -> step* -> reset -> ... -> close
+                 \\-> EpisodeFailed (the host builds a fresh environment before the next reset)
+
+Whatever an environment does (raise, hang, die) becomes an `EpisodeFailed` here, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+from envsdk.env import EnvSpec, Info, Isolation, TextEnv
+from envsdk.failures import Boundary, Failure
+from envsdk.policy import EnvView
+
+StepResult = tuple[str, float, bool, bool, Info]
+
+
+class EpisodeFailed(Exception):
+    """An episode has no outcome; carries why."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvBlueprint:
+    """How to build one environment; picklable."""
+
+    spec: EnvSpec
+    env_config: Mapping[str, Any] = field(default_factory=dict)
+    isolation: Isolation = Isolation.INLINE
+    reset_timeout_s: float = 60.0
+    step_timeout_s: float = 30.0
+
+    def build(self) -> TextEnv:
+        from envsdk.registry import make
+
+        return make(self.spec, **self.env_config)
+
+
+class EnvHost(EnvView):
+    """One environment, wherever it runs. Every call raises EpisodeFailed and nothing else."""
+
+    def __init__(self, blueprint: EnvBlueprint) -> None:
+        self.blueprint = blueprint
+
+    @abstractmethod
+    async def reset(self, seed: int) -> tuple[str, Info]: ...
+
+    @abstractmethod
+    async def step(self, action: str) -> StepResult: ...
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Throw the environment away without waiting for it; the next reset builds a fresh one."""
+
+    def close(self) -> None:
+        """Free everything. Idempotent."""
+        self.discard()
+
+
+def raised(error: BaseException, during: str) -> EpisodeFailed:
+    return EpisodeFailed(Failure.from_exception(Boundary.ENVIRONMENT, error, kind=f"{during}_raised"))
+
+
+def timed_out(during: str, limit_s: float) -> EpisodeFailed:
+    message = f"{during} took longer than {during}_timeout_s={limit_s:g}"
+    return EpisodeFailed(Failure(boundary=Boundary.ENVIRONMENT, kind=f"{during}_timeout", message=message))
+
+
+class InlineHost(EnvHost):
+    """Runs in the event loop: no hand-over, so microseconds per step, and no deadline of its own.
+
+    A call that never returns blocks its worker; the scheduler's episode deadline then ends the worker.
+    """
+
+    def __init__(self, blueprint: EnvBlueprint) -> None:
+        super().__init__(blueprint)
+        self._env: TextEnv | None = None
+
+    def _built(self) -> TextEnv:
+        if self._env is None:
+            self._env = self.blueprint.build()
+        return self._env
+
+    async def reset(self, seed: int) -> tuple[str, Info]:
+        try:
+            return self._built().reset(seed=seed)
+        except Exception as error:
+            raise raised(error, "reset") from error
+
+    async def step(self, action: str) -> StepResult:
+        try:
+            return self._built().step(action)
+        except Exception as error:
+            raise raised(error, "step") from error
+
+    async def oracle(self) -> str:
+        try:
+            return self._built().oracle()
+        except Exception as error:
+            raise raised(error, "oracle") from error
+
+    async def legal_actions(self) -> Sequence[str]:
+        try:
+            return self._built().legal_actions()
+        except Exception as error:
+            raise raised(error, "legal_actions") from error
+
+    def discard(self) -> None:
+        env, self._env = self._env, None
+        if env is not None:
+            with contextlib.suppress(Exception):
+                env.close()
+
+
+class ThreadHost(EnvHost):
+    """Runs on a thread of its own. A call past its deadline is abandoned with its thread."""
+
+    def __init__(self, blueprint: EnvBlueprint) -> None:
+        super().__init__(blueprint)
+        self._env: TextEnv | None = None
+        self._executor: ThreadPoolExecutor | None = None
+
+    async def _call(self, during: str, limit_s: float, function: Callable[[TextEnv], Any]) -> Any:
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="envsdk-env")
+
+        def on_thread() -> Any:
+            if self._env is None:
+                self._env = self.blueprint.build()
+            return function(self._env)
+
+        running = asyncio.get_running_loop().run_in_executor(self._executor, on_thread)
+        try:
+            async with asyncio.timeout(limit_s):
+                return await running
+        except TimeoutError as error:
+            if running.done() and not running.cancelled():
+                raise raised(error, during) from error
+            raise timed_out(during, limit_s) from error
+        except Exception as error:
+            raise raised(error, during) from error
+
+    async def reset(self, seed: int) -> tuple[str, Info]:
+        limit_s = self.blueprint.reset_timeout_s
+        result: tuple[str, Info] = await self._call("reset", limit_s, lambda env: env.reset(seed=seed))
+        return result
+
+    async def step(self, action: str) -> StepResult:
+        limit_s = self.blueprint.step_timeout_s
+        result: StepResult = await self._call("step", limit_s, lambda env: env.step(action))
+        return result
+
+    async def oracle(self) -> str:
+        answer: str = await self._call("oracle", self.blueprint.step_timeout_s, lambda env: env.oracle())
+        return answer
+
+    async def legal_actions(self) -> Sequence[str]:
+        limit_s = self.blueprint.step_timeout_s
+        answer: Sequence[str] = await self._call("legal_actions", limit_s, lambda env: env.legal_actions())
+        return answer
+
+    def discard(self) -> None:
+        executor, self._executor, env, self._env = self._executor, None, self._env, None
+        if executor is not None:
+            if env is not None:
+                executor.submit(env.close)
+            executor.shutdown(wait=False)
+
+
+def _serve(blueprint: EnvBlueprint, pipe: Connection) -> None:
+    """Body of an environment's process: answers `(method, keyword arguments)` until the pipe closes."""
+    env: TextEnv | None = None
+    with contextlib.suppress(EOFError, KeyboardInterrupt):
+        while True:
+            verb, argument = pipe.recv()
+            try:
+                env = env or blueprint.build()
+                pipe.send((True, getattr(env, verb)(**argument)))
+            except Exception as error:  # noqa: BLE001 - boundary: environment, sent to the parent
+                failure = Failure.from_exception(Boundary.ENVIRONMENT, error, kind=f"{verb}_raised")
+                pipe.send((False, failure))
+
+
+class ProcessHost(EnvHost):
+    """Runs in a process of its own, killed at a deadline; its death is a failed episode."""
+
+    def __init__(self, blueprint: EnvBlueprint) -> None:
+        super().__init__(blueprint)
+        self._process: Any = None
+        self._pipe: Connection | None = None
+
+    def _start(self) -> Connection:
+        if self._pipe is None:
+            context = multiprocessing.get_context("forkserver")
+            self._pipe, theirs = context.Pipe()
+            self._process = context.Process(target=_serve, args=(self.blueprint, theirs), daemon=True)
+            self._process.start()
+            theirs.close()
+        return self._pipe
+
+    async def _call(self, verb: str, limit_s: float, **argument: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        pipe = await loop.run_in_executor(None, self._start)
+        readable = loop.create_future()
+
+        def on_readable() -> None:
+            if not readable.done():
+                readable.set_result(None)
+
+        loop.add_reader(pipe.fileno(), on_readable)
+        try:
+            pipe.send((verb, argument))
+            async with asyncio.timeout(limit_s):
+                await readable
+            well, answer = pipe.recv()
+        except TimeoutError as error:
+            raise timed_out(verb, limit_s) from error
+        except (EOFError, OSError) as error:
+            message = f"the environment's process ended during {verb}"
+            failure = Failure(boundary=Boundary.ENVIRONMENT, kind="process_died", message=message)
+            raise EpisodeFailed(failure) from error
+        finally:
+            loop.remove_reader(pipe.fileno())
+        if not well:
+            raise EpisodeFailed(answer)
+        return answer
+
+    async def reset(self, seed: int) -> tuple[str, Info]:
+        result: tuple[str, Info] = await self._call("reset", self.blueprint.reset_timeout_s, seed=seed)
+        return result
+
+    async def step(self, action: str) -> StepResult:
+        result: StepResult = await self._call("step", self.blueprint.step_timeout_s, action=action)
+        return result
+
+    async def oracle(self) -> str:
+        answer: str = await self._call("oracle", self.blueprint.step_timeout_s)
+        return answer
+
+    async def legal_actions(self) -> Sequence[str]:
+        answer: Sequence[str] = await self._call("legal_actions", self.blueprint.step_timeout_s)
+        return answer
+
+    def discard(self) -> None:
+        process, self._process, pipe, self._pipe = self._process, None, self._pipe, None
+        if process is not None:
+            process.kill()
+            process.join()
+        if pipe is not None:
+            pipe.close()
+
+
+_HOSTS: dict[Isolation, type[EnvHost]] = {
+    Isolation.INLINE: InlineHost,
+    Isolation.THREAD: ThreadHost,
+    Isolation.PROCESS: ProcessHost,
+}
+
+
+def open_host(blueprint: EnvBlueprint) -> EnvHost:
+    """A host for the blueprint's isolation; builds nothing before its first reset."""
+    return _HOSTS[blueprint.isolation](blueprint)

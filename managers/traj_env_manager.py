@@ -1,0 +1,269 @@
+"""TrajEnvManager: owns one environment slot and plays one leased episode after another.
+
+    lease -> reset -> (prompt -> reply -> step)* -> submit -> lease -> ...
+
+There is no barrier between slots: each manager runs its own loop. One sequence per trajectory,
+token-in-token-out: the policy appends what was sampled to the episode's token log and nothing is
+ever tokenized twice. Needs no Ray: an `EnvWorker` hosts many managers in an actor, `collect` and
+`evaluate` host them in one process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from envsdk.failures import Boundary, Failure
+from envsdk.managers.env_host import EnvBlueprint, EpisodeFailed, open_host
+from envsdk.policy import Policy, Reply, SequenceFull, TurnContext
+from envsdk.prompts import AgentPrompts
+from envsdk.seeds import stable_seed
+from envsdk.trajectory import Outcome, Task, TokenLog, Trajectory, Turn
+
+UNLIMITED_TURNS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TagSetup:
+    """Everything a manager needs to play a tag; picklable."""
+
+    tag: str
+    blueprint: EnvBlueprint
+    prompts: AgentPrompts = field(default_factory=AgentPrompts)
+    max_turns: int = UNLIMITED_TURNS
+    """Turns before the episode is truncated."""
+    max_new_tokens: int = 0
+    """Longest reply in tokens, shown to the policy as `{max_response_length}`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeOrder:
+    """One lease, as the manager sees it."""
+
+    lease_id: int
+    group_id: int
+    member: int
+    task: Task
+    seed: int
+    """For the environment's reset; the same for all members of a group."""
+    policy_seed: int
+    """For sampling; differs between members and attempts."""
+
+
+class LeaseSource(ABC):
+    """Where a manager's work comes from and goes to."""
+
+    @abstractmethod
+    async def lease(self, slot_id: str) -> EpisodeOrder | None:
+        """The next episode to play; None when there will be no more."""
+
+    @abstractmethod
+    def submit(self, slot_id: str, lease_id: int, trajectory: Trajectory) -> None:
+        """Hand in a finished episode."""
+
+    @abstractmethod
+    def released(self, slot_id: str, lease_id: int) -> None:
+        """The slot is free again after its lease was cancelled."""
+
+
+class TrajEnvManager:
+    """Plays the episodes leased to one slot.
+
+    Owner: an `EnvWorker` or a local runner, which also calls `cancel`.
+    """
+
+    def __init__(
+        self,
+        *,
+        slot_id: str,
+        setup: TagSetup,
+        policy: Policy,
+        leases: LeaseSource,
+        worker: str = "",
+    ) -> None:
+        self.slot_id = slot_id
+        self._setup = setup
+        self._policy = policy
+        self._leases = leases
+        self._worker = worker
+        self._host = open_host(setup.blueprint)
+        self._loop_task: asyncio.Task[None] | None = None
+        self._playing: int | None = None
+        self._cancelled: int | None = None
+
+    async def run_rollout_loop(self) -> None:
+        """Play until the lease source has no more."""
+        self._loop_task = asyncio.current_task()
+        try:
+            while (order := await self._leases.lease(self.slot_id)) is not None:
+                trajectory = await self._play_unless_cancelled(order)
+                if trajectory is None:
+                    self._leases.released(self.slot_id, order.lease_id)
+                else:
+                    self._leases.submit(self.slot_id, order.lease_id, trajectory)
+        finally:
+            self._host.close()
+
+    def cancel(self, lease_id: int) -> None:
+        """Stop playing this lease; a lease that is not being played is ignored."""
+        if self._playing == lease_id and self._loop_task is not None and self._cancelled != lease_id:
+            self._cancelled = lease_id
+            self._loop_task.cancel()
+
+    async def _play_unless_cancelled(self, order: EpisodeOrder) -> Trajectory | None:
+        self._playing = order.lease_id
+        try:
+            return await self.play(order)
+        except asyncio.CancelledError:
+            if self._cancelled != order.lease_id:
+                raise
+            task = asyncio.current_task()
+            assert task is not None
+            if task.uncancel() > 0:
+                raise
+            # The environment stopped between two turns or within one: its state is unknown.
+            self._host.discard()
+            return None
+        finally:
+            self._playing = None
+
+    async def play(self, order: EpisodeOrder) -> Trajectory:
+        """One episode. Failures of the environment or the engine are in the trajectory, not raised."""
+        episode = _Episode(order, self._setup, self._worker)
+        try:
+            await self._play_turns(order, episode)
+        except EpisodeFailed as failed:
+            episode.fail(failed.failure)
+            self._host.discard()
+        except SequenceFull as full:
+            if episode.turns:
+                episode.outcome = Outcome.TRUNCATED
+            else:
+                episode.fail(_prompt_too_long(self._setup.tag, full))
+        return episode.finish()
+
+    async def _play_turns(self, order: EpisodeOrder, episode: _Episode) -> None:
+        setup, host, policy = self._setup, self._host, self._policy
+        clock = time.perf_counter
+        before = clock()
+        observation, _ = await host.reset(order.seed)
+        episode.env_s += clock() - before
+        for turn_index in range(setup.max_turns):
+            num_actions_left = setup.max_turns - turn_index
+            context = TurnContext(
+                system=setup.prompts.system,
+                prompt=setup.prompts.user(
+                    observation=observation,
+                    turn_index=turn_index,
+                    num_actions_left=num_actions_left,
+                    max_response_length=setup.max_new_tokens,
+                ),
+                observation=observation,
+                turn_index=turn_index,
+                num_actions_left=num_actions_left,
+                env=host,
+                seed=stable_seed(order.policy_seed, turn_index),
+                log=episode.log,
+                session_id=episode.trajectory_id,
+            )
+            episode.final_observation = observation
+            before = clock()
+            reply = await policy.act(context)
+            after = clock()
+            episode.generate_s += after - before
+            next_observation, reward, terminated, truncated, info = await host.step(reply.text)
+            episode.env_s += clock() - after
+            episode.add_turn(observation, reply, float(reward), info.get("metrics"))
+            observation = episode.final_observation = next_observation
+            if terminated or truncated:
+                episode.success = bool(info.get("success", False))
+                episode.outcome = Outcome.TERMINATED if terminated else Outcome.TRUNCATED
+                return
+        episode.outcome = Outcome.TRUNCATED
+
+
+def _prompt_too_long(tag: str, full: SequenceFull) -> Failure:
+    message = (
+        f"the first prompt of tag {tag!r} has {full.num_tokens} tokens, which leaves no room for a reply of "
+        f"{full.max_new_tokens} tokens within sequence_length={full.sequence_length}: raise sequence_length, "
+        f"or shorten custom_envs.{tag}.agent_system_template or agent_template"
+    )
+    return Failure(boundary=Boundary.CONFIGURATION, kind="prompt_too_long", message=message)
+
+
+class _Episode:
+    """What is known of the running episode; becomes a Trajectory."""
+
+    __slots__ = (
+        "env_s",
+        "failure",
+        "final_observation",
+        "generate_s",
+        "log",
+        "order",
+        "outcome",
+        "started_at",
+        "success",
+        "tag",
+        "trajectory_id",
+        "turns",
+        "worker",
+    )
+
+    def __init__(self, order: EpisodeOrder, setup: TagSetup, worker: str) -> None:
+        self.order = order
+        self.tag = setup.tag
+        self.worker = worker
+        self.trajectory_id = f"{order.task.split}-{order.lease_id}"
+        self.log = TokenLog()
+        self.turns: list[Turn] = []
+        self.outcome = Outcome.TRUNCATED
+        self.failure: Failure | None = None
+        self.success = False
+        self.final_observation = ""
+        self.started_at = time.time()
+        self.generate_s = 0.0
+        self.env_s = 0.0
+
+    def add_turn(
+        self, observation: str, reply: Reply, reward: float, metrics: Mapping[str, float] | None
+    ) -> None:
+        self.turns.append(
+            Turn(
+                observation=observation,
+                reply=reply.text,
+                reward=reward,
+                response_start=reply.response_start,
+                response_end=reply.response_end,
+                finish_reason=reply.finish_reason,
+                metrics=metrics or {},
+            )
+        )
+
+    def fail(self, failure: Failure) -> None:
+        self.outcome = Outcome.FAILED
+        self.failure = failure
+        self.success = False
+
+    def finish(self) -> Trajectory:
+        order = self.order
+        return Trajectory(
+            trajectory_id=self.trajectory_id,
+            group_id=order.group_id,
+            task=order.task,
+            seed=order.seed,
+            outcome=self.outcome,
+            success=self.success,
+            turns=self.turns,
+            tokens=self.log.arrays() if len(self.log) else None,
+            failure=self.failure,
+            final_observation=self.final_observation,
+            started_at=self.started_at,
+            ended_at=time.time(),
+            generate_s=self.generate_s,
+            env_s=self.env_s,
+            worker=self.worker,
+        )
