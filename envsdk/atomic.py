@@ -1,0 +1,114 @@
+"""Files that are there whole or not at all, also after a crash or on a full disk.
+
+    write beside -> flush -> fsync(file) -> rename over the target -> fsync(folder)
+
+A reader never sees a part of a file. A writer that is killed leaves at most a hidden
+`.NAME.*.tmp` beside the target, which `remove_leftovers` takes away.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from envsdk.failures import StorageError
+
+_ADVICE = {
+    errno.ENOSPC: "The disk is full: free some space, or write to another disk.",
+    errno.EDQUOT: "The disk quota is used up: free some space, or write to another disk.",
+    errno.EFBIG: "The file is larger than the file system or the process limit allows: write smaller files.",
+    errno.EACCES: "Permission denied: change the folder's permissions or choose another one.",
+    errno.EPERM: "Permission denied: change the folder's permissions or choose another one.",
+    errno.EROFS: "The file system is read-only: choose another folder.",
+    errno.ENOTDIR: "A part of the path is a file, not a folder: choose another folder.",
+    errno.ENAMETOOLONG: "The path is too long: choose a shorter one.",
+    errno.EISDIR: "The path is a folder: choose another file name.",
+}
+
+
+def storage_error(action: str, path: Path, error: OSError) -> StorageError:
+    """What went wrong with `path` and what to do, for example `storage_error("write", path, error)`."""
+    reason = error.strerror or str(error)
+    advice = _ADVICE.get(error.errno or 0, "Check the disk and the path.")
+    return StorageError(f"Cannot {action} {path}: {reason}. {advice}")
+
+
+def make_folder(path: Path) -> None:
+    """Create `path` and its parents and make sure files can be written there; StorageError otherwise."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path, prefix=".probe.", suffix=".tmp"):
+            pass
+    except FileExistsError:
+        raise StorageError(
+            f"Cannot write into {path}: it is a file, not a folder. Choose another folder."
+        ) from None
+    except OSError as error:
+        raise storage_error("write into", path, error) from error
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """A binary file that takes the place of `path` when the block ends well, and vanishes otherwise.
+
+    An OSError in the block or while finishing becomes a StorageError naming `path`. When this
+    returns, the content is on the disk.
+    """
+    beside: Path | None = None
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        beside = Path(name)
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fchmod(file.fileno(), 0o666 & ~_umask())
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+        beside = None
+        fsync_folder(path.parent)
+    except OSError as error:
+        raise storage_error("write", path, error) from error
+    finally:
+        if beside is not None:
+            with suppress(OSError):
+                beside.unlink()
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Put `data` in the place of `path`, whole or not at all."""
+    with atomic_file(path) as file:
+        file.write(data)
+
+
+def write_json_atomically(path: Path, value: Any) -> None:
+    """Put `value` as readable JSON in the place of `path`, whole or not at all."""
+    write_atomically(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def fsync_folder(path: Path) -> None:
+    """Make renames within `path` survive a power cut."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete what killed writers left in `folder`; call it only while nobody writes there."""
+    for path in folder.glob(".*.tmp"):
+        with suppress(OSError):
+            path.unlink()
+
+
+def _umask() -> int:
+    # mkstemp makes private files; reading the mask means setting it, so it is put back at once.
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
