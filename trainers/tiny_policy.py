@@ -1,0 +1,120 @@
+"""The tiny policy: a decoder of 1 to 4 M parameters that any machine trains in minutes.
+
+It is an ordinary Hugging Face folder (Qwen3 architecture, fast tokenizer, chat template), so that all
+that works on it works on a larger model. Its tokenizer knows whole words and single symbols: a grid cell,
+an action and a tag such as `<answer>` are one token each, and text it has never seen falls apart into
+bytes, so nothing is lost and nothing fails.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+END_OF_TURN = "<|end|>"
+PADDING = "<|pad|>"
+SPECIAL_TOKENS = (PADDING, END_OF_TURN, "<|system|>", "<|user|>", "<|assistant|>")
+
+CHAT_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{{- '<|' + message['role'] + '|>' + message['content'] + '<|end|>' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
+)
+
+# A tag, a word with the space before it, or one character: what can become a single token.
+_PIECES = r"</?[A-Za-z_]+>| ?\p{L}+|\p{N}|\s|[^\s\p{L}\p{N}]"
+
+
+def build_tokenizer(texts: Iterable[str], *, max_vocab_size: int = 2048) -> Tokenizer:
+    """A tokenizer whose vocabulary is the commonest pieces of `texts`, and all bytes.
+
+    The same texts in any order give the same tokenizer.
+    """
+    splitter = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    counts: Counter[str] = Counter()
+    for text, times in Counter(texts).items():
+        for piece, _ in splitter.pre_tokenize_str(text):
+            counts[piece] += times
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    room = max_vocab_size - len(SPECIAL_TOKENS) - len(alphabet)
+    pieces = sorted((piece for piece in counts if len(piece) > 1), key=lambda piece: (-counts[piece], piece))
+    vocabulary = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *alphabet, *pieces[:room]))}
+    # Without merges and with `ignore_merges`, a piece is its own token or falls apart into bytes.
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
+    tokenizer.pre_tokenizer = splitter
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
+    )
+    return tokenizer
+
+
+def write_tokenizer(folder: Path, tokenizer: Tokenizer, *, sequence_length: int) -> None:
+    """Write the tokenizer, its chat template and its settings as Hugging Face files into `folder`."""
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    _write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": END_OF_TURN,
+            "pad_token": PADDING,
+            "model_max_length": sequence_length,
+            "clean_up_tokenization_spaces": False,
+        },
+    )
+
+
+def write_random_model(
+    folder: Path,
+    tokenizer: Tokenizer,
+    *,
+    hidden_size: int,
+    num_layers: int,
+    num_heads: int,
+    sequence_length: int,
+    seed: int,
+) -> None:
+    """Write a Qwen3 model with random weights; the same arguments give the same weights."""
+    import torch
+    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+
+    end_of_turn, padding = tokenizer.token_to_id(END_OF_TURN), tokenizer.token_to_id(PADDING)
+    config = Qwen3Config(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=hidden_size,
+        intermediate_size=3 * hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=num_heads,
+        num_key_value_heads=max(1, num_heads // 2),
+        head_dim=hidden_size // num_heads,
+        max_position_embeddings=sequence_length,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=end_of_turn,
+        pad_token_id=padding,
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config)
+    model.generation_config = GenerationConfig(
+        do_sample=True, temperature=1.0, eos_token_id=end_of_turn, pad_token_id=padding
+    )
+    model.save_pretrained(folder)
+
+
+def _write_json(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
