@@ -1,0 +1,79 @@
+# `make help` lists what there is. All of it runs in .venv, which `make install` sets up.
+#
+# pip is left to its own configuration (PIP_* variables, pip.conf), so mirrors and offline folders work.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALLED := $(VENV)/.installed
+
+.PHONY: help
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+.PHONY: quickstart
+quickstart: install ## Train a small agent on this machine; no GPU needed
+	$(BIN)/python -m envsdk.train agentic_async.yaml
+
+.PHONY: install
+install: $(INSTALLED) ## Set up .venv with the pinned dependencies
+
+# torch comes first, alone: resolved together with the rest it may come as its newest GPU build.
+$(INSTALLED): pyproject.toml constraints.txt
+	@command -v $(PYTHON) > /dev/null || { \
+		echo "make: there is no '$(PYTHON)'. Install Python 3.11 or name yours: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "make: $(PYTHON) is $$($(PYTHON) --version), but envsdk needs Python 3.11 or newer:" \
+		     "make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2> /dev/null || { \
+		echo "make: $(PYTHON) cannot make virtual environments. On Debian and Ubuntu:" \
+		     "apt-get install $$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')" >&2; exit 1; }
+	@$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -c constraints.txt "$$(grep -x 'torch==.*' constraints.txt)"
+	$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+.PHONY: test
+test: install lint ## Set up, lint and run the test suite: what CI runs
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+.PHONY: lint
+lint: install ## ruff and mypy
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+.PHONY: format
+format: install ## Rewrite the code in the project's format
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+.PHONY: test-slow
+test-slow: install ## Run the tests that `make test` leaves out because they take minutes
+	$(BIN)/python -m pytest -m "slow and not gpu" --timeout 3600
+
+.PHONY: test-gpu
+test-gpu: install ## Run the tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu --timeout 3600
+
+.PHONY: bench
+bench: install ## Run every benchmark; the figures are explained in docs/benchmarks.md
+	@for benchmark in benchmarks/bench_*.py; do \
+		echo "== $$benchmark"; $(BIN)/python "$$benchmark"; done
+
+.PHONY: constraints
+constraints: install ## Write the versions installed now to constraints.txt
+	@{ sed -n '/^#/p' constraints.txt; \
+	   $(PIP) freeze --exclude-editable | sed -E '/ @ /d; s/\+[a-z0-9.]+$$//'; } > $(VENV)/constraints.txt
+	@mv $(VENV)/constraints.txt constraints.txt && touch $(INSTALLED)
+
+.PHONY: clean
+clean: ## Remove .venv, caches and built packages; runs/ and data/ stay
+	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,128 @@
+"""The documentation is true: its code runs, its commands exist, its links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+import types
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+import yaml
+from markdown_it import MarkdownIt
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *sorted(ROOT.glob("docs/**/*.md")),
+]
+
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced code block."""
+
+    page: Path
+    line: int
+    """Of its first line of code, from 1."""
+    language: str
+    code: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks_of(page: Path) -> list[Block]:
+    return [
+        Block(page, token.map[0] + 2, (token.info.split() or [""])[0], token.content)
+        for token in MarkdownIt().parse(page.read_text())
+        if token.type == "fence" and token.map
+    ]
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+
+
+def blocks_in(language: str) -> list[Block]:
+    return [block for block in BLOCKS if block.language == language]
+
+
+@pytest.mark.parametrize("block", blocks_in("python"), ids=str)
+def test_a_python_block_runs_by_itself(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    # Blank lines in front make tracebacks point into the page; a real module makes dataclasses work.
+    code = compile("\n" * (block.line - 1) + block.code, str(block.page), "exec", dont_inherit=True)
+    module = types.ModuleType("documentation_block")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(code, module.__dict__)
+
+
+@pytest.mark.parametrize("block", blocks_in("yaml"), ids=str)
+def test_a_yaml_block_parses(block: Block) -> None:
+    assert yaml.safe_load(block.code) is not None
+
+
+@pytest.mark.parametrize("block", blocks_in("bash"), ids=str)
+def test_the_commands_of_a_bash_block_exist(block: Block) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for module in re.findall(r"python3? -m (envsdk[\w.]*)", block.code):
+        assert _is_runnable(module), f"{block}: there is no `python -m {module}`"
+    for target in re.findall(r"^(?:\$ )?make ([a-z][a-z-]*)", block.code, re.MULTILINE):
+        assert target in targets, f"{block}: the Makefile has no target {target!r}"
+    for command in re.findall(r"^(?:\$ )?(?:\.venv/bin/)?envsdk ([a-z][a-z-]*)", block.code, re.MULTILINE):
+        assert command in _commands(), f"{block}: there is no `envsdk {command}`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_code_block_says_its_language(page: Path) -> None:
+    assert not [str(block) for block in blocks_of(page) if not block.language]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for link in _LINK.findall(text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = unquote(link).partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page.name}: {link} leads nowhere"
+        if anchor:
+            assert anchor in _anchors(target), f"{page.name}: {target.name} has no heading #{anchor}"
+
+
+def test_every_page_is_reachable_from_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    linked = {unquote(link).partition("#")[0] for link in _LINK.findall(index)}
+    pages = {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")} - {"README.md"}
+    assert pages - linked == set()
+
+
+def _is_runnable(module: str) -> bool:
+    spec = importlib.util.find_spec(module)
+    if spec is None:
+        return False
+    return not spec.submodule_search_locations or importlib.util.find_spec(f"{module}.__main__") is not None
+
+
+def _commands() -> set[str]:
+    import typer.main
+
+    from envsdk.cli import app
+
+    command = typer.main.get_command(app)
+    return set(getattr(command, "commands", {}))
+
+
+def _anchors(page: Path) -> set[str]:
+    tokens = MarkdownIt().parse(page.read_text())
+    titles = [title.content for opening, title in pairwise(tokens) if opening.type == "heading_open"]
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}

@@ -1,0 +1,152 @@
+"""Who may import whom (docs/architecture.md): the house stays in order by test, not by memory."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+ROOMS = {"envs", "managers", "trainers"}
+
+MAY_IMPORT = {"envs": set[str](), "managers": set[str](), "trainers": {"managers"}}
+"""Rooms that each room may import besides the kernel, anywhere in a file."""
+
+COMMAND_LINES = {"cli", "train", "collect", "evaluate"}
+"""Kernel modules that may reach for a room, inside a function."""
+
+PURE_CORES = {
+    "envsdk/seeds.py",
+    "envsdk/trajectory.py",
+    "managers/ledger.py",
+}
+"""No clock, no randomness of their own, no I/O, no framework."""
+
+IMPURE = {"asyncio", "os", "random", "ray", "secrets", "socket", "subprocess", "threading", "time", "torch"}
+
+
+@dataclass(frozen=True)
+class Import:
+    file: Path
+    line: int
+    module: str
+    at_module_level: bool
+
+    def __str__(self) -> str:
+        return f"{self.file.relative_to(ROOT)}:{self.line} imports {self.module}"
+
+    @property
+    def room(self) -> str | None:
+        parts = self.module.split(".")
+        if parts[0] == "envsdk" and len(parts) > 1 and parts[1] in ROOMS:
+            return parts[1]
+        return None
+
+
+def imports_of(file: Path) -> list[Import]:
+    return list(_walk(ast.parse(file.read_text(), file), file, at_module_level=True))
+
+
+def _walk(node: ast.AST, file: Path, *, at_module_level: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            for alias in child.names:
+                yield Import(file, child.lineno, alias.name, at_module_level)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, f"{file}:{child.lineno}: relative imports hide who imports whom"
+            module = child.module or ""
+            yield Import(file, child.lineno, module, at_module_level)
+            for alias in child.names:
+                yield Import(file, child.lineno, f"{module}.{alias.name}", at_module_level)
+        else:
+            inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from _walk(child, file, at_module_level=at_module_level and not inside)
+
+
+def files_of(room: str) -> list[Path]:
+    return sorted((ROOT / room).rglob("*.py"))
+
+
+def kernel_files() -> list[Path]:
+    kernel = ROOT / "envsdk"
+    return sorted(f for f in kernel.rglob("*.py") if f.relative_to(kernel).parts[0] not in ROOMS)
+
+
+def test_the_reader_of_imports_sees_every_kind_of_import(tmp_path: Path) -> None:
+    file = tmp_path / "sample.py"
+    file.write_text(
+        "import envsdk.envs.sokoban\n"
+        "from envsdk import managers\n"
+        "from envsdk.trainers.x import y\n"
+        "class C:\n    from envsdk.envs import a\n"
+        "def f():\n    import envsdk.managers\n"
+    )
+    seen = [(i.room, i.at_module_level) for i in imports_of(file) if i.room]
+    assert set(seen) == {
+        ("envs", True),
+        ("managers", True),
+        ("trainers", True),
+        ("managers", False),
+    }
+
+
+def test_no_kernel_module_imports_environments_managers_or_trainers_at_module_level() -> None:
+    found = [i for file in kernel_files() for i in imports_of(file) if i.room and i.at_module_level]
+    assert not found, "\n".join(map(str, found))
+
+
+def test_only_the_command_lines_reach_for_a_room_inside_a_function() -> None:
+    found = [
+        i
+        for file in kernel_files()
+        if file.relative_to(ROOT / "envsdk").with_suffix("").parts[0] not in COMMAND_LINES
+        for i in imports_of(file)
+        if i.room
+    ]
+    assert not found, "\n".join(map(str, found))
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_a_room_imports_only_what_it_may(room: str) -> None:
+    allowed = MAY_IMPORT[room] | {room, None}
+    files = files_of(room)
+    assert files
+    found = [i for file in files for i in imports_of(file) if i.room not in allowed]
+    assert not found, "\n".join(map(str, found))
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_a_room_is_imported_by_its_name_inside_the_package(room: str) -> None:
+    every_file = kernel_files() + [
+        f for r in ROOMS | {"tests", "examples", "benchmarks"} for f in files_of(r)
+    ]
+    found = [i for file in every_file for i in imports_of(file) if i.module.split(".")[0] == room]
+    assert not found, f"write envsdk.{room}:\n" + "\n".join(map(str, found))
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_a_room_is_linked_into_the_package_by_a_relative_link(room: str) -> None:
+    link = ROOT / "envsdk" / room
+    assert link.is_symlink()
+    assert link.readlink() == Path("..") / room
+
+
+@pytest.mark.parametrize("name", sorted(PURE_CORES))
+def test_a_pure_core_imports_no_clock_no_randomness_no_io_and_no_framework(name: str) -> None:
+    found = [i for i in imports_of(ROOT / name) if i.module.split(".")[0] in IMPURE]
+    assert not found, "\n".join(map(str, found))
+
+
+def test_importing_envsdk_loads_neither_torch_nor_ray_nor_transformers() -> None:
+    code = (
+        "import envsdk, sys\n"
+        "heavy = {'torch', 'ray', 'transformers', 'tensorboard', 'pyarrow'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
