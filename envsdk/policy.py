@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from envsdk.failures import Failure
 from envsdk.trajectory import TokenLog
 
 
@@ -64,12 +65,22 @@ class Reply:
 class SequenceFull(Exception):
     """There is no room for another reply within `sequence_length`: the episode is truncated here."""
 
-    def __init__(self, *, num_tokens: int, sequence_length: int) -> None:
+    def __init__(self, *, num_tokens: int, max_new_tokens: int, sequence_length: int) -> None:
         super().__init__(
-            f"{num_tokens} tokens leave no room for a reply within sequence_length={sequence_length}"
+            f"{num_tokens} tokens leave no room for a reply of {max_new_tokens} "
+            f"within sequence_length={sequence_length}"
         )
         self.num_tokens = num_tokens
+        self.max_new_tokens = max_new_tokens
         self.sequence_length = sequence_length
+
+
+class PolicyFailed(Exception):
+    """The policy has no reply and the episode no outcome; carries why."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
 
 
 class Policy(ABC):
@@ -79,4 +90,7 @@ class Policy(ABC):
 
     @abstractmethod
     async def act(self, turn: TurnContext) -> Reply:
-        """The reply to one observation. Raises SequenceFull when the token log has no room."""
+        """The reply to one observation.
+
+        Raises SequenceFull when the token log has no room, PolicyFailed when there is none to be had.
+        """

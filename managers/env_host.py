@@ -46,7 +46,8 @@ class EnvBlueprint:
     def build(self) -> TextEnv:
         from envsdk.registry import make
 
-        return make(self.spec, **self.env_config)
+        env: TextEnv = make(self.spec, **self.env_config)
+        return env
 
 
 class EnvHost(EnvView):

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from envsdk.failures import Boundary, Failure
 from envsdk.managers.env_host import EnvBlueprint, EpisodeFailed, open_host
-from envsdk.policy import Policy, Reply, SequenceFull, TurnContext
+from envsdk.policy import Policy, PolicyFailed, Reply, SequenceFull, TurnContext
 from envsdk.prompts import AgentPrompts
 from envsdk.seeds import stable_seed
 from envsdk.trajectory import Outcome, Task, TokenLog, Trajectory, Turn
@@ -135,7 +135,7 @@ class TrajEnvManager:
         episode = _Episode(order, self._setup, self._worker)
         try:
             await self._play_turns(order, episode)
-        except EpisodeFailed as failed:
+        except (EpisodeFailed, PolicyFailed) as failed:
             episode.fail(failed.failure)
             self._host.discard()
         except SequenceFull as full:

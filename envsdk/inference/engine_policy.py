@@ -1,0 +1,92 @@
+"""EnginePolicy: plays turns with a language model behind an InferenceProxy."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from dataclasses import dataclass
+
+import numpy as np
+
+from envsdk.chat import ChatTokenizer
+from envsdk.failures import Boundary, Failure
+from envsdk.inference.engine import FinishReason, GenerationRequest, SamplingParams
+from envsdk.inference.proxy import InferenceProxy
+from envsdk.policy import Policy, PolicyFailed, Reply, SequenceFull, TurnContext
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratingSettings:
+    """How replies are sampled; `actor_infer.generating_args`."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+
+class EnginePolicy(Policy):
+    """Token in, token out: appends the prompt and exactly what was sampled to the episode's log."""
+
+    name = "model"
+
+    def __init__(
+        self,
+        proxy: InferenceProxy,
+        chat: ChatTokenizer,
+        generating: GeneratingSettings,
+        *,
+        sequence_length: int,
+        max_new_tokens: int | None = None,
+    ) -> None:
+        self._proxy = proxy
+        self._chat = chat
+        self._generating = generating
+        self._sequence_length = sequence_length
+        self._max_new_tokens = min(max_new_tokens or generating.max_new_tokens, generating.max_new_tokens)
+        self._stop = frozenset(chat.stop_token_ids)
+        self._ids = itertools.count()
+        self._prefix = f"{os.getpid():x}.{id(self):x}."
+
+    async def act(self, turn: TurnContext) -> Reply:
+        log = turn.log
+        if len(log) == 0:
+            ids = self._chat.first_prompt(system=turn.system, user=turn.prompt)
+        else:
+            ids = self._chat.next_prompt(user=turn.prompt, reply_closed=log.ids[-1] in self._stop)
+        num_tokens = len(log) + len(ids)
+        if num_tokens + self._max_new_tokens > self._sequence_length:
+            raise SequenceFull(
+                num_tokens=num_tokens,
+                max_new_tokens=self._max_new_tokens,
+                sequence_length=self._sequence_length,
+            )
+        log.append_prompt(ids)
+        generating = self._generating
+        result = await self._proxy.generate(
+            GenerationRequest(
+                request_id=f"{self._prefix}{next(self._ids)}",
+                prompt_ids=np.array(log.ids, np.int32),
+                sampling=SamplingParams(
+                    max_new_tokens=self._max_new_tokens,
+                    temperature=generating.temperature,
+                    top_p=generating.top_p,
+                    top_k=generating.top_k,
+                    stop_token_ids=self._chat.stop_token_ids,
+                    seed=turn.seed,
+                ),
+                session_id=turn.session_id,
+            )
+        )
+        if result.finish_reason is FinishReason.ERROR:
+            kind = "turn_timeout" if result.error.startswith("turn_timeout") else "request_failed"
+            raise PolicyFailed(Failure(boundary=Boundary.ENGINE, kind=kind, message=result.error))
+        token_ids = result.token_ids.tolist()
+        start = len(log)
+        log.append_sampled(token_ids, result.logprobs.tolist(), result.version_spans)
+        return Reply(
+            text=self._chat.decode(token_ids),
+            finish_reason=result.finish_reason.value,
+            response_start=start,
+            response_end=len(log),
+        )

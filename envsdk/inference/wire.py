@@ -1,0 +1,138 @@
+"""Requests and results as columns, for the way between processes.
+
+Pickling a thousand small arrays one by one costs more than sampling them with a small model does;
+a handful of flat arrays and lists costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envsdk.inference.engine import (
+    EngineHealth,
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+    SamplingParams,
+)
+from envsdk.trajectory import VersionSpan
+
+_SamplingTuple = tuple[int, float, float, int, tuple[int, ...], int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRequests:
+    """`n` requests; prompts lie end to end in `prompt_ids`."""
+
+    request_ids: list[str]
+    session_ids: list[str]
+    priorities: list[int]
+    sampling: list[_SamplingTuple]
+    num_prompt_tokens: list[int]
+    prompt_ids: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedResults:
+    """`n` results; tokens and log-probabilities lie end to end. `health` rides along."""
+
+    request_ids: list[str]
+    finish_reasons: list[str]
+    errors: list[str]
+    spans: list[tuple[tuple[int, int, int], ...]]
+    num_tokens: list[int]
+    token_ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    health: EngineHealth | None
+
+
+def _joined(arrays: list[NDArray[np.generic]], dtype: type[np.generic]) -> NDArray[np.generic]:
+    return np.concatenate(arrays) if arrays else np.zeros(0, dtype)
+
+
+def pack_requests(requests: Sequence[GenerationRequest]) -> PackedRequests:
+    return PackedRequests(
+        request_ids=[request.request_id for request in requests],
+        session_ids=[request.session_id for request in requests],
+        priorities=[request.priority for request in requests],
+        sampling=[
+            (p.max_new_tokens, p.temperature, p.top_p, p.top_k, p.stop_token_ids, p.seed)
+            for p in (request.sampling for request in requests)
+        ],
+        num_prompt_tokens=[len(request.prompt_ids) for request in requests],
+        prompt_ids=_joined([request.prompt_ids for request in requests], np.int32),  # type: ignore[arg-type]
+    )
+
+
+def unpack_requests(packed: PackedRequests) -> list[GenerationRequest]:
+    requests: list[GenerationRequest] = []
+    start = 0
+    for request_id, session_id, priority, sampling, count in zip(
+        packed.request_ids,
+        packed.session_ids,
+        packed.priorities,
+        packed.sampling,
+        packed.num_prompt_tokens,
+        strict=True,
+    ):
+        max_new_tokens, temperature, top_p, top_k, stop_token_ids, seed = sampling
+        requests.append(
+            GenerationRequest(
+                request_id=request_id,
+                prompt_ids=packed.prompt_ids[start : start + count],
+                sampling=SamplingParams(
+                    max_new_tokens=max_new_tokens,
+                    temperature=temperature,
+                    top_p=top_p,
+                    top_k=top_k,
+                    stop_token_ids=stop_token_ids,
+                    seed=seed,
+                ),
+                session_id=session_id,
+                priority=priority,
+            )
+        )
+        start += count
+    return requests
+
+
+def pack_results(results: Sequence[GenerationResult], health: EngineHealth | None) -> PackedResults:
+    return PackedResults(
+        request_ids=[result.request_id for result in results],
+        finish_reasons=[result.finish_reason.value for result in results],
+        errors=[result.error for result in results],
+        spans=[tuple((s.version, s.start, s.end) for s in result.version_spans) for result in results],
+        num_tokens=[len(result.token_ids) for result in results],
+        token_ids=_joined([result.token_ids for result in results], np.int32),  # type: ignore[arg-type]
+        logprobs=_joined([result.logprobs for result in results], np.float32),  # type: ignore[arg-type]
+        health=health,
+    )
+
+
+def unpack_results(packed: PackedResults) -> list[GenerationResult]:
+    results: list[GenerationResult] = []
+    start = 0
+    for request_id, finish_reason, error, spans, count in zip(
+        packed.request_ids,
+        packed.finish_reasons,
+        packed.errors,
+        packed.spans,
+        packed.num_tokens,
+        strict=True,
+    ):
+        results.append(
+            GenerationResult(
+                request_id=request_id,
+                token_ids=packed.token_ids[start : start + count],
+                logprobs=packed.logprobs[start : start + count],
+                version_spans=tuple(VersionSpan(version=v, start=a, end=b) for v, a, b in spans),
+                finish_reason=FinishReason(finish_reason),
+                error=error,
+            )
+        )
+        start += count
+    return results

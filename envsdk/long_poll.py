@@ -1,0 +1,103 @@
+"""Few calls for many messages: both ends of a long poll between two processes.
+
+    client                                   server
+    LongPoll.send(item) --+
+    LongPoll.send(item) --+-- call(items) -> handle(items); return await outbox.collect()
+    on_reply(reply)   <-----------------------+   (when something is there for this client)
+
+Everything a client sends within one turn of its event loop travels in one call, and one call is
+kept open so that the server can speak at any time. A newer call ends an older open one with
+nothing, so there are never more than two under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+Sent = TypeVar("Sent")
+Reply = TypeVar("Reply")
+
+
+class Outbox(Generic[Item]):
+    """Server side: what one client has yet to fetch."""
+
+    def __init__(self) -> None:
+        self._items: list[Item] = []
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, item: Item) -> None:
+        """Leave an item; wakes the open call."""
+        self._items.append(item)
+        self.wake()
+
+    def wake(self) -> None:
+        """End the open call now, with whatever is there."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def collect(self) -> list[Item]:
+        """Wait for the first item and take all that are there once the event loop has had a turn.
+
+        Ends an earlier `collect` with an empty list.
+        """
+        self.wake()
+        if not self._items:
+            waiter = self._waiter = asyncio.get_running_loop().create_future()
+            await waiter
+            if self._waiter is not waiter:
+                return []
+        await asyncio.sleep(0)
+        items, self._items = self._items, []
+        return items
+
+
+class LongPoll(Generic[Sent, Reply]):
+    """Client side: keeps one call open and sends what has gathered meanwhile.
+
+    Owner: whoever holds the remote end; `run` ends with the first error of a call.
+    """
+
+    def __init__(
+        self, call: Callable[[list[Sent]], Awaitable[Reply]], on_reply: Callable[[Reply], None]
+    ) -> None:
+        self._call = call
+        self._on_reply = on_reply
+        self._items: list[Sent] = []
+        self._something_to_send = asyncio.Event()
+        self.num_calls = 0
+
+    def send(self, item: Sent) -> None:
+        """Queue one message; it leaves with everything else queued in this turn of the loop."""
+        self._items.append(item)
+        self._something_to_send.set()
+
+    async def run(self) -> None:
+        """Exchange messages until cancelled or until a call fails."""
+        calls: set[asyncio.Task[Reply]] = set()
+        sending = asyncio.ensure_future(self._something_to_send.wait())
+        try:
+            while True:
+                if self._items or not calls:
+                    items, self._items = self._items, []
+                    self._something_to_send.clear()
+                    self.num_calls += 1
+                    calls.add(asyncio.ensure_future(_awaited(self._call(items))))
+                if sending.done():
+                    sending = asyncio.ensure_future(self._something_to_send.wait())
+                done, _ = await asyncio.wait({*calls, sending}, return_when=asyncio.FIRST_COMPLETED)
+                # Managers woken by the last reply queue their messages before the next call leaves.
+                for call in [call for call in calls if call in done]:
+                    calls.discard(call)
+                    self._on_reply(call.result())
+                await asyncio.sleep(0)
+        finally:
+            sending.cancel()
+            for call in calls:
+                call.cancel()
+
+
+async def _awaited(awaitable: Awaitable[Reply]) -> Reply:
+    return await awaitable
