@@ -29,9 +29,10 @@ class TorchTrainingArgs(BaseModel):
     """Learning rate at the end of the decay, as a share of the peak."""
     max_grad_norm: float | None = Field(default=1.0, gt=0.0)
     """Gradients with a larger global norm are scaled down to it; null is off."""
-    max_tokens_per_microbatch: int = Field(default=8192, ge=1)
+    max_tokens_per_microbatch: int = Field(default=4096, ge=1)
     """Tokens, padding included, in one forward and backward. Gradients accumulate over micro-batches,
-    so this bounds memory and changes no result."""
+    so this bounds memory and changes no result. On a CPU 1024 to 4096 is
+    fastest: less padding, warm caches."""
 
     @model_validator(mode="after")
     def _decay_needs_an_end(self) -> TorchTrainingArgs:

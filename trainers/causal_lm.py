@@ -1,0 +1,112 @@
+"""A Hugging Face causal language model, asked for a few positions only.
+
+Shapes: B rows, T inputs, N scored positions, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from envsdk.failures import ConfigurationError
+from envsdk.trainers.packing import MicroBatch
+from envsdk.trainers.torch_args import TorchStrategyConfig
+
+
+class CausalLM:
+    """Weights in float32, without dropout; optionally with a linear value head on the last hidden state.
+
+    The vocabulary is projected at the asked positions alone: a hook narrows what enters the output
+    embedding, so whatever a model does to its logits afterwards (scaling, soft-capping) still happens.
+    """
+
+    def __init__(self, model: nn.Module, *, with_value_head: bool, strategy: TorchStrategyConfig) -> None:
+        self.device = torch.device(strategy.device)
+        self.model: Any = model.to(self.device)
+        self._autocast_dtype = torch.bfloat16 if strategy.dtype == "bfloat16" else None
+        self.value_head: nn.Linear | None = None
+        if with_value_head:
+            self.value_head = nn.Linear(self.model.config.get_text_config().hidden_size, 1)
+            # Zero: the first predictions are 0 and need no random state.
+            nn.init.zeros_(self.value_head.weight)
+            nn.init.zeros_(self.value_head.bias)
+            self.value_head.to(self.device)
+        self._positions_N: Tensor | None = None
+        self._hidden_NH: Tensor | None = None
+        self.model.get_output_embeddings().register_forward_pre_hook(self._keep_asked_positions)
+        self.model.eval()
+        if strategy.gradient_checkpointing:
+            self._checkpoint_without_dropout()
+
+    @classmethod
+    def load(cls, folder: Path, *, with_value_head: bool, strategy: TorchStrategyConfig) -> CausalLM:
+        """Load a Hugging Face folder. ConfigurationError when there is none or it cannot be read."""
+        if not (folder / "config.json").is_file():
+            raise ConfigurationError(
+                f"pretrain: {folder} is not a Hugging Face model folder (no config.json in it)"
+            )
+        transformers_logging.disable_progress_bar()
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
+            )
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigurationError(f"pretrain: cannot load the model in {folder}: {error}") from error
+        return cls(model, with_value_head=with_value_head, strategy=strategy)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.model.get_input_embeddings().num_embeddings)
+
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Every parameter once, under its Hugging Face name; the head's as `value_head.*`."""
+        yield from self.model.named_parameters()
+        if self.value_head is not None:
+            yield from self.value_head.named_parameters(prefix="value_head")
+
+    def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Logits `[N, V]` and last hidden states `[N, H]` at the batch's scored positions."""
+        input_ids_BT = torch.from_numpy(batch.input_ids_BT).to(self.device)
+        self._positions_N = torch.from_numpy(batch.positions_N).to(self.device)
+        try:
+            with torch.autocast(
+                self.device.type, dtype=self._autocast_dtype, enabled=self._autocast_dtype is not None
+            ):
+                logits_1NV = self.model(input_ids=input_ids_BT, use_cache=False).logits
+            hidden_NH = self._hidden_NH
+        finally:
+            self._positions_N = self._hidden_NH = None
+        assert hidden_NH is not None
+        return logits_1NV[0], hidden_NH
+
+    def predict_values(self, hidden_NH: Tensor) -> Tensor:
+        """The value head's predictions `[N]`."""
+        if self.value_head is None:
+            raise ConfigurationError("this trainer has no value head; it is built for adv_estimator: gae")
+        values_N: Tensor = self.value_head(hidden_NH.float()).squeeze(-1)
+        return values_N
+
+    def _keep_asked_positions(
+        self, module: nn.Module, inputs: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...] | None:
+        if self._positions_N is None:
+            return None
+        hidden_BTH = inputs[0]
+        self._hidden_NH = hidden_BTH.reshape(-1, hidden_BTH.shape[-1])[self._positions_N]
+        return (self._hidden_NH.unsqueeze(0),)
+
+    def _checkpoint_without_dropout(self) -> None:
+        # transformers recomputes activations only in training mode, which would also switch dropout on.
+        self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self.model.train()
+        for module in self.model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+            if hasattr(module, "attention_dropout"):
+                module.attention_dropout = 0.0

@@ -1,0 +1,113 @@
+"""AdamW, the learning-rate schedule, and the guard against steps that are not finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from envsdk.failures import TrainerError
+from envsdk.trainers.torch_args import TorchTrainingArgs
+
+
+def learning_rate_at(step: int, args: TorchTrainingArgs) -> float:
+    """Learning rate of optimizer step `step`, from 0.
+
+    Linear warm-up to the peak over `warmup_steps` (step 0 already learns), then constant, or a linear or
+    cosine decay that reaches `min_lr_ratio` x peak at `max_steps` and stays there.
+    """
+    if step < args.warmup_steps:
+        return args.learning_rate * (step + 1) / args.warmup_steps
+    if args.lr_scheduler_type == "constant" or args.max_steps is None:
+        return args.learning_rate
+    progress = min(1.0, (step - args.warmup_steps) / max(1, args.max_steps - args.warmup_steps))
+    share = 1 - progress if args.lr_scheduler_type == "linear" else (1 + math.cos(math.pi * progress)) / 2
+    return args.learning_rate * (args.min_lr_ratio + (1 - args.min_lr_ratio) * share)
+
+
+class Optimizer:
+    """AdamW over named parameters: accumulate -> step -> accumulate ...
+
+    Matrices are decayed; norms, biases (one-dimensional) and embeddings are not: decay would pull norm
+    gains to 0 and forget rare tokens. A tied output embedding counts as an embedding.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        embeddings: Iterable[nn.Module],
+        args: TorchTrainingArgs,
+    ) -> None:
+        self.args = args
+        self.parameters = dict(parameters)
+        self.num_steps = 0
+        """Optimizer steps taken; the position in the schedule."""
+        spared = {id(weight) for module in embeddings for weight in module.parameters()}
+        decayed = [p for p in self.parameters.values() if p.ndim >= 2 and id(p) not in spared]
+        plain = [p for p in self.parameters.values() if p.ndim < 2 or id(p) in spared]
+        self.adam = torch.optim.AdamW(
+            [
+                {"params": decayed, "weight_decay": args.weight_decay},
+                {"params": plain, "weight_decay": 0.0},
+            ],
+            lr=args.learning_rate,
+            betas=(args.adam_beta1, args.adam_beta2),
+            eps=args.adam_epsilon,
+            fused=True,
+        )
+        for parameter in self.parameters.values():
+            # Always there: a step whose gradient is zero still moves by momentum, like any other.
+            parameter.grad = torch.zeros_like(parameter)
+
+    def zero_grad(self) -> None:
+        self.adam.zero_grad(set_to_none=False)
+
+    def step(self) -> tuple[float, float]:
+        """Clip, step, clear; returns (gradient norm before clipping, learning rate).
+
+        TrainerError, with weights and moments untouched, when the norm is not finite.
+        """
+        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if not torch.isfinite(norm):
+            self.zero_grad()
+            raise TrainerError(f"the gradient norm is {float(norm)} at optimizer step {self.num_steps}")
+        if self.args.max_grad_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(self.parameters.values(), self.args.max_grad_norm, norm)
+        learning_rate = learning_rate_at(self.num_steps, self.args)
+        for group in self.adam.param_groups:
+            group["lr"] = learning_rate
+        self.adam.step()
+        self.zero_grad()
+        self.num_steps += 1
+        return float(norm), learning_rate
+
+    def state(self) -> dict[str, Tensor]:
+        """Weights and moments, by name: `weight/NAME`, `exp_avg/NAME`, `exp_avg_sq/NAME`, `step/NAME`.
+
+        The live tensors, not copies. Moments are missing before the first step.
+        """
+        tensors: dict[str, Tensor] = {}
+        for name, parameter in self.parameters.items():
+            tensors[f"weight/{name}"] = parameter.detach()
+            for key, value in self.adam.state.get(parameter, {}).items():
+                tensors[f"{key}/{name}"] = value
+        return tensors
+
+    @torch.no_grad()
+    def restore(self, tensors: dict[str, Tensor], num_steps: int) -> None:
+        """Put back what `state` gave, in place. KeyError or RuntimeError when it does not fit this model."""
+        for name, parameter in self.parameters.items():
+            parameter.copy_(tensors[f"weight/{name}"])
+            moments = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{key}/{name}" in tensors]
+            if not moments:
+                self.adam.state.pop(parameter, None)
+                continue
+            # A copy each: AdamW counts `step` up in place, and must not share it between parameters.
+            self.adam.state[parameter] = {
+                key: tensors[f"{key}/{name}"].detach().clone().to(parameter.device) for key in moments
+            }
+        self.zero_grad()
+        self.num_steps = num_steps
