@@ -154,7 +154,7 @@ def vanilla_loss(
         loss = -w A log pi_current        w = min(pi_proximal / pi_behavior, cap), or 1
 
     `behavior_weight: none` gives plain REINFORCE, which takes stale tokens for fresh ones. Source:
-    Williams (1992), "Simple statistical gradient-following algorithms", eq. 11; weight as in `ppo`.
+    Williams (1992), "Simple statistical gradient-following algorithms"; weight as in `ppo`.
     The ratio reported is current / proximal; it is not part of the loss.
     """
     weight = staleness_weight(proximal_logprobs, behavior_logprobs, args)
