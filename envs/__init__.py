@@ -1,0 +1,1 @@
+"""Environments that ship with envsdk. They register as anybody else's: entry-point group `envsdk.envs`."""

@@ -2,6 +2,7 @@
 
 from envsdk.env import EnvSpec, Isolation, TextEnv
 from envsdk.failures import Boundary, ConfigurationError, EnvsdkError, Failure
+from envsdk.registry import list_specs, make, register, register_with_gymnasium, spec
 
 __version__ = "0.1.0"
 
@@ -14,4 +15,10 @@ __all__ = [
     "Isolation",
     "TextEnv",
     "__version__",
+    "list_specs",
+    "make",
+    "register",
+    "spec",
 ]
+
+register_with_gymnasium()

@@ -34,7 +34,11 @@ class TextEnv(gymnasium.Env[str, str]):
 
     @abstractmethod
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
-        """Start a task. The same seed gives the same task and the same course under the same actions."""
+        """Start a task. The same seed gives the same task and the same course under the same actions.
+
+        Implementations first call `super().reset(seed=seed)`, which seeds `self.np_random`.
+        """
+        return super().reset(seed=seed, options=options)
 
     @abstractmethod
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:

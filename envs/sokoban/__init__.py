@@ -1,0 +1,16 @@
+"""Sokoban as text: push every box onto a target."""
+
+from envsdk.env import EnvSpec, Isolation
+from envsdk.envs.grid import ACTION_FORMAT
+from envsdk.envs.sokoban.env import PRESETS, SokobanEnv
+
+SPEC = EnvSpec(
+    id="envsdk/Sokoban-v1",
+    entry_point="envsdk.envs.sokoban:SokobanEnv",
+    max_steps=30,
+    isolation=Isolation.INLINE,
+    description="Walk (P) and push every box (X) onto a target (O); walls (#) and other boxes stop a box.",
+    action_format=ACTION_FORMAT,
+)
+
+__all__ = ["PRESETS", "SPEC", "SokobanEnv"]

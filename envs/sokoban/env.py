@@ -1,0 +1,308 @@
+"""The Sokoban environment."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from gymnasium.error import ResetNeeded
+from gymnasium.spaces import Text
+
+from envsdk.env import Info, TextEnv
+from envsdk.envs.grid import NOTES, REPLIES, action_space, merge_symbols, observation_space, parse_move
+from envsdk.envs.sokoban.room import Room, bits, generate_room
+from envsdk.envs.sokoban.solver import solve
+
+SYMBOLS = {
+    "wall": "#",
+    "floor": "_",
+    "target": "O",
+    "box": "X",
+    "box_on_target": "V",
+    "player": "P",
+    "player_on_target": "S",
+}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "SimpleSokoban": {"dim": (6, 6), "num_boxes": 1, "max_steps": 30},
+    "LargerSokoban": {"dim": (8, 8), "num_boxes": 2, "max_steps": 60},
+    "SokobanDifferentGridVocab": {
+        "dim": (6, 6),
+        "num_boxes": 1,
+        "max_steps": 30,
+        "symbols": {
+            "wall": "W",
+            "floor": ".",
+            "target": "T",
+            "box": "B",
+            "box_on_target": "D",
+            "player": "A",
+            "player_on_target": "C",
+        },
+    },
+}
+"""Configurations by the name of the tag they are for; `preset: NAME` in `env_config` takes one."""
+
+_FEWEST_STEPS_PER_BOX = 8
+
+
+class SokobanEnv(TextEnv):
+    """Push every box onto a target. The observation is the room, one symbol per cell:
+
+        ######
+        #_O_##
+        #_X_##
+        #_P__#
+        ##___#
+        ######
+
+    An action is a reply such as `<answer>Up</answer>`; walking into a box pushes it, unless a
+    wall or another box is behind it. A reply that names no move costs a turn, and a line below
+    the room says why.
+
+    The reward is `success_reward` when the last box arrives, plus `box_on_target_reward` for each
+    box pushed onto a target (and minus it for each pushed off), less `step_penalty` every turn.
+    The values of gym-sokoban are 10, 1 and 0.1.
+
+    Every room can be solved within `max_steps`, and every box starts off the targets.
+    """
+
+    metadata = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012 (gymnasium declares it so)
+
+    def __init__(
+        self,
+        *,
+        preset: str | None = None,
+        dim: Sequence[int] | None = None,
+        num_boxes: int | None = None,
+        max_steps: int | None = None,
+        min_pushes: int | None = None,
+        step_penalty: float = 0.0,
+        invalid_penalty: float = 0.0,
+        box_on_target_reward: float = 0.0,
+        success_reward: float = 1.0,
+        symbols: Mapping[str, str] | None = None,
+        legend: bool = True,
+        render_mode: str | None = None,
+    ) -> None:
+        """
+        Args:
+            preset: A name in `PRESETS`, for what is not given here; `SimpleSokoban` by default.
+            dim: Width and height, walls included, at least 5 each.
+            num_boxes: Boxes, at most one per four cells inside the walls.
+            max_steps: Replies before the episode is truncated.
+            min_pushes: Difficulty: the fewest pushes that may solve a room; two per box by default.
+                Where the room is too small for it, the hardest one found is taken.
+            step_penalty: Taken off the reward of every turn.
+            invalid_penalty: Taken off the reward of a turn whose reply names no move.
+            box_on_target_reward: See the class.
+            success_reward: See the class.
+            symbols: Other characters for some of `wall floor target box box_on_target player
+                player_on_target`.
+            legend: The first observation of an episode opens with a line that explains the symbols.
+            render_mode: None, or `ansi`: `render()` returns the room.
+        """
+        preset = preset or "SimpleSokoban"
+        if preset not in PRESETS:
+            raise ValueError(f"preset: must be one of {', '.join(PRESETS)}, not {preset!r}")
+        defaults = PRESETS[preset]
+        width, height = _two(dim if dim is not None else defaults["dim"])
+        num_boxes = num_boxes if num_boxes is not None else defaults["num_boxes"]
+        max_steps = max_steps if max_steps is not None else defaults["max_steps"]
+        min_pushes = min_pushes if min_pushes is not None else 2 * num_boxes
+        if min(width, height) < 5:
+            raise ValueError(f"dim: must be at least 5 by 5, walls included, not {width} by {height}")
+        if not 1 <= num_boxes <= (width - 2) * (height - 2) // 4:
+            most = (width - 2) * (height - 2) // 4
+            raise ValueError(f"num_boxes: must be from 1 to {most} in {width}x{height}, not {num_boxes}")
+        if max_steps < _FEWEST_STEPS_PER_BOX * num_boxes:
+            fewest = _FEWEST_STEPS_PER_BOX * num_boxes
+            raise ValueError(f"max_steps: {num_boxes} boxes take at least {fewest}, not {max_steps}")
+        if min_pushes < 1:
+            raise ValueError(f"min_pushes: must be at least 1, not {min_pushes}")
+        self.max_steps = max_steps
+        self.render_mode = render_mode
+        self._room_kwargs = {
+            "width": width,
+            "height": height,
+            "num_boxes": num_boxes,
+            "max_moves": max_steps,
+            "min_pushes": min_pushes,
+        }
+        self._step_reward = 0.0 - step_penalty
+        self._invalid_penalty = invalid_penalty
+        self._box_on_target_reward = box_on_target_reward
+        self._success_reward = success_reward
+        self._symbols = merge_symbols(SYMBOLS, symbols if symbols is not None else defaults.get("symbols"))
+        self._legend = ""
+        if legend:
+            names = {
+                "player": "you",
+                "wall": "wall",
+                "floor": "floor",
+                "box": "box",
+                "target": "target",
+                "box_on_target": "box on target",
+                "player_on_target": "you on target",
+            }
+            self._legend = ", ".join(f"{self._symbols[key]}={name}" for key, name in names.items()) + "\n"
+
+        self._room: Room | None = None
+        self._offsets = (0, 0, 0, 0)
+        self._boxes = 0
+        self._player = 0
+        self._turn = 0
+        self._note = ""
+        self._ended = True
+        self._view: list[str] = []
+        """The text of the room, one entry per character."""
+        self._advice: dict[tuple[int, int], int] = {}
+        """The oracle's move by (player, boxes): every position on a plan made in this episode."""
+        self._is_given_up = False
+        """The oracle found no plan; it does not search again in this episode."""
+
+    @cached_property
+    def observation_space(self) -> Text:  # type: ignore[override]
+        size = (self._room_kwargs["width"] + 1) * self._room_kwargs["height"]
+        longest_note = max(map(len, NOTES.values()))
+        return observation_space(len(self._legend) + size + longest_note, self._symbols)
+
+    @cached_property
+    def action_space(self) -> Text:  # type: ignore[override]
+        return action_space()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        super().reset(seed=seed)
+        rng = random.Random(int(self.np_random.integers(2**63)))
+        room = generate_room(rng, **self._room_kwargs)
+        self._place(room, player=room.player, boxes=room.boxes, turn=0, note="", ended=False)
+        return self._observation(), {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        room = self._room
+        if self._ended or room is None:
+            return self._step_after_the_end()
+        self._turn += 1
+        reward = self._step_reward
+        success = is_effective = False
+        move = parse_move(action)
+        if move < 0:
+            self._note = "\n" + NOTES[move]
+            reward -= self._invalid_penalty
+        else:
+            self._note = ""
+            here = self._player
+            offset = self._offsets[move]
+            there = here + offset
+            if self._boxes >> there & 1:
+                beyond = there + offset
+                if (room.floor & ~self._boxes) >> beyond & 1:
+                    is_effective = True
+                    self._boxes ^= 1 << there | 1 << beyond
+                    arrived = (room.targets >> beyond & 1) - (room.targets >> there & 1)
+                    reward += self._box_on_target_reward * arrived
+                    if self._boxes == room.targets:
+                        success = True
+                        reward += self._success_reward
+                    self._draw(beyond, "box", "box_on_target")
+            else:
+                is_effective = bool(room.floor >> there & 1)
+            if is_effective:
+                self._player = there
+                self._draw(here, "floor", "target")
+                self._draw(there, "player", "player_on_target")
+        truncated = not success and self._turn >= self.max_steps
+        self._ended = success or truncated
+        metrics = {"action_is_valid": float(move >= 0), "action_is_effective": float(is_effective)}
+        info = {"success": success, "metrics": metrics}
+        return "".join(self._view) + self._note, reward, success, truncated, info
+
+    def render(self) -> str | None:
+        return "".join(self._view) if self.render_mode == "ansi" else None
+
+    def snapshot(self) -> Any:
+        state = self.np_random.bit_generator.state
+        return self._room, self._player, self._boxes, self._turn, self._note, self._ended, state
+
+    def restore(self, snapshot: Any) -> str:
+        room, player, boxes, turn, note, ended, state = snapshot
+        self.np_random.bit_generator.state = state
+        self._place(room, player=player, boxes=boxes, turn=turn, note=note, ended=ended)
+        return self._observation()
+
+    def oracle(self) -> str:
+        """The next move of a plan: the shortest for one or two boxes, a good one for more.
+
+        Leaving the plan is no matter: another is made from where one is. In a position without a
+        solution, or where none is found in reasonable time, some legal action.
+        """
+        here = (self._player, self._boxes)
+        move = self._advice.get(here)
+        if move is None and not self._ended and not self._is_given_up:
+            self._plan()
+            move = self._advice.get(here)
+        return REPLIES[move or 0]
+
+    def legal_actions(self) -> Sequence[str]:
+        return () if self._ended else REPLIES
+
+    def state_hash(self) -> str:
+        """Of the room as it looks now. Turns left and the line about an invalid reply do not count."""
+        return hashlib.blake2b("".join(self._view).encode(), digest_size=16).hexdigest()
+
+    def _plan(self) -> None:
+        room = self._room
+        assert room is not None
+        plan: Sequence[int] | None = solve(room, player=self._player, boxes=self._boxes)
+        is_at_start = (self._player, self._boxes) == (room.player, room.boxes)
+        if is_at_start and (plan is None or len(plan) > len(room.solution)):
+            plan = room.solution
+        if plan is None:
+            self._is_given_up = True
+            return
+        # Positions keep the advice of the first plan they are on, so plans never lead in a circle.
+        player, boxes = self._player, self._boxes
+        for move in plan:
+            self._advice.setdefault((player, boxes), move)
+            player += self._offsets[move]
+            if boxes >> player & 1:
+                boxes ^= 1 << player | 1 << (player + self._offsets[move])
+
+    def _observation(self) -> str:
+        return (self._legend if self._turn == 0 else "") + "".join(self._view) + self._note
+
+    def _draw(self, cell: int, off_target: str, on_target: str) -> None:
+        assert self._room is not None
+        self._view[cell] = self._symbols[on_target if self._room.targets >> cell & 1 else off_target]
+
+    def _place(self, room: Room, *, player: int, boxes: int, turn: int, note: str, ended: bool) -> None:
+        if room is not self._room:
+            self._advice = {}
+        self._is_given_up = False
+        self._room, self._player, self._boxes = room, player, boxes
+        self._turn, self._note, self._ended = turn, note, ended
+        self._offsets = room.offsets
+        self._view = [self._symbols["wall"]] * ((room.width + 1) * room.height - 1)
+        self._view[room.width :: room.width + 1] = "\n" * (room.height - 1)
+        for cell in bits(room.floor):
+            self._draw(cell, "floor", "target")
+        for cell in bits(boxes):
+            self._draw(cell, "box", "box_on_target")
+        self._draw(player, "player", "player_on_target")
+
+    def _step_after_the_end(self) -> tuple[str, float, bool, bool, Info]:
+        """Nothing happens, for no reward."""
+        room = self._room
+        if room is None:
+            raise ResetNeeded("Sokoban: call reset() before step()")
+        success = self._boxes == room.targets
+        return self._observation(), 0.0, success, not success, {"success": success, "metrics": {}}
+
+
+def _two(dim: Sequence[int]) -> tuple[int, int]:
+    if isinstance(dim, str) or len(dim) != 2 or not all(isinstance(side, int) for side in dim):
+        raise ValueError(f"dim: must be two whole numbers [width, height], not {dim!r}")
+    return dim[0], dim[1]
