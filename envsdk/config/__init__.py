@@ -1,0 +1,40 @@
+"""A run's configuration: one YAML file, `key=value` overrides, strict types.
+
+loaded = load_config("agentic_async.yaml", ["max_steps=20"])
+loaded.config.train_env_manager.num_envs
+print(explain(loaded))
+"""
+
+from envsdk.config.explanation import explain
+from envsdk.config.loading import LoadedConfig, find_config, load_config
+from envsdk.config.models import (
+    EMBEDDED_DEFAULT,
+    ActorInfer,
+    ActorTrain,
+    CustomEnv,
+    EnvManagerArgs,
+    GeneratingArgs,
+    RayArgs,
+    Reference,
+    RunConfig,
+    StrategyArgs,
+    WarmStartArgs,
+)
+
+__all__ = [
+    "EMBEDDED_DEFAULT",
+    "ActorInfer",
+    "ActorTrain",
+    "CustomEnv",
+    "EnvManagerArgs",
+    "GeneratingArgs",
+    "LoadedConfig",
+    "RayArgs",
+    "Reference",
+    "RunConfig",
+    "StrategyArgs",
+    "WarmStartArgs",
+    "explain",
+    "find_config",
+    "load_config",
+]

@@ -34,9 +34,6 @@ from envsdk.config.ranges import parse_index_list
 EMBEDDED_DEFAULT = "embedded_default"
 """Value of `pretrain` that stands for the tiny warm-started policy."""
 
-PLACEHOLDERS = ("observation", "turn_idx", "actions_left", "max_response_length")
-"""Names a prompt template may hold in braces."""
-
 Probability = Annotated[float, Field(gt=0, le=1)]
 FolderPath = Annotated[Path, Field(strict=False)]
 
@@ -155,9 +152,9 @@ class CustomEnv(Section):
     max_tokens_per_step: PositiveInt | None = None
     """Longest reply; `actor_infer.generating_args.max_new_tokens` when absent."""
     agent_system_template: str = ""
-    """System prompt; may hold `{actions_left}` and `{max_response_length}`."""
+    """System prompt, shown as it is."""
     agent_template: str = "{observation}"
-    """User message of each turn; holds `{observation}` and may hold the other placeholders."""
+    """User message of each turn: `{observation}`, `{turn_idx}`, `{actions_left}`, `{max_response_length}`."""
     isolation: Literal["inline", "thread", "process"] | None = None
     """Where `reset` and `step` run; as the environment asks when absent."""
     reset_timeout_s: PositiveFloat | None = None
@@ -349,6 +346,13 @@ class RunConfig(AlgorithmKeys, Section):
         """The algorithm's keys, with the temperature that replies are sampled at."""
         keys = {name: getattr(self, name) for name in AlgorithmKeys.model_fields}
         return AlgorithmArgs(**keys, temperature=self.actor_infer.generating_args.temperature)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All keys with plain values, in the order of reading: the run, its algorithm, its sections."""
+        own = list(RunConfig.__annotations__)
+        middle = own.index("drop_zero_variance_groups")
+        values = self.model_dump(mode="json")
+        return {name: values[name] for name in (*own[:middle], *AlgorithmKeys.model_fields, *own[middle:])}
 
     def max_response_tokens(self, tag: str) -> int:
         """Longest reply to one turn of `tag`."""

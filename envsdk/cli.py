@@ -1,0 +1,215 @@
+"""The console command `envsdk`, and the one boundary where errors become messages and exit codes.
+
+Every command-line module (`envsdk/train.py`, `envsdk/collect.py` ...) has a Typer app and
+
+    def main(argv: list[str] | None = None) -> int:
+        return run_app(app, argv, name="envsdk collect")
+
+    if __name__ == "__main__":
+        sys.exit(main())
+
+so `envsdk collect X` and `python -m envsdk.collect X` are the same. Exit codes: 0 done, 1 failed,
+2 wrong input, 130 interrupted (Ctrl-C), 141 the reader of the output went away. No failed run
+exits 0.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from importlib import import_module
+from typing import Annotated, ParamSpec
+
+import typer
+
+from envsdk.failures import ConfigurationError, EnvsdkError
+
+P = ParamSpec("P")
+
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+
+_ADVICE = {
+    errno.ENOSPC: "the disk is full: free some space, or write to another disk (`output_dir`, `--out`)",
+    errno.EDQUOT: "the disk quota is used up: free space, or write to another disk (`output_dir`, `--out`)",
+    errno.EROFS: "the file system is read-only: choose another folder",
+    errno.EACCES: "permission denied: change the permissions, or choose another folder",
+    errno.EMFILE: "too many open files: raise the limit with `ulimit -n 65536`",
+    errno.EADDRINUSE: "the port is in use: stop the process that holds it, or choose another port",
+}
+"""What to do about operating system errors that are nobody's bug."""
+
+
+def run_command(function: Callable[P, int | None]) -> Callable[P, int]:
+    """Make `function` return an exit code, whatever happens in it: the error boundary as a decorator."""
+
+    @functools.wraps(function)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> int:
+        try:
+            code = function(*args, **kwargs) or 0
+            sys.stdout.flush()
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the named boundary
+            return report_error(error)
+        return code
+
+    return guarded
+
+
+def run_app(app: typer.Typer, argv: list[str] | None = None, *, name: str) -> int:
+    """Run a Typer app on `argv` (the process's own arguments when None) inside the error boundary."""
+
+    @run_command
+    def run() -> int | None:
+        result = app(args=argv, prog_name=name, standalone_mode=False)
+        return result if isinstance(result, int) else None
+
+    return run()
+
+
+def report_error(error: BaseException) -> int:
+    """Say on stderr what went wrong; returns the exit code.
+
+    One message for what the user can mend; a traceback and a request to report it for the rest.
+    """
+    if isinstance(error, BrokenPipeError):
+        # Nobody reads the output any more; without this the interpreter complains at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        _print_error("interrupted")
+        return INTERRUPTED
+    known = next((link for link in _chain(error) if isinstance(link, EnvsdkError)), None)
+    if known is not None:
+        _print_error(_first_hand(known))
+        return known.exit_code
+    usage = _usage_error(error)
+    if usage is not None:
+        _print_error(usage)
+        return ConfigurationError.exit_code
+    for link in _chain(error):
+        if isinstance(link, OSError) and link.errno in _ADVICE:
+            where = f"{link.filename}: " if link.filename else ""
+            _print_error(f"{where}{_ADVICE[link.errno]}")
+            return 1
+        if isinstance(link, MemoryError):
+            _print_error("out of memory: use fewer environments (`num_env_groups`) or a smaller batch")
+            return 1
+    traceback.print_exception(error)
+    _print_error(
+        f"this is a bug in envsdk or in a plug-in; please report the lines above ({type(error).__name__})"
+    )
+    return 1
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """The error and what it was raised from, outermost first.
+
+    Ray wraps what an actor raised and keeps the original in `cause`.
+    """
+    links: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in links:
+        links.append(link)
+        cause = getattr(link, "cause", None)
+        link = cause if isinstance(cause, BaseException) else link.__cause__
+    return links
+
+
+def _first_hand(error: EnvsdkError) -> str:
+    """The message as it was raised. Ray's copy of an actor's error has the remote traceback as its text."""
+    cause = getattr(error, "cause", None)
+    return str(cause if isinstance(cause, EnvsdkError) else error)
+
+
+def _usage_error(error: BaseException) -> str | None:
+    """The message of a wrong command line. Typer brings its own copy of Click, hence no class to name."""
+    format_message = getattr(error, "format_message", None)
+    if format_message is None:
+        return None
+    context = getattr(error, "ctx", None)
+    hint = f"\nTry `{context.command_path} --help`." if context is not None else ""
+    return f"{format_message()}{hint}"
+
+
+def _print_error(message: str) -> None:
+    print(f"error: {message}", file=sys.stderr, flush=True)
+
+
+app = typer.Typer(
+    name="envsdk",
+    help="Gym-style environments and asynchronous agentic rollouts for training LLM agents.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+
+_FORWARD = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+def _forward(module: str, context: typer.Context) -> None:
+    code = import_module(module).main(list(context.args))
+    raise typer.Exit(code)
+
+
+@app.command(add_help_option=False, context_settings=_FORWARD)
+def train(context: typer.Context) -> None:
+    """Train a policy: `envsdk train agentic_async.yaml [key=value ...]`."""
+    _forward("envsdk.train", context)
+
+
+@app.command(add_help_option=False, context_settings=_FORWARD)
+def collect(context: typer.Context) -> None:
+    """Play episodes with no trainer and write them as a data set."""
+    _forward("envsdk.collect", context)
+
+
+@app.command(add_help_option=False, context_settings=_FORWARD)
+def evaluate(context: typer.Context) -> None:
+    """Play a frozen task list and print a table of results."""
+    _forward("envsdk.evaluate", context)
+
+
+@app.command(add_help_option=False, context_settings=_FORWARD)
+def report(context: typer.Context) -> None:
+    """Write a run's report.html."""
+    _forward("envsdk.report", context)
+
+
+@app.command()
+def explain(
+    source: Annotated[str, typer.Argument(metavar="FILE", help="YAML file, or a shipped example's name.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Replace single keys.")
+    ] = None,
+) -> None:
+    """Print every key of a configuration, where its value comes from, and what follows from it."""
+    from envsdk.config import explain as explain_config
+    from envsdk.config import load_config
+
+    print(explain_config(load_config(source, overrides or [])))
+
+
+@app.command()
+def envs() -> None:
+    """List the registered environments."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from envsdk.config.plugins import environment_ids, environment_spec
+
+    table = Table("id", "description", "action", box=None, pad_edge=False)
+    for env_id in environment_ids():
+        spec = environment_spec(env_id)
+        table.add_row(env_id, spec.description, spec.action_format)
+    Console().print(table)
+
+
+def main(argv: list[str] | None = None) -> int:
+    return run_app(app, argv, name="envsdk")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

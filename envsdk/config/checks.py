@@ -1,0 +1,297 @@
+"""What several keys must agree on, and what must exist outside the file.
+
+`check` returns every problem it finds; it starts nothing and writes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from envsdk.config import plugins
+from envsdk.config.models import EMBEDDED_DEFAULT, CustomEnv, EnvManagerArgs, RunConfig
+from envsdk.config.nearest import suggest
+from envsdk.config.problems import KeyPath, Problem
+from envsdk.config.validation import problems_in
+from envsdk.env import Isolation
+from envsdk.plugins import plugin_names
+from envsdk.prompts import PLACEHOLDERS
+
+_BRACED_NAME = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+def check(config: RunConfig) -> list[Problem]:
+    """Everything that would make the run fail or mean something else than its user thinks."""
+    checks: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
+        _managers,
+        _batches,
+        _algorithm,
+        _lengths,
+        _tags,
+        _plugin_names,
+        _plugin_settings,
+        _folders,
+    )
+    return [problem for each in checks for problem in each(config)]
+
+
+def _named_managers(config: RunConfig) -> tuple[tuple[str, EnvManagerArgs], ...]:
+    return (("train_env_manager", config.train_env_manager), ("val_env_manager", config.val_env_manager))
+
+
+def _managers(config: RunConfig) -> Iterator[Problem]:
+    for name, manager in _named_managers(config):
+        for i, tag in enumerate(manager.tags):
+            if tag not in config.custom_envs:
+                hint = suggest(tag, config.custom_envs, known="tags in custom_envs")
+                yield Problem((name, "tags", i), f"unknown tag `{tag}`; {hint}")
+        yield from _partition(name, manager)
+        if manager.min_group_size is not None and manager.min_group_size > manager.group_size:
+            yield Problem(
+                (name, "min_group_size"),
+                f"{manager.min_group_size} is more than group_size={manager.group_size}: no group would do",
+            )
+
+
+def _partition(name: str, manager: EnvManagerArgs) -> Iterator[Problem]:
+    partition = manager.num_groups_partition
+    num_tags = len(manager.tags)
+    if partition is None:
+        if manager.num_env_groups < num_tags:
+            yield Problem(
+                (name, "num_env_groups"),
+                f"{manager.num_env_groups} groups are too few for {num_tags} tags; "
+                f"each tag needs one: at least {num_tags}, or name fewer tags",
+            )
+        return
+    if len(partition) != num_tags:
+        yield Problem(
+            (name, "num_groups_partition"),
+            f"{partition} has {len(partition)} numbers for {num_tags} tags {manager.tags}; give one per tag, "
+            f"or leave the key out for an equal split",
+        )
+    elif sum(partition) != manager.num_env_groups:
+        yield Problem(
+            (name, "num_groups_partition"),
+            f"{partition} adds up to {sum(partition)}, not to num_env_groups={manager.num_env_groups}; "
+            f"change one of the two, or leave the key out for an equal split",
+        )
+
+
+def _batches(config: RunConfig) -> Iterator[Problem]:
+    pairs = (
+        ("rollout_batch_size", config.rollout_batch_size, "train_env_manager", config.train_env_manager),
+        ("val_batch_size", config.val_batch_size, "val_env_manager", config.val_env_manager),
+    )
+    for key, batch_size, name, manager in pairs:
+        if batch_size % manager.group_size:
+            below = batch_size // manager.group_size * manager.group_size
+            nearby = f"{below} or {below + manager.group_size}" if below else f"{manager.group_size}"
+            yield Problem(
+                (key,),
+                f"{batch_size} is not divisible by {name}.group_size={manager.group_size}; use {nearby}",
+            )
+    val = config.val_env_manager
+    num_groups = config.val_batch_size // val.group_size
+    if num_groups < len(val.tags):
+        yield Problem(
+            ("val_batch_size",),
+            f"{config.val_batch_size} trajectories are {num_groups} groups, too few for the {len(val.tags)} "
+            f"tags of val_env_manager; use at least {len(val.tags) * val.group_size}",
+        )
+
+
+def _algorithm(config: RunConfig) -> Iterator[Problem]:
+    group_size = config.train_env_manager.group_size
+    if config.adv_estimator == "grpo" and group_size == 1:
+        yield Problem(
+            ("train_env_manager", "group_size"),
+            "adv_estimator=grpo compares the members of a group, and a group of 1 leaves nothing to compare; "
+            "use 2 or more, or adv_estimator=reinforce",
+        )
+    elif config.drop_zero_variance_groups and group_size == 1:
+        yield Problem(
+            ("drop_zero_variance_groups",),
+            "a group of 1 never varies, so every group would be dropped; set it to false, or "
+            "train_env_manager.group_size to 2 or more",
+        )
+    if config.ppo_mini_batch_size is not None and config.ppo_mini_batch_size > config.rollout_batch_size:
+        yield Problem(
+            ("ppo_mini_batch_size",),
+            f"{config.ppo_mini_batch_size} is more than rollout_batch_size={config.rollout_batch_size}; "
+            "use that or less, or null for the whole batch",
+        )
+    warm_start = config.warm_start
+    if config.pretrain == EMBEDDED_DEFAULT and warm_start.hidden_size % warm_start.num_heads:
+        yield Problem(
+            ("warm_start", "num_heads"),
+            f"{warm_start.num_heads} does not divide warm_start.hidden_size={warm_start.hidden_size}",
+        )
+    infer = config.actor_infer
+    if infer.device_mapping is not None and len(infer.device_mapping) % infer.num_engines:
+        yield Problem(
+            ("actor_infer", "num_engines"),
+            f"{len(infer.device_mapping)} devices in actor_infer.device_mapping cannot be shared out evenly "
+            f"between {infer.num_engines} engines",
+        )
+
+
+def _lengths(config: RunConfig) -> Iterator[Problem]:
+    limits: list[tuple[KeyPath, int | None]] = [
+        (
+            ("actor_infer", "generating_args", "max_new_tokens"),
+            config.actor_infer.generating_args.max_new_tokens,
+        )
+    ]
+    limits += [
+        (("custom_envs", tag, "max_tokens_per_step"), env.max_tokens_per_step)
+        for tag, env in config.custom_envs.items()
+    ]
+    for path, limit in limits:
+        if limit is not None and limit >= config.sequence_length:
+            yield Problem(
+                path,
+                f"a reply of {limit} tokens leaves no room for a prompt within "
+                f"sequence_length={config.sequence_length}; make it smaller, or sequence_length larger",
+            )
+
+
+def _tags(config: RunConfig) -> Iterator[Problem]:
+    known = plugins.environment_ids()
+    for tag, env in config.custom_envs.items():
+        path: KeyPath = ("custom_envs", tag)
+        yield from _templates(path, env)
+        if env.env_type in known:
+            yield from _environment(path, env)
+        else:
+            hint = suggest(env.env_type, known, known="registered environments")
+            yield Problem((*path, "env_type"), f"unknown environment `{env.env_type}`; {hint}")
+
+
+def _environment(path: KeyPath, env: CustomEnv) -> Iterator[Problem]:
+    try:
+        spec = plugins.environment_spec(env.env_type)
+        constructor = plugins.environment_class(spec)
+    except Exception as error:  # noqa: BLE001 - the environment's own module, wherever it comes from
+        yield Problem(
+            (*path, "env_type"),
+            f"`{env.env_type}` cannot be imported ({type(error).__name__}: {error}); "
+            "install what it needs, or take the tag out",
+        )
+        return
+    known = plugins.argument_names(constructor)
+    unknown = [] if known is None else [key for key in env.env_config if key not in known]
+    for key in unknown:
+        hint = suggest(key, known or (), known=f"arguments of {env.env_type}")
+        yield Problem((*path, "env_config", key), f"unknown key; {hint}")
+    if unknown or (env.isolation or spec.isolation) != Isolation.INLINE:
+        return
+    # An inline environment is cheap to build, and knows best what its arguments may be.
+    try:
+        constructor(**{**spec.kwargs, **env.env_config}).close()
+    except (TypeError, ValueError) as error:
+        yield Problem((*path, "env_config"), f"`{env.env_type}` refuses it: {error}")
+
+
+def _templates(path: KeyPath, env: CustomEnv) -> Iterator[Problem]:
+    used = _BRACED_NAME.findall(env.agent_template)
+    for name in dict.fromkeys(used):
+        if name not in PLACEHOLDERS:
+            hint = suggest(name, PLACEHOLDERS, known="placeholders")
+            yield Problem((*path, "agent_template"), f"unknown placeholder `{{{name}}}`; {hint}")
+    if "observation" not in used:
+        yield Problem(
+            (*path, "agent_template"),
+            "lacks `{observation}`: the policy would play blind; put it where the observation belongs",
+        )
+    for name in dict.fromkeys(_BRACED_NAME.findall(env.agent_system_template)):
+        if name in PLACEHOLDERS:
+            yield Problem(
+                (*path, "agent_system_template"),
+                f"`{{{name}}}` is not filled in here, since the system message is the same for every turn; "
+                "move it to agent_template",
+            )
+
+
+def _plugin_names(config: RunConfig) -> Iterator[Problem]:
+    wanted: list[tuple[KeyPath, str, str, str, str]] = [
+        (("actor_train", "strategy_args", "strategy_name"), config.actor_train.strategy_args.strategy_name,
+         plugins.TRAINERS, "trainer", "trainers"),
+        (("actor_infer", "strategy_args", "strategy_name"), config.actor_infer.strategy_args.strategy_name,
+         plugins.ENGINES, "engine", "engines"),
+        (("reference", "strategy_args", "strategy_name"), config.reference.strategy_args.strategy_name,
+         plugins.TRAINERS, "trainer", "trainers"),
+    ]  # fmt: skip
+    wanted += [
+        (("trackers", i), tracker, plugins.TRACKERS, "tracker", "trackers")
+        for i, tracker in enumerate(config.trackers)
+    ]
+    wanted += [
+        (
+            (name, "env_manager_cls"),
+            manager.env_manager_cls,
+            plugins.ENV_MANAGERS,
+            "env manager",
+            "env managers",
+        )
+        for name, manager in _named_managers(config)
+    ]
+    wanted += [
+        (("custom_envs", tag, "env_manager_cls"), env.env_manager_cls, plugins.ENV_MANAGERS, "env manager",
+         "env managers")
+        for tag, env in config.custom_envs.items()
+        if env.env_manager_cls is not None
+    ]  # fmt: skip
+    for path, value, group, singular, plural in wanted:
+        if value in plugin_names(group):
+            continue
+        if ":" in value:
+            if not plugins.is_importable(value):
+                yield Problem(
+                    path, f"no module for `{value}`; write `package.module:Class` and install the package"
+                )
+            continue
+        hint = suggest(value, plugin_names(group), known=plural)
+        yield Problem(path, f"unknown {singular} `{value}`; {hint}")
+
+
+def _plugin_settings(config: RunConfig) -> Iterator[Problem]:
+    for name in ("actor_train", "actor_infer", "reference"):
+        role = getattr(config, name)
+        for key in role.model_args.keys() & role.strategy_args.strategy_config.keys():
+            yield Problem(
+                (name, "model_args", key),
+                f"also given as {name}.strategy_args.strategy_config.{key}; keep one",
+            )
+    for section in plugins.settings_sections(config):
+        try:
+            section.model.model_validate(dict(section.values))
+        except ValidationError as error:
+            yield from problems_in(
+                error, section.model, base=section.path, written_at=section.also, owner=section.plugin
+            )
+
+
+def _folders(config: RunConfig) -> Iterator[Problem]:
+    if config.pretrain != EMBEDDED_DEFAULT:
+        folder = Path(config.pretrain).expanduser()
+        if not folder.is_dir():
+            yield Problem(
+                ("pretrain",),
+                f"there is no folder {folder}; give the folder of a Hugging Face model, "
+                f"or `{EMBEDDED_DEFAULT}` for the tiny one",
+            )
+        elif not (folder / "config.json").is_file():
+            yield Problem(("pretrain",), f"{folder} holds no config.json: it is no Hugging Face model folder")
+    if config.resume not in ("auto", "never") and not Path(config.resume).expanduser().is_dir():
+        yield Problem(
+            ("resume",), f"there is no folder `{config.resume}`; use `auto`, `never` or a checkpoint's folder"
+        )
+    for folder in (config.run_folder, *config.run_folder.parents):
+        if folder.exists() and not folder.is_dir():
+            yield Problem(
+                ("output_dir",), f"{folder} is a file, so nothing can be written into it; choose another"
+            )

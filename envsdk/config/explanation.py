@@ -1,0 +1,122 @@
+"""What a configuration says in full, where each value comes from, and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from envsdk.config.loading import DEFAULT, LoadedConfig, leaf_paths
+from envsdk.config.models import EnvManagerArgs, Role, RunConfig
+from envsdk.config.plugins import settings_sections
+from envsdk.config.problems import KeyPath, dotted
+from envsdk.config.validation import shown
+
+_VALUE_WIDTH = 44
+
+
+def explain(loaded: LoadedConfig) -> str:
+    """Plain text: one line per key with its value and origin, then what is derived."""
+    rows = [(dotted(path), _short(value), loaded.provenance[dotted(path)]) for path, value in _leaves(loaded)]
+    rows += [(dotted(path), _short(value), origin) for path, value, origin in _plugin_defaults(loaded.config)]
+    files = " <- ".join(_relative(path) for path in loaded.sources)
+    return "\n".join(
+        [
+            f"Configuration: {files}",
+            "",
+            *_aligned([("key", "value", "from"), *rows]),
+            "",
+            "Derived",
+            *_aligned(derived(loaded.config)),
+        ]
+    )
+
+
+def derived(config: RunConfig) -> list[tuple[str, str]]:
+    """What follows from the keys: label and value."""
+    alpha = config.async_generation_ratio
+    staleness = config.max_staleness
+    return [
+        (
+            "pipeline",
+            "synchronous" if alpha == 0 else f"asynchronous, generation runs {alpha:g} batches ahead",
+        ),
+        ("max staleness", f"{staleness} weight version{'' if staleness == 1 else 's'}"),
+        ("capacity", f"{config.capacity} trajectories leased or waiting, spares not counted"),
+        ("training batch", f"{config.num_train_groups} groups of {config.train_env_manager.group_size}"),
+        *_manager_rows("train", config.train_env_manager),
+        *_manager_rows("val", config.val_env_manager),
+        ("val tasks", _per_tag(config.val_groups_per_tag)),
+        (
+            "longest reply",
+            _per_tag({tag: config.max_response_tokens(tag) for tag in config.custom_envs}) + " tokens",
+        ),
+        ("actor_train runs on", _devices(config.actor_train)),
+        ("actor_infer runs on", f"{_devices(config.actor_infer)}, {_engines(config)}"),
+        (
+            "reference model",
+            _devices(config.reference) if config.needs_reference else "not loaded: no KL term",
+        ),
+        ("value head", "yes" if config.needs_values else "no"),
+        ("run folder", str(config.run_folder)),
+    ]
+
+
+def _manager_rows(name: str, manager: EnvManagerArgs) -> Iterator[tuple[str, str]]:
+    spares = f", {manager.group_size_redundancy} of each group spare" if manager.group_size_redundancy else ""
+    workers = f"{manager.num_workers} worker{'' if manager.num_workers == 1 else 's'}"
+    yield f"{name} environments", f"{manager.num_envs} in {workers}{spares}"
+    yield f"{name} slots by tag", _per_tag(manager.envs_per_tag)
+    yield f"{name} groups run again below", f"{manager.required_group_size} members"
+
+
+def _per_tag(values: Any) -> str:
+    return ", ".join(f"{tag} {value}" for tag, value in values.items())
+
+
+def _devices(role: Role) -> str:
+    if role.device_mapping is None:
+        return "the CPU"
+    return f"{len(role.device_mapping)} accelerators {role.device_mapping}"
+
+
+def _engines(config: RunConfig) -> str:
+    infer = config.actor_infer
+    plural = "" if infer.num_engines == 1 else "s"
+    return f"{infer.num_engines} {infer.strategy_args.strategy_name} engine{plural}"
+
+
+def _leaves(loaded: LoadedConfig) -> Iterator[tuple[KeyPath, Any]]:
+    data = loaded.config.as_dict()
+    for path in leaf_paths(data):
+        value: Any = data
+        for part in path:
+            value = value[part]
+        yield path, value
+
+
+def _plugin_defaults(config: RunConfig) -> Iterator[tuple[KeyPath, Any, str]]:
+    """Keys that plug-ins declare and the file leaves to them."""
+    for section in settings_sections(config):
+        values = section.model.model_validate(dict(section.values)).model_dump(mode="json")
+        for key, value in values.items():
+            if key not in section.values:
+                yield (*section.path, key), value, f"{DEFAULT} of {section.plugin}"
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else shown(value)
+    if value in ({}, [], ""):
+        text = {"{}": "{}", "[]": "[]"}.get(str(value), '""')
+    text = text.replace("\n", "\\n")
+    return text if len(text) <= _VALUE_WIDTH else f"{text[: _VALUE_WIDTH - 3]}..."
+
+
+def _aligned(rows: list[Any]) -> Iterator[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _relative(path: Path) -> str:
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

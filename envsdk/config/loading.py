@@ -1,0 +1,293 @@
+"""YAML files and overrides in, a `RunConfig` out.
+
+    find the file -> read it and what it extends -> merge -> overrides -> ${...} -> types -> checks
+
+OmegaConf merges and interpolates; nothing is executed. Every key remembers where it was written,
+for error messages and for `explain`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
+
+from envsdk.config.checks import check
+from envsdk.config.models import RunConfig
+from envsdk.config.nearest import suggest
+from envsdk.config.problems import KeyPath, Problem, describe, dotted
+from envsdk.config.validation import problems_in
+from envsdk.failures import ConfigurationError
+
+EXTENDS = "extends"
+"""Key of a file that names the file it starts from."""
+
+OVERRIDE = "override"
+DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """A configuration with its history."""
+
+    config: RunConfig
+    provenance: Mapping[str, str]
+    """Per key, dotted: `FILE:LINE`, `override` or `default`."""
+    path: Path
+    """The file that was asked for."""
+    sources: Mapping[Path, str]
+    """The text of that file and of those it extends, as their authors wrote it."""
+    overrides: tuple[str, ...] = ()
+
+    def resolved_yaml(self) -> str:
+        """Every key with its value, as YAML that `load_config` reads back to the same `config`."""
+        text: str = yaml.safe_dump(
+            self.config.as_dict(), sort_keys=False, allow_unicode=True, default_flow_style=False
+        )
+        return text
+
+
+def load_config(source: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
+    """Read `source` (see `find_config`), apply `key=value` overrides in order, validate.
+
+    Raises ConfigurationError, whose message tells all that is wrong at once.
+    """
+    path = find_config(source)
+    reading = _Reading()
+    merged = reading.read(path)
+    for override in overrides:
+        reading.override(merged, override)
+    data = _resolve(merged, reading, str(source))
+    config = _validate(data, reading, str(source))
+    written = set(leaf_paths(data))
+    return LoadedConfig(
+        config=config,
+        provenance={
+            dotted(leaf): reading.origin(leaf) if leaf in written else DEFAULT
+            for leaf in leaf_paths(config.as_dict())
+        },
+        path=path,
+        sources=reading.sources,
+        overrides=tuple(overrides),
+    )
+
+
+def find_config(source: str | Path) -> Path:
+    """The file that `source` means.
+
+    A path is taken as it is. A bare file name is looked up in the working directory, then among the
+    shipped examples; `.yaml` may be left out. Raises ConfigurationError.
+    """
+    path = Path(source).expanduser()
+    for candidate in (path, path.with_name(f"{path.name}.yaml") if path.name else path):
+        if candidate.is_file():
+            return candidate
+        if candidate.parent == Path() and (examples_folder() / candidate.name).is_file():
+            return examples_folder() / candidate.name
+    if path.is_dir():
+        raise ConfigurationError(f"{source} is a folder; name a YAML file")
+    if path.parent != Path():
+        raise ConfigurationError(f"there is no file {source}")
+    examples = sorted(example.name for example in examples_folder().glob("*.yaml"))
+    hint = suggest(path.name, examples, known="shipped examples")
+    raise ConfigurationError(
+        f"there is no file {source} in {Path.cwd()}, and no shipped example of that name; {hint}"
+    )
+
+
+def examples_folder() -> Path:
+    """The shipped examples: inside the package when installed, beside it in a checkout."""
+    package = Path(str(files("envsdk")))
+    installed = package / "examples"
+    return installed if installed.is_dir() else package.parent / "examples"
+
+
+def leaf_paths(data: Mapping[str, Any], prefix: KeyPath = ()) -> Iterator[KeyPath]:
+    """The keys of nested mappings that hold something else than a mapping with keys."""
+    for key, value in data.items():
+        path: KeyPath = (*prefix, key)
+        if isinstance(value, Mapping) and value:
+            yield from leaf_paths(value, path)
+        else:
+            yield path
+
+
+class _Reading:
+    """Files and overrides read so far, and where each key was last written."""
+
+    def __init__(self) -> None:
+        self.sources: dict[Path, str] = {}
+        self._origins: dict[KeyPath, str] = {}
+
+    def origin(self, path: KeyPath) -> str:
+        """Where the key, or else the innermost written section around it, was written; empty if nowhere."""
+        for end in range(len(path), 0, -1):
+            if path[:end] in self._origins:
+                return self._origins[path[:end]]
+        return ""
+
+    def read(self, path: Path) -> DictConfig:
+        """The file merged over what it extends."""
+        resolved = path.resolve()
+        if resolved in self.sources:
+            chain = " -> ".join(source.name for source in (*self.sources, resolved))
+            raise ConfigurationError(f"{_display(path)}: `{EXTENDS}` goes in a circle: {chain}")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(
+                f"{path} is no UTF-8 text: {error.reason} at byte {error.start}"
+            ) from error
+        self.sources[resolved] = text
+        own = _parse(text, path)
+        base = self._read_base(own, path)
+        self._record(yaml.compose(text, Loader=yaml.SafeLoader), (), _display(path))
+        self._origins.pop((EXTENDS,), None)
+        try:
+            merged = OmegaConf.merge(base, own) if base is not None else own
+        except OmegaConfBaseException as error:
+            raise ConfigurationError(f"{_display(path)}: {_first_line(error)}") from error
+        assert isinstance(merged, DictConfig)
+        return merged
+
+    def _read_base(self, own: DictConfig, path: Path) -> DictConfig | None:
+        if EXTENDS not in own:
+            return None
+        name = own.pop(EXTENDS)
+        if not isinstance(name, str) or not name:
+            raise ConfigurationError(f"{_display(path)}: `{EXTENDS}` must be the name of one YAML file")
+        beside = path.parent / name
+        try:
+            return self.read(beside if beside.is_file() else find_config(name))
+        except ConfigurationError as error:
+            if beside.is_file() or Path(name).parent == Path():
+                raise ConfigurationError(f"{_display(path)}: `{EXTENDS}: {name}`: {error}") from error
+            raise ConfigurationError(
+                f"{_display(path)}: `{EXTENDS}: {name}`: there is no file {beside}"
+            ) from error
+
+    def _record(self, node: yaml.Node | None, path: KeyPath, file: str) -> None:
+        if isinstance(node, yaml.MappingNode):
+            for key_node, value_node in node.value:
+                if key_node.tag == "tag:yaml.org,2002:merge":
+                    anchored = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
+                    for each in anchored:
+                        self._record(each, path, file)
+            for key_node, value_node in node.value:
+                if isinstance(key_node, yaml.ScalarNode) and key_node.tag != "tag:yaml.org,2002:merge":
+                    self._set((*path, key_node.value), f"{file}:{key_node.start_mark.line + 1}", value_node)
+                    self._record(value_node, (*path, key_node.value), file)
+        elif isinstance(node, yaml.SequenceNode):
+            for i, item in enumerate(node.value):
+                self._origins[(*path, i)] = f"{file}:{item.start_mark.line + 1}"
+                self._record(item, (*path, i), file)
+
+    def _set(self, path: KeyPath, origin: str, value: object) -> None:
+        """What is no section replaces all that was written below the key."""
+        if not isinstance(value, Mapping | yaml.MappingNode):
+            for below in [each for each in self._origins if each[: len(path)] == path]:
+                del self._origins[below]
+        self._origins[path] = origin
+
+    def override(self, merged: DictConfig, override: str) -> None:
+        """Apply one `key=value`."""
+        key, separator, _ = override.partition("=")
+        if not separator or not key.strip() or key != key.strip():
+            raise ConfigurationError(
+                f"override `{override}`: write it as key=value, without spaces around `=`"
+            )
+        if key.startswith(("+", "~", "-")):
+            raise ConfigurationError(
+                f"override `{override}`: a key starts with a letter; options go before FILE"
+            )
+        if key == EXTENDS:
+            raise ConfigurationError(f"override `{override}`: `{EXTENDS}` only works in a file")
+        try:
+            single = OmegaConf.to_container(OmegaConf.from_dotlist([override]), resolve=False)
+            merged.merge_with_dotlist([override])
+        except (OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError) as error:
+            raise ConfigurationError(f"override `{override}`: {_first_line(error)}") from error
+        assert isinstance(single, dict)
+        self._record_override(single, ())
+
+    def _record_override(self, data: Mapping[Any, Any], prefix: KeyPath) -> None:
+        for key, value in data.items():
+            path = (*prefix, key)
+            self._set(path, OVERRIDE, value)
+            if isinstance(value, Mapping):
+                self._record_override(value, path)
+
+
+def _parse(text: str, path: Path) -> DictConfig:
+    try:
+        parsed = OmegaConf.create(text) if text.strip() else OmegaConf.create()
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ConfigurationError(f"{_display(path)}{line}: {error.problem or error.context}") from error
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigurationError(f"{_display(path)}: {_first_line(error)}") from error
+    if not isinstance(parsed, DictConfig) or not all(isinstance(key, str) for key in parsed):
+        raise ConfigurationError(
+            f"{_display(path)}: the file must be a mapping of keys, such as `max_steps: 100`"
+        )
+    return parsed
+
+
+def _resolve(merged: DictConfig, reading: _Reading, source: str) -> dict[str, Any]:
+    try:
+        container = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        key = str(error.full_key or "")
+        where = reading.origin(tuple(key.split(".")))
+        place = f" ({where})" if where else ""
+        raise ConfigurationError(f"{source}: {key}{place}: {_first_line(error)}") from error
+    assert isinstance(container, dict)
+    return {str(key): value for key, value in container.items()}
+
+
+def _validate(data: dict[str, Any], reading: _Reading, source: str) -> RunConfig:
+    """The typed configuration; problems of the types and, where that is possible, of the checks together."""
+    problems: list[Problem] = []
+    config: RunConfig | None = None
+    try:
+        config = RunConfig.model_validate(data)
+    except ValidationError as error:
+        problems += problems_in(error, RunConfig)
+        unknown = [details["loc"] for details in error.errors() if details["type"] == "extra_forbidden"]
+        if len(unknown) == len(error.errors()):
+            config = RunConfig.model_validate(_without(data, unknown))
+    if config is not None:
+        problems += check(config)
+    if problems or config is None:
+        raise ConfigurationError(describe(problems, source=source, origin=reading.origin))
+    return config
+
+
+def _without(data: dict[str, Any], paths: Sequence[KeyPath]) -> dict[str, Any]:
+    copy = deepcopy(data)
+    for path in paths:
+        parent: Any = copy
+        for part in path[:-1]:
+            parent = parent[part]
+        del parent[path[-1]]
+    return copy
+
+
+def _display(path: Path) -> str:
+    """Short enough to read: relative to the working directory where it is below it."""
+    resolved = path.resolve()
+    return str(resolved.relative_to(Path.cwd())) if resolved.is_relative_to(Path.cwd()) else str(path)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

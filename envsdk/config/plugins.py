@@ -1,0 +1,130 @@
+"""Plug-ins as the configuration sees them: names, and the keys they take, without importing torch.
+
+A plug-in may declare its settings as pydantic models under the entry-point group
+`envsdk.settings`, named `KIND.NAME.SECTION`:
+
+    [project.entry-points."envsdk.settings"]
+    "trainers.torch.training_args" = "envsdk.trainers.torch_args:TorchTrainingArgs"
+
+Unknown keys in `training_args` and `strategy_config` are then refused before anything starts, and
+`--explain` shows the plug-in's defaults. The module named should import quickly.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from pydantic import BaseModel
+
+from envsdk.config.models import Role, RunConfig
+from envsdk.config.problems import KeyPath
+from envsdk.env import EnvSpec, TextEnv
+from envsdk.plugins import load_plugin, plugin_names
+
+ENVS = "envsdk.envs"
+ENGINES = "envsdk.engines"
+TRAINERS = "envsdk.trainers"
+TRACKERS = "envsdk.trackers"
+ENV_MANAGERS = "envsdk.env_managers"
+SETTINGS = "envsdk.settings"
+
+
+def is_importable(dotted_name: str) -> bool:
+    """Whether the module of `package.module:Object` is there. Imports its parent packages only."""
+    module, separator, attribute = dotted_name.partition(":")
+    if not (module and separator and attribute):
+        return False
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+@cache
+def settings_model(kind: str, name: str, section: str) -> type[BaseModel] | None:
+    """The model a plug-in declares for one of its sections; None when it declares none."""
+    for entry in entry_points(group=SETTINGS, name=f"{kind}.{name}.{section}"):
+        model = entry.load()
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            return model
+        raise TypeError(f"entry point {entry.name} = {entry.value} is no pydantic model")
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsSection:
+    """Keys that belong to a plug-in."""
+
+    path: KeyPath
+    """Where the keys are written."""
+    plugin: str
+    model: type[BaseModel]
+    values: Mapping[str, Any]
+    """As given."""
+    also: Mapping[str, KeyPath]
+    """Keys of `values` that are written elsewhere than under `path`."""
+
+
+def settings_sections(config: RunConfig) -> Iterator[SettingsSection]:
+    """Sections of the file whose keys a plug-in declares."""
+    roles: list[tuple[str, Role, str]] = [
+        ("actor_train", config.actor_train, "trainers"),
+        ("actor_infer", config.actor_infer, "engines"),
+        ("reference", config.reference, "trainers"),
+    ]
+    for role_name, role, kind in roles:
+        plugin = role.strategy_args.strategy_name
+        model = settings_model(kind, plugin, "strategy_config")
+        if model is not None:
+            yield SettingsSection(
+                path=(role_name, "strategy_args", "strategy_config"),
+                plugin=plugin,
+                model=model,
+                values=role.settings,
+                also={key: (role_name, "model_args", key) for key in role.model_args},
+            )
+    plugin = config.actor_train.strategy_args.strategy_name
+    model = settings_model("trainers", plugin, "training_args")
+    if model is not None:
+        yield SettingsSection(
+            path=("actor_train", "training_args"),
+            plugin=plugin,
+            model=model,
+            values=config.actor_train.training_args,
+            also={},
+        )
+
+
+def environment_ids() -> list[str]:
+    """Ids a tag's `env_type` may name."""
+    return plugin_names(ENVS)
+
+
+def environment_spec(env_id: str) -> EnvSpec:
+    """The spec registered under one of `environment_ids`."""
+    spec: EnvSpec = load_plugin(ENVS, env_id)
+    return spec
+
+
+def environment_class(spec: EnvSpec) -> Callable[..., TextEnv]:
+    """The environment's constructor. Imports its module; what that raises is the caller's to report."""
+    if not isinstance(spec.entry_point, str):
+        return spec.entry_point
+    module, _, attribute = spec.entry_point.partition(":")
+    constructor: Callable[..., TextEnv] = getattr(importlib.import_module(module), attribute)
+    return constructor
+
+
+def argument_names(constructor: Callable[..., TextEnv]) -> tuple[str, ...] | None:
+    """Names of the arguments that `constructor` takes; None when it takes any."""
+    parameters = inspect.signature(constructor).parameters.values()
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return tuple(parameter.name for parameter in parameters)

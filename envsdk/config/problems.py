@@ -1,0 +1,40 @@
+"""One thing that is wrong with a configuration, and how several are told together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+KeyPath = tuple[str | int, ...]
+"""The way from the top level to a key: `("train_env_manager", "tags", 0)`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong, where, and what to do."""
+
+    path: KeyPath
+    message: str
+
+
+def dotted(path: KeyPath) -> str:
+    """The path as it is written in an override.
+
+    >>> dotted(("train_env_manager", "tags", 0))
+    'train_env_manager.tags[0]'
+    """
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+def describe(problems: Sequence[Problem], *, source: str, origin: Callable[[KeyPath], str]) -> str:
+    """All problems as one message; `origin` tells where a key was written, or nothing."""
+    count = f"{len(problems)} problem" + ("s" if len(problems) > 1 else "")
+    lines = [f"{source}: {count}"]
+    for problem in problems:
+        where = origin(problem.path)
+        place = f" ({where})" if where else ""
+        lines.append(f"  {dotted(problem.path)}{place}: {problem.message}")
+    return "\n".join(lines)

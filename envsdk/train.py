@@ -1,0 +1,60 @@
+"""`python -m envsdk.train FILE [key=value ...]`: train a policy as a YAML file says."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from envsdk.cli import run_app
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def train(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="YAML file. A bare name is looked up here, then among the shipped examples.",
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Replace single keys: max_steps=20 actor_infer.num_engines=2 ..."
+        ),
+    ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            help="Print every value, where it comes from and what follows from it; start nothing.",
+        ),
+    ] = False,
+) -> None:
+    """Train a policy by reinforcement learning on the environments that FILE names.
+
+    Everything the run writes goes to the folder OUTPUT_DIR/EXP_NAME named in FILE.
+    """
+    from envsdk.config import explain as explain_config
+    from envsdk.config import load_config
+
+    loaded = load_config(source, overrides or [])
+    if explain:
+        print(explain_config(loaded))
+        return
+
+    from envsdk.trainers.agentic_pipeline import run
+
+    run(loaded)
+
+
+def main(argv: list[str] | None = None) -> int:
+    return run_app(app, argv, name="envsdk train")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
