@@ -316,7 +316,7 @@ def main() -> None:
     options = parser.parse_args()
 
     print(
-        f"{options.num_groups} groups of {options.group_size} per batch and as many slots; lognormal episodes "
+        f"{options.num_groups} groups of {options.group_size} per batch, as many slots; lognormal episodes "
         f"of mean {options.mean_s:g} s, training {options.train_s:g} s; "
         f"{options.num_steps} steps x {options.seeds} seeds"
     )

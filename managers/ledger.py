@@ -18,11 +18,10 @@ The promises it keeps are listed in docs/ledger.md, each with the test that woul
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from enum import Enum, auto
 
+from envsdk.managers.ledger_parts import Group, Mixture, ProgressGuard, Seat, SlotPool, Status
 from envsdk.managers.ledger_types import (
     Batch,
     BatchGroup,
@@ -62,89 +61,27 @@ __all__ = [
 ]
 
 
-class _Status(Enum):
-    PENDING = auto()
-    RUNNING = auto()
-    VALID = auto()
-    FAILED = auto()
-    DROPPED = auto()
-
-
-@dataclass(slots=True, eq=False)
-class _Seat:
-    """One member of one group, and the lease that fills it now."""
-
-    group: _Group
-    member: int
-    attempt: int
-    status: _Status = _Status.DROPPED
-    lease_id: int = -1
-    slot_id: str = ""
-    version: int = -1
-    """The trainer's version at the grant: no token can be older, unless an engine lagged."""
-    oldest_version: int | None = None
-    """Of the finished episode's sampled tokens, as reported."""
-    finish_order: int = -1
-    deadline: float = 0.0
-
-
-@dataclass(slots=True, eq=False)
-class _Group:
-    group_id: int
-    task: Task
-    seats: list[_Seat] = field(default_factory=list)
-    num_valid: int = 0
-    num_outstanding: int = 0
-    """Seats pending or running."""
-
-
-@dataclass(slots=True, eq=False)
-class _Tag:
-    """What is waiting for, and playing on, the slots of one tag."""
-
-    weight: int
-    cursor: int = 0
-    share: int = 0
-    """Groups started under the present mixture."""
-    pending: deque[_Seat] = field(default_factory=deque)
-    """May hold seats dropped since; they are skipped."""
-    idle: OrderedDict[str, None] = field(default_factory=OrderedDict)
-    """Slots, longest idle first."""
-    num_running: int = 0
-    starved_since: float | None = None
-    """When work was first seen waiting with no slot idle or playing, on the ledger's clock."""
-
-
-@dataclass(slots=True, eq=False)
-class _Slot:
-    tag: str
-    lease_id: int | None = None
-    """The lease that occupies the slot, whether it still counts or was cancelled; None: idle."""
-
-
 class RolloutLedger:
     """See the module. `now` is in seconds on any clock that does not run backwards."""
 
     def __init__(self, config: LedgerConfig, state: LedgerState | None = None) -> None:
         self.config = config
         self.version = 0
-        self._tags = {tag: _Tag(weight) for tag, weight in config.tag_weights.items()}
-        self._retired_cursors: dict[str, int] = {}
-        self._slots: dict[str, _Slot] = {}
-        self._slot_of: dict[int, str] = {}
-        self._groups: dict[int, _Group] = {}
-        self._ready: dict[int, _Group] = {}
-        # Every lease has the same time to finish, so the order of grants is the order of deadlines.
-        self._running: OrderedDict[int, _Seat] = OrderedDict()
-        self._held: dict[int, _Seat] = {}
+        self._mixture = Mixture(config.tag_weights, config.split)
+        self._pool = SlotPool(config.tag_weights)
+        self._guard = ProgressGuard(config)
+        self._groups: dict[int, Group] = {}
+        self._ready: dict[int, Group] = {}
+        """In the order of completion."""
+        self._running: OrderedDict[int, Seat] = OrderedDict()
+        """By lease. All leases have the same time to finish: the order of grants is that of deadlines."""
+        self._held: dict[int, Seat] = {}
+        """By lease: finished, valid or failed, and neither delivered nor discarded."""
         self._groups_in_training = 0
         self._next_group_id = 0
         self._next_lease_id = 0
         self._next_finish = 0
         self._ends = dict.fromkeys(LeaseEnd, 0)
-        self._fruitless: Counter[Reason] = Counter()
-        self._num_fruitless = 0
-        self._is_stalled = False
         self._suspended_at: float | None = None
         self._suspended_s = 0.0
         if state is not None:
@@ -154,7 +91,7 @@ class RolloutLedger:
 
     @property
     def counts(self) -> LedgerCounts:
-        num_waiting = sum(seat.status is _Status.VALID for seat in self._held.values())
+        num_waiting = sum(seat.status is Status.VALID for seat in self._held.values())
         return LedgerCounts(
             started=self._next_lease_id,
             open=len(self._running) + num_waiting,
@@ -183,8 +120,10 @@ class RolloutLedger:
         """When `tick` is next due, on the shell's clock; None: not before another event."""
         if self._suspended_at is not None:
             return None
-        times = [tag.starved_since + self.config.episode_deadline_s for tag in self._tags.values()
-                 if tag.starved_since is not None and not self._is_stalled]  # fmt: skip
+        times = []
+        starved_since = self._pool.starved_since()
+        if starved_since is not None and not self._guard.has_stalled:
+            times.append(starved_since + self.config.episode_deadline_s)
         if self._running:
             times.append(next(iter(self._running.values())).deadline)
         return min(times) + self._suspended_s if times else None
@@ -198,8 +137,8 @@ class RolloutLedger:
             version=self.version,
             next_group_id=self._next_group_id,
             next_lease_id=self._next_lease_id,
-            cursors={**self._retired_cursors, **{name: tag.cursor for name, tag in self._tags.items()}},
-            shares={name: tag.share for name, tag in self._tags.items()},
+            cursors=dict(self._mixture.cursors),
+            shares=dict(self._mixture.shares),
             tag_weights=dict(self.config.tag_weights),
             ends=ends,
             unfinished=tuple(
@@ -218,15 +157,11 @@ class RolloutLedger:
     def add_slots(self, slots: Mapping[str, str], now: float) -> list[Command]:
         """Slot ids with the tag each can play. A known id is a slot that was lost and came back."""
         for slot_id, tag in slots.items():
-            if tag not in self._tags:
-                raise ValueError(
-                    f"slot {slot_id!r} plays tag {tag!r}, which is not one of {list(self._tags)}"
-                )
+            self._pool.check_tag(slot_id, tag)
         commands: list[Command] = []
-        self._lose_slots([slot_id for slot_id in slots if slot_id in self._slots], commands)
+        self._lose_slots([slot_id for slot_id in slots if slot_id in self._pool], commands)
         for slot_id, tag in slots.items():
-            self._slots[slot_id] = _Slot(tag)
-            self._tags[tag].idle[slot_id] = None
+            self._pool.add(slot_id, tag)
         return self._advance(now, commands)
 
     def slots_idle(self, slot_ids: Iterable[str], now: float) -> list[Command]:
@@ -235,9 +170,9 @@ class RolloutLedger:
         A slot whose lease still counts is left alone: the report belongs to an earlier lease.
         """
         for slot_id in slot_ids:
-            slot = self._slots.get(slot_id)
-            if slot is not None and slot.lease_id is not None and slot.lease_id not in self._running:
-                self._free_slot(slot.lease_id)
+            lease_id = self._pool.lease_on(slot_id)
+            if lease_id is not None and lease_id not in self._running:
+                self._pool.free(lease_id)
         return self._advance(now, [])
 
     def remove_slots(self, slot_ids: Iterable[str], now: float) -> list[Command]:
@@ -255,7 +190,7 @@ class RolloutLedger:
         report changes nothing.
         """
         commands: list[Command] = []
-        is_first_report = self._free_slot(lease_id)
+        is_first_report = self._pool.free(lease_id)
         seat = self._running.get(lease_id)
         if seat is not None:
             self._record(seat, Reason.EPISODE_FAILED if failed else None, oldest_version, commands)
@@ -329,13 +264,11 @@ class RolloutLedger:
         if len(self._ready) < num_groups:
             return None, self._advance(now, commands)
 
-        # `_ready` is in order of completion and the sort is stable.
+        # The sort is stable: among equals the first complete come first.
         chosen = sorted(self._ready.values(), key=self._oldest_version)[:num_groups]
         batch = Batch(version=self.version, groups=tuple(self._deliver(group) for group in chosen))
         self._groups_in_training += num_groups
-        self._fruitless.clear()
-        self._num_fruitless = 0
-        self._is_stalled = False
+        self._guard.delivered()
         if self._groups_in_training >= self.config.groups_per_batch:
             self._drop_what_cannot_be_delivered(commands)
         return batch, self._advance(now, commands)
@@ -343,14 +276,9 @@ class RolloutLedger:
     # Groups.
 
     def _start_groups(self) -> None:
-        """Start tasks while there is room, each of the tag that is furthest behind its share."""
-        room = self._room() - len(self._groups)
-        for _ in range(room):
-            name, tag = min(self._tags.items(), key=lambda item: item[1].share / item[1].weight)
-            task = Task(tag=name, split=self.config.split, index=tag.cursor)
-            tag.cursor += 1
-            tag.share += 1
-            self._add_group(self._next_group_id, task, attempt=0)
+        """Start tasks while there is room."""
+        for _ in range(self._room() - len(self._groups)):
+            self._add_group(self._next_group_id, self._mixture.next_task(), attempt=0)
             self._next_group_id += 1
 
     def _room(self) -> int:
@@ -361,15 +289,15 @@ class RolloutLedger:
         return room - self._groups_in_training
 
     def _add_group(self, group_id: int, task: Task, attempt: int) -> None:
-        group = _Group(group_id, task)
+        group = Group(group_id, task)
         for member in range(self.config.members_per_group):
-            seat = _Seat(group, member, attempt, _Status.PENDING)
+            seat = Seat(group, member, attempt, Status.PENDING)
             group.seats.append(seat)
-            self._tags[task.tag].pending.append(seat)
+            self._pool.queue(seat)
         group.num_outstanding = len(group.seats)
         self._groups[group_id] = group
 
-    def _settle(self, group: _Group, commands: list[Command]) -> None:
+    def _settle(self, group: Group, commands: list[Command]) -> None:
         """Bring the group's readiness up to date after its seats changed."""
         config = self.config
         is_complete = group.num_valid >= config.group_size or (
@@ -382,27 +310,29 @@ class RolloutLedger:
         self._ready.pop(group.group_id, None)
         if group.num_valid + group.num_outstanding < config.min_valid:
             for seat in group.seats:
-                if seat.status is _Status.FAILED:
+                if seat.status is Status.FAILED:
                     self._vacate(seat, LeaseEnd.FAILED, Reason.EPISODE_FAILED, commands)
                     self._lease_again(seat, commands)
 
-    def _complete(self, group: _Group, commands: list[Command]) -> None:
+    def _complete(self, group: Group, commands: list[Command]) -> None:
         """Keep the first valid members, then the first failed ones; the others are spare."""
-        finished = [seat for seat in group.seats if seat.status in (_Status.VALID, _Status.FAILED)]
-        finished.sort(key=lambda seat: (seat.status is _Status.FAILED, seat.finish_order))
+        finished = [seat for seat in group.seats if seat.status in (Status.VALID, Status.FAILED)]
+        finished.sort(key=lambda seat: (seat.status is Status.FAILED, seat.finish_order))
         winners = {seat.member for seat in finished[: self.config.group_size]}
         for seat in group.seats:
             if seat.member not in winners:
                 self._vacate(seat, LeaseEnd.CANCELLED, Reason.SPARE, commands)
         self._ready[group.group_id] = group
-        commands.append(GroupReady(group_id=group.group_id, lease_ids=_lease_ids(group)))
+        commands.append(
+            GroupReady(group_id=group.group_id, lease_ids=group.lease_ids(Status.VALID, Status.FAILED))
+        )
 
-    def _deliver(self, group: _Group) -> BatchGroup:
+    def _deliver(self, group: Group) -> BatchGroup:
         delivered = BatchGroup(
             group_id=group.group_id,
             task=group.task,
-            lease_ids=_lease_ids(group),
-            failed_lease_ids=tuple(s.lease_id for s in group.seats if s.status is _Status.FAILED),
+            lease_ids=group.lease_ids(Status.VALID, Status.FAILED),
+            failed_lease_ids=group.lease_ids(Status.FAILED),
         )
         for lease_id in delivered.lease_ids:
             del self._held[lease_id]
@@ -412,27 +342,27 @@ class RolloutLedger:
         return delivered
 
     def _drop_group(
-        self, group: _Group, finished_end: LeaseEnd, reason: Reason, commands: list[Command]
+        self, group: Group, finished_end: LeaseEnd, reason: Reason, commands: list[Command]
     ) -> None:
         """End a group undelivered: what finished ends as told, what runs is cancelled."""
         del self._groups[group.group_id]
         self._ready.pop(group.group_id, None)
         for seat in group.seats:
-            end = LeaseEnd.CANCELLED if seat.status is _Status.RUNNING else finished_end
+            end = LeaseEnd.CANCELLED if seat.status is Status.RUNNING else finished_end
             self._vacate(seat, end, reason, commands)
 
-    def _oldest_version(self, group: _Group) -> int:
+    def _oldest_version(self, group: Group) -> int:
         versions = [seat.oldest_version for seat in group.seats if seat.oldest_version is not None]
         return min(versions, default=self.version)
 
     # Staleness.
 
-    def _sweep(self, groups: Iterable[_Group], min_version: int, commands: list[Command]) -> None:
+    def _sweep(self, groups: Iterable[Group], min_version: int, commands: list[Command]) -> None:
         """Lease again what is older than `min_version`, running or finished."""
         for group in list(groups):
             is_changed = False
             for seat in group.seats:
-                version = seat.version if seat.status is _Status.RUNNING else seat.oldest_version
+                version = seat.version if seat.status is Status.RUNNING else seat.oldest_version
                 if version is not None and version < min_version:
                     self._vacate(seat, LeaseEnd.STALE, Reason.TOO_OLD, commands)
                     self._lease_again(seat, commands)
@@ -451,7 +381,7 @@ class RolloutLedger:
     # Seats.
 
     def _record(
-        self, seat: _Seat, failure: Reason | None, oldest_version: int | None, commands: list[Command]
+        self, seat: Seat, failure: Reason | None, oldest_version: int | None, commands: list[Command]
     ) -> None:
         """A running seat's episode is over, with a result or without."""
         group = seat.group
@@ -462,37 +392,37 @@ class RolloutLedger:
         self._next_finish += 1
         group.num_outstanding -= 1
         if failure is None:
-            seat.status = _Status.VALID
+            seat.status = Status.VALID
             group.num_valid += 1
         else:
-            seat.status = _Status.FAILED
+            seat.status = Status.FAILED
             self._end(LeaseEnd.FAILED, failure)
         self._settle(group, commands)
 
-    def _vacate(self, seat: _Seat, end: LeaseEnd, reason: Reason, commands: list[Command]) -> None:
+    def _vacate(self, seat: Seat, end: LeaseEnd, reason: Reason, commands: list[Command]) -> None:
         """Take out of the seat whatever fills it; a lease that has not ended ends so."""
         group = seat.group
-        if seat.status is _Status.RUNNING:
+        if seat.status is Status.RUNNING:
             self._leave_running(seat)
             self._end(end, reason)
             group.num_outstanding -= 1
-            if seat.lease_id in self._slot_of:
+            if self._pool.is_occupied_by(seat.lease_id):
                 commands.append(self._cancel(seat, reason))
-        elif seat.status is _Status.VALID:
+        elif seat.status is Status.VALID:
             del self._held[seat.lease_id]
             self._end(end, reason)
             group.num_valid -= 1
             commands.append(Discard(lease_id=seat.lease_id, end=end, reason=reason))
-        elif seat.status is _Status.FAILED:
+        elif seat.status is Status.FAILED:
             del self._held[seat.lease_id]
             commands.append(Discard(lease_id=seat.lease_id, end=LeaseEnd.FAILED, reason=reason))
-        elif seat.status is _Status.PENDING:
+        elif seat.status is Status.PENDING:
             group.num_outstanding -= 1
-        seat.status = _Status.DROPPED
+        seat.status = Status.DROPPED
         seat.lease_id = -1
         seat.oldest_version = None
 
-    def _lease_again(self, seat: _Seat, commands: list[Command]) -> None:
+    def _lease_again(self, seat: Seat, commands: list[Command]) -> None:
         """Queue a vacated seat ahead of younger work; give its group up when it had its share of attempts."""
         group = seat.group
         if group.group_id not in self._groups:
@@ -501,90 +431,54 @@ class RolloutLedger:
         if seat.attempt >= self.config.max_group_attempts:
             self._drop_group(group, LeaseEnd.FILTERED, Reason.GIVEN_UP, commands)
             return
-        seat.status = _Status.PENDING
+        seat.status = Status.PENDING
         group.num_outstanding += 1
-        self._tags[group.task.tag].pending.appendleft(seat)
+        self._pool.queue(seat, first=True)
 
-    def _leave_running(self, seat: _Seat) -> None:
+    def _leave_running(self, seat: Seat) -> None:
         del self._running[seat.lease_id]
-        self._tags[seat.group.task.tag].num_running -= 1
+        self._pool.stop_counting(seat.group.task.tag)
 
     @staticmethod
-    def _cancel(seat: _Seat, reason: Reason) -> Cancel:
+    def _cancel(seat: Seat, reason: Reason) -> Cancel:
         return Cancel(lease_id=seat.lease_id, slot_id=seat.slot_id, reason=reason)
 
     def _end(self, end: LeaseEnd, reason: Reason) -> None:
         self._ends[end] += 1
         # With a batch ready it is the trainer that is slow, however much is thrown away meanwhile.
         if reason.is_waste and len(self._ready) < self.config.groups_per_batch:
-            self._fruitless[reason] += 1
-            self._num_fruitless += 1
+            self._guard.waste(reason)
 
     # Slots.
 
-    def _free_slot(self, lease_id: int) -> bool:
-        """Make the lease's slot idle; False when it holds none."""
-        slot_id = self._slot_of.pop(lease_id, None)
-        if slot_id is None:
-            return False
-        slot = self._slots[slot_id]
-        slot.lease_id = None
-        self._tags[slot.tag].idle[slot_id] = None
-        return True
-
     def _lose_slots(self, slot_ids: Iterable[str], commands: list[Command]) -> None:
-        lost: list[_Seat] = []
-        for slot_id in slot_ids:
-            slot = self._slots.pop(slot_id, None)
-            if slot is None:
-                continue
-            self._tags[slot.tag].idle.pop(slot_id, None)
-            if slot.lease_id is not None:
-                del self._slot_of[slot.lease_id]
-                if slot.lease_id in self._running:
-                    lost.append(self._running[slot.lease_id])
+        lost = [
+            self._running.get(lease_id)
+            for slot_id in slot_ids
+            if (lease_id := self._pool.remove(slot_id)) is not None
+        ]
         for seat in lost:
             # Giving a group up may have ended the next one of `lost`.
-            if seat.status is _Status.RUNNING:
+            if seat is not None and seat.status is Status.RUNNING:
                 self._vacate(seat, LeaseEnd.CANCELLED, Reason.WORKER_LOST, commands)
                 self._lease_again(seat, commands)
 
     def _advance(self, now: float, commands: list[Command]) -> list[Command]:
         """Start and grant what can be, after an event; say so when nothing will ever come of it."""
+        starved_tag = None
         if self._suspended_at is None:
             self._start_groups()
-            clock = now - self._suspended_s
-            for name, tag in self._tags.items():
-                while tag.pending and (tag.idle or tag.pending[0].status is not _Status.PENDING):
-                    seat = tag.pending.popleft()
-                    if seat.status is _Status.PENDING:
-                        commands.append(self._grant(seat, tag, now))
-                is_starved = bool(tag.pending) and tag.num_running == 0
-                if not is_starved:
-                    tag.starved_since = None
-                elif tag.starved_since is None:
-                    tag.starved_since = clock
-                elif clock - tag.starved_since >= self.config.episode_deadline_s:
-                    self._stall(self._starved_message(name), commands)
-        if self._num_fruitless >= self.config.max_fruitless_batches * self.config.batch_size:
-            self._stall(self._fruitless_message(), commands)
+            for seat, slot_id in self._pool.matches():
+                commands.append(self._grant(seat, slot_id, now))
+            starved_tag = self._pool.starved_tag(now - self._suspended_s, self.config.episode_deadline_s)
+        message = self._guard.verdict(starved_tag, self._pool.num_slots(starved_tag) if starved_tag else 0)
+        if message is not None:
+            commands.append(Stalled(message=message))
         return commands
 
-    def _grant(self, seat: _Seat, tag: _Tag, now: float) -> Grant:
-        slot_id, _ = tag.idle.popitem(last=False)
-        lease_id = self._next_lease_id
-        self._next_lease_id += 1
-        seat.status = _Status.RUNNING
-        seat.lease_id = lease_id
-        seat.slot_id = slot_id
-        seat.version = self.version
-        seat.deadline = now - self._suspended_s + self.config.episode_deadline_s
-        self._running[lease_id] = seat
-        self._slots[slot_id].lease_id = lease_id
-        self._slot_of[lease_id] = slot_id
-        tag.num_running += 1
+    def _grant(self, seat: Seat, slot_id: str, now: float) -> Grant:
         lease = Lease(
-            lease_id=lease_id,
+            lease_id=self._next_lease_id,
             group_id=seat.group.group_id,
             member=seat.member,
             attempt=seat.attempt,
@@ -592,36 +486,15 @@ class RolloutLedger:
             version=self.version,
             deadline=now + self.config.episode_deadline_s,
         )
+        self._next_lease_id += 1
+        seat.status = Status.RUNNING
+        seat.lease_id = lease.lease_id
+        seat.slot_id = slot_id
+        seat.version = self.version
+        seat.deadline = lease.deadline - self._suspended_s
+        self._running[lease.lease_id] = seat
+        self._pool.occupy(slot_id, lease.lease_id)
         return Grant(lease=lease, slot_id=slot_id)
-
-    # No progress.
-
-    def _stall(self, message: str, commands: list[Command]) -> None:
-        if not self._is_stalled:
-            self._is_stalled = True
-            commands.append(Stalled(message=message))
-
-    def _fruitless_message(self) -> str:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in self._fruitless.most_common())
-        return (
-            f"no batch could be delivered while {self._num_fruitless} trajectories were thrown away in a row "
-            f"(the limit is max_fruitless_batches {self.config.max_fruitless_batches} x rollout_batch_size "
-            f"{self.config.batch_size}): {reasons}. Look at the failures in trajectories/, loosen the group "
-            "filter, shorten the episodes or raise async_generation_ratio; the limit is max_fruitless_batches"
-        )
-
-    def _starved_message(self, tag: str) -> str:
-        num_slots = sum(slot.tag == tag for slot in self._slots.values())
-        return (
-            f"tag {tag!r} has tasks waiting and no environment to play them for "
-            f"{self.config.episode_deadline_s:g} s: "
-            + (
-                f"its {num_slots} environments hang and do not come back after a cancel"
-                if num_slots
-                else "no worker offers it"
-            )
-            + ". Look at the workers' logs, or remove the tag from the env manager's `tags`"
-        )
 
     # Restart.
 
@@ -630,21 +503,8 @@ class RolloutLedger:
         self._next_group_id = state.next_group_id
         self._next_lease_id = state.next_lease_id
         self._ends = {end: state.ends[end.value] for end in LeaseEnd}
-        is_same_mixture = dict(state.tag_weights) == dict(self.config.tag_weights)
-        for name, cursor in state.cursors.items():
-            if name in self._tags:
-                self._tags[name].cursor = cursor
-            else:
-                self._retired_cursors[name] = cursor
-        if is_same_mixture:
-            for name, share in state.shares.items():
-                self._tags[name].share = share
+        self._mixture.restore(state.cursors, state.shares, state.tag_weights)
         for group in state.unfinished:
-            if group.tag in self._tags:
+            if group.tag in self.config.tag_weights:
                 task = Task(tag=group.tag, split=self.config.split, index=group.index)
                 self._add_group(group.group_id, task, group.attempt)
-
-
-def _lease_ids(group: _Group) -> tuple[int, ...]:
-    """Leases held for a complete group, in the order of members."""
-    return tuple(s.lease_id for s in group.seats if s.status in (_Status.VALID, _Status.FAILED))
