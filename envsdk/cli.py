@@ -131,6 +131,9 @@ def _usage_error(error: BaseException) -> str | None:
     if format_message is None:
         return None
     context = getattr(error, "ctx", None)
+    if not str(error):
+        # No arguments: the help is on the screen already.
+        return ""
     hint = f"\nTry `{context.command_path} --help`." if context is not None else ""
     return f"{format_message()}{hint}"
 
@@ -156,7 +159,7 @@ def _forward(module: str, context: typer.Context) -> None:
 
 @app.command(add_help_option=False, context_settings=_FORWARD)
 def train(context: typer.Context) -> None:
-    """Train a policy: `envsdk train agentic_async.yaml [key=value ...]`."""
+    """Train a policy: `envsdk train agentic_async.yaml KEY=VALUE ...`."""
     _forward("envsdk.train", context)
 
 
@@ -182,7 +185,7 @@ def report(context: typer.Context) -> None:
 def explain(
     source: Annotated[str, typer.Argument(metavar="FILE", help="YAML file, or a shipped example's name.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Replace single keys.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Replace single keys.")
     ] = None,
 ) -> None:
     """Print every key of a configuration, where its value comes from, and what follows from it."""
@@ -198,12 +201,11 @@ def envs() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from envsdk.config.plugins import environment_ids, environment_spec
+    from envsdk.registry import list_specs
 
     table = Table("id", "description", "action", box=None, pad_edge=False)
-    for env_id in environment_ids():
-        spec = environment_spec(env_id)
-        table.add_row(env_id, spec.description, spec.action_format)
+    for spec in list_specs():
+        table.add_row(spec.id, spec.description, spec.action_format)
     Console().print(table)
 
 

@@ -24,7 +24,7 @@ def train(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]...", help="Replace single keys: max_steps=20 actor_infer.num_engines=2 ..."
+            metavar="KEY=VALUE", help="Replace single keys: max_steps=20 actor_infer.num_engines=2 ..."
         ),
     ] = None,
     explain: Annotated[

@@ -11,12 +11,14 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from envsdk import registry
 from envsdk.config import plugins
 from envsdk.config.models import EMBEDDED_DEFAULT, CustomEnv, EnvManagerArgs, RunConfig
 from envsdk.config.nearest import suggest
 from envsdk.config.problems import KeyPath, Problem
 from envsdk.config.validation import problems_in
 from envsdk.env import Isolation
+from envsdk.failures import ConfigurationError
 from envsdk.plugins import plugin_names
 from envsdk.prompts import PLACEHOLDERS
 
@@ -53,6 +55,13 @@ def _managers(config: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 (name, "min_group_size"),
                 f"{manager.min_group_size} is more than group_size={manager.group_size}: no group would do",
+            )
+
+    for key in ("group_size_redundancy", "num_groups_redundancy", "min_group_size"):
+        if getattr(config.val_env_manager, key):
+            yield Problem(
+                ("val_env_manager", key),
+                "has no effect: an evaluation plays every task once and counts every episode; leave it out",
             )
 
 
@@ -160,27 +169,18 @@ def _lengths(config: RunConfig) -> Iterator[Problem]:
 
 
 def _tags(config: RunConfig) -> Iterator[Problem]:
-    known = plugins.environment_ids()
     for tag, env in config.custom_envs.items():
         path: KeyPath = ("custom_envs", tag)
         yield from _templates(path, env)
-        if env.env_type in known:
-            yield from _environment(path, env)
-        else:
-            hint = suggest(env.env_type, known, known="registered environments")
-            yield Problem((*path, "env_type"), f"unknown environment `{env.env_type}`; {hint}")
+        yield from _environment(path, env)
 
 
 def _environment(path: KeyPath, env: CustomEnv) -> Iterator[Problem]:
     try:
         spec = plugins.environment_spec(env.env_type)
         constructor = plugins.environment_class(spec)
-    except Exception as error:  # noqa: BLE001 - the environment's own module, wherever it comes from
-        yield Problem(
-            (*path, "env_type"),
-            f"`{env.env_type}` cannot be imported ({type(error).__name__}: {error}); "
-            "install what it needs, or take the tag out",
-        )
+    except ConfigurationError as error:
+        yield Problem((*path, "env_type"), str(error))
         return
     known = plugins.argument_names(constructor)
     unknown = [] if known is None else [key for key in env.env_config if key not in known]
@@ -191,9 +191,9 @@ def _environment(path: KeyPath, env: CustomEnv) -> Iterator[Problem]:
         return
     # An inline environment is cheap to build, and knows best what its arguments may be.
     try:
-        constructor(**{**spec.kwargs, **env.env_config}).close()
-    except (TypeError, ValueError) as error:
-        yield Problem((*path, "env_config"), f"`{env.env_type}` refuses it: {error}")
+        registry.make(spec, **env.env_config).close()
+    except (ConfigurationError, TypeError) as error:
+        yield Problem((*path, "env_config"), str(error))
 
 
 def _templates(path: KeyPath, env: CustomEnv) -> Iterator[Problem]:

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from envsdk.config.loading import DEFAULT, LoadedConfig, leaf_paths
 from envsdk.config.models import EnvManagerArgs, Role, RunConfig
 from envsdk.config.plugins import settings_sections
 from envsdk.config.problems import KeyPath, dotted
-from envsdk.config.validation import shown
 
 _VALUE_WIDTH = 44
 
@@ -18,7 +19,11 @@ _VALUE_WIDTH = 44
 def explain(loaded: LoadedConfig) -> str:
     """Plain text: one line per key with its value and origin, then what is derived."""
     rows = [(dotted(path), _short(value), loaded.provenance[dotted(path)]) for path, value in _leaves(loaded)]
-    rows += [(dotted(path), _short(value), origin) for path, value, origin in _plugin_defaults(loaded.config)]
+    for section, defaults in _plugin_defaults(loaded.config):
+        after = max(i for i, row in enumerate(rows) if row[0].startswith(section))
+        rows[after + 1 : after + 1] = [
+            (f"{section}.{key}", _short(value), origin) for key, value, origin in defaults
+        ]
     files = " <- ".join(_relative(path) for path in loaded.sources)
     return "\n".join(
         [
@@ -42,9 +47,10 @@ def derived(config: RunConfig) -> list[tuple[str, str]]:
             "synchronous" if alpha == 0 else f"asynchronous, generation runs {alpha:g} batches ahead",
         ),
         ("max staleness", f"{staleness} weight version{'' if staleness == 1 else 's'}"),
-        ("capacity", f"{config.capacity} trajectories leased or waiting, spares not counted"),
+        ("capacity", _capacity(config)),
         ("training batch", f"{config.num_train_groups} groups of {config.train_env_manager.group_size}"),
         *_manager_rows("train", config.train_env_manager),
+        ("train groups count", f"from {_members(config.train_env_manager)} on"),
         *_manager_rows("val", config.val_env_manager),
         ("val tasks", _per_tag(config.val_groups_per_tag)),
         (
@@ -62,12 +68,21 @@ def derived(config: RunConfig) -> list[tuple[str, str]]:
     ]
 
 
+def _capacity(config: RunConfig) -> str:
+    groups = config.capacity // config.train_env_manager.group_size
+    spares = config.train_env_manager.num_groups_redundancy
+    return f"{groups} groups leased or waiting" + (f", and {spares} spare" if spares else "")
+
+
 def _manager_rows(name: str, manager: EnvManagerArgs) -> Iterator[tuple[str, str]]:
     spares = f", {manager.group_size_redundancy} of each group spare" if manager.group_size_redundancy else ""
     workers = f"{manager.num_workers} worker{'' if manager.num_workers == 1 else 's'}"
     yield f"{name} environments", f"{manager.num_envs} in {workers}{spares}"
     yield f"{name} slots by tag", _per_tag(manager.envs_per_tag)
-    yield f"{name} groups run again below", f"{manager.required_group_size} members"
+
+
+def _members(manager: EnvManagerArgs) -> str:
+    return f"{manager.required_group_size} of {manager.group_size} members"
 
 
 def _per_tag(values: Any) -> str:
@@ -95,20 +110,24 @@ def _leaves(loaded: LoadedConfig) -> Iterator[tuple[KeyPath, Any]]:
         yield path, value
 
 
-def _plugin_defaults(config: RunConfig) -> Iterator[tuple[KeyPath, Any, str]]:
-    """Keys that plug-ins declare and the file leaves to them."""
+def _plugin_defaults(config: RunConfig) -> Iterator[tuple[str, list[tuple[str, Any, str]]]]:
+    """By section: keys that a plug-in declares and the file leaves to it, with value and origin."""
     for section in settings_sections(config):
         values = section.model.model_validate(dict(section.values)).model_dump(mode="json")
-        for key, value in values.items():
-            if key not in section.values:
-                yield (*section.path, key), value, f"{DEFAULT} of {section.plugin}"
+        origin = f"{DEFAULT} of {section.plugin}"
+        yield (
+            dotted(section.path),
+            [(key, value, origin) for key, value in values.items() if key not in section.values],
+        )
 
 
 def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else shown(value)
-    if value in ({}, [], ""):
-        text = {"{}": "{}", "[]": "[]"}.get(str(value), '""')
-    text = text.replace("\n", "\\n")
+    """The value as YAML writes it on one line, cut to the column."""
+    if isinstance(value, str) and "\n" in value:
+        text = value.replace("\n", "\\n")
+    else:
+        text = yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True)
+        text = text.removesuffix("...\n").strip()
     return text if len(text) <= _VALUE_WIDTH else f"{text[: _VALUE_WIDTH - 3]}..."
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -99,8 +100,8 @@ class EnvManagerArgs(Section):
     """Spare groups per batch: the first complete ones count, the rest are cancelled."""
     min_group_size: PositiveInt | None = None
     """A group left with fewer by failures is run again; half of `group_size`, rounded up, when absent."""
-    max_group_attempts: PositiveInt = 4
-    """Times a task is tried before the run gives up on it."""
+    max_group_attempts: PositiveInt = 8
+    """Tries of one member (after staleness, failures, lost workers) before its group is given up."""
     episode_deadline_s: PositiveFloat = 600.0
     """An episode that takes longer is ended and recorded as failed."""
     turn_timeout_s: PositiveFloat = 120.0
@@ -126,7 +127,9 @@ class EnvManagerArgs(Section):
     @property
     def required_group_size(self) -> int:
         """`min_group_size`, or what stands for it when it is absent."""
-        return self.min_group_size if self.min_group_size is not None else math.ceil(self.group_size / 2)
+        if self.min_group_size is not None:
+            return self.min_group_size
+        return max(math.ceil(self.group_size / 2), min(2, self.group_size))
 
     @property
     def groups_per_tag(self) -> dict[str, int]:
@@ -326,7 +329,8 @@ class RunConfig(AlgorithmKeys, Section):
     @property
     def capacity(self) -> int:
         """Trajectories leased or waiting at the same time, spares not counted."""
-        return math.floor((1 + self.async_generation_ratio) * self.rollout_batch_size)
+        # Through the decimal the user wrote: 1.15 * 20 is 22.999... in binary.
+        return math.floor((1 + Decimal(str(self.async_generation_ratio))) * self.rollout_batch_size)
 
     @property
     def num_train_groups(self) -> int:

@@ -12,7 +12,6 @@ Unknown keys in `training_args` and `strategy_config` are then refused before an
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -23,12 +22,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from envsdk import registry
 from envsdk.config.models import Role, RunConfig
 from envsdk.config.problems import KeyPath
 from envsdk.env import EnvSpec, TextEnv
-from envsdk.plugins import load_plugin, plugin_names
 
-ENVS = "envsdk.envs"
 ENGINES = "envsdk.engines"
 TRAINERS = "envsdk.trainers"
 TRACKERS = "envsdk.trackers"
@@ -51,7 +49,11 @@ def is_importable(dotted_name: str) -> bool:
 def settings_model(kind: str, name: str, section: str) -> type[BaseModel] | None:
     """The model a plug-in declares for one of its sections; None when it declares none."""
     for entry in entry_points(group=SETTINGS, name=f"{kind}.{name}.{section}"):
-        model = entry.load()
+        try:
+            model = entry.load()
+        except ImportError:
+            # Its package is not all here. Playing with another policy needs no engine and no trainer.
+            return None
         if isinstance(model, type) and issubclass(model, BaseModel):
             return model
         raise TypeError(f"entry point {entry.name} = {entry.value} is no pydantic model")
@@ -103,23 +105,18 @@ def settings_sections(config: RunConfig) -> Iterator[SettingsSection]:
 
 
 def environment_ids() -> list[str]:
-    """Ids a tag's `env_type` may name."""
-    return plugin_names(ENVS)
+    """Ids a tag's `env_type` may name, sorted."""
+    return [spec.id for spec in registry.list_specs()]
 
 
 def environment_spec(env_id: str) -> EnvSpec:
-    """The spec registered under one of `environment_ids`."""
-    spec: EnvSpec = load_plugin(ENVS, env_id)
-    return spec
+    """The spec registered under `env_id`; ConfigurationError names the nearest id when there is none."""
+    return registry.spec(env_id)
 
 
 def environment_class(spec: EnvSpec) -> Callable[..., TextEnv]:
-    """The environment's constructor. Imports its module; what that raises is the caller's to report."""
-    if not isinstance(spec.entry_point, str):
-        return spec.entry_point
-    module, _, attribute = spec.entry_point.partition(":")
-    constructor: Callable[..., TextEnv] = getattr(importlib.import_module(module), attribute)
-    return constructor
+    """The environment's constructor; ConfigurationError when its module cannot be imported."""
+    return registry.load_entry_point(spec)
 
 
 def argument_names(constructor: Callable[..., TextEnv]) -> tuple[str, ...] | None:
