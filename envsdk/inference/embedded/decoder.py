@@ -1,0 +1,127 @@
+"""What the batching core asks of a model: prefill rows, decode rows, move a slot, take weights."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from envsdk.failures import EngineError
+
+Tensors = Mapping[str, Tensor]
+"""Weights by Hugging Face name."""
+
+WeightsT = TypeVar("WeightsT")
+
+
+class Decoder(ABC, Generic[WeightsT]):
+    """A model and its slots. Slot i holds the keys and values of one sequence.
+
+    Everything except `build` is called from the compute thread, under `torch.inference_mode`.
+    Logits are float32.
+    """
+
+    vocab_size: int
+    num_slots: int
+    device: torch.device
+    caches: bool
+    """Whether slots really hold keys and values, so that a prefix can be reused."""
+
+    @abstractmethod
+    def build(self, tensors: Tensors) -> WeightsT:
+        """`tensors` in the form this decoder computes with, sharing no memory with them.
+
+        Safe beside a running `decode`. Raises EngineError naming a missing, unknown or
+        wrongly shaped weight.
+        """
+
+    @abstractmethod
+    def use(self, weights: WeightsT) -> None:
+        """Compute with `weights` from the next call on. Cached keys and values are the caller's business."""
+
+    @abstractmethod
+    def prefill(
+        self, first_slot: int, ids: list[NDArray[np.int64]], past: list[int], *, want_logits: bool
+    ) -> Tensor | None:
+        """Run slots `first_slot + i` over all their tokens `ids[i]`, of which `past[i]` are cached.
+
+        Returns the logits after each last token, `[len(ids), vocab_size]`.
+        """
+
+    @abstractmethod
+    def begin(self, ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+        """The rows that `decode` works on are slots `[0, len(lengths))`; call again when they change.
+
+        `ids` is `[num_slots, sequence_length]` and stays the caller's, who goes on writing to it.
+        A row's last known token, at `lengths - 1`, is the one without keys and values yet.
+        """
+
+    @abstractmethod
+    def decode(self, tokens: Tensor) -> Tensor:
+        """One step: `tokens` `[rows]` are the rows' last tokens; logits `[rows, vocab_size]` follow them."""
+
+    @abstractmethod
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of slot `source` over slot `target`."""
+
+    @abstractmethod
+    def exchange(self, one: int, other: int, length: int) -> None:
+        """Exchange the first `length` positions of two slots."""
+
+    @abstractmethod
+    def clear(self, slot: int) -> None:
+        """Forget what is not a number: fill the slot with zeros."""
+
+
+def as_tensors(weights: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> dict[str, Tensor]:
+    """NumPy arrays or tensors by name, without copying."""
+    items = weights.items() if isinstance(weights, Mapping) else weights
+    return {name: value if isinstance(value, Tensor) else _tensor(name, value) for name, value in items}
+
+
+def _tensor(name: str, array: Any) -> Tensor:
+    try:
+        # PyTorch wants writable memory, which shared memory is not.
+        return torch.from_numpy(array) if array.flags.writeable else torch.tensor(array)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise EngineError(f"weight `{name}` cannot be read: {error}") from error
+
+
+def read_folder(folder: Path) -> dict[str, Tensor]:
+    """Every tensor of the safetensors files in a Hugging Face folder."""
+    from safetensors.torch import load_file
+
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise EngineError(f"{folder} holds no *.safetensors file; save the model with save_pretrained")
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        tensors.update(load_file(file))
+    return tensors
+
+
+def check_names(
+    expected: Mapping[str, tuple[int, ...]], tensors: Tensors, *, optional: frozenset[str]
+) -> None:
+    """Raise EngineError for the first weight that is missing, unknown or of another shape.
+
+    `optional` names may be missing and, when present, are not looked at.
+    """
+    for name, shape in expected.items():
+        if name in optional:
+            continue
+        if name not in tensors:
+            raise EngineError(f"weight `{name}` is missing; {len(tensors)} weights were given")
+        if tuple(tensors[name].shape) != shape:
+            raise EngineError(
+                f"weight `{name}` has shape {list(tensors[name].shape)}; the model needs {list(shape)}"
+            )
+    for name in tensors:
+        if name not in expected and name not in optional and not name.endswith("rotary_emb.inv_freq"):
+            raise EngineError(f"weight `{name}` is not one of the model's")

@@ -1,0 +1,485 @@
+"""The fast path: Llama, Qwen2 and Qwen3 with few operations per layer.
+
+At small batches a step costs what its operations cost to launch, so the weights are rearranged
+once, when they are loaded, to need fewer of them:
+
+- **RMS norm as layer norm.** PyTorch has a fused layer norm and no fused RMS norm on a CPU. They
+  are the same on vectors of mean zero, so the residual stream is rotated into the subspace of
+  mean-zero vectors of a slightly wider space (a Householder reflection that sends the last axis
+  to the all-ones direction); weights that read or write the stream are rotated with it.
+- Norm weights and the attention scale are folded into the matrices that follow them.
+- Query, key and value of one key/value head lie side by side, so that every view the attention
+  needs is a stride and not a copy; rotary pairs are interleaved, so that rotation is one complex
+  product.
+
+Shapes: B rows, N tokens (of all rows, packed), T longest new part, S longest sequence,
+M sequence_length, K key/value heads, G query heads per key/value head, D head size,
+H hidden size, W hidden size widened, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from envsdk.inference.embedded.decoder import Decoder, Tensors, check_names
+
+_MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3"})
+_WIDENING = 8
+"""Extra width of the residual stream; one would do, eight keep rows aligned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What the fast path needs to know of a Hugging Face configuration."""
+
+    num_layers: int
+    num_kv_heads: int
+    num_queries_per_kv: int
+    head_dim: int
+    hidden_size: int
+    intermediate_size: int
+    vocab_size: int
+    norm_eps: float
+    tied: bool
+    qkv_bias: bool
+    output_bias: bool
+    qk_norm: bool
+    inverse_frequencies: Tensor
+    """`[head_dim / 2]`"""
+    rotary_scale: float
+
+    @classmethod
+    def of(cls, config: Any) -> Architecture | None:
+        """None when the fast path does not know this model, which then runs through transformers."""
+        kind = config.model_type
+        layer_types = getattr(config, "layer_types", None) or ["full_attention"]
+        rope = dict(config.rope_parameters or {}) if kind in _MODEL_TYPES else {}
+        if (
+            kind not in _MODEL_TYPES
+            or config.hidden_act != "silu"
+            or getattr(config, "mlp_bias", False)
+            or set(layer_types) != {"full_attention"}
+            or rope.get("rope_type", "default") not in {"default", "linear", "llama3", "yarn"}
+            or rope.get("partial_rotary_factor", 1.0) != 1.0
+        ):
+            return None
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        frequencies, scale = _rotary(config, rope, head_dim)
+        attention_bias = bool(getattr(config, "attention_bias", False))
+        return cls(
+            num_layers=config.num_hidden_layers,
+            num_kv_heads=config.num_key_value_heads,
+            num_queries_per_kv=config.num_attention_heads // config.num_key_value_heads,
+            head_dim=head_dim,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            vocab_size=config.vocab_size,
+            norm_eps=config.rms_norm_eps,
+            tied=config.tie_word_embeddings,
+            qkv_bias=attention_bias or kind == "qwen2",
+            output_bias=attention_bias and kind != "qwen2",
+            qk_norm=kind == "qwen3",
+            inverse_frequencies=frequencies,
+            rotary_scale=scale,
+        )
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Hugging Face names and shapes."""
+        hidden, inner, dim = self.hidden_size, self.intermediate_size, self.head_dim
+        keys = self.num_kv_heads * dim
+        queries = keys * self.num_queries_per_kv
+        shapes: dict[str, tuple[int, ...]] = {
+            "model.embed_tokens.weight": (self.vocab_size, hidden),
+            "model.norm.weight": (hidden,),
+            "lm_head.weight": (self.vocab_size, hidden),
+        }
+        for layer in range(self.num_layers):
+            prefix = f"model.layers.{layer}."
+            attention = prefix + "self_attn."
+            shapes |= {
+                prefix + "input_layernorm.weight": (hidden,),
+                prefix + "post_attention_layernorm.weight": (hidden,),
+                prefix + "mlp.gate_proj.weight": (inner, hidden),
+                prefix + "mlp.up_proj.weight": (inner, hidden),
+                prefix + "mlp.down_proj.weight": (hidden, inner),
+                attention + "q_proj.weight": (queries, hidden),
+                attention + "k_proj.weight": (keys, hidden),
+                attention + "v_proj.weight": (keys, hidden),
+                attention + "o_proj.weight": (hidden, queries),
+            }
+            if self.qkv_bias:
+                shapes |= {
+                    attention + "q_proj.bias": (queries,),
+                    attention + "k_proj.bias": (keys,),
+                    attention + "v_proj.bias": (keys,),
+                }
+            if self.output_bias:
+                shapes[attention + "o_proj.bias"] = (hidden,)
+            if self.qk_norm:
+                shapes |= {attention + "q_norm.weight": (dim,), attention + "k_norm.weight": (dim,)}
+        return shapes
+
+
+def _rotary(config: Any, rope: dict[str, Any], head_dim: int) -> tuple[Tensor, float]:
+    """Inverse frequencies `[head_dim / 2]` and the factor on cosine and sine."""
+    kind = rope.get("rope_type", "default")
+    if kind == "default":
+        steps = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+        return 1.0 / (rope.get("rope_theta", 10000.0) ** steps), 1.0
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+    return frequencies.float(), float(scale)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """Matrices are stored input by output, contiguous, in the widened stream's axes."""
+
+    qkv: Tensor
+    """`[W, K * (G + 2) * D]`"""
+    qkv_bias: Tensor | None
+    qk_norm: Tensor | None
+    """`[G + 1, D]`"""
+    output: Tensor
+    """`[K * G * D, W]`"""
+    output_bias: Tensor | None
+    gate_up: Tensor
+    """`[W, 2 * inner]`"""
+    down: Tensor
+    """`[inner, W]`"""
+
+
+@dataclass(frozen=True, slots=True)
+class FastWeights:
+    """One version of the model."""
+
+    embedding: Tensor
+    """`[V, W]`"""
+    layers: tuple[_Layer, ...]
+    head: Tensor
+    """`[W, V]`"""
+
+
+class FastDecoder(Decoder[FastWeights]):
+    """See the module's text."""
+
+    caches = True
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        *,
+        num_slots: int,
+        sequence_length: int,
+        max_prefill_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        arch = architecture
+        self.vocab_size = arch.vocab_size
+        self.num_slots = num_slots
+        self.device = device
+        self._arch = arch
+        self._dtype = dtype
+        self._max_prefill_tokens = max_prefill_tokens
+        self._sequence_length = sequence_length
+        self._width = arch.hidden_size + _WIDENING
+        # Layer norm divides by the widened width; this epsilon makes up for it, `_reading` for the rest.
+        self._eps = arch.norm_eps * arch.hidden_size / self._width
+        self._head_eps = arch.norm_eps * arch.head_dim
+        shape = (arch.num_layers, num_slots * arch.num_kv_heads, 2, sequence_length, arch.head_dim)
+        self._cache = torch.zeros(shape, dtype=dtype, device=device)
+        """Keys and values, `[layers, slots * K, 2, M, D]`; untouched pages cost no memory."""
+        self._cache_rows = [layer.view(-1, arch.head_dim) for layer in self._cache]
+        angles = torch.outer(torch.arange(sequence_length).float(), arch.inverse_frequencies)
+        self._rotation = torch.polar(torch.full_like(angles, arch.rotary_scale), angles).to(device)
+        self._weights: FastWeights | None = None
+        # The rows being decoded, see `begin`.
+        self._num_rows = 0
+        self._longest = 0
+        self._positions = torch.empty(0)
+        self._targets = torch.empty(0)
+        self._mask: Tensor | None = None
+        self._mask_targets = torch.empty(0)
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+
+    # ---- weights
+
+    def build(self, tensors: Tensors) -> FastWeights:
+        arch = self._arch
+        optional = frozenset({"lm_head.weight"}) if arch.tied else frozenset[str]()
+        check_names(arch.weight_shapes(), tensors, optional=optional)
+        with torch.inference_mode():
+            return self._rearranged(lambda name: tensors[name].to(self.device, torch.float32))
+
+    def _rearranged(self, weight: Callable[[str], Tensor]) -> FastWeights:
+        arch = self._arch
+        keys, queries, dim = arch.num_kv_heads, arch.num_queries_per_kv, arch.head_dim
+        interleaved = torch.arange(dim, device=self.device).view(2, dim // 2).t().reshape(-1)
+        scale = dim**-0.5
+
+        def grouped(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            """`[K * (G + 2) * D, ...]` with rotary pairs interleaved."""
+            rest = query.shape[1:]
+            query = query.view(keys, queries, dim, *rest)[:, :, interleaved]
+            key = key.view(keys, 1, dim, *rest)[:, :, interleaved]
+            return torch.cat([query, key, value.view(keys, 1, dim, *rest)], 1).reshape(-1, *rest)
+
+        layers = []
+        for index in range(arch.num_layers):
+            prefix = f"model.layers.{index}."
+            attention = prefix + "self_attn."
+            query_scale = 1.0 if arch.qk_norm else scale
+            qkv = grouped(
+                weight(attention + "q_proj.weight") * query_scale,
+                weight(attention + "k_proj.weight"),
+                weight(attention + "v_proj.weight"),
+            )
+            qkv_bias = output_bias = qk_norm = None
+            if arch.qkv_bias:
+                qkv_bias = grouped(
+                    weight(attention + "q_proj.bias") * query_scale,
+                    weight(attention + "k_proj.bias"),
+                    weight(attention + "v_proj.bias"),
+                ).to(self._dtype)
+            if arch.output_bias:
+                output_bias = self._rotated(weight(attention + "o_proj.bias")).to(self._dtype)
+            if arch.qk_norm:
+                # The norm below is by the length, not by the root mean square: a factor sqrt(D).
+                query_norm = weight(attention + "q_norm.weight")[interleaved] * scale
+                key_norm = weight(attention + "k_norm.weight")[interleaved]
+                qk_norm = torch.cat([query_norm.expand(queries, dim), key_norm.view(1, dim)]) * dim**0.5
+            gate_up = torch.cat(
+                [weight(prefix + "mlp.gate_proj.weight"), weight(prefix + "mlp.up_proj.weight")]
+            )
+            layers.append(
+                _Layer(
+                    qkv=self._reading(qkv, weight(prefix + "input_layernorm.weight")),
+                    qkv_bias=qkv_bias,
+                    qk_norm=qk_norm,
+                    output=self._writing(weight(attention + "o_proj.weight")),
+                    output_bias=output_bias,
+                    gate_up=self._reading(gate_up, weight(prefix + "post_attention_layernorm.weight")),
+                    down=self._writing(weight(prefix + "mlp.down_proj.weight")),
+                )
+            )
+        embedding = weight("model.embed_tokens.weight")
+        head = embedding if arch.tied else weight("lm_head.weight")
+        return FastWeights(
+            embedding=self._rotated(embedding).to(self._dtype),
+            layers=tuple(layers),
+            head=self._reading(head, weight("model.norm.weight")),
+        )
+
+    def _rotated(self, vectors: Tensor) -> Tensor:
+        """`[..., H]` in the widened stream, `[..., W]`: same length, mean zero."""
+        width = self._width
+        axis = torch.full((width,), -(width**-0.5), device=self.device)
+        axis[-1] += 1.0
+        axis /= torch.linalg.vector_norm(axis)
+        padded = F.pad(vectors, (0, _WIDENING))
+        return padded.sub_((padded @ axis).unsqueeze(-1) * (2.0 * axis))
+
+    def _reading(self, matrix: Tensor, norm: Tensor) -> Tensor:
+        """A matrix `[out, H]` that reads the stream after the norm `[H]`, as `[W, out]`."""
+        factor = math.sqrt(self._arch.hidden_size / self._width)
+        return self._rotated(matrix * (norm * factor)).t().to(self._dtype).contiguous()
+
+    def _writing(self, matrix: Tensor) -> Tensor:
+        """A matrix `[H, in]` that adds to the stream, as `[in, W]`."""
+        return self._rotated(matrix.t()).to(self._dtype).contiguous()
+
+    def use(self, weights: FastWeights) -> None:
+        self._weights = weights
+
+    # ---- the model
+
+    def _project(self, stream: Tensor, layer: _Layer, rotation: Tensor) -> Tensor:
+        """Rotated queries and keys, and values, `[N, K, G + 2, D]`."""
+        arch = self._arch
+        normed = F.layer_norm(stream, (self._width,), None, None, self._eps)
+        if layer.qkv_bias is None:
+            projected = normed @ layer.qkv
+        else:
+            projected = torch.addmm(layer.qkv_bias, normed, layer.qkv)
+        heads = projected.view(-1, arch.num_kv_heads, arch.num_queries_per_kv + 2, arch.head_dim)
+        turning = heads[:, :, :-1]
+        exact = turning if self._dtype is torch.float32 else turning.float()
+        if layer.qk_norm is not None:
+            inverse = torch.linalg.vecdot(exact, exact).add_(self._head_eps).rsqrt_().unsqueeze_(-1)
+            exact.mul_(inverse).mul_(layer.qk_norm)
+        pairs = exact.view(*exact.shape[:-1], arch.head_dim // 2, 2)
+        torch.view_as_complex(pairs).mul_(rotation)
+        if exact is not turning:
+            turning.copy_(exact)
+        return heads
+
+    def _feed_forward(self, stream: Tensor, layer: _Layer) -> Tensor:
+        normed = F.layer_norm(stream, (self._width,), None, None, self._eps)
+        gate, up = (normed @ layer.gate_up).chunk(2, -1)
+        return torch.addmm(stream, F.silu(gate).mul_(up), layer.down)
+
+    def _attended(self, stream: Tensor, attention: Tensor, layer: _Layer) -> Tensor:
+        stream = torch.addmm(stream, attention, layer.output)
+        return stream if layer.output_bias is None else stream.add_(layer.output_bias)
+
+    def _logits(self, stream: Tensor, weights: FastWeights) -> Tensor:
+        normed = F.layer_norm(stream, (self._width,), None, None, self._eps)
+        return (normed @ weights.head).float()
+
+    # ---- prefill
+
+    def prefill(
+        self, first_slot: int, ids: list[NDArray[np.int64]], past: list[int], *, want_logits: bool
+    ) -> Tensor | None:
+        logits: list[Tensor] = []
+        start = 0
+        while start < len(ids):
+            end = start + 1
+            longest = len(ids[start]) - past[start]
+            while end < len(ids):
+                longest = max(longest, len(ids[end]) - past[end])
+                if longest * (end + 1 - start) > self._max_prefill_tokens:
+                    break
+                end += 1
+            part = self._prefill(first_slot + start, ids[start:end], past[start:end], want_logits=want_logits)
+            if part is not None:
+                logits.append(part)
+            start = end
+        return torch.cat(logits) if want_logits else None
+
+    def _prefill(
+        self, first_slot: int, ids: list[NDArray[np.int64]], past: list[int], *, want_logits: bool
+    ) -> Tensor | None:
+        assert self._weights is not None
+        arch, device = self._arch, self.device
+        rows = len(ids)
+        new = [len(row) - begin for row, begin in zip(ids, past, strict=True)]
+        longest_new, longest = max(new), max(len(row) for row in ids)
+        tokens = np.concatenate([row[begin:] for row, begin in zip(ids, past, strict=True)])
+        positions = np.concatenate([np.arange(begin, len(row)) for row, begin in zip(ids, past, strict=True)])
+        row_of = np.repeat(np.arange(rows), new)
+        column = np.concatenate([np.arange(count) for count in new])
+        padded = min(new) != longest_new
+        place = torch.from_numpy(row_of * longest_new + column).to(device) if padded else None
+        heads = (first_slot + row_of)[:, None] * arch.num_kv_heads + np.arange(arch.num_kv_heads)
+        targets_np = (heads[:, :, None] * 2 + np.arange(2)) * self._sequence_length + positions[:, None, None]
+        targets = torch.from_numpy(targets_np).to(device)
+        mask = None
+        if any(past):
+            reach = torch.tensor(past, device=device)[:, None] + torch.arange(longest_new, device=device)
+            mask = (torch.arange(longest, device=device) <= reach[:, :, None])[:, None]
+        rotation = self._rotation[torch.from_numpy(positions).to(device)][:, None, None]
+        stream = self._weights.embedding[torch.from_numpy(tokens).to(device)]
+        group = arch.num_queries_per_kv
+        slots = slice(first_slot * arch.num_kv_heads, (first_slot + rows) * arch.num_kv_heads)
+        for layer, cache, cache_rows in zip(self._weights.layers, self._cache, self._cache_rows, strict=True):
+            mixed = self._project(stream, layer, rotation)
+            cache_rows[targets] = mixed[:, :, group:]
+            queries = mixed[:, :, :group]
+            if place is not None:
+                spread = queries.new_zeros(rows * longest_new, *queries.shape[1:])
+                queries = spread.index_copy_(0, place, queries)
+            # Keys past a row's end are hidden: the row's own queries come before them.
+            kept = cache[slots].view(rows, arch.num_kv_heads, 2, self._sequence_length, arch.head_dim)
+            attention = F.scaled_dot_product_attention(
+                queries.reshape(rows, longest_new, -1, arch.head_dim).transpose(1, 2),
+                kept[:, :, 0, :longest],
+                kept[:, :, 1, :longest],
+                attn_mask=mask,
+                is_causal=mask is None,
+                scale=1.0,
+                enable_gqa=group > 1,
+            )
+            flat = attention.transpose(1, 2).reshape(rows * longest_new, -1)
+            stream = self._attended(stream, flat if place is None else flat[place], layer)
+            stream = self._feed_forward(stream, layer)
+        if not want_logits:
+            return None
+        last = torch.tensor(new, device=device).cumsum(0) - 1
+        return self._logits(stream[last], self._weights)
+
+    # ---- decode
+
+    def begin(self, ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+        arch, device = self._arch, self.device
+        rows, keys = len(lengths), arch.num_kv_heads
+        self._num_rows = rows
+        self._longest = int(lengths.max())
+        self._positions = torch.from_numpy(lengths - 1).to(device)
+        row_positions = self._positions.repeat_interleave(keys)
+        heads = torch.arange(rows * keys, device=device)
+        self._targets = (
+            (heads[:, None] * 2 + torch.arange(2, device=device)) * self._sequence_length
+            + row_positions[:, None]
+        ).view(rows, keys, 2)
+        self._keys = [layer[: rows * keys, 0].transpose(1, 2) for layer in self._cache]
+        self._values = [layer[: rows * keys, 1] for layer in self._cache]
+        self._mask = None
+        if int(lengths.min()) != self._longest:
+            reach = torch.arange(self._sequence_length, device=device) > row_positions[:, None]
+            mask = torch.zeros(reach.shape, dtype=self._dtype, device=device)
+            self._mask = mask.masked_fill_(reach, -torch.inf).unsqueeze(1)
+            self._mask_targets = heads * self._sequence_length + row_positions
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        weights = self._weights
+        assert weights is not None
+        arch = self._arch
+        rows, group = self._num_rows, arch.num_queries_per_kv
+        num_heads = rows * arch.num_kv_heads
+        length = self._longest
+        mask = None
+        if self._mask is not None:
+            self._mask.view(-1).index_fill_(0, self._mask_targets, 0.0)
+            mask = self._mask[:, :, :length]
+        rotation = self._rotation[self._positions].view(rows, 1, 1, -1)
+        stream = weights.embedding[tokens]
+        for layer, keys, values, cache_rows in zip(
+            weights.layers, self._keys, self._values, self._cache_rows, strict=True
+        ):
+            mixed = self._project(stream, layer, rotation)
+            cache_rows[self._targets] = mixed[:, :, group:]
+            queries = mixed.view(num_heads, group + 2, -1)[:, :group]
+            if mask is None:
+                scores = torch.bmm(queries, keys[:, :, :length])
+            else:
+                scores = torch.baddbmm(mask, queries, keys[:, :, :length])
+            attention = torch.bmm(torch.softmax(scores, -1), values[:, :length])
+            stream = self._attended(stream, attention.view(rows, -1), layer)
+            stream = self._feed_forward(stream, layer)
+        self._longest += 1
+        self._positions += 1
+        self._targets += 1
+        if mask is not None:
+            self._mask_targets += 1
+        return self._logits(stream, weights)
+
+    # ---- slots
+
+    def _slot(self, slot: int) -> Tensor:
+        keys = self._arch.num_kv_heads
+        return self._cache[:, slot * keys : (slot + 1) * keys]
+
+    def move(self, source: int, target: int, length: int) -> None:
+        self._slot(target)[..., :length, :] = self._slot(source)[..., :length, :]
+
+    def exchange(self, one: int, other: int, length: int) -> None:
+        first, second = self._slot(one)[..., :length, :], self._slot(other)[..., :length, :]
+        kept = first.clone()
+        first.copy_(second)
+        second.copy_(kept)
+
+    def clear(self, slot: int) -> None:
+        self._slot(slot).zero_()

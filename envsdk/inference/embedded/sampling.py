@@ -1,0 +1,93 @@
+"""Sampling by inverse CDF: one uniform number per token, taken from the request's own stream.
+
+So a reply depends on its seed, prompt and weights alone, not on which requests share its batch.
+B is the number of rows, V the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from envsdk.inference.engine import SamplingParams
+
+# Keeps u * total strictly below total in float32, so that no token without probability is drawn.
+_BELOW_ONE = np.float32(1.0 - 2.0**-22)
+
+
+def uniforms(seed: int, count: int) -> NDArray[np.float32]:
+    """The first `count` numbers of the stream of `seed`, in [0, 1)."""
+    return np.random.Generator(np.random.PCG64(seed % 2**64)).random(count, dtype=np.float32) * _BELOW_ONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingPlan:
+    """What a batch's rows ask for; None where no row asks, so that the common case costs nothing."""
+
+    inverse_temperature_B1: Tensor | None
+    greedy_B: Tensor | None
+    filtered_rows: Tensor | None
+    """Rows with top_k or top_p; the next two have one entry, `[num_filtered, 1]`, for each."""
+    top_k: Tensor | None
+    top_p: Tensor | None
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], vocab_size: int, device: torch.device) -> SamplingPlan:
+        temperatures = [p.temperature or 1.0 for p in params]
+        greedy = [p.temperature == 0 for p in params]
+        filtered = [
+            row
+            for row, p in enumerate(params)
+            if p.temperature > 0 and (p.top_p < 1.0 or 0 < p.top_k < vocab_size)
+        ]
+        top_k = [[min(params[row].top_k or vocab_size, vocab_size)] for row in filtered]
+        top_p = [[params[row].top_p] for row in filtered]
+
+        return cls(
+            inverse_temperature_B1=None
+            if all(t == 1.0 for t in temperatures)
+            else (1.0 / torch.tensor(temperatures, device=device)).unsqueeze(1),
+            greedy_B=torch.tensor(greedy, device=device) if any(greedy) else None,
+            filtered_rows=torch.tensor(filtered, device=device) if filtered else None,
+            top_k=torch.tensor(top_k, device=device) if filtered else None,
+            top_p=torch.tensor(top_p, device=device) if filtered else None,
+        )
+
+
+def sample(logits_BV: Tensor, uniforms_B: Tensor, plan: SamplingPlan) -> tuple[Tensor, Tensor]:
+    """Token ids `[B]` and their log-probabilities `[B]` under the distribution they were drawn from."""
+    if plan.inverse_temperature_B1 is not None:
+        logits_BV = logits_BV * plan.inverse_temperature_B1
+    if plan.filtered_rows is not None:
+        assert plan.top_k is not None
+        assert plan.top_p is not None
+        kept = _filter(logits_BV[plan.filtered_rows], plan.top_k, plan.top_p)
+        logits_BV = logits_BV.index_copy(0, plan.filtered_rows, kept)
+    probabilities_BV = torch.softmax(logits_BV, -1)
+    cumulative_BV = torch.cumsum(probabilities_BV, -1)
+    target_B1 = cumulative_BV[:, -1:] * uniforms_B.unsqueeze(1)
+    # right=True finds the first token whose cumulative probability exceeds the target.
+    tokens_B1 = torch.searchsorted(cumulative_BV, target_B1, right=True)
+    if plan.greedy_B is not None:
+        best_B1 = probabilities_BV.argmax(-1, keepdim=True)
+        tokens_B1 = torch.where(plan.greedy_B.unsqueeze(1), best_B1, tokens_B1)
+    # Reached only when the logits are not numbers; the log-probability then says so.
+    tokens_B1.clamp_(max=logits_BV.shape[1] - 1)
+    return tokens_B1.squeeze(1), probabilities_BV.gather(1, tokens_B1).squeeze(1).log_().clamp_(max=0.0)
+
+
+def _filter(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """-inf outside the `top_k` likeliest tokens, then outside the smallest set that holds `top_p`."""
+    ordered, order = logits.sort(dim=-1, descending=True)
+    ordered = ordered.masked_fill(ordered < ordered.gather(1, top_k - 1), -torch.inf)
+    probabilities = ordered.softmax(-1)
+    before = probabilities.cumsum(-1) - probabilities
+    outside = before >= top_p
+    outside[:, 0] = False
+    ordered = ordered.masked_fill(outside, -torch.inf)
+    return torch.empty_like(logits).scatter_(1, order, ordered)

@@ -1,0 +1,31 @@
+"""Settings of the embedded engine."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import PositiveInt
+
+from envsdk.inference.settings import StrictSettings
+
+
+class EmbeddedSettings(StrictSettings):
+    """`strategy_config` of the embedded engine."""
+
+    num_threads: PositiveInt = 1
+    """Threads of one PyTorch operation. One is fastest for models of a few million parameters."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Weights and KV cache; log-probabilities are always computed in float32."""
+    device: str = "cpu"
+    """Any PyTorch device."""
+    max_running: PositiveInt | None = None
+    """Requests decoded together; overrides the engine's general setting."""
+    kv_slots: PositiveInt | None = None
+    """Sequences whose keys and values are kept, running and idle together. Default: four times
+    `max_running`, or as many as fit in 1 GiB, but no fewer than `max_running`."""
+    max_prefill_tokens: PositiveInt = 4096
+    """Prompt tokens computed in one forward pass; bounds how long running replies wait for new ones."""
+    prefix_reuse: bool = True
+    """Keep a session's keys and values after a reply, so that its next turn computes only what is new."""
+    force_generic: bool = False
+    """Run the model through transformers even where the fast path knows its architecture."""
