@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from threading import Lock
 
-from envsdk.failures import StorageError
+from envsdk.atomic import storage_error
 
 
 class AppendFile:
@@ -26,7 +26,7 @@ class AppendFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
-            raise _storage_error(path, error) from error
+            raise storage_error("write", path, error) from error
 
     def append(self, record: bytes) -> None:
         """Write one record. Raises StorageError, having taken back what it wrote, when the disk is full."""
@@ -41,7 +41,7 @@ class AppendFile:
                     os.fsync(descriptor)
             except OSError as error:
                 os.ftruncate(descriptor, size)
-                raise _storage_error(self.path, error) from error
+                raise storage_error("write", self.path, error) from error
 
     def read(self) -> bytes:
         """Everything in the file."""
@@ -65,11 +65,3 @@ class AppendFile:
         if self._descriptor is None:
             raise ValueError(f"{self.path} is closed")
         return self._descriptor
-
-
-def _storage_error(path: Path, error: OSError) -> StorageError:
-    reason = error.strerror or str(error)
-    return StorageError(
-        f"cannot write {path}: {reason}. Free some space or choose another `output_dir`; "
-        "started again, the run goes on from its last checkpoint."
-    )

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from envsdk.appendfile import AppendFile
+from envsdk.atomic import write_atomically
 from envsdk.failures import ConfigurationError
 from envsdk.tracking.tracker import Tracker
 
@@ -45,14 +45,8 @@ class JsonlTracker(Tracker):
 
     def rewind(self, step: int) -> None:
         kept = [line for line, row in _rows(self._file.read()) if row["step"] <= step]
+        write_atomically(self._path, b"".join(kept))
         self._file.close()
-        # Written beside and renamed: a kill leaves the old file or the new one, never half of either.
-        beside = self._path.with_suffix(".rewinding")
-        beside.unlink(missing_ok=True)
-        replacement = AppendFile(beside, durable=True)
-        replacement.append(b"".join(kept))
-        replacement.close()
-        os.replace(beside, self._path)
         self._file = AppendFile(self._path, durable=True)
 
     def close(self) -> None:

@@ -1,0 +1,5 @@
+import sys
+
+from envsdk.report.command import main
+
+sys.exit(main(sys.argv[1:]))
