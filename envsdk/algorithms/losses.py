@@ -83,7 +83,7 @@ def staleness_weight(proximal_logprobs: Tensor, behavior_logprobs: Tensor, args:
     """min(pi_proximal / pi_behavior, `behavior_weight_cap`) per token `[...]`, detached.
 
     Ones with `behavior_weight: none`. The factor in front of the decoupled objective (Hilton et al.,
-    arXiv:2110.00641, eq. 3; AReaL, arXiv:2505.24298, eq. 5), truncated as in IMPALA (arXiv:1802.01561,
+    arXiv:2110.00641; AReaL, arXiv:2505.24298), truncated as in IMPALA (arXiv:1802.01561,
     sec. 4.1), so that a token the old policy hardly ever wrote cannot dominate a batch.
     """
     if args.behavior_weight == "none":
@@ -116,8 +116,8 @@ def ppo_loss(
     staleness, but holds the policy near an *old* one, and tokens that earlier batches already moved
     beyond the clip range give no gradient at all.
 
-    Source: PPO, arXiv:1707.06347, eq. 7; decoupled PPO, arXiv:2110.00641, eq. 3; dual clip,
-    arXiv:1912.09729, eq. 5; asymmetric clip range, DAPO, arXiv:2503.14476, eq. 10.
+    Source: PPO, arXiv:1707.06347, eq. 7; decoupled PPO, arXiv:2110.00641; dual clip,
+    arXiv:1912.09729; asymmetric clip range, DAPO, arXiv:2503.14476, eq. 10.
     """
     if args.pg_ratio == "behavior":
         ratio = _ratio(logprobs, behavior_logprobs)
