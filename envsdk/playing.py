@@ -1,0 +1,444 @@
+"""What `collect` and `evaluate` share: from ENV or YAML and a policy's name to played episodes.
+
+    source = resolve_source("agentic_async.yaml", ["seed=7"])
+    player = make_player(source, split="val", tags=None, policy="oracle")
+    player.play(tasks, on_trajectory)
+
+Episodes are played by the same `TrajEnvManager` that training uses, in this process, without Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from platform import python_version
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
+
+from envsdk.config import EMBEDDED_DEFAULT, RunConfig, load_config
+from envsdk.config.checks import check
+from envsdk.config.models import split_evenly
+from envsdk.config.nearest import suggest
+from envsdk.config.plugins import environment_class, environment_ids, environment_spec
+from envsdk.config.problems import describe
+from envsdk.config.validation import problems_in
+from envsdk.env import Isolation, TextEnv
+from envsdk.failures import ConfigurationError
+from envsdk.policies import REQUIRED_ABILITY, make_policy
+from envsdk.policy import Policy
+from envsdk.trajectory import Task, Trajectory
+
+if TYPE_CHECKING:
+    from envsdk.managers.traj_env_manager import TagSetup
+
+MODEL = "model"
+"""Name of the policy that asks an engine."""
+
+DEFAULT_SEED = 42
+DEFAULT_SEQUENCE_LENGTH = 2048
+_DIGEST_BYTES = 1 << 20
+_BACKGROUND_SLOTS = 16
+"""Episodes at a time where environments run on threads: they wait more than they compute."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What ENV_OR_YAML stands for."""
+
+    name: str
+    """As given: an environment id or a file."""
+    config: RunConfig
+    is_environment: bool
+    """Whether `config` was made up around a registered environment."""
+
+    def episodes_by_tag(self, num_episodes: int, *, split: str, tags: Sequence[str] | None) -> dict[str, int]:
+        """Divide episodes between tags: evenly where tags are named, else as the YAML's managers do.
+
+        Tags that get none are left out.
+        """
+        weights = dict.fromkeys(self._known(tags), 1) if tags else self._manager_weights(split)
+        counts = split_evenly(num_episodes, list(weights.values()))
+        return {tag: count for tag, count in zip(weights, counts, strict=True) if count}
+
+    def _known(self, tags: Sequence[str]) -> Sequence[str]:
+        for tag in tags:
+            if tag not in self.config.custom_envs:
+                hint = suggest(tag, self.config.custom_envs, known="tags in custom_envs")
+                raise ConfigurationError(f"--tags: {self.name} has no tag `{tag}`; {hint}")
+        return tags
+
+    def _manager_weights(self, split: str) -> Mapping[str, int]:
+        config = self.config
+        return (config.train_env_manager if split == "train" else config.val_env_manager).groups_per_tag
+
+
+def resolve_source(source: str | Path | RunConfig, overrides: Sequence[str] = ()) -> Source:
+    """Find out what `source` means: a run's YAML file, a registered environment id, or a configuration.
+
+    With an environment id, overrides are arguments of its constructor (`size=6`) or keys of a run
+    (`sequence_length=512`). Raises ConfigurationError.
+    """
+    if isinstance(source, RunConfig):
+        return Source(name=source.exp_name, config=source, is_environment=False)
+    name = str(source)
+    known = environment_ids()
+    if name in known:
+        return Source(name=name, config=_around_environment(name, overrides), is_environment=True)
+    if name.endswith((".yaml", ".yml")) or Path(name).is_file():
+        return Source(name=name, config=load_config(source, overrides).config, is_environment=False)
+    hint = suggest(name, known, known="registered environments")
+    raise ConfigurationError(
+        f"there is no environment {name!r}; {hint} "
+        "(`envsdk envs` lists them; a run's configuration is named by its .yaml file)"
+    )
+
+
+def _around_environment(env_id: str, overrides: Sequence[str]) -> RunConfig:
+    """A run's configuration whose only tag is `env_id`, told by its own words what a reply looks like."""
+    spec = environment_spec(env_id)
+    run_keys, env_config = _split_overrides(overrides)
+    manager = {"num_env_groups": 1, "tags": [env_id]}
+    data = {
+        "exp_name": "adhoc",
+        "seed": DEFAULT_SEED,
+        "rollout_batch_size": 1,
+        "val_batch_size": 100,
+        "sequence_length": DEFAULT_SEQUENCE_LENGTH,
+        "max_steps": 1,
+        "adv_estimator": "reinforce",
+        "custom_envs": {
+            env_id: {
+                "env_type": env_id,
+                "env_config": env_config,
+                "agent_system_template": "\n".join(filter(None, (spec.description, spec.action_format))),
+            }
+        },
+        "train_env_manager": manager,
+        "val_env_manager": manager,
+    }
+    try:
+        config = RunConfig.model_validate(
+            OmegaConf.to_container(OmegaConf.merge(data, run_keys), resolve=True)
+        )
+        problems = check(config)
+    except ValidationError as error:
+        problems = list(problems_in(error, RunConfig))
+    except OmegaConfBaseException as error:
+        raise ConfigurationError(f"{' '.join(overrides)}: {str(error).splitlines()[0]}") from error
+    if problems:
+        raise ConfigurationError(describe(problems, source=env_id, origin=lambda path: ""))
+    return config
+
+
+def _split_overrides(overrides: Sequence[str]) -> tuple[Any, dict[str, Any]]:
+    """Keys of a run, and arguments of the environment: every key that no run knows."""
+    for override in overrides:
+        if "=" not in override:
+            raise ConfigurationError(f"{override!r} is no override; write key=value, such as size=6")
+
+    def is_run_key(override: str) -> bool:
+        return override.partition("=")[0].partition(".")[0] in RunConfig.model_fields
+
+    try:
+        arguments = OmegaConf.from_dotlist([item for item in overrides if not is_run_key(item)])
+        run_keys = OmegaConf.from_dotlist([item for item in overrides if is_run_key(item)])
+        env_config = OmegaConf.to_container(arguments, resolve=True)
+    except (OmegaConfBaseException, ValueError) as error:
+        raise ConfigurationError(f"{' '.join(overrides)}: {str(error).splitlines()[0]}") from error
+    assert isinstance(env_config, dict)
+    return run_keys, {str(key): value for key, value in env_config.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """The model behind the policy `model`, and the engine that runs it. Picklable."""
+
+    folder: Path
+    """Hugging Face folder."""
+    engine: str
+    """Entry point in `envsdk.engines`."""
+    settings: Mapping[str, Any]
+    """The engine's own."""
+    max_running: int
+    generating: Any
+    """GeneratingSettings."""
+    sequence_length: int
+    turn_timeout_s: float
+    seed: int
+
+    def describe(self) -> dict[str, Any]:
+        """What decides its replies, as JSON."""
+        return {
+            "folder": str(self.folder.resolve()),
+            "content": _content_digest(self.folder),
+            "engine": self.engine,
+            "generating": asdict(self.generating),
+            "sequence_length": self.sequence_length,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Player:
+    """Plays tasks with one policy. Picklable: worker processes get a copy."""
+
+    setups: Mapping[str, TagSetup]
+    policy: str
+    epsilon: float
+    seed: int
+    """The run's: seeds of tasks and of sampling follow from it."""
+    model: ModelSource | None
+    """None when the policy needs none."""
+
+    def describe(self) -> dict[str, Any]:
+        """What decides how a given task is played, as JSON."""
+        return {
+            "seed": self.seed,
+            "policy": self.policy,
+            "epsilon": self.epsilon,
+            "model": None if self.model is None else self.model.describe(),
+            "tags": {
+                tag: {
+                    "env_type": setup.blueprint.spec.id,
+                    "env_config": {**setup.blueprint.spec.kwargs, **setup.blueprint.env_config},
+                    "max_steps": setup.max_turns,
+                    "max_new_tokens": setup.max_new_tokens if self.model is not None else None,
+                    "agent_system_template": setup.prompts.system,
+                    "agent_template": setup.prompts.template,
+                }
+                for tag, setup in self.setups.items()
+            },
+        }
+
+    def play(
+        self, tasks: Iterable[tuple[int, Task]], on_trajectory: Callable[[int, Trajectory], None]
+    ) -> None:
+        """Play `(position, task)` pairs; calls `on_trajectory(position, trajectory)` as episodes end.
+
+        Within a tag, episodes start in the order given. Raises what `on_trajectory` raises.
+        """
+        try:
+            asyncio.run(self._play(tasks, on_trajectory))
+        except BaseExceptionGroup as group:
+            raise _first_leaf(group) from group
+
+    async def _play(
+        self, tasks: Iterable[tuple[int, Task]], on_trajectory: Callable[[int, Trajectory], None]
+    ) -> None:
+        from envsdk.managers.local_runner import play_tasks
+
+        async with self._policies() as policy:
+            await play_tasks(
+                tasks,
+                setups=self.setups,
+                policy=policy,
+                run_seed=self.seed,
+                num_slots_per_tag=self.num_slots_per_tag,
+                on_trajectory=on_trajectory,
+            )
+
+    @property
+    def num_slots_per_tag(self) -> int:
+        """Episodes at the same time: as many as the engine runs, or as waiting environments are worth."""
+        if self.model is not None:
+            return max(1, self.model.max_running // len(self.setups))
+        isolations = {setup.blueprint.isolation for setup in self.setups.values()}
+        if Isolation.THREAD in isolations:
+            return _BACKGROUND_SLOTS
+        if Isolation.PROCESS in isolations:
+            return max(1, (os.cpu_count() or 1) // len(self.setups))
+        return 1
+
+    @asynccontextmanager
+    async def _policies(self) -> AsyncIterator[Callable[[TagSetup], Policy]]:
+        if self.model is None:
+            policy = make_policy(self.policy, epsilon=self.epsilon)
+            yield lambda setup: policy
+            return
+        async with _engine_policies(self.model) as policies:
+            yield policies
+
+
+@asynccontextmanager
+async def _engine_policies(model: ModelSource) -> AsyncIterator[Callable[[TagSetup], Policy]]:
+    """An engine of this process's own, for as long as the block runs."""
+    from envsdk.chat import ChatTokenizer
+    from envsdk.inference.engine import Engine, EngineConfig
+    from envsdk.inference.engine_policy import EnginePolicy
+    from envsdk.inference.proxy import InferenceProxy, LocalLink
+    from envsdk.plugins import load_plugin
+
+    chat = ChatTokenizer.load(model.folder)
+    engine_class: type[Engine] = load_plugin("envsdk.engines", model.engine)
+    engine = engine_class.create(
+        EngineConfig(
+            model=model.folder,
+            sequence_length=model.sequence_length,
+            max_running=model.max_running,
+            strategy_config=model.settings,
+            seed=model.seed,
+        )
+    )
+    proxy = InferenceProxy({"local": LocalLink(engine)}, turn_timeout_s=model.turn_timeout_s)
+    try:
+        await engine.start()
+        proxy.start()
+        yield lambda setup: EnginePolicy(
+            proxy,
+            chat,
+            model.generating,
+            sequence_length=model.sequence_length,
+            max_new_tokens=setup.max_new_tokens or None,
+        )
+    finally:
+        await proxy.close()
+        await engine.close()
+
+
+def make_player(
+    source: Source,
+    *,
+    tags: Iterable[str],
+    policy: str,
+    epsilon: float = 0.0,
+    seed: int | None = None,
+    model: Path | None = None,
+    greedy: bool = False,
+) -> Player:
+    """Check that the policy can play these tags and gather what it takes. Raises ConfigurationError."""
+    from envsdk.managers.wiring import tag_setup
+
+    config = source.config
+    setups = {
+        tag: tag_setup(
+            tag,
+            config.custom_envs[tag],
+            environment_spec(config.custom_envs[tag].env_type),
+            max_new_tokens=config.max_response_tokens(tag),
+        )
+        for tag in tags
+    }
+    if policy == MODEL:
+        if epsilon:
+            raise ConfigurationError(
+                "--epsilon is for policies without a model: random actions would be missing from the token "
+                "log. Raise actor_infer.generating_args.temperature instead"
+            )
+    else:
+        if model is not None:
+            raise ConfigurationError(f"--model is for --policy model; --policy {policy} needs none")
+        if greedy:
+            raise ConfigurationError(f"--greedy is for --policy model; --policy {policy} samples no tokens")
+        make_policy(policy, epsilon=epsilon)
+        _check_abilities(setups, policy, epsilon)
+    seed = config.seed if seed is None else seed
+    return Player(
+        setups=setups,
+        policy=policy,
+        epsilon=epsilon,
+        seed=seed,
+        model=_model_source(source, model, greedy, seed) if policy == MODEL else None,
+    )
+
+
+def _check_abilities(setups: Mapping[str, TagSetup], policy: str, epsilon: float) -> None:
+    needed = {
+        REQUIRED_ABILITY[name] for name in (policy, "random" if epsilon else "") if name in REQUIRED_ABILITY
+    }
+    for tag, setup in setups.items():
+        spec = setup.blueprint.spec
+        constructor: Any = environment_class(spec)
+        if not (isinstance(constructor, type) and issubclass(constructor, TextEnv)):
+            continue
+        missing = sorted(needed - constructor.abilities())
+        if missing:
+            raise ConfigurationError(
+                f"--policy {policy}: {spec.id} (tag {tag}) has no `{missing[0]}()`; "
+                "use --policy model, or another environment"
+            )
+
+
+def _model_source(source: Source, model: Path | None, greedy: bool, seed: int) -> ModelSource:
+    from envsdk.managers.wiring import generating_settings
+
+    config = source.config
+    generating = generating_settings(config)
+    infer = config.actor_infer
+    return ModelSource(
+        folder=find_model_folder(model) if model is not None else _pretrained(source),
+        engine=infer.strategy_args.strategy_name,
+        settings=infer.settings,
+        max_running=infer.infer_batch_size,
+        generating=replace(generating, temperature=0.0) if greedy else generating,
+        sequence_length=config.sequence_length,
+        turn_timeout_s=config.val_env_manager.turn_timeout_s,
+        seed=seed,
+    )
+
+
+def find_model_folder(path: Path) -> Path:
+    """The Hugging Face folder that `path` is, or that the checkpoint `path` holds."""
+    path = path.expanduser()
+    for candidate in (path, path / "model"):
+        if (candidate / "config.json").is_file():
+            return candidate
+    if not path.exists():
+        raise ConfigurationError(f"--model: there is no folder {path}")
+    raise ConfigurationError(
+        f"--model: {path} holds no config.json: it is neither a Hugging Face folder nor a checkpoint "
+        "(such as runs/NAME/checkpoints/step_000010)"
+    )
+
+
+def _pretrained(source: Source) -> Path:
+    if source.is_environment:
+        raise ConfigurationError("--policy model needs --model: a Hugging Face folder or a checkpoint")
+    if source.config.pretrain != EMBEDDED_DEFAULT:
+        return find_model_folder(Path(source.config.pretrain))
+    from envsdk.trainers.warm_start import prepare_policy
+
+    folder: Path = prepare_policy(source.config)
+    return folder
+
+
+def _content_digest(folder: Path) -> str:
+    """Changes when the model does; reads only the ends of large files."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.suffix not in (".json", ".safetensors", ".jinja"):
+            continue
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            digest.update(f"{path.name}:{size}:".encode())
+            digest.update(file.read(_DIGEST_BYTES))
+            if size > _DIGEST_BYTES:
+                file.seek(-min(size - _DIGEST_BYTES, _DIGEST_BYTES), os.SEEK_END)
+                digest.update(file.read())
+    return digest.hexdigest()[:32]
+
+
+def package_versions(*, with_model: bool) -> dict[str, str]:
+    """Of Python and the packages that decide what an episode looks like."""
+    names = ["envsdk", "gymnasium", "numpy", "pyarrow"]
+    if with_model:
+        names += ["torch", "transformers", "tokenizers"]
+    versions = {"python": python_version()}
+    for name in names:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _first_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = group.exceptions[0]
+    return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first
