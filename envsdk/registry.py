@@ -67,7 +67,7 @@ def make(id_or_spec: str | EnvSpec, /, **kwargs: Any) -> TextEnv:
 
     Raises:
         ConfigurationError: The id or a keyword is unknown (the nearest one is named), the entry
-            point does not import, or the constructor refuses a value with a ValueError.
+            point does not import, or the constructor refuses a value (ValueError, TypeError).
     """
     env_spec = id_or_spec if isinstance(id_or_spec, EnvSpec) else spec(id_or_spec)
     constructor = load_entry_point(env_spec)
@@ -75,7 +75,7 @@ def make(id_or_spec: str | EnvSpec, /, **kwargs: Any) -> TextEnv:
     _check_keywords(env_spec.id, constructor, arguments)
     try:
         env = constructor(**arguments)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ConfigurationError(f"{env_spec.id}: {error}") from error
     if not isinstance(env, TextEnv):
         raise ConfigurationError(
@@ -96,6 +96,8 @@ def load_entry_point(env_spec: EnvSpec) -> Callable[..., TextEnv]:
             f"{env_spec.id}: cannot load its entry point {env_spec.entry_point!r}"
             f" (package.module:Class is expected): {error}"
         ) from error
+    if not callable(loaded):
+        raise ConfigurationError(f"{env_spec.id}: its entry point {env_spec.entry_point!r} is not callable")
     constructor: Callable[..., TextEnv] = loaded
     return constructor
 

@@ -78,11 +78,9 @@ class FrozenLakeEnv(TextEnv):
         if not 0.0 <= success_rate <= 1.0:
             raise ValueError(f"success_rate: must be a probability, not {success_rate}")
         if max_steps < 2 * (size - 1):
-            raise ValueError(
-                f"max_steps: crossing {size}x{size} cells takes {2 * (size - 1)}, not {max_steps}"
-            )
-        if not 1 <= min_distance < max(size, 3):
-            raise ValueError(f"min_distance: must be from 1 to {size - 1}, not {min_distance}")
+            raise ValueError(f"max_steps: crossing takes at least {2 * (size - 1)} steps, not {max_steps}")
+        if not 1 <= min_distance <= size - size % 2:
+            raise ValueError(f"min_distance: must be from 1 to {size - size % 2}, not {min_distance}")
         self.max_steps = max_steps
         self.render_mode = render_mode
         self._map_kwargs: dict[str, Any] = {

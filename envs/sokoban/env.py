@@ -303,6 +303,10 @@ class SokobanEnv(TextEnv):
 
 
 def _two(dim: Sequence[int]) -> tuple[int, int]:
-    if isinstance(dim, str) or len(dim) != 2 or not all(isinstance(side, int) for side in dim):
-        raise ValueError(f"dim: must be two whole numbers [width, height], not {dim!r}")
-    return dim[0], dim[1]
+    try:
+        width, height = dim
+        if isinstance(width, int) and isinstance(height, int):
+            return width, height
+    except (TypeError, ValueError):
+        pass
+    raise ValueError(f"dim: must be two whole numbers [width, height], not {dim!r}")
