@@ -1,0 +1,179 @@
+"""Shell: one engine in a Ray actor, and the link to it.
+
+EnvWorker: InferenceProxy -> RayLink ==long poll==> EngineHost -> Engine
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from envsdk.failures import EngineError
+from envsdk.inference.engine import (
+    Engine,
+    EngineConfig,
+    EngineHealth,
+    GenerationRequest,
+    GenerationResult,
+    PauseMode,
+    WeightReference,
+)
+from envsdk.inference.proxy import Deliver, EngineLink
+from envsdk.inference.wire import (
+    PackedRequests,
+    PackedResults,
+    pack_requests,
+    pack_results,
+    unpack_requests,
+    unpack_results,
+)
+from envsdk.long_poll import LongPoll, Outbox
+from envsdk.plugins import load_plugin
+
+HEALTH_CHECK_S = 1.0
+
+
+class BusyStretches:
+    """When an engine had something to do; gaps too short to see are closed."""
+
+    MIN_GAP_S = 0.02
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._num_open = 0
+        self._stretches: list[tuple[float, float]] = []
+        self._since = 0.0
+
+    def begin(self) -> None:
+        """A request came."""
+        if self._num_open == 0:
+            self._since = self._clock()
+            if self._stretches and self._since - self._stretches[-1][1] < self.MIN_GAP_S:
+                self._since = self._stretches.pop()[0]
+        self._num_open += 1
+
+    def end(self) -> None:
+        """A request was answered."""
+        self._num_open -= 1
+        if self._num_open == 0:
+            self._stretches.append((self._since, self._clock()))
+
+    def drain(self) -> list[tuple[float, float]]:
+        """The stretches since the last call; one that goes on is cut here."""
+        stretches, self._stretches = self._stretches, []
+        if self._num_open:
+            now = self._clock()
+            stretches.append((self._since, now))
+            self._since = now
+        return stretches
+
+
+class EngineHost:
+    """Body of the actor: owns the engine and an outbox per client."""
+
+    def __init__(self, strategy_name: str, config: EngineConfig) -> None:
+        engine_class: type[Engine] = load_plugin("envsdk.engines", strategy_name)
+        self._engine = engine_class.create(config)
+        self._outboxes: dict[str, Outbox[GenerationResult]] = {}
+        self._busy = BusyStretches()
+
+    async def start(self) -> None:
+        await self._engine.start()
+
+    async def exchange(self, client: str, packed: PackedRequests, aborts: Sequence[str]) -> PackedResults:
+        """Take requests in and wait for any results of this client."""
+        outbox = self._outboxes.get(client)
+        if outbox is None:
+            outbox = self._outboxes[client] = Outbox()
+        if aborts:
+            self._engine.abort(aborts)
+
+        def answered(done: asyncio.Future[GenerationResult]) -> None:
+            self._busy.end()
+            outbox.put(done.result())
+
+        for request in unpack_requests(packed):
+            self._busy.begin()
+            self._engine.submit(request).add_done_callback(answered)
+        results = await outbox.collect()
+        return pack_results(results, self._engine.health())
+
+    async def update_weights(self, weights: WeightReference, version: int, mode: str) -> None:
+        """`continue` swaps between two tokens, `finish` lets running turns end, `restart` cuts them short."""
+        if mode == "continue" and self._engine.abilities.inflight_update:
+            await self._engine.load_weights(weights, version)
+            return
+        pause = {"continue": PauseMode.KEEP, "finish": PauseMode.WAIT, "restart": PauseMode.ABORT}[mode]
+        await self._engine.pause(pause)
+        try:
+            await self._engine.load_weights(weights, version)
+        finally:
+            await self._engine.resume()
+
+    async def health(self) -> EngineHealth:
+        return self._engine.health()
+
+    async def busy_stretches(self) -> list[tuple[float, float]]:
+        """When at least one request was open, since the last call: `(start, end)` in Unix seconds."""
+        return self._busy.drain()
+
+    async def watch(self) -> None:
+        """Runs until the engine cannot answer any more; then raises EngineError."""
+        while True:
+            error = self._engine.health().error
+            if error:
+                raise EngineError(f"the engine stopped: {error}")
+            await asyncio.sleep(HEALTH_CHECK_S)
+
+    async def close(self) -> None:
+        await self._engine.close()
+
+
+class RayLink(EngineLink):
+    """To an `EngineHost` actor, by long poll."""
+
+    def __init__(self, client: str, actor: Any) -> None:
+        self._client = client
+        self._actor = actor
+        self._deliver: Deliver | None = None
+        self._poll: LongPoll[GenerationRequest | str, PackedResults] = LongPoll(
+            self._exchange, self._on_reply
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def num_calls(self) -> int:
+        return self._poll.num_calls
+
+    def connect(self, deliver: Deliver) -> None:
+        self._deliver = deliver
+        self._task = asyncio.ensure_future(self._poll.run())
+
+    def send(self, request: GenerationRequest) -> None:
+        self._poll.send(request)
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self._poll.send(request_id)
+
+    def _exchange(self, items: list[GenerationRequest | str]) -> Any:
+        requests = [item for item in items if isinstance(item, GenerationRequest)]
+        aborts = [item for item in items if isinstance(item, str)]
+        return self._actor.exchange.remote(self._client, pack_requests(requests), aborts)
+
+    def _on_reply(self, packed: PackedResults) -> None:
+        if self._deliver is not None:
+            self._deliver(unpack_results(packed), packed.health)
+
+    async def lost(self) -> str:
+        assert self._task is not None, "connect first"
+        done, _ = await asyncio.wait({self._task})
+        error = next(iter(done)).exception() if not self._task.cancelled() else None
+        return str(error) if error else "closed"
+
+    def close(self) -> None:
+        self._deliver = None
+        if self._task is not None:
+            self._task.cancel()

@@ -1,0 +1,207 @@
+"""Shell: a Ray actor that hosts many TrajEnvManagers in one event loop.
+
+    run -> managers loop ... -> Close from the scheduler -> run returns
+
+Leases come and trajectories go by one long poll with the scheduler; replies by one with each engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from envsdk.chat import ChatTokenizer
+from envsdk.inference.engine_host import RayLink
+from envsdk.inference.engine_policy import EnginePolicy, GeneratingSettings
+from envsdk.inference.proxy import InferenceProxy
+from envsdk.long_poll import LongPoll
+from envsdk.managers.traj_env_manager import EpisodeOrder, LeaseSource, TagSetup, TrajEnvManager
+from envsdk.plugins import load_plugin
+from envsdk.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSetup:
+    """Everything one worker is told when it is started."""
+
+    slots: Mapping[str, str]
+    """Slot id -> tag."""
+    setups: Mapping[str, TagSetup]
+    model: Path
+    """Folder with the tokenizer and its chat template."""
+    generating: GeneratingSettings
+    sequence_length: int
+    turn_timeout_s: float
+    engines: Mapping[str, Any]
+    """Name -> EngineHost actor."""
+    manager_classes: Mapping[str, str] = field(default_factory=dict)
+    """Tag -> plug-in of `envsdk.env_managers`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Worker to scheduler: an episode ended; its slot is idle."""
+
+    slot_id: str
+    lease_id: int
+    trajectory: Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Worker to scheduler: the slot of a cancelled lease is idle."""
+
+    slot_id: str
+    lease_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """Scheduler to worker: play this in that slot."""
+
+    slot_id: str
+    order: EpisodeOrder
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Scheduler to worker: stop playing this lease."""
+
+    slot_id: str
+    lease_id: int
+
+
+class Control(Enum):
+    """Scheduler to worker."""
+
+    SUSPEND = "suspend"
+    """Dispatch no more requests to engines until RESUME."""
+    RESUME = "resume"
+    CLOSE = "close"
+    """No more leases."""
+
+
+FromWorker = Finished | Released
+ToWorker = Play | Stop | Control
+
+
+class EnvWorker(LeaseSource):
+    """Body of the actor."""
+
+    def __init__(self, worker_id: str, setup: WorkerSetup) -> None:
+        self._worker_id = worker_id
+        self._setup = setup
+        self._orders: dict[str, asyncio.Queue[EpisodeOrder | None]] = {}
+        self._managers: dict[str, TrajEnvManager] = {}
+        self._proxy: InferenceProxy | None = None
+        self._links: list[RayLink] = []
+        self._poll: LongPoll[FromWorker, list[ToWorker]] | None = None
+
+    async def run(self, scheduler: Any) -> None:
+        """Play until the scheduler says CLOSE; raises what broke the connection otherwise."""
+        proxy = self._proxy = self._open_proxy()
+        policies = self._make_policies(proxy)
+        for slot_id, tag in self._setup.slots.items():
+            manager_class = load_plugin(
+                "envsdk.env_managers", self._setup.manager_classes.get(tag, "TrajEnvManager")
+            )
+            self._orders[slot_id] = asyncio.Queue()
+            self._managers[slot_id] = manager_class(
+                slot_id=slot_id,
+                setup=self._setup.setups[tag],
+                policy=policies[tag],
+                leases=self,
+                worker=self._worker_id,
+            )
+        self._poll = LongPoll(
+            lambda messages: scheduler.exchange.remote(self._worker_id, messages), self._on_messages
+        )
+        polling: asyncio.Future[Any] = asyncio.ensure_future(self._poll.run())
+        playing: asyncio.Future[Any] = asyncio.gather(
+            *(manager.run_rollout_loop() for manager in self._managers.values())
+        )
+        try:
+            await asyncio.wait({polling, playing}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (polling, playing):
+                if task.done():
+                    task.result()
+        finally:
+            polling.cancel()
+            playing.cancel()
+            await asyncio.gather(polling, playing, return_exceptions=True)
+            await proxy.close()
+
+    async def num_calls(self) -> int:
+        """Calls to the scheduler and the engines since start."""
+        assert self._poll is not None, "not running"
+        return self._poll.num_calls + sum(link.num_calls for link in self._links)
+
+    # LeaseSource, for the managers
+
+    async def lease(self, slot_id: str) -> EpisodeOrder | None:
+        return await self._orders[slot_id].get()
+
+    def submit(self, slot_id: str, lease_id: int, trajectory: Trajectory) -> None:
+        self._send(Finished(slot_id, lease_id, trajectory))
+
+    def released(self, slot_id: str, lease_id: int) -> None:
+        self._send(Released(slot_id, lease_id))
+
+    # Messages
+
+    def _send(self, message: FromWorker) -> None:
+        assert self._poll is not None
+        self._poll.send(message)
+
+    def _on_messages(self, messages: list[ToWorker]) -> None:
+        assert self._proxy is not None
+        for message in messages:
+            if isinstance(message, Play):
+                self._orders[message.slot_id].put_nowait(message.order)
+            elif isinstance(message, Stop):
+                self._stop(message)
+            elif message is Control.SUSPEND:
+                self._proxy.suspend()
+            elif message is Control.RESUME:
+                self._proxy.resume()
+            else:
+                for orders in self._orders.values():
+                    orders.put_nowait(None)
+
+    def _stop(self, stop: Stop) -> None:
+        """Cancel a lease that is being played, or take back one that has not begun."""
+        orders = self._orders[stop.slot_id]
+        if orders.empty():
+            self._managers[stop.slot_id].cancel(stop.lease_id)
+            return
+        order = orders.get_nowait()
+        assert order is None or order.lease_id == stop.lease_id
+        self._send(Released(stop.slot_id, stop.lease_id))
+
+    # Wiring
+
+    def _open_proxy(self) -> InferenceProxy:
+        self._links = [RayLink(self._worker_id, actor) for actor in self._setup.engines.values()]
+        proxy = InferenceProxy(
+            dict(zip(self._setup.engines, self._links, strict=True)),
+            turn_timeout_s=self._setup.turn_timeout_s,
+        )
+        proxy.start()
+        return proxy
+
+    def _make_policies(self, proxy: InferenceProxy) -> dict[str, EnginePolicy]:
+        chat = ChatTokenizer.load(self._setup.model)
+        return {
+            tag: EnginePolicy(
+                proxy,
+                chat,
+                self._setup.generating,
+                sequence_length=self._setup.sequence_length,
+                max_new_tokens=setup.max_new_tokens,
+            )
+            for tag, setup in self._setup.setups.items()
+        }

@@ -1,0 +1,459 @@
+"""Shell: RolloutScheduler, the Ray actor around the ledger.
+
+    start -> publish -> (get_batch -> publish)* -> close
+
+    EnvWorker ==long poll== exchange -> RolloutLedger -> commands -> outboxes of the workers
+                                              |
+                                     get_batch: take -> write to disk -> return
+
+It decides nothing itself: events go into the ledger, commands come out. A batch is on disk,
+together with the ledger's state, before it is handed out: that file is what makes delivery
+exactly-once across a `kill -9`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+
+from envsdk.failures import Boundary, ConfigurationError, EnvsdkError, Failure, RolloutStalled
+from envsdk.long_poll import Outbox
+from envsdk.managers.env_worker import (
+    Control,
+    EnvWorker,
+    Finished,
+    FromWorker,
+    Play,
+    Stop,
+    ToWorker,
+    WorkerSetup,
+)
+from envsdk.managers.ledger import RolloutLedger
+from envsdk.managers.ledger_types import (
+    Batch,
+    BatchGroup,
+    Cancel,
+    Command,
+    Discard,
+    Grant,
+    GroupReady,
+    Lease,
+    LedgerConfig,
+    LedgerState,
+    Stalled,
+)
+from envsdk.managers.local_runner import policy_seed
+from envsdk.managers.traj_env_manager import EpisodeOrder
+from envsdk.storage import write_trajectories
+from envsdk.trajectory import Outcome, TokenArrays, Trajectory
+
+TICK_S = 0.5
+STOP_GRACE_S = 10.0
+"""A worker that has not stopped a cancelled episode by then hangs, and is replaced."""
+MAX_RESTARTS_WITHOUT_PROGRESS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerSetup:
+    """What one scheduler runs."""
+
+    ledger: LedgerConfig
+    workers: Mapping[str, WorkerSetup]
+    """By worker id."""
+    run_seed: int
+    folder: Path | None = None
+    """Where batches are written; None keeps them in memory (validation writes nothing it cannot redo)."""
+    file_prefix: str = "step"
+    drop_zero_variance_groups: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutBatch:
+    """One batch: whole groups, failed members included as data."""
+
+    version: int
+    """The trainer's version at the take."""
+    groups: Sequence[Sequence[Trajectory]]
+    ledger_counts: Mapping[str, int] = field(default_factory=dict)
+    """Ends of leases since the start of the run."""
+    failures: Mapping[str, int] = field(default_factory=dict)
+    """Failed episodes since the last batch, by `boundary/kind`."""
+    discarded_tokens: int = 0
+    """Sampled tokens thrown away since the last batch."""
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        return [trajectory for group in self.groups for trajectory in group]
+
+
+@dataclass(slots=True)
+class _Worker:
+    """One incarnation of a worker process."""
+
+    worker_id: str
+    setup: WorkerSetup
+    actor: Any
+    outbox: Outbox[ToWorker] = field(default_factory=Outbox)
+    checked_in: bool = False
+
+
+class RolloutScheduler:
+    """Body of the actor."""
+
+    def __init__(self, setup: SchedulerSetup, state: LedgerState | None = None) -> None:
+        self._setup = setup
+        self._ledger = RolloutLedger(setup.ledger, state)
+        self._ledger.suspend(time.monotonic())
+        self._begun = False
+        self._workers: dict[str, _Worker] = {}
+        self._worker_of_slot = {slot: name for name, worker in setup.workers.items() for slot in worker.slots}
+        self._held: dict[int, Trajectory] = {}
+        self._leases: dict[int, Lease] = {}
+        self._discarded: list[Trajectory] = []
+        self._discarded_ends: list[str] = []
+        self._failures: Counter[str] = Counter()
+        self._stopping: dict[str, float] = {}
+        self._fatal: EnvsdkError | None = None
+        self._changed = asyncio.Event()
+        self._all_checked_in = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closing = False
+        self._restarts_without_progress: Counter[str] = Counter()
+        self.num_calls = 0
+
+    # What the pipeline calls
+
+    async def start(self) -> None:
+        """Start the workers and wait until each has checked in."""
+        me = ray.get_runtime_context().current_actor
+        for name in self._setup.workers:
+            self._tasks.append(asyncio.create_task(self._supervise(name, me)))
+        self._tasks.append(asyncio.create_task(self._tick()))
+        changed = asyncio.create_task(self._until_fatal())
+        checked_in = asyncio.create_task(self._all_checked_in.wait())
+        await asyncio.wait({changed, checked_in}, return_when=asyncio.FIRST_COMPLETED)
+        changed.cancel()
+        checked_in.cancel()
+        self._raise_if_fatal()
+
+    async def publish(self, version: int) -> None:
+        """All engines sample under `version` from now on, and the trainer is at it.
+
+        Nothing is granted before the first call.
+        """
+        self._execute(self._ledger.publish(version, time.monotonic()))
+        if not self._begun:
+            self._begun = True
+            await self.resume()
+
+    async def suspend(self) -> None:
+        """Grant nothing and dispatch no request until `resume`; deadlines do not run meanwhile."""
+        self._execute(self._ledger.suspend(time.monotonic()))
+        self._broadcast(Control.SUSPEND)
+
+    async def resume(self) -> None:
+        """Go on after `suspend`. Does nothing before the first `publish`."""
+        if not self._begun:
+            return
+        self._broadcast(Control.RESUME)
+        self._execute(self._ledger.resume(time.monotonic()))
+
+    async def get_batch(self, batch_size: int, number: int = 0) -> RolloutBatch:
+        """The next `batch_size` trajectories in complete groups, on disk when this returns.
+
+        `number` names the file. Raises RolloutStalled when none will ever be ready, and
+        ConfigurationError when an episode cannot begin (a prompt longer than `sequence_length`).
+        """
+        while True:
+            self._raise_if_fatal()
+            self._changed.clear()
+            taken, commands = self._ledger.take(batch_size, time.monotonic())
+            if taken is not None:
+                break
+            self._execute(commands)
+            await self._changed.wait()
+        state = self._ledger.state()
+        batch = self._assemble(taken)
+        self._execute(commands)
+        self._restarts_without_progress.clear()
+        await self._write(batch, number, state)
+        return batch
+
+    async def begin_again(self, version: int) -> None:
+        """Begin the task list from its first task under `version`: the next batch is the same frozen list.
+
+        Only between batches, when nothing runs.
+        """
+        now = time.monotonic()
+        self._ledger = RolloutLedger(self._setup.ledger)
+        self._begun = True
+        self._held.clear()
+        self._leases.clear()
+        self._broadcast(Control.RESUME)
+        self._execute(self._ledger.publish(version, now))
+        for worker in self._workers.values():
+            if worker.checked_in:
+                self._execute(self._ledger.add_slots(worker.setup.slots, now))
+
+    async def num_ready(self) -> int:
+        """Trajectories in groups that are ready for the next batch."""
+        return self._ledger.num_ready_groups * self._setup.ledger.group_size
+
+    async def total_calls(self) -> int:
+        """Ray calls made for rollouts since start, over all workers."""
+        counts = [worker.actor.num_calls.remote() for worker in self._workers.values()]
+        return sum(await asyncio.gather(*counts)) if counts else 0
+
+    async def close(self) -> None:
+        """End the workers."""
+        self._closing = True
+        self._broadcast(Control.CLOSE)
+        for task in self._tasks:
+            task.cancel()
+        for worker in self._workers.values():
+            ray.kill(worker.actor)
+
+    # What the workers call
+
+    async def exchange(self, worker_id: str, messages: Sequence[FromWorker]) -> list[ToWorker]:
+        """Take in what a worker has finished and wait for something for it to do."""
+        worker = self._workers[worker_id.partition("#")[0]]
+        if worker.worker_id != worker_id:
+            return []  # a last word of an incarnation that has been replaced
+        now = time.monotonic()
+        if not worker.checked_in:
+            self._check_in(worker, now)
+        for message in messages:
+            self._stopping.pop(message.slot_id, None)
+            if isinstance(message, Finished):
+                self._finished(message.lease_id, message.trajectory, now)
+            else:
+                self._execute(self._ledger.slots_idle([message.slot_id], now))
+        return await worker.outbox.collect()
+
+    # Events into the ledger
+
+    def _check_in(self, worker: _Worker, now: float) -> None:
+        worker.checked_in = True
+        if self._ledger.is_suspended:
+            worker.outbox.put(Control.SUSPEND)
+        self._execute(self._ledger.add_slots(worker.setup.slots, now))
+        if len(self._workers) == len(self._setup.workers) and all(
+            worker.checked_in for worker in self._workers.values()
+        ):
+            self._all_checked_in.set()
+
+    def _finished(self, lease_id: int, trajectory: Trajectory, now: float) -> None:
+        failure = trajectory.failure
+        if failure is not None:
+            self._failures[f"{failure.boundary}/{failure.kind}"] += 1
+            if failure.boundary is Boundary.CONFIGURATION:
+                self._fail(ConfigurationError(failure.message))
+        self._held[lease_id] = trajectory
+        self._execute(
+            self._ledger.finished(
+                lease_id, now, oldest_version=trajectory.oldest_version, failed=failure is not None
+            )
+        )
+
+    # Commands out of the ledger
+
+    def _execute(self, commands: Iterable[Command]) -> None:
+        for command in commands:
+            if isinstance(command, Grant):
+                self._leases[command.lease.lease_id] = command.lease
+                self._put(command.slot_id, Play(command.slot_id, self._order(command.lease)))
+            elif isinstance(command, Cancel):
+                self._leases.pop(command.lease_id, None)
+                self._stopping[command.slot_id] = time.monotonic() + STOP_GRACE_S
+                self._put(command.slot_id, Stop(command.slot_id, command.lease_id))
+            elif isinstance(command, Discard):
+                self._discard(command)
+            elif isinstance(command, GroupReady):
+                self._group_ready(command)
+            elif isinstance(command, Stalled):
+                self._fail(RolloutStalled(f"{command.message}{self._failure_note()}"))
+
+    def _order(self, lease: Lease) -> EpisodeOrder:
+        task, seed = lease.task, self._setup.run_seed
+        return EpisodeOrder(
+            lease_id=lease.lease_id,
+            group_id=lease.group_id,
+            member=lease.member,
+            task=task,
+            seed=task.seed(seed),
+            policy_seed=policy_seed(seed, task, member=lease.member, attempt=lease.attempt),
+        )
+
+    def _discard(self, discard: Discard) -> None:
+        self._leases.pop(discard.lease_id, None)
+        trajectory = self._held.pop(discard.lease_id, None)
+        if trajectory is not None:
+            self._discarded.append(trajectory)
+            self._discarded_ends.append(f"{discard.end}: {discard.reason}")
+
+    def _group_ready(self, ready: GroupReady) -> None:
+        if self._setup.drop_zero_variance_groups and not self._rewards_differ(ready.lease_ids):
+            self._execute(self._ledger.reject_group(ready.group_id, time.monotonic()))
+        else:
+            self._changed.set()
+
+    def _rewards_differ(self, lease_ids: Iterable[int]) -> bool:
+        members = [self._held[lease_id] for lease_id in lease_ids if lease_id in self._held]
+        return len({member.total_reward for member in members if member.failure is None}) > 1
+
+    def _put(self, slot_id: str, message: ToWorker) -> None:
+        self._workers[self._worker_of_slot[slot_id]].outbox.put(message)
+
+    def _broadcast(self, control: Control) -> None:
+        for worker in self._workers.values():
+            if worker.checked_in:
+                worker.outbox.put(control)
+
+    # Batches
+
+    def _assemble(self, taken: Batch) -> RolloutBatch:
+        groups = [
+            [self._take_held(group, lease_id) for lease_id in group.lease_ids] for group in taken.groups
+        ]
+        counts = self._ledger.counts
+        failures, self._failures = self._failures, Counter()
+        return RolloutBatch(
+            version=taken.version,
+            groups=groups,
+            ledger_counts={
+                name: getattr(counts, name)
+                for name in ("started", "delivered", "filtered", "stale", "failed", "cancelled")
+            },
+            failures=dict(failures),
+            discarded_tokens=sum(_num_sampled(trajectory.tokens) for trajectory in self._discarded),
+        )
+
+    def _take_held(self, group: BatchGroup, lease_id: int) -> Trajectory:
+        self._leases.pop(lease_id, None)
+        held = self._held.pop(lease_id, None)
+        return held if held is not None else self._without_report(group, lease_id)
+
+    def _without_report(self, group: BatchGroup, lease_id: int) -> Trajectory:
+        """An episode past its deadline never reported; it is data all the same."""
+        limit_s, now = self._setup.ledger.episode_deadline_s, time.time()
+        message = f"no end within episode_deadline_s={limit_s:g}"
+        self._failures[f"{Boundary.SCHEDULER}/episode_deadline"] += 1
+        return Trajectory(
+            trajectory_id=f"{group.task.split}-{lease_id}",
+            group_id=group.group_id,
+            task=group.task,
+            seed=group.task.seed(self._setup.run_seed),
+            outcome=Outcome.FAILED,
+            success=False,
+            turns=(),
+            tokens=None,
+            failure=Failure(boundary=Boundary.SCHEDULER, kind="episode_deadline", message=message),
+            started_at=now - limit_s,
+            ended_at=now,
+        )
+
+    async def _write(self, batch: RolloutBatch, number: int, state: LedgerState) -> None:
+        discarded, self._discarded = self._discarded, []
+        ends, self._discarded_ends = self._discarded_ends, []
+        folder = self._setup.folder
+        if folder is None:
+            return
+        if discarded:
+            await asyncio.to_thread(
+                write_trajectories,
+                folder / f"discarded_{number:06d}.parquet",
+                discarded,
+                metadata={"ends": json.dumps(ends)},
+            )
+        metadata = {
+            "ledger_state": json.dumps(state.to_dict()),
+            "version": str(batch.version),
+            "group_size": str(self._setup.ledger.group_size),
+        }
+        path = folder / f"{self._setup.file_prefix}_{number:06d}.parquet"
+        await asyncio.to_thread(write_trajectories, path, batch.trajectories, metadata=metadata)
+
+    # Failures
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            self._execute(self._ledger.tick(now))
+            hung = {self._worker_of_slot[slot] for slot, limit in self._stopping.items() if limit < now}
+            for name in hung:
+                ray.kill(self._workers[name].actor)
+                for slot in self._setup.workers[name].slots:
+                    self._stopping.pop(slot, None)
+
+    async def _supervise(self, name: str, me: Any) -> None:
+        """Keep one worker running: a dead one is replaced and its leases run elsewhere."""
+        setup = self._setup.workers[name]
+        remote_worker: Any = ray.remote(num_cpus=0, max_restarts=0)(EnvWorker)
+        for incarnation in itertools.count():
+            worker_id = f"{name}#{incarnation}"
+            actor = remote_worker.remote(worker_id, setup)
+            self._workers[name] = _Worker(worker_id, setup, actor)
+            try:
+                await actor.run.remote(me)
+                return
+            except RayActorError as died:
+                if self._closing:
+                    return
+                self._worker_died(name, died)
+            except Exception as error:  # noqa: BLE001 - boundary: scheduler; the worker's own code failed
+                self._fail(as_envsdk_error(error, f"worker {name} failed"))
+                return
+
+    def _worker_died(self, name: str, died: RayActorError) -> None:
+        self._failures[f"{Boundary.SCHEDULER}/worker_died"] += 1
+        self._restarts_without_progress[name] += 1
+        if self._restarts_without_progress[name] > MAX_RESTARTS_WITHOUT_PROGRESS:
+            message = f"worker {name} died {self._restarts_without_progress[name]} times in a row: {died}"
+            self._fail(RolloutStalled(message))
+        if self._workers[name].checked_in:
+            slots = self._setup.workers[name].slots
+            self._execute(self._ledger.remove_slots(slots, time.monotonic()))
+
+    def _fail(self, error: EnvsdkError) -> None:
+        self._fatal = self._fatal or error
+        self._changed.set()
+
+    async def _until_fatal(self) -> None:
+        while self._fatal is None:
+            await self._changed.wait()
+            self._changed.clear()
+
+    def _raise_if_fatal(self) -> None:
+        if self._fatal is not None:
+            raise self._fatal
+
+    def _failure_note(self) -> str:
+        if not self._failures:
+            return ""
+        counted = ", ".join(f"{count} x {kind}" for kind, count in self._failures.most_common(5))
+        return f" Failures since the last batch: {counted}."
+
+
+def as_envsdk_error(error: BaseException, context: str) -> EnvsdkError:
+    """The EnvsdkError inside what Ray raised, or a new one around it."""
+    cause = getattr(error, "cause", None)
+    for candidate in (error, cause, error.__cause__):
+        if isinstance(candidate, EnvsdkError):
+            return candidate
+    return RolloutStalled(f"{context}: {type(error).__name__}: {error}")
+
+
+def _num_sampled(tokens: TokenArrays | None) -> int:
+    return 0 if tokens is None else int(tokens.response_mask.sum())

@@ -1,0 +1,369 @@
+"""AgenticPipeline: train a policy on rollouts of agents.
+
+    publish weights -> validate if due -> get_batch -> advantages -> train -> checkpoint if due
+
+The loop is the same for synchronous and asynchronous runs; how far generation runs ahead of it is
+the ledger's business (`async_generation_ratio`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import Awaitable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import ray
+
+from envsdk.atomic import make_folder, write_atomically
+from envsdk.config.loading import LoadedConfig
+from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
+from envsdk.failures import ConfigurationError
+from envsdk.managers.ledger_types import LedgerState
+from envsdk.managers.ray_runtime import ray_runtime
+from envsdk.managers.scheduler import RolloutBatch
+from envsdk.progress import ProgressDisplay, StepSummary, Validation
+from envsdk.storage import read_metadata, read_trajectories
+from envsdk.timeline import Timeline, Track
+from envsdk.tracking import open_trackers
+from envsdk.tracking.tracker import Tracker
+from envsdk.trainers.batches import ModelScores, learnable, train_batch
+from envsdk.trainers.checkpoints import Checkpoint, RunState, find_checkpoint, write_checkpoint
+from envsdk.trainers.cluster import Cluster
+from envsdk.trainers.rollout_metrics import num_sampled_tokens, rollout_metrics, validation_metrics
+from envsdk.trajectory import Trajectory
+
+TRAJECTORIES = "trajectories"
+Result = TypeVar("Result")
+
+
+class Interrupted(KeyboardInterrupt):
+    """The user asked the run to stop; a checkpoint was written."""
+
+
+@dataclass(slots=True)
+class RunFolder:
+    """`runs/<exp_name>/` and where in it a run stands."""
+
+    path: Path
+    checkpoint: Checkpoint | None
+    seed_model: Path | None = None
+    batches: dict[int, Path] = field(default_factory=dict)
+    """Batches on disk that the checkpoint has not trained, by step."""
+    state: LedgerState | None = None
+    """The ledger's state after the newest batch on disk."""
+
+    @property
+    def first_step(self) -> int:
+        return self.checkpoint.state.step if self.checkpoint else 0
+
+    @classmethod
+    def open(cls, config: RunConfig) -> RunFolder:
+        """Where to continue; ConfigurationError when `resume: never` would overwrite a run."""
+        path = config.run_folder
+        checkpoint = find_checkpoint(path, config.resume)
+        trajectories = path / TRAJECTORIES
+        if config.resume == "never" and any(trajectories.glob("step_*.parquet")):
+            raise ConfigurationError(
+                f"resume: never, but {path} already holds a run; choose another exp_name, "
+                f"set resume: auto to continue it, or remove the folder"
+            )
+        make_folder(trajectories)
+        folder = cls(path=path, checkpoint=checkpoint)
+        step = folder.first_step
+        newest = trajectories / f"step_{step - 1:06d}.parquet"
+        while (batch := trajectories / f"step_{step:06d}.parquet").is_file():
+            folder.batches[step] = newest = batch
+            step += 1
+        if newest.is_file():
+            folder.state = LedgerState.from_dict(json.loads(read_metadata(newest)["ledger_state"]))
+        return folder
+
+
+class AgenticPipeline:
+    """One training run. `run` returns when `max_steps` batches are trained."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        cluster: Cluster,
+        *,
+        model: Path,
+        tracker: Tracker,
+        timeline: Timeline,
+        display: ProgressDisplay,
+    ) -> None:
+        self.config = config
+        self.folder = folder
+        self.cluster = cluster
+        self.model = model
+        self.tracker = tracker
+        self.timeline = timeline
+        self.display = display
+        self.step = folder.first_step
+        self.validations: dict[int, dict[str, float]] = {}
+        self._metrics: dict[str, float] = {}
+        self._stop = asyncio.Event()
+        self._started_at = time.monotonic()
+
+    async def run(self) -> None:
+        """The algorithm."""
+        while self.step < self.config.max_steps:
+            step_began = time.monotonic()
+            await self.publish()
+            if self.step == 0 or self.is_due(self.config.eval_steps):
+                await self.validate()
+            batch = await self.get_batch()
+            await self.train(batch)
+            self._metrics["time/step_s"] = time.monotonic() - step_began
+            await self.log_step(batch)
+            self.step += 1
+            if self.is_due(self.config.save_steps) or self._stop.is_set():
+                await self.checkpoint()
+            if self._stop.is_set():
+                raise Interrupted(f"stopped after step {self.step}; the same command continues from there")
+        await self.publish()
+        await self.validate()
+        await self.log_validation()
+        await self.checkpoint()
+
+    def is_due(self, every: int) -> bool:
+        """Whether something done every so many steps is due before the present one."""
+        return every > 0 and self.step % every == 0
+
+    # The steps of the algorithm
+
+    async def publish(self) -> None:
+        """The trainer's weights to the engines, as version `step`.
+
+        Rollouts wait until the batches that an earlier process left on disk are trained.
+        """
+        self.display.phase("publishing weights")
+        with self._timed("publish", Track.PUBLISH):
+            await self.cluster.publish(self.step, to_rollouts=self.step not in self.folder.batches)
+
+    async def validate(self) -> None:
+        """Play the held-out tasks under the present weights; training episodes wait meanwhile."""
+        self.display.phase("evaluating on held-out tasks")
+        pause = self.config.validation == "pause"
+        with self._timed("validate", Track.VALIDATION):
+            if pause:
+                await self.cluster.call(self.cluster.rollouts.suspend.remote())
+            batch = await self.cluster.validate(self.step, self.step)
+            if pause:
+                await self.cluster.call(self.cluster.rollouts.resume.remote())
+        metrics = self.validations[self.step] = validation_metrics(batch)
+        self._metrics |= metrics
+        result = Validation.from_metrics(metrics, step=self.step)
+        if result is not None:
+            self.display.validation(result)
+
+    async def get_batch(self) -> RolloutBatch:
+        """The next batch: one that an earlier process left on disk, or a new one."""
+        self.display.phase("waiting for rollouts")
+        on_disk = self.folder.batches.pop(self.step, None)
+        with self._timed("wait_batch", Track.TRAINER, name="wait"):
+            if on_disk is not None:
+                return read_batch(on_disk)
+            request = self.cluster.rollouts.get_batch.remote(self.config.rollout_batch_size, self.step)
+            return await self._unless_stopped(self.cluster.call(self._showing_progress(request)))
+
+    async def train(self, batch: RolloutBatch) -> None:
+        """Advantages and one trainer step. Failed episodes are left out, with their tokens."""
+        self.display.phase("training")
+        trajectories = learnable(batch.trajectories)
+        with self._timed("train", Track.TRAINER):
+            scores = await self._scores(trajectories)
+            sequences = train_batch(self.config.algorithm, self.step, trajectories, scores)
+            metrics, _ = await self.cluster.call(self.cluster.trainer.train_step.remote(sequences))
+        self._metrics |= metrics
+
+    async def checkpoint(self) -> None:
+        """Write `checkpoints/step_N`."""
+        self.display.phase("writing a checkpoint")
+        state = RunState(step=self.step, seed=self.config.seed, model=str(self.model))
+        with self._timed("checkpoint", Track.TRAINER):
+            await asyncio.to_thread(
+                write_checkpoint,
+                self.folder.path,
+                state,
+                lambda folder: ray.get(self.cluster.trainer.save.remote(folder.resolve())),
+            )
+
+    def request_stop(self) -> None:
+        """End after the present step, with a checkpoint."""
+        self._stop.set()
+
+    # Around them
+
+    async def _scores(self, trajectories: list[Trajectory]) -> ModelScores:
+        args, cluster = self.config.algorithm, self.cluster
+        ids = [trajectory.tokens.ids for trajectory in trajectories if trajectory.tokens is not None]
+        reference_logprobs = logprobs = values = None
+        if args.needs_reference:
+            reference_logprobs = await cluster.call(cluster.reference.logprobs.remote(ids))
+        if args.init_kl_coef > 0:
+            logprobs = await cluster.call(cluster.trainer.logprobs.remote(ids))
+        if args.needs_values:
+            values = await cluster.call(cluster.trainer.values.remote(ids))
+        return ModelScores(logprobs=logprobs, reference_logprobs=reference_logprobs, values=values)
+
+    async def _unless_stopped(self, waiting: Awaitable[Result]) -> Result:
+        """Wait, unless the user asks to stop first: then write a checkpoint and end."""
+        answer, stop = asyncio.ensure_future(waiting), asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait({answer, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if answer.done():
+            stop.cancel()
+            return answer.result()
+        answer.cancel()
+        await self.checkpoint()
+        raise Interrupted(f"stopped before step {self.step + 1}; the same command continues from there")
+
+    async def _showing_progress(self, request: Awaitable[Result]) -> Result:
+        answer = asyncio.ensure_future(request)
+        while not answer.done():
+            await asyncio.wait({answer}, timeout=0.5)
+            if not answer.done():
+                ready = await self.cluster.rollouts.num_ready.remote()
+                self.display.rollouts(ready=ready, needed=self.config.rollout_batch_size)
+        return answer.result()
+
+    async def log_step(self, batch: RolloutBatch) -> None:
+        """Metrics of the step to the trackers, the display and the timeline."""
+        metrics = self._metrics | rollout_metrics(batch)
+        metrics |= await self._generation_metrics(metrics["time/step_s"], batch)
+        metrics["version"] = float(batch.version)
+        if (self.step + 1) % self.config.logging_steps == 0 or any(n.startswith("val/") for n in metrics):
+            self.tracker.log(self.step, metrics, time_unix_s=time.time())
+        done = self.step + 1 - self.folder.first_step
+        eta_s = (time.monotonic() - self._started_at) / done * (self.config.max_steps - self.step - 1)
+        self.display.step(
+            StepSummary.from_metrics(metrics, step=self.step, max_steps=self.config.max_steps, eta_s=eta_s)
+        )
+        self._metrics = {}
+
+    async def log_validation(self) -> None:
+        """The last evaluation belongs to no step of training."""
+        self.tracker.log(self.step, self._metrics, time_unix_s=time.time())
+        self._metrics = {}
+
+    async def _generation_metrics(self, step_s: float, batch: RolloutBatch) -> Mapping[str, float]:
+        stretches = await self.cluster.busy_stretches()
+        for start, end in stretches:
+            self.timeline.span(Track.GENERATION, "generate", start, end, step=self.step)
+        num_engines = self.config.actor_infer.num_engines
+        busy_s = sum(end - start for start, end in stretches) / num_engines
+        health = await self.cluster.engine_health()
+        num_tokens = sum(map(num_sampled_tokens, batch.trajectories)) + batch.discarded_tokens
+        return {
+            "rollout/tokens_per_s": num_tokens / step_s,
+            "time/engine_idle_share": max(0.0, 1.0 - busy_s / step_s),
+            "engine/tokens_sampled": float(sum(look.num_tokens_sampled for look in health.values())),
+            "engine/prompt_tokens": float(sum(look.num_prompt_tokens for look in health.values())),
+            "engine/prefilled_tokens": float(sum(look.num_prefilled_tokens for look in health.values())),
+            "engine/queued": float(sum(look.num_queued for look in health.values())),
+        }
+
+    def _timed(self, what: str, track: Track, name: str | None = None) -> _Timed:
+        return _Timed(self._metrics, f"time/{what}_s", self.timeline, track, name or what, self.step)
+
+
+class _Timed:
+    """Adds a block's seconds to a metric and a span to the timeline."""
+
+    def __init__(
+        self, metrics: dict[str, float], key: str, timeline: Timeline, track: Track, name: str, step: int
+    ) -> None:
+        self._metrics, self._key = metrics, key
+        self._timeline, self._track, self._name, self._step = timeline, track, name, step
+
+    def __enter__(self) -> None:
+        self._start = time.time()
+
+    def __exit__(self, *exc: object) -> None:
+        end = time.time()
+        self._metrics[self._key] = self._metrics.get(self._key, 0.0) + end - self._start
+        self._timeline.span(self._track, self._name, self._start, end, step=self._step)
+
+
+def read_batch(path: Path) -> RolloutBatch:
+    """A batch as it was delivered, from its file."""
+    metadata = read_metadata(path)
+    group_size = int(metadata["group_size"])
+    trajectories = read_trajectories(path)
+    groups = [trajectories[i : i + group_size] for i in range(0, len(trajectories), group_size)]
+    return RolloutBatch(version=int(metadata["version"]), groups=groups)
+
+
+def run(loaded: LoadedConfig) -> None:
+    """Train as the configuration says. Raises EnvsdkError; Interrupted after Ctrl-C."""
+    config = loaded.config
+    folder = RunFolder.open(config)
+    if folder.first_step >= config.max_steps:
+        print(f"{folder.path} has all {config.max_steps} steps; raise max_steps or choose another exp_name.")
+        return
+    write_atomically(folder.path / "config.yaml", loaded.resolved_yaml().encode())
+    model = _initial_model(config)
+    with ray_runtime(config.ray):
+        asyncio.run(_run(config, folder, model))
+
+
+def _initial_model(config: RunConfig) -> Path:
+    if config.pretrain != EMBEDDED_DEFAULT:
+        return Path(config.pretrain).resolve()
+    from envsdk.trainers.warm_start import prepare_policy
+
+    return prepare_policy(config)
+
+
+async def _run(config: RunConfig, folder: RunFolder, model: Path) -> None:
+    from envsdk.report import write_report
+
+    trajectories = (folder.path / TRAJECTORIES).resolve()
+    with ExitStack() as stack:
+        display = stack.enter_context(ProgressDisplay(config.exp_name, max_steps=config.max_steps))
+        timeline = stack.enter_context(Timeline(folder.path / "timeline.json"))
+        tracker = open_trackers(config.trackers, folder.path)
+        stack.callback(tracker.close)
+        tracker.rewind(folder.first_step - 1)
+        cluster = Cluster(config, model=model, trajectories=trajectories, state=folder.state)
+        pipeline = AgenticPipeline(
+            config, folder, cluster, model=model, tracker=tracker, timeline=timeline, display=display
+        )
+        loop = asyncio.get_running_loop()
+        for signal_number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(signal_number, pipeline.request_stop)
+        try:
+            display.phase("starting engines, workers and the trainer")
+            await cluster.start()
+            if folder.checkpoint is not None:
+                await cluster.call(cluster.trainer.load.remote(folder.checkpoint.folder.resolve()))
+                display.note(f"continuing {folder.path} from step {folder.first_step}")
+            if folder.batches:
+                display.note(f"{len(folder.batches)} batches on disk are trained first")
+            await pipeline.run()
+        finally:
+            await cluster.close()
+            tracker.close()
+            timeline.close()
+            report = write_report(folder.path)
+    print(_before_and_after(pipeline.validations))
+    print(f"Report: {report}")
+
+
+def _before_and_after(validations: Mapping[int, Mapping[str, float]]) -> str:
+    """Held-out success before and after, by tag."""
+    first, last = validations[min(validations)], validations[max(validations)]
+    names = [name for name in first if name.startswith("val/success/")]
+    lines = [f"Held-out success, step {min(validations)} -> step {max(validations)}:"]
+    for name in sorted(names, key=lambda name: (name != "val/success/mean", name)):
+        before, after = first[name], last.get(name, float("nan"))
+        tag = name.removeprefix("val/success/")
+        lines.append(f"  {tag:<28} {before:6.1%} -> {after:6.1%}   ({after - before:+.1%})")
+    return "\n".join(lines)

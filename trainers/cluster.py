@@ -1,0 +1,189 @@
+"""Everything a run has running: engines, trainer, schedulers. Wired here, top to bottom.
+
+    start -> (publish | train | get_batch | validate ...)* -> close
+
+Whatever the pipeline waits for, it also waits for the engines' own alarm: an engine that can no
+longer answer ends the run with its error instead of a silent wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import ray
+
+from envsdk.config.models import RunConfig
+from envsdk.failures import EngineError, EnvsdkError
+from envsdk.inference.engine import EngineConfig, EngineHealth
+from envsdk.inference.engine_host import EngineHost
+from envsdk.managers.ledger_types import LedgerState
+from envsdk.managers.scheduler import RolloutBatch, RolloutScheduler, SchedulerSetup, as_envsdk_error
+from envsdk.managers.wiring import VAL_SPLIT, train_ledger, validation_ledger, worker_setups
+from envsdk.trainers.trainer_host import TrainerHost
+from envsdk.training import TrainerConfig
+
+Result = TypeVar("Result")
+
+
+class Cluster:
+    """The actors of one run. Owner: the pipeline."""
+
+    def __init__(
+        self, config: RunConfig, *, model: Path, trajectories: Path, state: LedgerState | None
+    ) -> None:
+        self._config = config
+        self._alarms: list[asyncio.Future[None]] = []
+        infer, train = config.actor_infer, config.actor_train
+
+        engine = _actor(EngineHost)
+        self._engines = {
+            f"engine-{index}": engine.remote(
+                infer.strategy_args.strategy_name,
+                EngineConfig(
+                    model=model,
+                    sequence_length=config.sequence_length,
+                    max_running=infer.infer_batch_size,
+                    strategy_config=infer.settings,
+                    seed=config.seed + index,
+                ),
+            )
+            for index in range(infer.num_engines)
+        }
+
+        trainer = _actor(TrainerHost)
+        self.trainer = trainer.remote(
+            train.strategy_args.strategy_name,
+            TrainerConfig(
+                model=model,
+                sequence_length=config.sequence_length,
+                seed=config.seed,
+                algorithm=config.algorithm.model_dump(),
+                training_args=train.training_args,
+                strategy_config=train.settings,
+                with_value_head=config.algorithm.needs_values,
+            ),
+        )
+        self.reference: Any = None
+        if config.algorithm.needs_reference:
+            reference = config.reference
+            self.reference = trainer.remote(
+                reference.strategy_args.strategy_name,
+                TrainerConfig(
+                    model=model,
+                    sequence_length=config.sequence_length,
+                    seed=config.seed,
+                    algorithm=config.algorithm.model_dump(),
+                    strategy_config=reference.settings,
+                ),
+            )
+
+        scheduler = _actor(RolloutScheduler)
+        self.rollouts = scheduler.remote(
+            SchedulerSetup(
+                ledger=train_ledger(config),
+                workers=worker_setups(
+                    config, config.train_env_manager, split="train", model=model, engines=self._engines
+                ),
+                run_seed=config.seed,
+                folder=trajectories,
+                drop_zero_variance_groups=config.drop_zero_variance_groups,
+            ),
+            state,
+        )
+        self.held_out = scheduler.remote(
+            SchedulerSetup(
+                ledger=validation_ledger(config),
+                workers=worker_setups(
+                    config, config.val_env_manager, split=VAL_SPLIT, model=model, engines=self._engines
+                ),
+                run_seed=config.seed,
+                folder=trajectories,
+                file_prefix=VAL_SPLIT,
+            )
+        )
+
+    async def start(self) -> None:
+        """Start everything side by side; returns when every worker has checked in."""
+        await self.call(asyncio.gather(*(engine.start.remote() for engine in self._engines.values())))
+        self._alarms = [asyncio.ensure_future(_alarm(name, e)) for name, e in self._engines.items()]
+        await self.call(
+            asyncio.gather(
+                self.rollouts.start.remote(), self.held_out.start.remote(), self.trainer.ready.remote()
+            )
+        )
+
+    async def call(self, awaitable: Awaitable[Result]) -> Result:
+        """Wait for an actor's answer, or for an engine's alarm; raises EnvsdkError for either's failure."""
+        answer = asyncio.ensure_future(awaitable)
+        waited_for: set[asyncio.Future[Any]] = {answer, *self._alarms}
+        await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
+        for alarm in self._alarms:
+            if alarm.done():
+                answer.cancel()
+                alarm.result()
+        try:
+            return answer.result()
+        except EnvsdkError:
+            raise
+        except ray.exceptions.RayError as error:
+            raise as_envsdk_error(error, "a part of the run failed") from error
+
+    async def publish(self, version: int, *, to_rollouts: bool = True) -> None:
+        """The trainer's weights to every engine, then the new version to the scheduler.
+
+        Rollouts begin with the first version they are told of.
+        """
+        (weights,) = await self.call(self.trainer.weights.remote())
+        mode = self._config.weight_update
+        updates = [e.update_weights.remote(weights, version, mode) for e in self._engines.values()]
+        await self.call(asyncio.gather(*updates))
+        if to_rollouts:
+            await self.call(self.rollouts.publish.remote(version))
+
+    async def validate(self, version: int, number: int) -> RolloutBatch:
+        """The frozen held-out tasks under the weights the engines have now."""
+        await self.call(self.held_out.begin_again.remote(version))
+        batch: RolloutBatch = await self.call(
+            self.held_out.get_batch.remote(self._config.val_batch_size, number)
+        )
+        return batch
+
+    async def engine_health(self) -> dict[str, EngineHealth]:
+        """One look at every engine."""
+        looks = await self.call(asyncio.gather(*(e.health.remote() for e in self._engines.values())))
+        return dict(zip(self._engines, looks, strict=True))
+
+    async def busy_stretches(self) -> list[tuple[float, float]]:
+        """When any engine had requests, since the last call; Unix seconds."""
+        found = await self.call(asyncio.gather(*(e.busy_stretches.remote() for e in self._engines.values())))
+        return [stretch for stretches in found for stretch in stretches]
+
+    async def close(self) -> None:
+        """End everything; what is already gone is ignored."""
+        for alarm in self._alarms:
+            alarm.cancel()
+        closing = [self.rollouts.close.remote(), self.held_out.close.remote()]
+        await asyncio.wait([asyncio.ensure_future(_quiet(call)) for call in closing], timeout=5)
+
+
+def _actor(body: type[Any]) -> Any:
+    return ray.remote(num_cpus=0, max_restarts=0)(body)
+
+
+async def _alarm(name: str, engine: Any) -> None:
+    try:
+        await engine.watch.remote()
+    except EnvsdkError as error:
+        raise EngineError(f"{name}: {error}") from error
+    except ray.exceptions.RayError as error:
+        raise EngineError(f"{name} is gone: {error}") from error
+
+
+async def _quiet(call: Awaitable[Any]) -> None:
+    try:
+        await call
+    except ray.exceptions.RayError:
+        return

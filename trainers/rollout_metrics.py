@@ -1,0 +1,91 @@
+"""What one batch of rollouts looks like in numbers. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from envsdk.managers.scheduler import RolloutBatch
+from envsdk.trajectory import Trajectory
+
+
+def rollout_metrics(batch: RolloutBatch) -> dict[str, float]:
+    """Rewards, success, staleness, lengths and what was thrown away. Failed episodes have no reward."""
+    played = [trajectory for trajectory in batch.trajectories if trajectory.failure is None]
+    metrics = _scores(played)
+    metrics |= _staleness(played, batch.version)
+    metrics |= {
+        "rollout/num_turns_mean": _mean(len(trajectory.turns) for trajectory in played),
+        "rollout/response_tokens_mean": _mean(map(num_sampled_tokens, played)),
+        "rollout/sequence_tokens_mean": _mean(len(t.tokens) for t in played if t.tokens is not None),
+        "rollout/valid_share": len(played) / max(1, len(batch.trajectories)),
+        "rollout/zero_variance_groups_share": _mean(map(_has_no_variance, batch.groups)),
+        "waste/tokens": float(batch.discarded_tokens),
+    }
+    metrics |= _turn_metrics(played)
+    metrics |= {f"ledger/{name}": float(count) for name, count in batch.ledger_counts.items()}
+    metrics |= {f"failures/{kind}": float(count) for kind, count in batch.failures.items()}
+    return metrics
+
+
+def validation_metrics(batch: RolloutBatch) -> dict[str, float]:
+    """`val/...` over the frozen task list."""
+    played = [trajectory for trajectory in batch.trajectories if trajectory.failure is None]
+    metrics = {f"val/{name}": value for name, value in _scores(played).items()}
+    metrics["val/episodes"] = float(len(played))
+    metrics["val/failed"] = float(len(batch.trajectories) - len(played))
+    metrics["val/num_turns_mean"] = _mean(len(trajectory.turns) for trajectory in played)
+    return metrics
+
+
+def num_sampled_tokens(trajectory: Trajectory) -> int:
+    """Tokens the policy wrote."""
+    return 0 if trajectory.tokens is None else int(trajectory.tokens.response_mask.sum())
+
+
+def _scores(played: Sequence[Trajectory]) -> dict[str, float]:
+    """`reward/...` and `success/...`; the mean over tags weighs each tag the same."""
+    by_tag: dict[str, list[Trajectory]] = defaultdict(list)
+    for trajectory in played:
+        by_tag[trajectory.task.tag].append(trajectory)
+    metrics: dict[str, float] = {}
+    for tag, members in sorted(by_tag.items()):
+        metrics[f"reward/{tag}"] = _mean(member.total_reward for member in members)
+        metrics[f"success/{tag}"] = _mean(member.success for member in members)
+    for name in ("reward", "success"):
+        metrics[f"{name}/mean"] = _mean(metrics[f"{name}/{tag}"] for tag in by_tag)
+    return metrics
+
+
+def _staleness(played: Sequence[Trajectory], version: int) -> dict[str, float]:
+    ages = [version - oldest for t in played if (oldest := t.oldest_version) is not None]
+    if not ages:
+        return {}
+    counts = {f"staleness/count_{age}": float(count) for age, count in sorted(Counter(ages).items())}
+    return {"staleness/mean": float(np.mean(ages)), "staleness/max": float(max(ages)), **counts}
+
+
+def _turn_metrics(played: Sequence[Trajectory]) -> dict[str, float]:
+    """Means over turns of what the environments report in `info["metrics"]`."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for trajectory in played:
+        for turn in trajectory.turns:
+            for name, value in turn.metrics.items():
+                values[name].append(value)
+    return {f"env/{name}": _mean(found) for name, found in sorted(values.items())}
+
+
+def _has_no_variance(group: Sequence[Trajectory]) -> bool:
+    return len({member.total_reward for member in group if member.failure is None}) <= 1
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return float(np.mean(found)) if found else 0.0
+
+
+def by_prefix(metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
+    """The metrics under a prefix, without it."""
+    return {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
