@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from envsdk.training import TrainerConfig, TrainSequence
 
@@ -18,6 +16,9 @@ VOCAB_SIZE = 61
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Qwen3, two layers, hidden size 64, tied embeddings; with tokenizer files to be copied."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
     torch.set_num_threads(1)
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("qwen3")
@@ -41,6 +42,9 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def untied_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Llama, one layer, untied embeddings."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     torch.manual_seed(1)
     folder = tmp_path_factory.mktemp("llama")
     config = LlamaConfig(
