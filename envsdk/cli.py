@@ -88,7 +88,8 @@ def report_error(error: BaseException) -> int:
         return known.exit_code
     usage = _usage_error(error)
     if usage is not None:
-        _print_error(usage)
+        if usage:
+            _print_error(usage)
         return ConfigurationError.exit_code
     for link in _chain(error):
         if isinstance(link, OSError) and link.errno in _ADVICE:
@@ -126,7 +127,10 @@ def _first_hand(error: EnvsdkError) -> str:
 
 
 def _usage_error(error: BaseException) -> str | None:
-    """The message of a wrong command line. Typer brings its own copy of Click, hence no class to name."""
+    """The message of a wrong command line; None when `error` is something else.
+
+    Typer brings its own copy of Click, hence no class to name.
+    """
     format_message = getattr(error, "format_message", None)
     if format_message is None:
         return None

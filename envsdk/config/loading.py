@@ -149,9 +149,9 @@ class _Reading:
                 f"{path} is no UTF-8 text: {error.reason} at byte {error.start}"
             ) from error
         self.sources[resolved] = text
-        own = _parse(text, path)
+        own, tree = _parse(text, path)
         base = self._read_base(own, path)
-        self._record(yaml.compose(text, Loader=yaml.SafeLoader), (), _display(path))
+        self._record(tree, (), _display(path))
         self._origins.pop((EXTENDS,), None)
         try:
             merged = OmegaConf.merge(base, own) if base is not None else own
@@ -228,9 +228,13 @@ class _Reading:
                 self._record_override(value, path)
 
 
-def _parse(text: str, path: Path) -> DictConfig:
+def _parse(text: str, path: Path) -> tuple[DictConfig, yaml.Node | None]:
+    """The text as OmegaConf and as a tree that knows its lines."""
     try:
-        parsed = OmegaConf.create(text) if text.strip() else OmegaConf.create()
+        tree = yaml.compose(text, Loader=yaml.SafeLoader)
+        if tree is None:
+            return OmegaConf.create(), None
+        parsed = OmegaConf.create(text) if isinstance(tree, yaml.MappingNode) else None
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigurationError(f"{_display(path)}{line}: {error.problem or error.context}") from error
@@ -240,7 +244,7 @@ def _parse(text: str, path: Path) -> DictConfig:
         raise ConfigurationError(
             f"{_display(path)}: the file must be a mapping of keys, such as `max_steps: 100`"
         )
-    return parsed
+    return parsed, tree
 
 
 def _resolve(merged: DictConfig, reading: _Reading, source: str) -> dict[str, Any]:

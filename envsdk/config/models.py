@@ -184,9 +184,23 @@ class StrategyArgs(Section):
     """Which plug-in does the work, and its own settings."""
 
     strategy_name: str
-    """Entry point in `envsdk.engines` (actor_infer) or `envsdk.trainers` (actor_train, reference)."""
+    """Entry point, or `package.module:Class`."""
     strategy_config: dict[str, Any] = Field(default_factory=dict)
     """Settings of the plug-in, which checks them."""
+
+
+class TrainerStrategy(StrategyArgs):
+    """Which trainer does the work, and its own settings."""
+
+    strategy_name: str = "torch"
+    """Entry point in `envsdk.trainers`, or `package.module:Class`."""
+
+
+class EngineStrategy(StrategyArgs):
+    """Which engine does the work, and its own settings."""
+
+    strategy_name: str = "embedded"
+    """Entry point in `envsdk.engines`, or `package.module:Class`."""
 
 
 class Role(Section):
@@ -207,7 +221,7 @@ class Role(Section):
 class ActorTrain(Role):
     """The policy that learns."""
 
-    strategy_args: StrategyArgs = Field(default_factory=lambda: StrategyArgs(strategy_name="torch"))
+    strategy_args: TrainerStrategy = Field(default_factory=TrainerStrategy)
     training_args: dict[str, Any] = Field(default_factory=dict)
     """Optimizer and step size: settings of the trainer, which checks them."""
     infer_batch_size: PositiveInt = 16
@@ -217,7 +231,7 @@ class ActorTrain(Role):
 class ActorInfer(Role):
     """The policy that plays."""
 
-    strategy_args: StrategyArgs = Field(default_factory=lambda: StrategyArgs(strategy_name="embedded"))
+    strategy_args: EngineStrategy = Field(default_factory=EngineStrategy)
     generating_args: GeneratingArgs = Field(default_factory=GeneratingArgs)
     infer_batch_size: PositiveInt = 128
     """Requests one engine decodes together."""
@@ -228,7 +242,7 @@ class ActorInfer(Role):
 class Reference(Role):
     """The frozen policy that KL terms compare with; loaded only when one is asked for."""
 
-    strategy_args: StrategyArgs = Field(default_factory=lambda: StrategyArgs(strategy_name="torch"))
+    strategy_args: TrainerStrategy = Field(default_factory=TrainerStrategy)
     infer_batch_size: PositiveInt = 16
     """Sequences per forward pass."""
 
@@ -309,12 +323,19 @@ class RunConfig(AlgorithmKeys, Section):
     custom_envs: Annotated[dict[str, CustomEnv], Field(min_length=1)]
     """Tags by name."""
     train_env_manager: EnvManagerArgs
+    """Environments that training plays in."""
     val_env_manager: EnvManagerArgs
+    """Environments that evaluations play in."""
     actor_train: ActorTrain = Field(default_factory=ActorTrain)
+    """The policy that learns."""
     actor_infer: ActorInfer = Field(default_factory=ActorInfer)
+    """The policy that plays."""
     reference: Reference = Field(default_factory=Reference)
+    """The frozen policy of KL terms."""
     warm_start: WarmStartArgs = Field(default_factory=WarmStartArgs)
+    """The tiny policy behind `pretrain: embedded_default`."""
     ray: RayArgs = Field(default_factory=RayArgs)
+    """The Ray runtime."""
 
     @property
     def run_folder(self) -> Path:

@@ -1,0 +1,211 @@
+"""Each wrong input ends in one message that names the key, what is wrong and what to do."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from envsdk.config import load_config
+from envsdk.failures import ConfigurationError
+
+GOOD: dict[str, Any] = {
+    "exp_name": "run",
+    "rollout_batch_size": 16,
+    "val_batch_size": 8,
+    "sequence_length": 256,
+    "max_steps": 2,
+    "custom_envs": {
+        "Lake": {"env_type": "envsdk/FrozenLake-v1", "agent_template": "{observation}"},
+        "Box": {"env_type": "envsdk/Sokoban-v1"},
+    },
+    "train_env_manager": {"tags": ["Lake", "Box"], "num_env_groups": 4, "group_size": 4},
+    "val_env_manager": {"tags": ["Lake", "Box"], "num_env_groups": 2, "group_size": 2},
+}
+
+LAKE = "custom_envs.Lake"
+TRAIN, VAL, INFER = "train_env_manager", "val_env_manager", "actor_infer"
+
+BAD: list[tuple[str, Any, str, list[str]]] = [
+    # key to set, value, key the message names, what else it says
+    ("rollout_batch_sizee", 3, "rollout_batch_sizee", ["unknown key", "`rollout_batch_size`"]),
+    ("adv_estimater", "grpo", "adv_estimater", ["`adv_estimator`"]),
+    (f"{TRAIN}.group_sise", 3, f"{TRAIN}.group_sise", ["`group_size`"]),
+    (f"{LAKE}.env_typ", "x", f"{LAKE}.env_typ", ["`env_type`"]),
+    ("max_new_tokens", 3, "max_new_tokens", ["`actor_infer.generating_args.max_new_tokens`"]),
+    ("zzz", 3, "zzz", ["unknown key", "known keys: actor_infer"]),
+    (f"{LAKE}.env_config.sise", 3, f"{LAKE}.env_config.sise", ["unknown key", "`size`"]),
+    (f"{LAKE}.env_config.size", 1, f"{LAKE}.env_config", ["size", "at least 2"]),
+    ("actor_train.training_args.learning_rte", 1.0, "actor_train.training_args.learning_rte",
+     ["of torch", "`learning_rate`"]),
+    ("actor_train.training_args.learning_rate", "fast", "actor_train.training_args.learning_rate",
+     ["number", "'fast'"]),
+    ("actor_train.strategy_args.strategy_config.devise", "cpu",
+     "actor_train.strategy_args.strategy_config.devise", ["`device`"]),
+    ("actor_train.model_args.dtipe", "float32", "actor_train.model_args.dtipe", ["`dtype`"]),
+    ("max_steps", "many", "max_steps", ["whole number", "'many'"]),
+    ("max_steps", "100", "max_steps", ["'100'", "leave the quotes out"]),
+    ("max_steps", 0, "max_steps", ["greater than 0", "not 0"]),
+    ("max_steps", None, "max_steps", ["null"]),
+    ("exp_name", 7, "exp_name", ["text", "quotes"]),
+    ("exp_name", "../up", "exp_name", ["'../up'", "letters"]),
+    ("sequence_length", -5, "sequence_length", ["-5"]),
+    ("async_generation_ratio", -0.5, "async_generation_ratio", ["greater than or equal to 0", "-0.5"]),
+    ("pg_variant", "ppoo", "pg_variant", ["'ppo' or 'vanilla'", "'ppoo'"]),
+    ("whiten_advantages", "yes please", "whiten_advantages", ["true or false"]),
+    ("train_env_manager", [1], "train_env_manager", ["section of keys"]),
+    ("custom_envs", {}, "custom_envs", ["at least 1"]),
+    (f"{TRAIN}.tags", "Lake", f"{TRAIN}.tags", ["list", "'Lake'"]),
+    (f"{TRAIN}.tags", ["Lake", "Lake"], f"{TRAIN}.tags", ["Lake named more than once"]),
+    (f"{TRAIN}.tags", ["Lake", "Bok"], f"{TRAIN}.tags[1]", ["unknown tag `Bok`", "`Box`"]),
+    (f"{VAL}.tags", ["Castle"], f"{VAL}.tags[0]", ["unknown tag `Castle`", "Box, Lake"]),
+    (f"{TRAIN}.num_groups_partition", [2, 1], f"{TRAIN}.num_groups_partition",
+     ["adds up to 3", "num_env_groups=4", "equal split"]),
+    (f"{TRAIN}.num_groups_partition", [4], f"{TRAIN}.num_groups_partition", ["1 numbers for 2 tags"]),
+    (f"{TRAIN}.num_groups_partition", [4, 0], f"{TRAIN}.num_groups_partition[1]", ["greater than 0"]),
+    (f"{TRAIN}.num_env_groups", 1, f"{TRAIN}.num_env_groups", ["too few for 2 tags"]),
+    (f"{TRAIN}.min_group_size", 5, f"{TRAIN}.min_group_size", ["group_size=4"]),
+    (f"{VAL}.group_size_redundancy", 1, f"{VAL}.group_size_redundancy", ["no effect"]),
+    ("rollout_batch_size", 18, "rollout_batch_size", ["18", f"{TRAIN}.group_size=4", "16 or 20"]),
+    ("rollout_batch_size", 2, "rollout_batch_size", ["use 4"]),
+    ("val_batch_size", 7, "val_batch_size", [f"{VAL}.group_size=2", "6 or 8"]),
+    ("val_batch_size", 2, "val_batch_size", ["too few for the 2 tags", "at least 4"]),
+    (f"{TRAIN}.group_size", 1, f"{TRAIN}.group_size", ["grpo", "reinforce"]),
+    ("ppo_mini_batch_size", 17, "ppo_mini_batch_size", ["rollout_batch_size=16"]),
+    (f"{INFER}.generating_args.max_new_tokens", 256, f"{INFER}.generating_args.max_new_tokens",
+     ["sequence_length=256"]),
+    (f"{LAKE}.max_tokens_per_step", 300, f"{LAKE}.max_tokens_per_step", ["300", "sequence_length=256"]),
+    (f"{LAKE}.env_type", "envsdk/FrozenLak-v1", f"{LAKE}.env_type", ["envsdk/FrozenLake-v1"]),
+    (f"{LAKE}.agent_template", "go!", f"{LAKE}.agent_template", ["lacks `{observation}`"]),
+    (f"{LAKE}.agent_template", "{observation} {actions_lef}", f"{LAKE}.agent_template",
+     ["`{actions_lef}`", "`actions_left`"]),
+    (f"{LAKE}.agent_system_template", "{turn_idx}", f"{LAKE}.agent_system_template", ["agent_template"]),
+    (f"{LAKE}.isolation", "container", f"{LAKE}.isolation", ["'inline', 'thread' or 'process'"]),
+    (f"{INFER}.strategy_args", {"strategy_name": "embeded"}, f"{INFER}.strategy_args.strategy_name",
+     ["unknown engine `embeded`", "`embedded`"]),
+    ("actor_train.strategy_args", {"strategy_name": "torsch"}, "actor_train.strategy_args.strategy_name",
+     ["unknown trainer `torsch`", "`torch`"]),
+    ("reference.strategy_args", {"strategy_name": "nobody.here:Trainer"},
+     "reference.strategy_args.strategy_name", ["nobody.here:Trainer"]),
+    ("trackers", ["jsonl", "tensorbord"], "trackers[1]", ["unknown tracker", "`tensorboard`"]),
+    (f"{TRAIN}.env_manager_cls", "TrajManager", f"{TRAIN}.env_manager_cls", ["`TrajEnvManager`"]),
+    (f"{INFER}.device_mapping", "list(range(2**3))", f"{INFER}.device_mapping",
+     ["'list(range(2**3))'", "list(range(0,4))"]),
+    (f"{INFER}.device_mapping", [0, 0], f"{INFER}.device_mapping", ["0 named more than once"]),
+    (f"{INFER}", {"device_mapping": [0, 1, 2], "num_engines": 2}, f"{INFER}.num_engines", ["3 devices"]),
+    ("pretrain", "/no/such/model", "pretrain", ["/no/such/model", "embedded_default"]),
+    ("resume", "yes", "resume", ["`yes`", "auto"]),
+    ("warm_start", {"num_heads": 3}, "warm_start.num_heads", ["warm_start.hidden_size=128"]),
+    ("ray.include_dashbord", True, "ray.include_dashbord", ["`include_dashboard`"]),
+]  # fmt: skip
+
+
+def write(folder: Path, changes: dict[str, Any]) -> Path:
+    """GOOD with some dotted keys replaced."""
+    data = copy.deepcopy(GOOD)
+    for key, value in changes.items():
+        *parents, last = key.split(".")
+        section = data
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[last] = value
+    path = folder / "bad.yaml"
+    path.write_text(yaml.safe_dump(data, sort_keys=False))
+    return path
+
+
+def message_of(path: Path, overrides: list[str] | None = None) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        load_config(path, overrides or [])
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def test_the_starting_point_is_good(tmp_path: Path) -> None:
+    assert load_config(write(tmp_path, {})).config.max_steps == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "named", "says"), BAD, ids=[f"{row[0]}={row[1]}"[:60] for row in BAD]
+)
+def test_a_wrong_value_is_named_with_its_line_and_what_to_do(
+    tmp_path: Path, key: str, value: Any, named: str, says: list[str]
+) -> None:
+    path = write(tmp_path, {key: value})
+    message = message_of(path)
+    assert re.search(rf"^  {re.escape(named)} \(\S*bad\.yaml:\d+\): ", message, re.MULTILINE), message
+    for part in says:
+        assert part in message
+    assert "1 problem\n" in message
+
+
+def test_the_line_is_that_of_the_key(tmp_path: Path) -> None:
+    path = write(tmp_path, {"rollout_batch_sizee": 3})
+    line = next(i for i, text in enumerate(path.read_text().splitlines(), 1) if "sizee" in text)
+    assert f"bad.yaml:{line})" in message_of(path)
+
+
+def test_a_wrong_override_is_told_apart_from_the_file(tmp_path: Path) -> None:
+    message = message_of(write(tmp_path, {}), ["rollout_batch_size=18"])
+    assert "  rollout_batch_size (override): 18 is not divisible" in message
+
+
+def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+    path = write(
+        tmp_path, {"sead": 3, "rollout_batch_size": 18, f"{VAL}.tags": ["Lak"], "pretrain": "/no/such"}
+    )
+    message = message_of(path)
+    assert "4 problems" in message
+    for key in ("sead", "rollout_batch_size", f"{VAL}.tags[0]", "pretrain"):
+        assert f"  {key} (" in message
+
+
+def test_wrong_types_are_told_together_with_unknown_keys(tmp_path: Path) -> None:
+    message = message_of(write(tmp_path, {"sead": 3, "max_steps": "x", f"{TRAIN}.group_size": []}))
+    assert "3 problems" in message
+
+
+@pytest.mark.parametrize("key", ["exp_name", "rollout_batch_size", "custom_envs", "val_env_manager"])
+def test_a_missing_key_is_named(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(yaml.safe_dump({name: value for name, value in GOOD.items() if name != key}))
+    assert f"  {key}: is required and missing" in message_of(path)
+
+
+def test_a_folder_without_a_model_is_no_model(tmp_path: Path) -> None:
+    assert "config.json" in message_of(write(tmp_path, {"pretrain": str(tmp_path)}))
+
+
+def test_a_file_in_the_way_of_the_run_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    message = message_of(write(tmp_path, {"output_dir": str(tmp_path / "taken")}))
+    assert "output_dir" in message
+    assert "is a file" in message
+
+
+def test_the_same_setting_in_two_places_is_refused(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        {
+            "actor_train.model_args.dtype": "float32",
+            "actor_train.strategy_args": {
+                "strategy_name": "torch",
+                "strategy_config": {"dtype": "bfloat16"},
+            },
+        },
+    )
+    assert "actor_train.model_args.dtype" in message_of(path)
+
+
+def test_settings_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    message = message_of(write(tmp_path, {"kl_loss_coef": 0.1, "kl_loss_type": "k1"}))
+    assert "kl_loss_type: k1" in message
+
+
+def test_braces_that_hold_no_name_are_plain_text(tmp_path: Path) -> None:
+    path = write(tmp_path, {f"{LAKE}.agent_template": '{observation} {"move": 1} {} {1}'})
+    assert load_config(path).config.custom_envs["Lake"].agent_template.endswith("{1}")

@@ -1,0 +1,322 @@
+"""From YAML files and overrides to a typed configuration that remembers where everything came from."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envsdk.config import LoadedConfig, explain, find_config, load_config
+from envsdk.config.loading import examples_folder, leaf_paths
+from envsdk.config.problems import dotted
+from envsdk.failures import ConfigurationError
+
+SMALL = """\
+exp_name: small
+rollout_batch_size: 16
+val_batch_size: 8
+sequence_length: 256
+max_steps: 2
+custom_envs:
+  Lake:
+    env_type: envsdk/FrozenLake-v1
+    env_config: {size: 4}
+train_env_manager: &manager
+  tags: [Lake]
+  num_env_groups: 4
+  group_size: 4
+val_env_manager: *manager
+actor_infer:
+  device_mapping: list(range(0,4))
+"""
+
+
+READS_FILES = settings(max_examples=30, deadline=None)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+@pytest.mark.parametrize("example", sorted(path.name for path in examples_folder().glob("*.yaml")))
+def test_a_shipped_example_loads_by_its_bare_name(
+    example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    loaded = load_config(example)
+    assert loaded.config.exp_name == Path(example).stem
+    assert load_config(Path(example).stem).config == loaded.config
+
+
+def test_the_two_agentic_examples_differ_in_alpha_and_name_alone() -> None:
+    ours, theirs = (
+        load_config(name).config.model_dump() for name in ("agentic_async.yaml", "agentic_sync.yaml")
+    )
+    different = {key for key in ours if ours[key] != theirs[key]}
+    assert different == {"exp_name", "async_generation_ratio"}
+    assert theirs["async_generation_ratio"] == 0
+
+
+def test_the_working_directory_comes_before_the_shipped_examples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agentic_async.yaml").write_text(SMALL)
+    assert load_config("agentic_async.yaml").config.exp_name == "small"
+
+
+def test_a_missing_file_is_answered_with_the_nearest_example() -> None:
+    with pytest.raises(ConfigurationError, match=r"agentic_asink\.yaml.*did you mean `agentic_async\.yaml`"):
+        find_config("agentic_asink.yaml")
+    with pytest.raises(ConfigurationError, match="there is no file nowhere/agentic_async"):
+        find_config("nowhere/agentic_async.yaml")
+
+
+def test_a_folder_is_no_configuration(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="is a folder"):
+        find_config(tmp_path)
+
+
+def test_overrides_win_over_the_file_and_later_ones_over_earlier_ones(small: Path) -> None:
+    loaded = load_config(small, ["max_steps=3", "actor_infer.generating_args.temperature=0.5", "max_steps=4"])
+    assert loaded.config.max_steps == 4
+    assert loaded.config.actor_infer.generating_args.temperature == 0.5
+    assert loaded.overrides[-1] == "max_steps=4"
+
+
+def test_an_override_may_be_a_list_an_item_of_one_or_a_section(small: Path) -> None:
+    loaded = load_config(
+        small,
+        [
+            "custom_envs.Pond={env_type: envsdk/FrozenLake-v1}",
+            "train_env_manager.tags=[Lake, Pond]",
+            "val_env_manager.tags[0]=Pond",
+            "actor_train.device_mapping=list(range(2,8,2))",
+        ],
+    )
+    assert loaded.config.train_env_manager.tags == ["Lake", "Pond"]
+    assert loaded.config.val_env_manager.tags == ["Pond"]
+    assert loaded.config.actor_train.device_mapping == [2, 4, 6]
+    assert loaded.provenance["custom_envs.Pond.env_type"] == "override"
+
+
+@READS_FILES
+@given(st.integers(1, 10**9))
+def test_a_whole_number_survives_an_override(number: int) -> None:
+    loaded = load_config("agentic_async.yaml", [f"max_steps={number}"])
+    assert loaded.config.max_steps == number
+
+
+@READS_FILES
+@given(st.floats(1e-12, 1e3))
+def test_a_fraction_survives_an_override_in_every_spelling(number: float) -> None:
+    for spelling in (repr(number), f"{number:e}", f"{number:.20f}"):
+        loaded = load_config("agentic_async.yaml", [f"async_generation_ratio={spelling}"])
+        assert loaded.config.async_generation_ratio == pytest.approx(number, abs=1e-20, rel=1e-6)
+
+
+@READS_FILES
+@given(st.text(alphabet="abcXYZ019._-", min_size=1).map(lambda text: f"x{text}"))
+def test_a_name_survives_an_override(name: str) -> None:
+    assert load_config("agentic_async.yaml", [f"exp_name={name}"]).config.exp_name == name
+
+
+@READS_FILES
+@given(st.text(max_size=40))
+def test_any_override_is_applied_or_refused_as_a_wrong_configuration(text: str) -> None:
+    with suppress(ConfigurationError):
+        assert load_config("agentic_async.yaml", [text]).overrides == (text,)
+
+
+@pytest.mark.parametrize(
+    "override", ["max_steps", "=3", "max_steps =3", "+max_steps=3", "--seed=3", "extends=a.yaml", "a={b: "]
+)
+def test_a_malformed_override_is_quoted_in_the_error(small: Path, override: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(f"override `{override}`")):
+        load_config(small, [override])
+
+
+def test_interpolation_reads_other_keys_and_the_environment(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUN_NAME", "from_environment")
+    loaded = load_config(small, ["val_batch_size=${rollout_batch_size}", "exp_name=${oc.env:RUN_NAME}"])
+    assert loaded.config.val_batch_size == 16
+    assert loaded.config.exp_name == "from_environment"
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("${eval:1+1}", "eval"),
+        ("${rolout_batch_size}", "rolout_batch_size"),
+        ("${oc.env:ENVSDK_SURELY_UNSET}", "ENVSDK_SURELY_UNSET"),
+        ("${max_steps}", "max_steps"),
+        ("${unclosed", "unclosed"),
+        ("???", "max_steps"),
+    ],
+)
+def test_an_interpolation_that_cannot_be_resolved_names_the_key(small: Path, value: str, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"max_steps") as caught:
+        load_config(small, [f"max_steps={value}"])
+    assert reason in str(caught.value)
+
+
+def test_every_key_remembers_where_it_was_written(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(small.parent)
+    provenance = load_config("small.yaml", ["val_env_manager.num_env_groups=2", "seed=1"]).provenance
+    assert provenance["exp_name"] == "small.yaml:1"
+    assert provenance["custom_envs.Lake.env_config.size"] == "small.yaml:9"
+    assert provenance["train_env_manager.tags"] == "small.yaml:11"
+    assert provenance["val_env_manager.group_size"] == "small.yaml:13"  # through the anchor
+    assert provenance["val_env_manager.num_env_groups"] == "override"
+    assert provenance["seed"] == "override"
+    assert provenance["ppo_epochs"] == "default"
+
+
+def test_an_interpolated_section_comes_from_where_it_is_asked_for(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(small.parent)
+    small.write_text(SMALL.replace("val_env_manager: *manager", "val_env_manager: ${train_env_manager}"))
+    assert load_config("small.yaml").provenance["val_env_manager.group_size"] == "small.yaml:14"
+
+
+def test_a_file_starts_from_the_one_it_extends(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(small.parent.parent)
+    folder = small.parent.name
+    child = small.parent / "child.yaml"
+    child.write_text(
+        "extends: small.yaml\nmax_steps: 9\ncustom_envs:\n  Lake:\n    env_config:\n      p: 0.9\n"
+    )
+    loaded = load_config(child)
+    assert loaded.config.max_steps == 9
+    assert loaded.config.custom_envs["Lake"].env_config == {"size": 4, "p": 0.9}
+    assert loaded.provenance["max_steps"] == f"{folder}/child.yaml:2"
+    assert loaded.provenance["custom_envs.Lake.env_config.p"] == f"{folder}/child.yaml:6"
+    assert loaded.provenance["custom_envs.Lake.env_config.size"] == f"{folder}/small.yaml:9"
+
+
+def test_a_shipped_example_can_be_extended_from_anywhere(tmp_path: Path) -> None:
+    child = tmp_path / "mine.yaml"
+    child.write_text("extends: agentic_sync.yaml\nexp_name: mine\n")
+    loaded = load_config(child)
+    assert (loaded.config.exp_name, loaded.config.async_generation_ratio) == ("mine", 0)
+    assert [path.name for path in loaded.sources] == ["mine.yaml", "agentic_sync.yaml", "agentic_async.yaml"]
+
+
+def test_files_that_extend_each_other_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("extends: b.yaml\n")
+    (tmp_path / "b.yaml").write_text("extends: a.yaml\n")
+    with pytest.raises(ConfigurationError, match=r"circle.*a\.yaml -> b\.yaml -> a\.yaml"):
+        load_config(tmp_path / "a.yaml")
+
+
+@pytest.mark.parametrize("value", ["[a.yaml, b.yaml]", "", "3", "missing.yaml", "folder/missing.yaml"])
+def test_what_cannot_be_extended_is_named(small: Path, value: str) -> None:
+    small.write_text(f"extends: {value}\n{SMALL}")
+    with pytest.raises(ConfigurationError, match=r"small\.yaml.*`extends"):
+        load_config(small)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a: [1, 2\nb: 3\n", r"bad\.yaml:2"),
+        ("seed: 1\nseed: 2\n", r"bad\.yaml:2.*duplicate key"),
+        ("- a\n- b\n", "mapping of keys"),
+        ("3\n", "mapping of keys"),
+        ("seed: !!python/object/apply:os.getpid []\n", "python/object"),
+        ("\tseed: 1\n", r"bad\.yaml:1"),
+    ],
+)
+def test_text_that_is_no_configuration_is_refused_with_its_line(
+    tmp_path: Path, text: str, reason: str
+) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=reason):
+        load_config(path)
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(b"seed: \xff\n")
+    with pytest.raises(ConfigurationError, match="UTF-8"):
+        load_config(path)
+
+
+def test_what_the_user_wrote_is_kept_word_for_word(small: Path) -> None:
+    loaded = load_config(small, ["max_steps=7"])
+    assert loaded.sources == {small.resolve(): SMALL}
+    assert small.read_text() == SMALL
+
+
+def test_the_resolved_yaml_reads_back_to_the_same_configuration(tmp_path: Path) -> None:
+    loaded = load_config("agentic_sync.yaml", ["seed=7", "actor_train.device_mapping=list(range(2))"])
+    path = tmp_path / "config.yaml"
+    path.write_text(loaded.resolved_yaml())
+    assert load_config(path).config == loaded.config
+    assert next(iter(yaml.safe_load(path.read_text()))) == "exp_name"
+
+
+def test_explain_prints_every_key_once_with_value_and_origin() -> None:
+    loaded = load_config("agentic_async.yaml", ["seed=7"])
+    table, derived = explain(loaded).split("\nDerived\n")
+    keys = [line.split()[0] for line in table.splitlines()[3:] if line]
+    assert len(keys) == len(set(keys))
+    assert {dotted(path) for path in leaf_paths(loaded.config.model_dump())} <= set(keys)
+    assert re.search(r"^seed +7 +override$", table, re.MULTILINE)
+    assert re.search(
+        r"^actor_train\.training_args\.weight_decay +0\.0 +default of torch$", table, re.MULTILINE
+    )
+    assert derived.count("runs/agentic_async") == 1
+
+
+def test_explain_says_what_follows(small: Path) -> None:
+    loaded = load_config(
+        small,
+        ["async_generation_ratio=1.5", "train_env_manager.group_size_redundancy=1", "kl_loss_coef=0.1"],
+    )
+    derived = explain(loaded).split("\nDerived\n")[1]
+    for expected in (
+        "asynchronous, generation runs 1.5 batches ahead",
+        "2 weight versions",
+        "10 groups leased or waiting",
+        "20 in 1 worker, 1 of each group spare",
+        "Lake 20",
+        "4 accelerators [0, 1, 2, 3], 1 embedded engine",
+        "small",
+    ):
+        assert expected in derived
+    assert "not loaded" not in derived
+
+
+def test_loading_takes_neither_torch_nor_ray(loaded_modules: set[str]) -> None:
+    assert not loaded_modules & {"torch", "ray", "transformers"}
+
+
+@pytest.fixture
+def loaded_modules() -> set[str]:
+    import subprocess
+    import sys
+
+    program = (
+        "import sys; from envsdk.config import load_config, explain;"
+        "explain(load_config('agentic_async.yaml')); print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_a_loaded_configuration_is_one_value(small: Path) -> None:
+    assert isinstance(load_config(small), LoadedConfig)
+    assert load_config(small) == load_config(str(small))

@@ -1,0 +1,101 @@
+"""Derived numbers, and the promises of the typed keys."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from envsdk.algorithms.args import AlgorithmArgs, AlgorithmKeys
+from envsdk.config.models import EnvManagerArgs, RunConfig, split_evenly
+
+
+def run_config(**changes: Any) -> RunConfig:
+    manager = {"num_env_groups": 4, "group_size": 4, "tags": ["A"]}
+    return RunConfig.model_validate(
+        {
+            "exp_name": "run",
+            "rollout_batch_size": 16,
+            "val_batch_size": 16,
+            "sequence_length": 256,
+            "max_steps": 2,
+            "custom_envs": {"A": {"env_type": "envsdk/FrozenLake-v1"}},
+            "train_env_manager": manager,
+            "val_env_manager": manager,
+            **changes,
+        }
+    )
+
+
+@given(st.integers(0, 10_000), st.lists(st.integers(1, 50), min_size=1, max_size=12))
+def test_a_split_adds_up_and_no_share_is_a_whole_unit_off(total: int, weights: list[int]) -> None:
+    shares = split_evenly(total, weights)
+    assert sum(shares) == total
+    for share, weight in zip(shares, weights, strict=True):
+        assert abs(share - Fraction(total * weight, sum(weights))) < 1
+
+
+@given(st.integers(1, 500), st.integers(0, 4), st.integers(1, 20), st.integers(1, 100))
+def test_workers_have_room_for_every_environment_and_none_is_idle(
+    num_groups: int, spares: int, group_size: int, per_worker: int
+) -> None:
+    manager = EnvManagerArgs(
+        num_env_groups=num_groups,
+        group_size=group_size,
+        tags=["A"],
+        group_size_redundancy=spares,
+        max_env_num_per_worker=per_worker,
+    )
+    assert (manager.num_workers - 1) * per_worker < manager.num_envs <= manager.num_workers * per_worker
+    assert sum(manager.envs_per_tag.values()) == manager.num_envs
+
+
+@pytest.mark.parametrize(
+    ("alpha", "capacity", "max_staleness"),
+    [(0, 20, 0), (0.5, 30, 1), (1, 40, 1), (1.15, 43, 2), (2.0, 60, 2)],
+)
+def test_capacity_and_staleness_follow_from_alpha(alpha: float, capacity: int, max_staleness: int) -> None:
+    config = run_config(async_generation_ratio=alpha, rollout_batch_size=20)
+    assert (config.capacity, config.max_staleness) == (capacity, max_staleness)
+
+
+def test_the_algorithm_gets_every_key_and_the_sampling_temperature() -> None:
+    config = run_config(
+        pg_clip_high=0.28, kl_loss_coef=0.1, actor_infer={"generating_args": {"temperature": 0.7}}
+    )
+    algorithm = config.algorithm
+    assert isinstance(algorithm, AlgorithmArgs)
+    assert (algorithm.pg_clip_high, algorithm.kl_loss_coef, algorithm.temperature) == (0.28, 0.1, 0.7)
+    assert AlgorithmKeys.model_fields.keys() <= RunConfig.model_fields.keys()
+
+
+def test_a_tag_may_have_its_own_reply_length() -> None:
+    config = run_config(
+        custom_envs={
+            "A": {"env_type": "envsdk/FrozenLake-v1"},
+            "B": {"env_type": "envsdk/FrozenLake-v1", "max_tokens_per_step": 7},
+        },
+        actor_infer={"generating_args": {"max_new_tokens": 9}},
+    )
+    assert [config.max_response_tokens(tag) for tag in "AB"] == [9, 7]
+
+
+@pytest.mark.parametrize("value", [True, "8", 8.5, None])
+def test_types_are_strict(value: object) -> None:
+    with pytest.raises(ValidationError, match="rollout_batch_size"):
+        run_config(rollout_batch_size=value)
+
+
+def test_a_configuration_cannot_be_rewritten() -> None:
+    config = run_config()
+    with pytest.raises(ValidationError, match="frozen"):
+        config.max_steps = 3  # type: ignore[misc]
+
+
+def test_every_key_is_described() -> None:
+    own = {name: RunConfig.model_fields[name] for name in RunConfig.__annotations__}
+    assert [name for name, info in own.items() if not info.description] == []
