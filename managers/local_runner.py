@@ -36,10 +36,10 @@ class TaskListLeases(LeaseSource):
         waiting = self._waiting.get(tag)
         if not waiting:
             return None
+        position, task = waiting.popleft()
         self._num_leased += 1
         if self._num_leased % YIELD_EVERY_EPISODES == 0:
             await asyncio.sleep(0)
-        position, task = waiting.popleft()
         return EpisodeOrder(
             lease_id=position,
             group_id=position,
