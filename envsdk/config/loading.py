@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from envsdk.config.checks import check
 from envsdk.config.models import RunConfig
-from envsdk.config.nearest import suggest
+from envsdk.config.nearest import nearest
 from envsdk.config.problems import KeyPath, Problem, describe, dotted
 from envsdk.config.validation import problems_in
 from envsdk.failures import ConfigurationError
@@ -96,8 +96,13 @@ def find_config(source: str | Path) -> Path:
         raise ConfigurationError(f"{source} is a folder; name a YAML file")
     if path.parent != Path():
         raise ConfigurationError(f"there is no file {source}")
-    examples = sorted(example.name for example in examples_folder().glob("*.yaml"))
-    hint = suggest(path.name, examples, known="shipped examples")
+    examples = {example.stem: example.name for example in examples_folder().glob("*.yaml")}
+    match = nearest(path.stem, examples)
+    hint = (
+        f"did you mean `{examples[match]}`?"
+        if match
+        else f"shipped examples: {', '.join(sorted(examples.values()))}"
+    )
     raise ConfigurationError(
         f"there is no file {source} in {Path.cwd()}, and no shipped example of that name; {hint}"
     )

@@ -1,0 +1,246 @@
+"""The error boundary: one message, the right exit code, and no failed run exits 0."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import typer
+
+from envsdk.cli import main, run_app, run_command
+from envsdk.failures import (
+    ConfigurationError,
+    EngineError,
+    EnvsdkError,
+    RolloutStalled,
+    StorageError,
+    TrainerError,
+)
+
+
+def raising(error: BaseException) -> Callable[[], int]:
+    @run_command
+    def command() -> None:
+        raise error
+
+    return command
+
+
+def caused(error: Exception, cause: BaseException) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+class RemoteError(Exception):
+    """As Ray does it: a traceback for a text, the original in `cause`."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__("ray::Actor.method()\n  File ...\nmany lines")
+        self.cause = cause
+
+
+class RemoteConfigurationError(RemoteError, ConfigurationError):
+    """Ray's copy is of the original's class, too."""
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigurationError("seed: wrong"), 2),
+        (EngineError("seed: wrong"), 1),
+        (StorageError("seed: wrong"), 1),
+        (TrainerError("seed: wrong"), 1),
+        (RolloutStalled("seed: wrong"), 1),
+        (RemoteError(ConfigurationError("seed: wrong")), 2),
+        (RemoteConfigurationError(ConfigurationError("seed: wrong")), 2),
+        (caused(RuntimeError("outer"), TrainerError("seed: wrong")), 1),
+        (typer.BadParameter("seed: wrong"), 2),
+    ],
+)
+def test_what_the_user_can_mend_is_one_message_and_its_exit_code(
+    error: Exception, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert raising(error)() == code
+    captured = capsys.readouterr()
+    assert captured.err.replace("Invalid value: ", "") == "error: seed: wrong\n"
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), typer.Abort()])
+def test_an_interrupt_exits_130(error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
+    assert raising(error)() == 130
+    assert capsys.readouterr().err == "error: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.ENOSPC, "free some space"),
+        (errno.EDQUOT, "free space"),
+        (errno.EADDRINUSE, "choose another port"),
+        (errno.EMFILE, "ulimit"),
+    ],
+)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_operating_system_refusing_names_the_file_and_what_to_do(
+    number: int, advice: str, wrapped: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error: Exception = OSError(number, os.strerror(number), "runs/x/metrics.jsonl")
+    if wrapped:
+        error = RemoteError(caused(RuntimeError("in an actor"), error))
+    assert raising(error)() == 1
+    message = capsys.readouterr().err
+    assert message.startswith("error: runs/x/metrics.jsonl: ")
+    assert advice in message
+    assert message.count("\n") == 1
+
+
+def test_a_bug_shows_its_traceback_and_asks_to_report_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert raising(ZeroDivisionError("three over nothing"))() == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("Traceback")
+    assert "ZeroDivisionError: three over nothing" in lines
+    assert "please report" in lines[-1]
+
+
+@pytest.mark.parametrize(("result", "code"), [(None, 0), (0, 0), (3, 3)])
+def test_a_command_that_returns_sets_the_exit_code(result: int | None, code: int) -> None:
+    assert run_command(lambda: result)() == code
+
+
+def test_a_command_may_exit_by_itself() -> None:
+    app = typer.Typer()
+
+    @app.command()
+    def command() -> None:
+        raise typer.Exit(7)
+
+    assert run_app(app, [], name="test") == 7
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["trian"], "train"),
+        (["train"], "FILE"),
+        (["train", "agentic_async.yaml", "--explian"], "--explian"),
+        (["train", "no_such.yaml"], "agentic_async.yaml"),
+        (["train", "agentic_async.yaml", "max_stepz=3"], "`max_steps`"),
+        (["explain", "agentic_async.yaml", "rollout_batch_size=63"], "rollout_batch_size (override)"),
+    ],
+)
+def test_a_wrong_command_line_exits_2_and_says_what_was_meant(
+    argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ")
+    assert says in message
+    assert "Traceback" not in message
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["train", "--help"], ["explain", "--help"], ["envs"]])
+def test_help_and_lists_exit_0(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 0
+    assert capsys.readouterr().out
+
+
+def test_envs_lists_the_environments_that_ship(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["envs"]) == 0
+    output = capsys.readouterr().out
+    assert "envsdk/FrozenLake-v1" in output
+    assert "envsdk/Sokoban-v1" in output
+
+
+def test_train_explains_without_starting_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "agentic_sync.yaml", "seed=5", "--explain"]) == 0
+    assert "override" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_train_hands_the_configuration_to_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    from envsdk.config import LoadedConfig
+
+    runs: list[LoadedConfig] = []
+    pipeline = ModuleType("envsdk.trainers.agentic_pipeline")
+    pipeline.run = runs.append  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, pipeline.__name__, pipeline)
+    assert main(["train", "agentic_async.yaml", "max_steps=3"]) == 0
+    assert [run.config.max_steps for run in runs] == [3]
+
+
+def test_a_pipeline_that_fails_fails_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(loaded: object) -> None:
+        raise EnvsdkError("nothing worked")
+
+    pipeline = ModuleType("envsdk.trainers.agentic_pipeline")
+    pipeline.run = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, pipeline.__name__, pipeline)
+    assert main(["train", "agentic_async.yaml"]) == 1
+    assert capsys.readouterr().err == "error: nothing worked\n"
+
+
+def run_python(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=120, **options
+    )  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.mark.parametrize("command", [["-m", "envsdk.train"], ["-m", "envsdk.cli", "train"]])
+def test_the_process_itself_exits_2_on_a_wrong_key(command: list[str]) -> None:
+    done = run_python(*command, "agentic_async.yaml", "max_stepz=3")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: agentic_async.yaml: 1 problem\n  max_stepz (override): unknown key")
+
+
+def test_a_reader_that_goes_away_is_no_success_and_no_traceback() -> None:
+    program = (
+        "import sys; from envsdk.cli import run_command;"
+        "sys.exit(run_command(lambda: [print('x' * 1000) for _ in range(10**4)] and None)())"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(10)
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(timeout=60) == 141
+    process.stderr.close()
+
+
+def test_a_full_disk_under_standard_output_is_no_success() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "envsdk.cli", "explain", "agentic_async.yaml"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+    assert done.returncode != 0
+    assert "disk is full" in done.stderr
+
+
+def test_the_command_line_imports_nothing_heavy() -> None:
+    program = (
+        "import sys, time; begin = time.process_time(); import envsdk.cli, envsdk.train;"
+        "print(time.process_time() - begin, *sys.modules)"
+    )
+    seconds, *modules = run_python("-c", program).stdout.split()
+    assert not {"torch", "ray", "transformers", "pyarrow", "omegaconf", "pydantic"} & set(modules)
+    assert float(seconds) < 0.5
