@@ -115,7 +115,7 @@ class ProgressDisplay:
         self._live: Live | None = None
         if self._console.is_terminal:
             self._live = Live(
-                console=self._console, get_renderable=self._render, refresh_per_second=5, transient=False
+                console=self._console, get_renderable=self.__rich__, refresh_per_second=5, transient=False
             )
 
     def phase(self, name: str) -> None:
@@ -171,7 +171,7 @@ class ProgressDisplay:
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def _render(self) -> RenderableType:
+    def __rich__(self) -> RenderableType:
         parts: list[RenderableType] = [self._head()]
         if self._success or self._validations:
             parts += [Text(), self._scores()]

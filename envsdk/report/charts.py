@@ -17,10 +17,11 @@ Points = Sequence[tuple[float, float]]
 """`(x, y)` in order of x; y may be NaN, which leaves a gap."""
 
 _MARGIN_LEFT = 46.0
-_MARGIN_RIGHT = 12.0
+_MARGIN_RIGHT = 18.0
 _MARGIN_TOP = 12.0
 _MARGIN_BOTTOM = 28.0
 _MAX_POINTS = 300
+_MAX_DOTS = 40
 NUM_COLORS = 6
 """Of the palette in report.css."""
 _SMOOTHED_FROM = 20
@@ -125,8 +126,14 @@ class LaneSpan:
     name: str
     x: float
     width: float
+    covered: float
+    """Of the width; smaller when short spans with gaps between them have been drawn as one."""
     color: int
     title: str
+
+    @property
+    def opacity(self) -> float:
+        return round(max(0.2, min(1.0, self.covered / self.width)), 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +187,7 @@ def line_chart(
                 path=_path(placed),
                 smooth_path=_path(smooth),
                 is_sparse=one.is_sparse,
-                dots=dots if one.is_sparse or len(dots) == 1 else [],
+                dots=dots if len(dots) <= (_MAX_DOTS if one.is_sparse else 1) else [],
             )
         )
     hover = _hover(frame, xs, [(one.name, one.color, points) for one, points in kept], as_percent)
@@ -278,6 +285,7 @@ def lane_chart(
                 name=event.name,
                 x=round(x, 1),
                 width=round(max((end - begin) * scale, 0.6), 1),
+                covered=(end - begin) * scale,
                 color=colors[event.name],
                 title=_span_title(event, start_s),
             )
@@ -487,7 +495,10 @@ def _append_or_merge(spans: list[LaneSpan], span: LaneSpan) -> None:
     elif span.name == last.name:
         width = round(max(last.x + last.width, span.x + span.width) - last.x, 1)
         title = f"{last.name}, several times: zoom in with Perfetto"
-        spans[-1] = LaneSpan(name=last.name, x=last.x, width=width, color=last.color, title=title)
+        covered = last.covered + span.covered
+        spans[-1] = LaneSpan(
+            name=last.name, x=last.x, width=width, covered=covered, color=last.color, title=title
+        )
     elif span.width > last.width:
         spans[-1] = span
 
