@@ -415,7 +415,7 @@ def _print_summary(collection: Collection) -> None:
         rate = "-" if tally.success_rate is None else f"{tally.success_rate:.1%}"
         print(f"{tag}: {tally.num_episodes} episodes, solved {rate}, failed {tally.num_failed}")
     tally = manifest.tally
-    if tally.num_failed:
+    if tally.num_failed and tally.num_scored:
         print(f"failures: {tally.describe_failures()}")
     print(f"{tally.num_episodes} episodes in {len(collection.shards)} files: {collection.folder}")
     if not tally.num_scored:

@@ -32,7 +32,8 @@ class EpisodeProgress:
         self._done = self._done_before = 0
         self._num_successes = 0
         self._num_failed = 0
-        self._started = self._last_line = time.monotonic()
+        self._started = time.monotonic()
+        self._last_line: float | None = None
         self._console = console or Console(file=sys.stderr)
         self._bar = Progress(
             SpinnerColumn(),
@@ -64,7 +65,7 @@ class EpisodeProgress:
         """Playing begins; `num_done` of `total` episodes were there before."""
         self._done = self._done_before = num_done
         self._total = total
-        self._started = self._last_line = time.monotonic()
+        self._started = time.monotonic()
         self._bar.reset(self._task, total=total, completed=num_done)
         if num_done:
             self._console.print(
@@ -79,6 +80,9 @@ class EpisodeProgress:
         now = time.monotonic()
         if self._console.is_terminal:
             self._bar.update(self._task, completed=self._done, details=self._details(now))
+        elif self._last_line is None:
+            # The first episode may have waited for an engine to load: no rate to tell yet.
+            self._last_line = now
         elif now - self._last_line >= _LINE_EVERY_S:
             self._last_line = now
             self._console.print(

@@ -237,7 +237,7 @@ def command(
         write_json_atomically(json_file, evaluation.to_json())
     Console().print(results_table(evaluation))
     total = evaluation.total
-    if total.num_failed:
+    if total.num_failed and total.num_scored:
         print(f"failures: {total.describe_failures()}")
     if not total.num_scored:
         raise RolloutStalled(f"all {total.num_episodes} episodes failed: {total.describe_failures()}")
@@ -251,9 +251,9 @@ def results_table(evaluation: Evaluation) -> Table:
         box=rich.box.SIMPLE_HEAD,
         pad_edge=False,
     )
-    table.add_column("tag", no_wrap=True)
+    table.add_column("tag", overflow="fold")
     for header in ("episodes", "success", "95% interval", "reward", "turns", "failed"):
-        table.add_column(header, justify="right")
+        table.add_column(header, justify="right", no_wrap=True)
     by_tag = evaluation.by_tag
     for tag, tally in by_tag.items():
         table.add_row(tag, *_row(tally))
@@ -272,7 +272,7 @@ def _row(tally: Tally) -> list[str]:
     return [
         str(tally.num_episodes),
         shown(tally.success_rate, ".1%"),
-        f"{low:.1%} to {high:.1%}" if tally.num_scored else "-",
+        f"{100 * low:.1f}-{high:.1%}" if tally.num_scored else "-",
         shown(tally.mean_reward, ".3f"),
         shown(tally.mean_turns, ".1f"),
         str(tally.num_failed),

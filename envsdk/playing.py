@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -24,7 +25,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
-from envsdk.config import EMBEDDED_DEFAULT, RunConfig, load_config
+from envsdk.config import EMBEDDED_DEFAULT, RunConfig, find_config, load_config
 from envsdk.config.checks import check
 from envsdk.config.models import split_evenly
 from envsdk.config.nearest import suggest
@@ -93,13 +94,21 @@ def resolve_source(source: str | Path | RunConfig, overrides: Sequence[str] = ()
     known = environment_ids()
     if name in known:
         return Source(name=name, config=_around_environment(name, overrides), is_environment=True)
-    if name.endswith((".yaml", ".yml")) or Path(name).is_file():
+    if name.endswith((".yaml", ".yml")) or _is_configuration(name):
         return Source(name=name, config=load_config(source, overrides).config, is_environment=False)
     hint = suggest(name, known, known="registered environments")
     raise ConfigurationError(
         f"there is no environment {name!r}; {hint} "
         "(`envsdk envs` lists them; a run's configuration is named by its .yaml file)"
     )
+
+
+def _is_configuration(name: str) -> bool:
+    try:
+        find_config(name)
+    except ConfigurationError:
+        return False
+    return True
 
 
 def _around_environment(env_id: str, overrides: Sequence[str]) -> RunConfig:
@@ -228,7 +237,7 @@ class Player:
         try:
             asyncio.run(self._play(tasks, on_trajectory))
         except BaseExceptionGroup as group:
-            raise _first_leaf(group) from group
+            raise _first_leaf(group) from None
 
     async def _play(
         self, tasks: Iterable[tuple[int, Task]], on_trajectory: Callable[[int, Trajectory], None]
@@ -372,13 +381,17 @@ def _model_source(source: Source, model: Path | None, greedy: bool, seed: int) -
     config = source.config
     generating = generating_settings(config)
     infer = config.actor_infer
+    folder = find_model_folder(model) if model is not None else _pretrained(source)
+    sequence_length = config.sequence_length
+    if source.is_environment and sequence_length == DEFAULT_SEQUENCE_LENGTH:
+        sequence_length = min(sequence_length, _max_positions(folder))
     return ModelSource(
-        folder=find_model_folder(model) if model is not None else _pretrained(source),
+        folder=folder,
         engine=infer.strategy_args.strategy_name,
         settings=infer.settings,
         max_running=infer.infer_batch_size,
         generating=replace(generating, temperature=0.0) if greedy else generating,
-        sequence_length=config.sequence_length,
+        sequence_length=sequence_length,
         turn_timeout_s=config.val_env_manager.turn_timeout_s,
         seed=seed,
     )
@@ -396,6 +409,14 @@ def find_model_folder(path: Path) -> Path:
         f"--model: {path} holds no config.json: it is neither a Hugging Face folder nor a checkpoint "
         "(such as runs/NAME/checkpoints/step_000010)"
     )
+
+
+def _max_positions(folder: Path) -> int:
+    path = folder / "config.json"
+    try:
+        return int(json.loads(path.read_text()).get("max_position_embeddings", DEFAULT_SEQUENCE_LENGTH))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigurationError(f"--model: {path} is damaged: {error}") from error
 
 
 def _pretrained(source: Source) -> Path:
