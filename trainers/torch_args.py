@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 class TorchTrainingArgs(BaseModel):
     """The section `actor_train.training_args`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     learning_rate: float = Field(default=1e-4, ge=0.0)
     """Peak learning rate of AdamW."""
@@ -46,7 +46,7 @@ class TorchTrainingArgs(BaseModel):
 class TorchStrategyConfig(BaseModel):
     """The section `actor_train.strategy_args.strategy_config` for `strategy_name: torch`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     device: str = "cpu"
     """A torch device such as `cpu` or `cuda:0`."""

@@ -23,7 +23,7 @@ GAELevel = Literal["token", "turn"]
 class AlgorithmKeys(BaseModel):
     """What is maximized, and how: top-level keys of the YAML (`RunConfig` inherits them)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     adv_estimator: AdvantageEstimator = "grpo"
     """`grpo`: return minus the group's mean; `reinforce`: discounted return; `gae`: with a value head."""

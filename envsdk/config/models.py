@@ -176,8 +176,9 @@ class GeneratingArgs(Section):
     temperature: NonNegativeFloat = 1.0
     """0 is greedy."""
     top_p: Probability = 1.0
+    """Share of the probability mass that is sampled from."""
     top_k: NonNegativeInt = 0
-    """0 is off."""
+    """Most likely tokens that are sampled from; 0 is off."""
 
 
 class StrategyArgs(Section):
@@ -207,10 +208,11 @@ class Role(Section):
     """What the three roles share."""
 
     model_args: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the plug-in that are about the model; one place with `strategy_config` (see `settings`)."""
+    """Settings of the plug-in that are about the model; joined with `strategy_config`."""
     device_mapping: DeviceMapping = None
     """Accelerators, as a list or as `list(range(0,4))`; none when absent: the CPU."""
     strategy_args: StrategyArgs
+    """Which plug-in, and its own settings."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -222,6 +224,7 @@ class ActorTrain(Role):
     """The policy that learns."""
 
     strategy_args: TrainerStrategy = Field(default_factory=TrainerStrategy)
+    """Which trainer, and its own settings."""
     training_args: dict[str, Any] = Field(default_factory=dict)
     """Optimizer and step size: settings of the trainer, which checks them."""
     infer_batch_size: PositiveInt = 16
@@ -232,7 +235,9 @@ class ActorInfer(Role):
     """The policy that plays."""
 
     strategy_args: EngineStrategy = Field(default_factory=EngineStrategy)
+    """Which engine, and its own settings."""
     generating_args: GeneratingArgs = Field(default_factory=GeneratingArgs)
+    """How replies are sampled."""
     infer_batch_size: PositiveInt = 128
     """Requests one engine decodes together."""
     num_engines: PositiveInt = 1
@@ -243,6 +248,7 @@ class Reference(Role):
     """The frozen policy that KL terms compare with; loaded only when one is asked for."""
 
     strategy_args: TrainerStrategy = Field(default_factory=TrainerStrategy)
+    """Which trainer, and its own settings."""
     infer_batch_size: PositiveInt = 16
     """Sequences per forward pass."""
 
@@ -251,7 +257,9 @@ class WarmStartArgs(Section):
     """The tiny policy behind `pretrain: embedded_default`, and how it is warm-started."""
 
     hidden_size: PositiveInt = 128
+    """Width of the model."""
     num_layers: PositiveInt = 4
+    """Depth of the model."""
     num_heads: PositiveInt = 4
     """Attention heads; divides `hidden_size`."""
     num_episodes: PositiveInt = 2000
@@ -261,6 +269,7 @@ class WarmStartArgs(Section):
     epochs: PositiveInt = 2
     """Passes over the demonstrations."""
     learning_rate: PositiveFloat = 1e-3
+    """Peak, after warm-up."""
     seed: NonNegativeInt = 0
     """Of the demonstrations, the initial weights and the order of training."""
 
@@ -275,6 +284,7 @@ class RayArgs(Section):
     object_store_memory: PositiveInt | None = None
     """Bytes of the shared object store; Ray decides when absent."""
     include_dashboard: bool = False
+    """Whether Ray serves its dashboard."""
 
 
 class RunConfig(AlgorithmKeys, Section):

@@ -15,7 +15,7 @@ from envsdk.failures import ConfigurationError
 class StrictSettings(BaseModel):
     """Base of every engine's settings: typed, immutable, and deaf to no key."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 SettingsT = TypeVar("SettingsT", bound=StrictSettings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from envsdk.algorithms.args import AlgorithmArgs, AlgorithmKeys
-from envsdk.config.models import EnvManagerArgs, RunConfig, split_evenly
+from envsdk.config.models import EnvManagerArgs, RunConfig, Section, split_evenly
+from envsdk.config.reference import with_reference
+
+SECTIONS = [each for each in Section.__subclasses__() if each is not RunConfig]
 
 
 def run_config(**changes: Any) -> RunConfig:
@@ -97,5 +101,17 @@ def test_a_configuration_cannot_be_rewritten() -> None:
 
 
 def test_every_key_is_described() -> None:
-    own = {name: RunConfig.model_fields[name] for name in RunConfig.__annotations__}
-    assert [name for name, info in own.items() if not info.description] == []
+    undescribed = [
+        f"{model.__name__}.{name}"
+        for model in (RunConfig, *SECTIONS)
+        for name, info in model.model_fields.items()
+        if not info.description
+    ]
+    assert undescribed == []
+
+
+def test_the_guide_lists_the_keys_as_they_are() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert page == with_reference(page), "run: python -m envsdk.config.reference docs/configuration.md"
+    for name in RunConfig.model_fields:
+        assert f"| `{name}` |" in page

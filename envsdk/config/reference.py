@@ -1,0 +1,106 @@
+"""The tables of keys in docs/configuration.md, from the models themselves.
+
+    python -m envsdk.config.reference docs/configuration.md
+
+rewrites what stands between the markers; a test compares.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+import typing
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Literal, Union
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from envsdk.algorithms.args import AlgorithmKeys
+from envsdk.config import models
+from envsdk.config.plugins import SETTINGS
+from envsdk.config.validation import shown
+
+BEGIN = "<!-- keys: begin -->"
+END = "<!-- keys: end -->"
+
+_SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
+    ("The run", models.RunConfig),
+    ("The algorithm", AlgorithmKeys),
+    ("`custom_envs.TAG`", models.CustomEnv),
+    ("`train_env_manager`, `val_env_manager`", models.EnvManagerArgs),
+    ("`actor_train`", models.ActorTrain),
+    ("`actor_infer`", models.ActorInfer),
+    ("`actor_infer.generating_args`", models.GeneratingArgs),
+    ("`reference`", models.Reference),
+    ("`strategy_args` of a role", models.StrategyArgs),
+    ("`warm_start`", models.WarmStartArgs),
+    ("`ray`", models.RayArgs),
+)
+
+
+def reference() -> str:
+    """All tables, as Markdown."""
+    sections = [*_SECTIONS, *_plugin_sections()]
+    return "\n\n".join(f"### {title}\n\n{_table(model)}" for title, model in sections)
+
+
+def with_reference(page: str) -> str:
+    """The page with its tables brought up to date."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{reference()}\n\n{END}{after}"
+
+
+def _plugin_sections() -> Iterator[tuple[str, type[BaseModel]]]:
+    """Settings of the plug-ins that ship."""
+    for entry in sorted(entry_points(group=SETTINGS), key=lambda entry: entry.name):
+        kind, plugin, section = entry.name.split(".")
+        if entry.module.startswith("envsdk."):
+            yield f"`{section}` of the `{plugin}` {kind.removesuffix('s')}", entry.load()
+
+
+def _table(model: type[BaseModel]) -> str:
+    rows = ["| key | type | default | meaning |", "| --- | --- | --- | --- |"]
+    for name, info in _own_fields(model):
+        meaning = " ".join((info.description or "").split()).replace("|", r"\|")
+        rows.append(f"| `{name}` | {_type(info.annotation)} | {_default(info)} | {meaning} |")
+    return "\n".join(rows)
+
+
+def _own_fields(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
+    for name, info in model.model_fields.items():
+        if model is not models.RunConfig or name not in AlgorithmKeys.model_fields:
+            yield name, info
+
+
+def _default(info: FieldInfo) -> str:
+    if info.is_required():
+        return "required"
+    default = info.get_default(call_default_factory=True, validated_data={})
+    if isinstance(default, BaseModel) or default == {}:
+        return ""
+    return f"`{default}`" if isinstance(default, str) and default else f"`{shown(default)}`"
+
+
+def _type(annotation: Any) -> str:
+    origin = typing.get_origin(annotation)
+    arguments = typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return _type(arguments[0])
+    if origin is Literal:
+        return ", ".join(f"`{choice}`" for choice in arguments)
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys("null" if each is type(None) else _type(each) for each in arguments))
+    if origin in (list, tuple):
+        return f"list of {_type(arguments[0])}"
+    if origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        return "section"
+    return {int: "whole number", float: "number", str: "text", bool: "true, false", Path: "path"}[annotation]
+
+
+if __name__ == "__main__":
+    page = Path(sys.argv[1])
+    page.write_text(with_reference(page.read_text(encoding="utf-8")), encoding="utf-8")
