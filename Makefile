@@ -64,7 +64,7 @@ test-gpu: install ## Run the tests that need a CUDA device
 
 .PHONY: bench
 bench: install ## Run every benchmark; the figures are explained in docs/benchmarks.md
-	@for benchmark in benchmarks/bench_*.py; do \
+	@for benchmark in $$(grep -l __main__ benchmarks/*.py); do \
 		echo "== $$benchmark"; $(BIN)/python "$$benchmark"; done
 
 .PHONY: constraints

@@ -144,7 +144,9 @@ class Timeline:
             track_id = self._tracks[name] = len(self._tracks) + 1
             about: dict[str, Any] = {"ph": "M", "pid": _PROCESS_ID, "tid": track_id}
             self._write(about | {"name": "thread_name", "args": {"name": name}})
-            self._write(about | {"name": "thread_sort_index", "args": {"sort_index": track_id}})
+            known = [track.value for track in Track]
+            order = known.index(name) if name in known else len(known) + track_id
+            self._write(about | {"name": "thread_sort_index", "args": {"sort_index": order}})
         return self._tracks[name]
 
     def _write(self, event: dict[str, Any]) -> None:

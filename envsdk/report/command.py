@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-from envsdk.failures import EnvsdkError
+import typer
+
+from envsdk.cli import run_app
 from envsdk.report.page import write_report
 
+app = typer.Typer(add_completion=False)
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m envsdk.report",
-        description="Write RUN_DIR/report.html: one file, readable offline, of a finished or a running run.",
-    )
-    parser.add_argument(
-        "run_dir", metavar="RUN_DIR", type=Path, help="a run's folder, such as runs/agentic_async"
-    )
-    arguments = parser.parse_args(argv)
-    try:
-        path = write_report(arguments.run_dir)
-    except EnvsdkError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    print(path)
-    return 0
+
+@app.command()
+def report(
+    run_dir: Annotated[
+        Path, typer.Argument(metavar="RUN_DIR", help="A run's folder, such as runs/agentic_async.")
+    ],
+) -> None:
+    """Write RUN_DIR/report.html: one file, readable offline, of a run that is over or still going on."""
+    print(write_report(run_dir))
+
+
+def main(argv: list[str] | None = None) -> int:
+    return run_app(app, argv, name="envsdk report")

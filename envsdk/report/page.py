@@ -125,6 +125,8 @@ class Page:
     pace: list[StepChart]
     optimization: list[StepChart]
     rollouts: list[StepChart]
+    constants: list[tuple[str, str]]
+    """Metrics that never changed, with their value."""
     outcomes: list[Share]
     failures: list[Share]
     waste: StepChart | None
@@ -166,10 +168,13 @@ def render(page: Page) -> str:
 
 def build_page(run: RunData) -> Page:
     """Choose and place everything; pure but for the clock that dates the page."""
-    shown: set[str] = set()
     tags = _tags(run)
     failures = _shares({n.removeprefix("failures/"): run.total(n) for n in run.names("failures/")})
-    outcomes = _shares({n.removeprefix("ledger/"): run.total(n) for n in run.names("ledger/")})
+    # The ledger counts from the start of the run; failures and waste are logged per step.
+    ends = [name for name in run.names("ledger/") if name != "ledger/started"]
+    outcomes = _shares({name.removeprefix("ledger/"): run.last(name) for name in ends})
+    optimization = run.names("actor/") + run.names("critic/")
+    rollouts = run.names("rollout/") + run.names("env/") + run.names("engine/")
     return Page(
         name=str(run.config.get("exp_name") or run.folder.resolve().name),
         version=__version__,
@@ -182,8 +187,9 @@ def build_page(run: RunData) -> Page:
         staleness=_staleness(run),
         overlap=_overlap(run),
         pace=_present([_step_time_chart(run), _wait_chart(run)]),
-        optimization=_small_charts(run, _ordered(run.names("actor/") + run.names("critic/")), shown),
-        rollouts=_small_charts(run, run.names("rollout/") + run.names("engine/"), shown),
+        optimization=_small_charts(run, _ordered(optimization)),
+        rollouts=_small_charts(run, rollouts),
+        constants=_constants(run, optimization + rollouts),
         outcomes=outcomes,
         failures=failures,
         waste=line_chart("Tokens thrown away, by step", [_series(run, "waste/tokens", 3)], size=MIDDLE),
@@ -203,7 +209,7 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
     begins = [event.start_s for event in run.timeline] or times
     if times and max(times) > min(begins):
         facts.append(("took", _duration(max(times) - min(begins))))
-    episodes = run.total("ledger/delivered")
+    episodes = run.last("ledger/delivered")
     if episodes:
         facts.append(("episodes trained on", f"{episodes:,.0f}"))
     for key, word in _HEADLINES:
@@ -337,16 +343,18 @@ def _wait_chart(run: RunData) -> StepChart | None:
     )
 
 
-def _small_charts(run: RunData, names: Iterable[str], shown: set[str]) -> list[StepChart]:
-    charts = []
-    for name in names:
-        if name in shown:
-            continue
-        shown.add(name)
-        values = [value for _, value in run.series(name) if math.isfinite(value)]
-        if len(values) >= 2 or len(run.metrics) == 1:
-            charts.append(line_chart(name, [_series(run, name, 0)], size=SMALL))
+def _small_charts(run: RunData, names: Iterable[str]) -> list[StepChart]:
+    """One chart for each metric that changes."""
+    charts = [line_chart(n, [_series(run, n, 0)], size=SMALL) for n in names if not _is_constant(run, n)]
     return _present(charts)
+
+
+def _constants(run: RunData, names: Iterable[str]) -> list[tuple[str, str]]:
+    return [(n, label_precisely(run.last(n), False)) for n in sorted(names) if _is_constant(run, n)]
+
+
+def _is_constant(run: RunData, name: str) -> bool:
+    return len({value for _, value in run.series(name) if math.isfinite(value)}) == 1
 
 
 def _ordered(names: Iterable[str]) -> list[str]:

@@ -17,6 +17,8 @@ from envsdk.trajectory import Outcome, Trajectory
 
 CONFIG_FILE = "config.yaml"
 TRAJECTORY_FOLDER = "trajectories"
+DISCARDED_PREFIX = "discarded"
+"""Of files with episodes that no step was trained on; of these only failures are worth reading."""
 
 _NEWEST_FILES = 24
 """Trajectory files looked through for examples; a long run has thousands."""
@@ -56,6 +58,10 @@ class RunData:
     def total(self, name: str) -> float:
         """Sum over all steps, unknown values left out."""
         return math.fsum(value for _, value in self.series(name) if math.isfinite(value))
+
+    def last(self, name: str) -> float:
+        """The newest known value; 0 when there is none."""
+        return next((value for _, value in reversed(self.series(name)) if math.isfinite(value)), 0.0)
 
 
 def read_run(folder: Path) -> RunData:
@@ -115,7 +121,7 @@ def _read_timeline(path: Path, missing: list[str]) -> list[TimelineEvent]:
 def _read_examples(folder: Path, missing: list[str]) -> list[Example]:
     from envsdk.storage import read_trajectories
 
-    files = sorted(folder.rglob("*.parquet"), key=_natural_order)[-_NEWEST_FILES:]
+    files = sorted(folder.rglob("*.parquet"), key=_by_number)[-_NEWEST_FILES:]
     if not files:
         missing.append(f"{folder.name}/: there are no trajectories to read")
         return []
@@ -126,6 +132,8 @@ def _read_examples(folder: Path, missing: list[str]) -> list[Example]:
         except EnvsdkError as error:
             missing.append(f"{folder.name}/{file.name} cannot be read ({_one_line(error)})")
             continue
+        if file.name.startswith(DISCARDED_PREFIX):
+            trajectories = [t for t in trajectories if t.outcome is Outcome.FAILED]
         _choose(trajectories, chosen)
     order = ("best", "worst", "failed")
     keys = sorted(chosen, key=lambda key: (key[0], order.index(key[1])))
@@ -151,9 +159,9 @@ def _merit(trajectory: Trajectory) -> tuple[bool, float]:
     return trajectory.success, trajectory.total_reward
 
 
-def _natural_order(path: Path) -> list[tuple[int, str]]:
-    """`step_10` after `step_9`."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]
+def _by_number(path: Path) -> tuple[list[int], str]:
+    """`step_10` after `val_10` and `step_9`."""
+    return [int(digits) for digits in re.findall(r"\d+", path.name)], path.name
 
 
 def _runs_nearby(folder: Path) -> str:

@@ -23,7 +23,7 @@ class TensorBoardTracker(Tracker):
         except ImportError as error:
             raise ConfigurationError(
                 f"tracker 'tensorboard' needs the package of that name ({error}): "
-                "pip install 'envsdk[tensorboard]', or leave it out of `track_with`"
+                "pip install 'envsdk[tensorboard]', or leave it out of `trackers`"
             ) from error
         self._event = event_pb2.Event
         self._session_log = event_pb2.SessionLog

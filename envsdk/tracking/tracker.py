@@ -2,7 +2,7 @@
 
     create -> [rewind] -> log* -> close
 
-Trackers register under the entry-point group `envsdk.trackers` and are named in the YAML.
+Trackers register under the entry-point group `envsdk.trackers` and are named in the YAML (`trackers`).
 
     class PrintTracker(Tracker):
         @classmethod
@@ -17,12 +17,11 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from envsdk.failures import ConfigurationError, EnvsdkError
+from envsdk.plugins import load_plugin
 
 ENTRY_POINT_GROUP = "envsdk.trackers"
 
@@ -93,25 +92,17 @@ class TrackerGroup(Tracker):
                 del self._trackers[name]
 
 
-def available_trackers() -> list[str]:
-    """Names that the YAML may use, sorted."""
-    return sorted({entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)})
-
-
 def load_tracker(name: str) -> type[Tracker]:
-    """The tracker class registered as `name`. Raises ConfigurationError with the nearest known name."""
-    found = [entry for entry in entry_points(group=ENTRY_POINT_GROUP) if entry.name == name]
-    if not found:
-        known = available_trackers()
-        near = get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known trackers: {', '.join(known)}"
-        raise ConfigurationError(f"unknown tracker {name!r}: {hint}")
+    """The tracker registered as `name`, or behind `package.module:Class`.
+
+    Raises ConfigurationError, with the nearest known name, when there is none.
+    """
     try:
-        tracker = found[0].load()
+        tracker = load_plugin(ENTRY_POINT_GROUP, name)
     except ImportError as error:
-        raise ConfigurationError(f"tracker {name!r} cannot be loaded: {error}") from error
+        raise ConfigurationError(f"trackers: {name!r} cannot be loaded: {error}") from error
     if not (isinstance(tracker, type) and issubclass(tracker, Tracker)):
-        raise ConfigurationError(f"tracker {name!r}: {found[0].value} is not an envsdk.tracking.Tracker")
+        raise ConfigurationError(f"trackers: {name!r} is not an envsdk.tracking.Tracker, but {tracker!r}")
     return tracker
 
 

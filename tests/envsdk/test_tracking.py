@@ -156,8 +156,14 @@ def test_a_closed_file_refuses_to_be_written() -> None:
 def test_an_unknown_tracker_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="did you mean 'tensorboard'"):
         open_trackers(["jsonl", "tensorbord"], tmp_path)
-    with pytest.raises(ConfigurationError, match=r"known trackers: .*jsonl"):
+    with pytest.raises(ConfigurationError, match=r"known: .*jsonl"):
         load_tracker("zzz")
+
+
+def test_a_tracker_may_be_named_by_where_it_is() -> None:
+    assert load_tracker("envsdk.tracking.jsonl:JsonlTracker") is JsonlTracker
+    with pytest.raises(ConfigurationError, match=r"is not an envsdk\.tracking\.Tracker"):
+        load_tracker("envsdk.tracking.jsonl:FILE_NAME")
 
 
 @pytest.mark.parametrize("name", ["jsonl", "tensorboard"])
