@@ -1,0 +1,523 @@
+"""The conformance suite every engine passes. Subclass it, name the engine, and run pytest.
+
+    class TestMyEngine(EngineSuite):
+        engine_class = MyEngine
+        def config(self, **changes): return EngineConfig(model=FOLDER, sequence_length=512, **changes)
+        def weights(self): return FOLDER
+
+What an engine does not claim in its `abilities` is not tested. The engine under test is built anew
+for each test, and `long_reply` tokens must take it at least `long_reply_s`: that is what a test
+interrupts. Slow a fast engine down in `make_engine` if need be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from envsdk.failures import ConfigurationError
+from envsdk.inference.engine import (
+    Engine,
+    EngineConfig,
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+    PauseMode,
+    SamplingParams,
+    WeightReference,
+)
+
+_PATIENCE_S = 60.0
+
+Action = tuple[str, int]
+
+
+class EngineSuite:
+    """See the module's text."""
+
+    engine_class: type[Engine]
+    vocab_size = 64
+    """Prompts are drawn below this."""
+    sequence_length = 256
+    long_reply = 200
+    """Tokens of a reply that is still running when a test interrupts it."""
+    long_reply_s = 1.0
+    unknown_key = "num_thread"
+    """A misspelled key of `strategy_config` ..."""
+    nearest_key = "num_threads"
+    """... and the known one its error should name."""
+
+    # ---- what a subclass provides
+
+    def config(self, **changes: Any) -> EngineConfig:
+        """How the engine is built; `changes` are fields of EngineConfig."""
+        raise NotImplementedError
+
+    def weights(self) -> WeightReference:
+        """Weights that differ from those the engine starts with, where it has any."""
+        raise NotImplementedError
+
+    def make_engine(self, **changes: Any) -> Engine:
+        """An engine that is not started."""
+        return self.engine_class.create(self.config(**changes))
+
+    # ---- helpers
+
+    def run(self, test: Callable[[Engine], Coroutine[Any, Any, None]], **changes: Any) -> None:
+        """Run `test` with a started engine, and close it."""
+
+        async def scenario() -> None:
+            engine = self.make_engine(**changes)
+            await engine.start()
+            try:
+                await asyncio.wait_for(test(engine), _PATIENCE_S)
+            finally:
+                await engine.close()
+
+        asyncio.run(scenario())
+
+    def prompt(self, length: int = 8, seed: int = 0) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """Random token ids."""
+        return np.random.default_rng(seed).integers(0, self.vocab_size, length).astype(np.int32)
+
+    def request(
+        self, name: str | int = 0, *, length: int = 8, num_tokens: int = 6, **changes: Any
+    ) -> GenerationRequest:
+        """A short request whose prompt and seed follow from its name."""
+        number = sum(str(name).encode())
+        sampling = {"max_new_tokens": num_tokens, "seed": number} | {
+            key: changes.pop(key)
+            for key in ("temperature", "top_p", "top_k", "stop_token_ids", "seed")
+            if key in changes
+        }
+        prompt = changes.pop("prompt_ids", self.prompt(length, number))
+        return GenerationRequest(
+            request_id=str(name), prompt_ids=prompt, sampling=SamplingParams(**sampling), **changes
+        )
+
+    def long_request(self, name: str | int = "long", **changes: Any) -> GenerationRequest:
+        """A request that runs for `long_reply_s` or more."""
+        return self.request(name, num_tokens=self.long_reply, **changes)
+
+    async def mid_reply(self, engine: Engine, num_running: int = 1) -> None:
+        """Until so many requests are running, and some tokens further."""
+        await until(lambda: engine.health().num_running >= num_running)
+        await asyncio.sleep(self.long_reply_s / 10)
+
+    # ---- one reply
+
+    def test_every_request_is_answered_exactly_once(self) -> None:
+        async def test(engine: Engine) -> None:
+            requests = [self.request(n, length=1 + n % 13, num_tokens=1 + n % 7) for n in range(40)]
+            results = await gather(engine, requests)
+            assert [result.request_id for result in results] == [request.request_id for request in requests]
+            for request, result in zip(requests, results, strict=True):
+                check_result(request, result, sequence_length=self.sequence_length)
+                assert result.finish_reason in (FinishReason.LENGTH, FinishReason.STOP)
+            health = engine.health()
+            assert (health.num_running, health.num_queued, health.error) == (0, 0, "")
+            assert health.num_tokens_sampled == sum(len(result.token_ids) for result in results)
+            assert health.num_prompt_tokens == sum(len(request.prompt_ids) for request in requests)
+
+        self.run(test, max_running=8)
+
+    def test_a_reply_ends_at_max_new_tokens(self) -> None:
+        async def test(engine: Engine) -> None:
+            for count in (1, 2, 9):
+                result = await engine.submit(self.request(count, num_tokens=count))
+                assert (len(result.token_ids), result.finish_reason) == (count, FinishReason.LENGTH)
+
+        self.run(test)
+
+    def test_a_reply_ends_where_the_context_ends(self) -> None:
+        async def test(engine: Engine) -> None:
+            length = self.sequence_length - 3
+            result = await engine.submit(self.request(length=length, num_tokens=50))
+            assert (len(result.token_ids), result.finish_reason) == (3, FinishReason.LENGTH)
+
+        self.run(test)
+
+    def test_a_stop_token_ends_the_reply_and_is_its_last_token(self) -> None:
+        async def test(engine: Engine) -> None:
+            free = await engine.submit(self.request("free", num_tokens=12, seed=5))
+            stop = int(free.token_ids[4])
+            first = free.token_ids.tolist().index(stop)
+            request = self.request(
+                "stopped", num_tokens=12, seed=5, stop_token_ids=(stop,), prompt_ids=self.prompt_of("free")
+            )
+            stopped = await engine.submit(request)
+            assert stopped.finish_reason is FinishReason.STOP
+            assert stopped.token_ids.tolist() == free.token_ids[: first + 1].tolist()
+
+        self.run(test)
+
+    def prompt_of(self, name: str | int) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """The prompt of `request(name)`."""
+        return self.prompt(8, sum(str(name).encode()))
+
+    def test_a_seed_gives_the_same_reply_alone_and_in_company(self) -> None:
+        async def test(engine: Engine) -> None:
+            settings = {"temperature": 0.8, "top_p": 0.9, "top_k": 20}
+            requests = [self.request(n, length=2 + n % 11, num_tokens=10, **settings) for n in range(12)]
+            together = await gather(engine, requests)
+            for request, in_company in zip(requests, together, strict=True):
+                alone = await engine.submit(request)
+                assert alone.token_ids.tolist() == in_company.token_ids.tolist()
+                np.testing.assert_allclose(alone.logprobs, in_company.logprobs, atol=1e-4)
+
+        self.run(test, max_running=8)
+
+    def test_temperature_zero_needs_no_seed(self) -> None:
+        async def test(engine: Engine) -> None:
+            requests = [
+                self.request(name, temperature=0.0, seed=None, prompt_ids=self.prompt()) for name in "ab"
+            ]
+            first, second = await gather(engine, requests)
+            if engine.abilities.processed_logprobs:
+                check_result(requests[0], first, sequence_length=self.sequence_length)
+            assert first.token_ids.tolist() == second.token_ids.tolist()
+
+        self.run(test)
+
+    # ---- what cannot be run
+
+    def test_a_request_that_cannot_be_run_is_answered_with_an_error(self) -> None:
+        async def test(engine: Engine) -> None:
+            for impossible in (
+                self.request("too long", length=self.sequence_length),
+                self.request("empty", length=0),
+                self.request("no tokens", num_tokens=0),
+            ):
+                result = await engine.submit(impossible)
+                assert result.finish_reason is FinishReason.ERROR
+                assert result.error
+                assert len(result.token_ids) == 0
+            assert (await engine.submit(self.request())).finish_reason is FinishReason.LENGTH
+            assert engine.health().error == ""
+
+        self.run(test)
+
+    def test_a_request_id_in_use_is_refused_and_its_owner_undisturbed(self) -> None:
+        async def test(engine: Engine) -> None:
+            await engine.pause(PauseMode.KEEP)
+            first, second = engine.submit(self.request("same")), engine.submit(self.request("same"))
+            assert (await second).finish_reason is FinishReason.ERROR
+            await engine.resume()
+            assert (await first).finish_reason is FinishReason.LENGTH
+
+        self.run(test)
+
+    def test_an_unknown_setting_is_refused_with_the_nearest_known_one(self) -> None:
+        with pytest.raises(ConfigurationError, match=f"`{self.unknown_key}`.*`{self.nearest_key}`"):
+            self.make_engine(strategy_config={self.unknown_key: 1})
+
+    # ---- abort
+
+    def test_abort_returns_what_was_sampled_and_leaves_the_others_alone(self) -> None:
+        async def test(engine: Engine) -> None:
+            requests = [self.long_request("doomed"), self.long_request("spared"), self.request("queued")]
+            doomed, spared, queued = [engine.submit(request) for request in requests]
+            await self.mid_reply(engine, num_running=2)
+            engine.abort(["doomed", "queued", "unknown"])
+            partial, empty = await doomed, await queued
+            check_result(requests[0], partial, sequence_length=self.sequence_length)
+            assert partial.finish_reason is FinishReason.ABORT
+            assert 0 < len(partial.token_ids) < self.long_reply
+            assert (empty.finish_reason, len(empty.token_ids)) == (FinishReason.ABORT, 0)
+            assert not spared.done()
+            assert len((await spared).token_ids) == self.long_reply
+
+        self.run(test, max_running=2)
+
+    def test_a_canceled_future_frees_its_place(self) -> None:
+        async def test(engine: Engine) -> None:
+            canceled = engine.submit(self.long_request("canceled"))
+            waiting = engine.submit(self.request("waiting"))
+            await self.mid_reply(engine)
+            canceled.cancel()
+            with suppress(asyncio.CancelledError):
+                await canceled
+            assert (await waiting).finish_reason is FinishReason.LENGTH
+            await until(lambda: engine.health().num_running == 0)
+
+        self.run(test, max_running=1)
+
+    # ---- pause
+
+    def test_a_paused_engine_holds_what_is_queued_and_samples_nothing(self) -> None:
+        async def test(engine: Engine) -> None:
+            running = [engine.submit(self.long_request(n)) for n in range(4)]
+            queued = [engine.submit(self.request(f"q{n}")) for n in range(36)]
+            await self.mid_reply(engine, num_running=4)
+            await engine.pause(PauseMode.KEEP)
+            late = engine.submit(self.request("late"))
+            sampled = engine.health().num_tokens_sampled
+            await asyncio.sleep(self.long_reply_s / 5)
+            assert engine.health().num_tokens_sampled == sampled
+            assert engine.health().num_queued == 37
+            assert not any(future.done() for future in [*running, *queued, late])
+            await engine.resume()
+            results = await asyncio.gather(*running, *queued, late)
+            assert all(result.finish_reason is FinishReason.LENGTH for result in results)
+            assert len(results[0].token_ids) == self.long_reply
+
+        self.run(test, max_running=4)
+
+    def test_pause_abort_returns_what_runs_and_holds_what_is_queued(self) -> None:
+        async def test(engine: Engine) -> None:
+            running = [engine.submit(self.long_request(n)) for n in range(2)]
+            queued = [engine.submit(self.request(f"q{n}")) for n in range(5)]
+            await self.mid_reply(engine, num_running=2)
+            await engine.pause(PauseMode.ABORT)
+            for result in await asyncio.gather(*running):
+                assert result.finish_reason is FinishReason.ABORT
+                assert 0 < len(result.token_ids) < self.long_reply
+            assert not any(future.done() for future in queued)
+            await engine.resume()
+            assert all(r.finish_reason is FinishReason.LENGTH for r in await asyncio.gather(*queued))
+
+        self.run(test, max_running=2)
+
+    def test_pause_wait_lets_what_runs_finish_and_holds_what_is_queued(self) -> None:
+        async def test(engine: Engine) -> None:
+            running = engine.submit(self.long_request())
+            queued = engine.submit(self.request("queued"))
+            await self.mid_reply(engine)
+            await engine.pause(PauseMode.WAIT)
+            assert len((await running).token_ids) == self.long_reply
+            await asyncio.sleep(self.long_reply_s / 10)
+            assert not queued.done()
+            await engine.resume()
+            await engine.resume()
+            assert (await queued).finish_reason is FinishReason.LENGTH
+
+        self.run(test, max_running=1)
+
+    def test_requests_paused_midway_get_the_reply_they_would_have_got(self) -> None:
+        async def test(engine: Engine) -> None:
+            undisturbed = await engine.submit(self.long_request())
+            again = engine.submit(self.long_request())
+            await self.mid_reply(engine)
+            await engine.pause(PauseMode.KEEP)
+            await engine.resume()
+            assert (await again).token_ids.tolist() == undisturbed.token_ids.tolist()
+
+        self.run(test)
+
+    # ---- weights
+
+    def test_replies_after_an_update_carry_its_version(self) -> None:
+        async def test(engine: Engine) -> None:
+            before = await engine.submit(self.request("before"))
+            await engine.load_weights(self.weights(), 3)
+            after = await engine.submit(self.request("after"))
+            assert [span.version for span in before.version_spans] == [0]
+            assert [span.version for span in after.version_spans] == [3]
+            assert engine.health().version == 3
+
+        self.run(test)
+
+    def test_a_running_reply_goes_on_through_an_update_and_carries_both_versions(self) -> None:
+        async def test(engine: Engine) -> None:
+            if not engine.abilities.inflight_update:
+                pytest.skip("the engine does not take weights in flight")
+            request = self.long_request()
+            running = engine.submit(request)
+            await self.mid_reply(engine)
+            await engine.load_weights(self.weights(), 1)
+            assert not running.done()
+            result = await running
+            check_result(request, result, sequence_length=self.sequence_length)
+            assert [span.version for span in result.version_spans] == [0, 1]
+            assert len(result.token_ids) == self.long_reply
+
+        self.run(test)
+
+    def test_weights_can_be_loaded_while_paused(self) -> None:
+        async def test(engine: Engine) -> None:
+            running = engine.submit(self.long_request())
+            queued = engine.submit(self.request("queued"))
+            await self.mid_reply(engine)
+            await engine.pause(PauseMode.KEEP)
+            await engine.load_weights(self.weights(), 1)
+            await engine.load_weights(self.weights(), 2)
+            assert not running.done()
+            await engine.resume()
+            assert [span.version for span in (await running).version_spans] == [0, 2]
+            assert [span.version for span in (await queued).version_spans] == [2]
+
+        self.run(test, max_running=1)
+
+    # ---- abilities
+
+    def test_a_lower_priority_number_runs_earlier(self) -> None:
+        async def test(engine: Engine) -> None:
+            if not engine.abilities.priority:
+                pytest.skip("the engine does not order its queue")
+            await engine.pause(PauseMode.KEEP)
+            order: list[str] = []
+            for priority in (3, 1, 2):
+                future = engine.submit(self.request(priority, priority=priority))
+                future.add_done_callback(lambda done: order.append(done.result().request_id))
+            await engine.resume()
+            await until(lambda: len(order) == 3)
+            assert order == ["1", "2", "3"]
+
+        self.run(test, max_running=1)
+
+    def test_a_session_computes_only_what_is_new_and_gets_the_same_reply(self) -> None:
+        async def test(engine: Engine) -> None:
+            if not engine.abilities.prefix_reuse:
+                pytest.skip("the engine keeps no prefixes")
+            first = self.request("first", length=40, session_id="episode")
+            reply = await engine.submit(first)
+            longer = np.concatenate([first.prompt_ids, reply.token_ids, self.prompt(4)])
+            before = engine.health().num_prefilled_tokens
+            turn = self.request("turn", prompt_ids=longer, session_id="episode", seed=1)
+            reused = await engine.submit(turn)
+            assert engine.health().num_prefilled_tokens - before <= 6
+            fresh = await engine.submit(self.request("fresh", prompt_ids=longer, seed=1))
+            assert reused.token_ids.tolist() == fresh.token_ids.tolist()
+            np.testing.assert_allclose(reused.logprobs, fresh.logprobs, atol=1e-4)
+
+        self.run(test)
+
+    def test_a_session_does_not_reuse_what_older_weights_computed(self) -> None:
+        async def test(engine: Engine) -> None:
+            if not engine.abilities.prefix_reuse:
+                pytest.skip("the engine keeps no prefixes")
+            first = self.request("first", length=40, session_id="episode")
+            reply = await engine.submit(first)
+            await engine.load_weights(self.weights(), 1)
+            longer = np.concatenate([first.prompt_ids, reply.token_ids, self.prompt(4)])
+            old = await engine.submit(self.request("old", prompt_ids=longer, session_id="episode", seed=1))
+            fresh = await engine.submit(self.request("fresh", prompt_ids=longer, seed=1))
+            np.testing.assert_allclose(old.logprobs, fresh.logprobs, atol=1e-4)
+
+        self.run(test)
+
+    # ---- the end
+
+    def test_close_ends_everything_and_may_be_called_twice(self) -> None:
+        async def test(engine: Engine) -> None:
+            running = engine.submit(self.long_request())
+            queued = engine.submit(self.request("queued"))
+            await self.mid_reply(engine)
+            await engine.close()
+            await engine.close()
+            assert (await running).finish_reason is FinishReason.ABORT
+            assert (await queued).finish_reason is FinishReason.ABORT
+            assert (await engine.submit(self.request("late"))).finish_reason is FinishReason.ERROR
+
+        self.run(test, max_running=1)
+
+    def test_the_event_loop_runs_while_the_engine_samples(self) -> None:
+        async def test(engine: Engine) -> None:
+            running = engine.submit(self.long_request())
+            ticks = 0
+            while not running.done():
+                await asyncio.sleep(self.long_reply_s / 50)
+                ticks += 1
+            assert ticks > 10
+
+        self.run(test)
+
+    # ---- any order of events
+
+    @settings(
+        max_examples=25,
+        deadline=None,
+        suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
+    )
+    @given(
+        st.lists(
+            st.tuples(
+                st.sampled_from(["submit", "submit", "submit", "abort", "pause", "resume", "load", "wait"]),
+                st.integers(0, 30),
+            ),
+            max_size=25,
+        )
+    )
+    def test_any_order_of_events_answers_every_request_once_with_versions_in_order(
+        self, actions: Sequence[Action]
+    ) -> None:
+        async def test(engine: Engine) -> None:
+            requests: list[GenerationRequest] = []
+            futures: list[asyncio.Future[GenerationResult]] = []
+            aborted: set[str] = set()
+            version = 0
+            for action, number in actions:
+                if action == "submit":
+                    session = f"s{number % 3}" if number % 4 else ""
+                    request = self.request(
+                        len(requests), length=1 + number, num_tokens=1 + number % 6, session_id=session
+                    )
+                    requests.append(request)
+                    futures.append(engine.submit(request))
+                elif action == "abort" and requests:
+                    aborted.add(str(number % len(requests)))
+                    engine.abort([str(number % len(requests))])
+                elif action == "pause":
+                    mode = list(PauseMode)[number % 3]
+                    if mode is PauseMode.ABORT:
+                        aborted.update(str(n) for n in range(len(requests)))
+                    await engine.pause(mode)
+                elif action == "resume":
+                    await engine.resume()
+                elif action == "load":
+                    version += 1
+                    await engine.load_weights(self.weights(), version)
+                else:
+                    await asyncio.sleep(number / 10_000)
+            await engine.resume()
+            results = await asyncio.gather(*futures)
+            for request, result in zip(requests, results, strict=True):
+                check_result(request, result, sequence_length=self.sequence_length)
+                versions = [span.version for span in result.version_spans]
+                assert versions == sorted(set(versions))
+                assert all(0 <= number <= version for number in versions)
+                if request.request_id not in aborted:
+                    assert result.finish_reason is FinishReason.LENGTH
+                    assert len(result.token_ids) == request.sampling.max_new_tokens
+            health = engine.health()
+            assert (health.num_running, health.num_queued) == (0, 0)
+            assert health.version == version
+
+        self.run(test, max_running=3)
+
+
+def check_result(request: GenerationRequest, result: GenerationResult, *, sequence_length: int) -> None:
+    """What holds of every result, however the reply ended."""
+    count = len(result.token_ids)
+    assert result.request_id == request.request_id
+    assert result.token_ids.dtype == np.int32
+    assert result.logprobs.dtype == np.float32
+    assert result.logprobs.shape == (count,)
+    assert np.isfinite(result.logprobs).all()
+    assert (result.logprobs <= 0).all()
+    assert count <= request.sampling.max_new_tokens
+    assert len(request.prompt_ids) + count <= sequence_length
+    ends = [0, *(span.end for span in result.version_spans)]
+    assert [span.start for span in result.version_spans] == ends[:-1]
+    assert ends[-1] == count
+    assert all(span.end > span.start for span in result.version_spans)
+    assert bool(result.error) == (result.finish_reason is FinishReason.ERROR)
+
+
+async def gather(engine: Engine, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
+    """Submit all at once and wait for all."""
+    pending: list[Awaitable[GenerationResult]] = [engine.submit(request) for request in requests]
+    return list(await asyncio.gather(*pending))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something the engine will do; the test's own deadline ends it if it never does."""
+    while not condition():  # noqa: ASYNC110 - health is asked, it does not call back
+        await asyncio.sleep(0.002)
