@@ -309,7 +309,7 @@ class RolloutLedger:
             return
         self._ready.pop(group.group_id, None)
         if group.num_valid + group.num_outstanding < config.min_valid:
-            for seat in group.seats:
+            for seat in reversed(group.seats):
                 if seat.status is Status.FAILED:
                     self._vacate(seat, LeaseEnd.FAILED, Reason.EPISODE_FAILED, commands)
                     self._lease_again(seat, commands)
@@ -359,9 +359,10 @@ class RolloutLedger:
 
     def _sweep(self, groups: Iterable[Group], min_version: int, commands: list[Command]) -> None:
         """Lease again what is older than `min_version`, running or finished."""
-        for group in list(groups):
+        # Backwards, as each goes to the head of the queue: the oldest is played first.
+        for group in reversed(list(groups)):
             is_changed = False
-            for seat in group.seats:
+            for seat in reversed(group.seats):
                 version = seat.version if seat.status is Status.RUNNING else seat.oldest_version
                 if version is not None and version < min_version:
                     self._vacate(seat, LeaseEnd.STALE, Reason.TOO_OLD, commands)
@@ -457,7 +458,7 @@ class RolloutLedger:
             for slot_id in slot_ids
             if (lease_id := self._pool.remove(slot_id)) is not None
         ]
-        for seat in lost:
+        for seat in reversed(lost):
             # Giving a group up may have ended the next one of `lost`.
             if seat is not None and seat.status is Status.RUNNING:
                 self._vacate(seat, LeaseEnd.CANCELLED, Reason.WORKER_LOST, commands)

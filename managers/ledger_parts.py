@@ -175,7 +175,7 @@ class SlotPool:
         slot.lease_id = lease_id
         self._slot_of[lease_id] = slot_id
         tag = self._tags[slot.tag]
-        tag.idle.popitem(last=False)
+        del tag.idle[slot_id]
         tag.num_running += 1
 
     def stop_counting(self, tag: str) -> None:

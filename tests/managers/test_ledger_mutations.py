@@ -1,0 +1,215 @@
+"""Each promise broken on purpose: the checker then finds it, in a scenario or in random events.
+
+A mutation replaces one piece of the ledger's source. The table is also in docs/ledger.md.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+from ledger_machine import LedgerMachine
+from ledger_model import LedgerFactory, PromiseBroken
+from ledger_scenarios import SCENARIOS
+
+LEDGER = "envsdk.managers.ledger"
+PARTS = "envsdk.managers.ledger_parts"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    promise: int
+    name: str
+    old: str
+    new: str
+    module: str = LEDGER
+
+
+MUTATIONS = [
+    Mutation(
+        1,
+        "a failed episode that is leased again is counted a second time",
+        "            commands.append(Discard(lease_id=seat.lease_id, end=LeaseEnd.FAILED, reason=reason))\n",
+        "            self._ends[LeaseEnd.FAILED] += 1\n"
+        "            commands.append(Discard(lease_id=seat.lease_id, end=LeaseEnd.FAILED, reason=reason))\n",
+    ),
+    Mutation(
+        1,
+        "the leases of a lost worker vanish without an end",
+        "                self._vacate(seat, LeaseEnd.CANCELLED, Reason.WORKER_LOST, commands)\n",
+        "                self._leave_running(seat)\n",
+    ),
+    Mutation(
+        1,
+        "a slot is granted while its cancelled episode still runs",
+        "                commands.append(self._cancel(seat, reason))\n",
+        "                commands.append(self._cancel(seat, reason))\n"
+        "                self._pool.free(seat.lease_id)\n",
+    ),
+    Mutation(
+        2,
+        "the batch in training takes no room",
+        "        return room - self._groups_in_training\n",
+        "        return room\n",
+    ),
+    Mutation(
+        2,
+        "the synchronous pipeline starts its spare groups during training",
+        "            return 0\n        room =",
+        "            pass\n        room =",
+    ),
+    Mutation(
+        2,
+        "the share of a batch that alpha adds is rounded up",
+        "self.config.capacity_groups + self.config.num_groups_redundancy",
+        "self.config.groups_per_batch * (1 + self.config.max_staleness) + self.config.num_groups_redundancy",
+    ),
+    Mutation(
+        3,
+        "no sweep when a batch is taken",
+        "        self._sweep(self._ready.values(), self.version - self.config.max_staleness, commands)\n",
+        "",
+    ),
+    Mutation(
+        3,
+        "the version at the grant stands for the tokens' versions",
+        "version = seat.version if seat.status is Status.RUNNING else seat.oldest_version",
+        "version = None if seat.status is Status.PENDING else seat.version",
+    ),
+    Mutation(
+        3,
+        "the bound is off by one",
+        "version is not None and version < min_version:",
+        "version is not None and version < min_version - 1:",
+    ),
+    Mutation(
+        4,
+        "spare members that finished are delivered too",
+        "                self._vacate(seat, LeaseEnd.CANCELLED, Reason.SPARE, commands)\n",
+        "                if seat.status in (Status.PENDING, Status.RUNNING):\n"
+        "                    self._vacate(seat, LeaseEnd.CANCELLED, Reason.SPARE, commands)\n",
+    ),
+    Mutation(
+        4,
+        "a group with too few valid members is delivered",
+        "group.num_outstanding == 0 and group.num_valid >= config.min_valid",
+        "group.num_outstanding == 0",
+    ),
+    Mutation(
+        5,
+        "groups are delivered in the order they were started",
+        "        if len(self._ready) < num_groups:\n            return None, commands\n",
+        "        if any(i not in self._ready for i in list(self._groups)[:num_groups]):\n"
+        "            return None, commands\n"
+        "        if len(self._ready) < num_groups:\n            return None, commands\n",
+    ),
+    Mutation(
+        5,
+        "deadlines are not looked at",
+        "                if seat.deadline > clock:\n",
+        "                if True:\n",
+    ),
+    Mutation(
+        5,
+        "deadlines run during a suspension",
+        "            self._suspended_s += now - self._suspended_at\n",
+        "",
+    ),
+    Mutation(
+        5,
+        "what is to be played again is never queued",
+        "        self._pool.queue(seat, first=True)\n",
+        "",
+    ),
+    Mutation(
+        6,
+        "the cursor goes back to a delivered task",
+        "        return delivered\n",
+        "        self._mixture.cursors[group.task.tag] = group.task.index\n        return delivered\n",
+    ),
+    Mutation(
+        6,
+        "a resumed run starts at the first task",
+        "        self._mixture.restore(state.cursors, state.shares, state.tag_weights)\n",
+        "",
+    ),
+    Mutation(
+        7,
+        "the slot is drawn from the global random generator",
+        "yield seat, next(iter(tag.idle))",
+        "yield seat, random.choice(list(tag.idle))",
+        module=PARTS,
+    ),
+    Mutation(
+        8,
+        "a member is leased again for ever",
+        "        if seat.attempt >= self.config.max_group_attempts:\n",
+        "        if False:\n",
+    ),
+    Mutation(
+        8,
+        "nobody is told that everything is thrown away",
+        "            self._guard.waste(reason)\n",
+        "            pass\n",
+    ),
+    Mutation(
+        8,
+        "nobody is told that a tag has no environments",
+        "                found = found or name\n",
+        "                pass\n",
+        module=PARTS,
+    ),
+]
+
+
+@pytest.fixture
+def broken_ledger(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> LedgerFactory:
+    """The ledger with the mutation; the real modules are back in place afterwards."""
+    source_of = {}
+    for name in (PARTS, LEDGER):
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        assert spec.loader is not None
+        source_of[name] = spec.loader.get_source(name)  # type: ignore[attr-defined]
+    assert source_of[mutation.module].count(mutation.old) == 1, "the table no longer fits the source"
+    source_of[mutation.module] = source_of[mutation.module].replace(mutation.old, mutation.new)
+    source_of[PARTS] += "\nimport random\n"
+    for name in (PARTS, LEDGER):
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)
+        exec(compile(source_of[name], spec.origin or name, "exec"), module.__dict__)
+    return module.RolloutLedger  # type: ignore[no-any-return]
+
+
+def run_all(make_ledger: LedgerFactory) -> None:
+    class Machine(LedgerMachine):
+        make = staticmethod(make_ledger)
+
+    for scenario in SCENARIOS:
+        scenario(make_ledger)
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=200,
+            stateful_step_count=60,
+            deadline=None,
+            database=None,
+            derandomize=True,
+            report_multiple_bugs=False,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: f"promise {m.promise}: {m.name}")
+def test_a_broken_promise_is_found(mutation: Mutation, broken_ledger: LedgerFactory) -> None:
+    with pytest.raises(PromiseBroken) as caught:
+        run_all(broken_ledger)
+    assert caught.value.number == mutation.promise

@@ -1,0 +1,12 @@
+"""The promises of the ledger hold under random events."""
+
+from hypothesis import HealthCheck, settings
+from ledger_machine import LedgerMachine
+
+TestLedgerPromises = LedgerMachine.TestCase
+TestLedgerPromises.settings = settings(
+    max_examples=100,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
