@@ -11,7 +11,6 @@ Shapes: B rows, T inputs, N scored (response) tokens of a micro-batch, H hidden 
 
 from __future__ import annotations
 
-import difflib
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +29,8 @@ from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.kl import kl_estimate
 from envsdk.algorithms.logits import token_logprobs_and_entropy
 from envsdk.algorithms.losses import policy_gradient_uses_proximal, policy_loss, value_loss
+from envsdk.config.problems import describe
+from envsdk.config.validation import problems_in
 from envsdk.failures import ConfigurationError, StorageError, TrainerError
 from envsdk.seeds import stable_seed
 from envsdk.trainers.causal_lm import CausalLM
@@ -151,7 +152,7 @@ class TorchTrainer(Trainer):
 
     @classmethod
     def create(cls, config: TrainerConfig) -> Self:
-        algorithm = _validated(AlgorithmArgs, config.algorithm, "the algorithm's settings")
+        algorithm = _validated(AlgorithmArgs, config.algorithm, "algorithm")
         training = _validated(TorchTrainingArgs, config.training_args, "training_args")
         strategy = _validated(TorchStrategyConfig, config.strategy_config, "strategy_config")
         torch.set_num_threads(strategy.num_threads)
@@ -495,15 +496,8 @@ def _validated(kind: type[Settings], values: Mapping[str, Any], section: str) ->
     try:
         return kind.model_validate(dict(values))
     except ValidationError as error:
-        problems = []
-        for problem in error.errors():
-            key = ".".join(str(part) for part in problem["loc"])
-            hint = ""
-            if problem["type"] == "extra_forbidden":
-                near = difflib.get_close_matches(key, kind.model_fields, n=1)
-                hint = f"; did you mean {near[0]}?" if near else ""
-            problems.append(f"{key}: {problem['msg']}{hint}" if key else problem["msg"])
-        raise ConfigurationError(f"{section}: {'; '.join(problems)}") from error
+        problems = list(problems_in(error, kind))
+        raise ConfigurationError(describe(problems, source=section, origin=lambda _: "")) from error
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -99,7 +99,7 @@ def _gradients_of_one_step(trainer, batch, metrics) -> dict[str, np.ndarray]:
     }
 
 
-def test_the_step_is_the_one_autograd_makes_on_the_padded_batch(
+def test_the_step_is_the_one_autograd_makes_one_sequence_at_a_time(
     make_config, make_sequences, model_folder
 ) -> None:
     """An independent route: full logits, no packing, one loss written out, torch's own AdamW."""
@@ -426,7 +426,7 @@ def test_bfloat16_and_gradient_checkpointing_stay_close_to_float32(make_config, 
     ("changes", "message"),
     [
         ({"model": Path("/nowhere")}, "not a Hugging Face model folder"),
-        ({"training_args": {"learning_rat": 1e-3}}, "did you mean learning_rate"),
+        ({"training_args": {"learning_rat": 1e-3}}, "did you mean `learning_rate`"),
         ({"algorithm": {"pg_variant": "pppo"}}, "pg_variant"),
         ({"strategy_config": {"num_threads": 0}}, "num_threads"),
         ({"training_args": {"lr_scheduler_type": "linear"}}, "needs max_steps"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.kl import kl_estimate
 from envsdk.algorithms.logits import token_logprobs_and_entropy
-from envsdk.algorithms.losses import POLICY_LOSSES, policy_loss, register_policy_loss, value_loss
+from envsdk.algorithms.losses import policy_loss, register_policy_loss, value_loss
 
 logprobs = st.floats(-6, -0.01)
 tokens = st.lists(st.tuples(logprobs, logprobs, logprobs, st.floats(-3, 3)), min_size=1, max_size=12)
@@ -146,7 +146,7 @@ def test_clipping_against_the_behavior_policy_acts_on_staleness_and_against_the_
 
 def test_extreme_log_ratios_stay_finite() -> None:
     rows = np.array([[-1e4, -1.0, -1.0, -1.0], [-0.1, -1e4, -1.0, -1.0], [-0.1, -1.0, -np.inf, 1.0]])
-    for name in POLICY_LOSSES:
+    for name in ("ppo", "vanilla"):
         for cap in (2.0, None):
             result, gradient = evaluate(AlgorithmArgs(pg_variant=name, behavior_weight_cap=cap), rows)
             assert torch.isfinite(result.loss).all()
