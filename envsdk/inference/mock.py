@@ -19,6 +19,7 @@ import itertools
 import math
 import random
 import statistics
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,7 +45,7 @@ from envsdk.inference.settings import StrictSettings, parse_settings
 from envsdk.trajectory import VersionSpan
 
 Rate = Annotated[float, Field(ge=0.0, le=1.0)]
-TokenId = Annotated[int, Field(ge=0)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
 class ConstantLatency(StrictSettings):
@@ -96,7 +97,7 @@ class ScriptedFailure(StrictSettings):
 class MockSettings(StrictSettings):
     """`strategy_config` of the mock engine."""
 
-    reply: list[TokenId] | list[list[TokenId]] | Literal["echo", "random"] = "random"
+    reply: TokenIds | Annotated[list[TokenIds], Field(min_length=1)] | Literal["echo", "random"] = "random"
     """Token ids of every reply; a list of replies, taken by seed (in turn when there is none); `echo`,
     the end of the prompt; or `random`, uniform below `vocab_size`."""
     num_tokens: PositiveInt | None = None
@@ -316,7 +317,7 @@ class MockEngine(Engine):
         key = (index, budget, sampling.stop_token_ids)
         if (cached := self._cache.get(key)) is None:
             ids = self._script[index]
-            if self._settings.num_tokens is not None and ids:
+            if self._settings.num_tokens is not None:
                 ids = list(itertools.islice(itertools.cycle(ids), self._settings.num_tokens))
             cached = self._cache[key] = _cut(ids, budget, sampling.stop_token_ids, self._settings.logprob)
         return cached
@@ -327,7 +328,11 @@ class MockEngine(Engine):
         if settings.reply == "echo":
             tail = request.prompt_ids[-length:].tolist()
             return _cut(tail, budget, request.sampling.stop_token_ids, settings.logprob)
-        draw = random.Random(self._key(request, arrival))
+        if request.sampling.temperature == 0:  # greedy: the prompt alone decides
+            key = zlib.crc32(np.asarray(request.prompt_ids, np.int32).tobytes())
+        else:
+            key = self._key(request, arrival)
+        draw = random.Random(key)
         ids = [int(draw.random() * settings.vocab_size) for _ in range(length)]
         return _cut(ids, budget, request.sampling.stop_token_ids, -math.log(settings.vocab_size))
 

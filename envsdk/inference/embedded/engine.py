@@ -166,6 +166,8 @@ class EmbeddedEngine(Engine):
                 )
             loop = asyncio.get_running_loop()
             built = await asyncio.to_thread(self._build, weights)
+            if not self._alive:
+                raise EngineError(f"engine `embedded` ended while weights were loaded: {self._error}")
             swapped: asyncio.Future[None] = loop.create_future()
 
             def job() -> Sequence[GenerationResult]:
@@ -276,6 +278,7 @@ class EmbeddedEngine(Engine):
                 while True:
                     job = inbox.get(block=not works)
                     if job is None:
+                        self._close_gate()
                         return
                     self._deliver_soon(job())
                     works = True  # take what else is there, then look again
