@@ -228,6 +228,9 @@ class CheckedLedger:
                     )
                     self.ready[group_id] = lease_ids
                 case Stalled(message=message):
+                    limit = self.config.max_fruitless_batches * self.config.batch_size
+                    is_starved = "has had tasks waiting" in message
+                    self.promise(8, is_starved or self.num_wasted >= limit, f"stalled too early: {message}")
                     self.stalls.append(message)
         self._check()
 

@@ -5,8 +5,8 @@ from ledger_machine import LedgerMachine
 
 TestLedgerPromises = LedgerMachine.TestCase
 TestLedgerPromises.settings = settings(
-    max_examples=100,
-    stateful_step_count=50,
+    max_examples=200,
+    stateful_step_count=60,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
