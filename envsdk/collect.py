@@ -380,26 +380,30 @@ def command(
     from envsdk.episode_progress import EpisodeProgress
 
     progress = EpisodeProgress("collecting", total=episodes)
-    with progress:
-        collection = collect(
-            source,
-            out,
-            num_episodes=episodes,
-            policy=policy,
-            epsilon=epsilon,
-            seed=seed,
-            split=split,
-            tags=split_names(tags),
-            model=model,
-            num_workers=workers,
-            shard_size=shard_size,
-            overrides=overrides or (),
-            command=[Path(sys.argv[0]).name, *sys.argv[1:]],
-            on_start=progress.start,
-            on_played=lambda played: progress.played(
-                played.num_episodes, played.num_successes, played.num_failed
-            ),
-        )
+    try:
+        with progress:
+            collection = collect(
+                source,
+                out,
+                num_episodes=episodes,
+                policy=policy,
+                epsilon=epsilon,
+                seed=seed,
+                split=split,
+                tags=split_names(tags),
+                model=model,
+                num_workers=workers,
+                shard_size=shard_size,
+                overrides=overrides or (),
+                command=[Path(sys.argv[0]).name, *sys.argv[1:]],
+                on_start=progress.start,
+                on_played=lambda played: progress.played(
+                    played.num_episodes, played.num_successes, played.num_failed
+                ),
+            )
+    except KeyboardInterrupt:
+        print("interrupted: the same command continues where it stopped", file=sys.stderr)
+        raise
     _print_summary(collection)
 
 

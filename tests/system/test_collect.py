@@ -1,0 +1,315 @@
+"""`python -m envsdk.collect` as a process: what it writes, what it survives, what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import tests.system.toy_envs  # noqa: F401 - registers the environments
+from envsdk.collect import Played, collect, main
+from envsdk.shards import MANIFEST, Manifest, file_sha256
+from envsdk.storage import read_trajectories
+from envsdk.tally import Tally
+from envsdk.trajectory import Trajectory
+
+pytestmark = pytest.mark.system
+
+ROOT = Path(__file__).parents[2]
+RUN = [sys.executable, "-c", "from tests.system.toy_envs import run; run('collect')"]
+
+
+def run_collect(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [*RUN, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not happened():
+        assert time.monotonic() < deadline, "waited for two minutes"
+        time.sleep(0.005)
+
+
+def manifest_of(folder: Path) -> dict:
+    return json.loads((folder / MANIFEST).read_text())
+
+
+def episodes_in(folder: Path) -> list[Trajectory]:
+    return [t for path in sorted(folder.glob("part-*.parquet")) for t in read_trajectories(path)]
+
+
+def what_was_played(trajectories: list[Trajectory]) -> list[Trajectory]:
+    """The episodes without what a clock wrote into them."""
+    return [
+        dataclasses.replace(t, started_at=0.0, ended_at=0.0, generate_s=0.0, env_s=0.0) for t in trajectories
+    ]
+
+
+def assert_sound(folder: Path, num_episodes: int) -> None:
+    """Complete, nothing twice, nothing left out, and the manifest says what the shards hold."""
+    manifest = manifest_of(folder)
+    assert manifest["complete"] is True
+    episodes = episodes_in(folder)
+    assert len(episodes) == num_episodes
+    assert sorted(t.group_id for t in episodes) == list(range(num_episodes))
+    assert len({t.trajectory_id for t in episodes}) == num_episodes
+    assert len({t.task for t in episodes}) == num_episodes
+    for tag in {t.task.tag for t in episodes}:
+        indices = sorted(t.task.index for t in episodes if t.task.tag == tag)
+        assert indices == list(range(len(indices)))
+        assert (
+            manifest["counts"]["by_tag"][tag] == Tally.of(t for t in episodes if t.task.tag == tag).to_json()
+        )
+    for shard in manifest["shards"]:
+        path = folder / shard["file"]
+        assert shard["sha256"] == file_sha256(path)
+        assert Tally.from_json(shard["counts"]) == Tally.of(read_trajectories(path))
+    names = {shard["file"] for shard in manifest["shards"]}
+    assert {path.name for path in folder.iterdir()} == names | {MANIFEST, ".lock", ".workers.lock"}
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_killed_again_and_again_it_ends_with_every_episode_exactly_once(
+    tmp_path: Path, num_workers: int
+) -> None:
+    out, num_episodes = tmp_path / "out", 400
+    arguments = [
+        *("toys/Slow-v1", "--out", out, "-n", num_episodes, "--epsilon", 0.3, "--shard-size", 10),
+        *("--workers", num_workers),
+    ]
+    moments = random.Random(num_workers)
+    num_killed = 0
+    for num_shards_before in (1, 10, 20):
+        process = subprocess.Popen([*RUN, *map(str, arguments)], cwd=ROOT, stderr=subprocess.DEVNULL)
+        wait_until(lambda: len(list(out.glob("part-*.parquet"))) >= num_shards_before)  # noqa: B023
+        time.sleep(moments.uniform(0, 0.05))
+        process.send_signal(signal.SIGKILL)
+        num_killed += process.wait() == -signal.SIGKILL
+        assert manifest_of(out)["complete"] is False
+    assert num_killed == 3
+
+    done = run_collect(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert "were there before" in done.stderr
+    assert_sound(out, num_episodes)
+    straight = collect("toys/Slow-v1", tmp_path / "straight", num_episodes=400, epsilon=0.3, shard_size=10)
+    assert what_was_played(episodes_in(out)) == what_was_played(episodes_in(straight.folder))
+
+
+def test_a_shard_that_the_manifest_never_heard_of_is_counted_and_not_played_again(tmp_path: Path) -> None:
+    collect("toys/Fast-v1", tmp_path, num_episodes=60, shard_size=20)
+    manifest = Manifest.load(tmp_path)
+    assert manifest is not None
+    del manifest.shards[1]
+    manifest.save(tmp_path)
+    before = file_sha256(tmp_path / "part-00001.parquet")
+    played: list[Played] = []
+    collect("toys/Fast-v1", tmp_path, num_episodes=60, shard_size=20, on_played=played.append)
+    assert played == []
+    assert file_sha256(tmp_path / "part-00001.parquet") == before
+    assert_sound(tmp_path, 60)
+
+
+def test_a_deleted_shard_is_collected_anew_with_the_same_episodes(tmp_path: Path) -> None:
+    collect("toys/Fast-v1", tmp_path, num_episodes=60, shard_size=20, epsilon=0.5)
+    before = what_was_played(episodes_in(tmp_path))
+    (tmp_path / "part-00001.parquet").unlink()
+    collect("toys/Fast-v1", tmp_path, num_episodes=60, shard_size=20, epsilon=0.5)
+    assert what_was_played(episodes_in(tmp_path)) == before
+    assert_sound(tmp_path, 60)
+
+
+def test_a_shard_that_was_changed_is_named_and_left_alone(tmp_path: Path) -> None:
+    collect("toys/Fast-v1", tmp_path, num_episodes=40, shard_size=20)
+    shard = tmp_path / "part-00001.parquet"
+    shard.write_bytes(shard.read_bytes() + b"x")
+    done = run_collect("toys/Fast-v1", "--out", tmp_path, "-n", 40, "--shard-size", 20)
+    assert done.returncode == 1
+    assert f"{shard} is not the file" in done.stderr
+    assert "Delete it" in done.stderr
+
+
+def test_a_shard_of_another_collection_is_named(tmp_path: Path) -> None:
+    collect("toys/Fast-v1", tmp_path / "one", num_episodes=40, shard_size=20)
+    collect("toys/Fast-v1", tmp_path / "two", num_episodes=40, shard_size=20, seed=7)
+    manifest = Manifest.load(tmp_path / "one")
+    assert manifest is not None
+    del manifest.shards[1]
+    manifest.save(tmp_path / "one")
+    (tmp_path / "two" / "part-00001.parquet").rename(tmp_path / "one" / "part-00001.parquet")
+    done = run_collect("toys/Fast-v1", "--out", tmp_path / "one", "-n", 40, "--shard-size", 20)
+    assert done.returncode == 1
+    assert "part-00001.parquet belongs to another collection" in done.stderr
+
+
+def test_another_configuration_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    collect("toys/Fast-v1", tmp_path, num_episodes=40)
+    done = run_collect(
+        "toys/Fast-v1", "--out", tmp_path, "-n", 40, "--policy", "random", "--seed", 7, "sleep_s=0.001"
+    )
+    assert done.returncode == 2
+    assert 'policy: "oracle" there, "random" now' in done.stderr
+    assert "seed: 42 there, 7 now" in done.stderr
+    assert "sleep_s" in done.stderr
+    assert_sound(tmp_path, 40)
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    arguments = ("toys/Slow-v1", "--out", tmp_path, "-n", 5000)
+    first = subprocess.Popen([*RUN, *map(str, arguments)], cwd=ROOT, stderr=subprocess.DEVNULL)
+    try:
+        wait_until((tmp_path / MANIFEST).exists)
+        second = run_collect(*arguments)
+    finally:
+        first.kill()
+        first.wait()
+    assert second.returncode == 1
+    assert f"Another process is collecting into {tmp_path}" in second.stderr
+
+
+def test_ctrl_c_ends_it_at_once_and_it_can_be_continued(tmp_path: Path) -> None:
+    arguments = ("toys/Slow-v1", "--out", tmp_path, "-n", 400, "--shard-size", 10)
+    process = subprocess.Popen(
+        [*RUN, *map(str, arguments)], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    wait_until((tmp_path / "part-00001.parquet").exists)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "interrupted" in stderr
+    assert "Traceback" not in stderr
+    assert run_collect(*arguments).returncode == 0
+    assert_sound(tmp_path, 400)
+
+
+def test_worker_processes_collect_what_one_process_does(tmp_path: Path) -> None:
+    one = collect("toys/Fast-v1", tmp_path / "one", num_episodes=90, epsilon=0.5, shard_size=10)
+    three = run_collect(
+        *("toys/Fast-v1", "--out", tmp_path / "three", "-n", 90, "--epsilon", 0.5, "--shard-size", 10),
+        *("--workers", 3),
+    )
+    assert three.returncode == 0, three.stderr
+    assert_sound(tmp_path / "three", 90)
+    assert what_was_played(episodes_in(one.folder)) == what_was_played(episodes_in(tmp_path / "three"))
+
+
+def test_failed_episodes_are_data_and_counted_by_boundary_and_kind(tmp_path: Path) -> None:
+    done = run_collect("toys/Flaky-v1", "--out", tmp_path, "-n", 100)
+    assert done.returncode == 0, done.stderr
+    assert_sound(tmp_path, 100)
+    counts = manifest_of(tmp_path)["counts"]
+    failed = [t for t in episodes_in(tmp_path) if t.failure is not None]
+    assert 0 < len(failed) < 100
+    assert all(t.seed % 4 == 0 for t in failed)
+    assert counts["failed"] == len(failed)
+    assert counts["failures"]["environment/reset_raised"]["count"] == len(failed)
+    assert "no such level" in counts["failures"]["environment/reset_raised"]["example"]
+    assert "environment/reset_raised" in done.stdout
+
+
+def test_when_every_episode_fails_the_exit_code_says_so(tmp_path: Path) -> None:
+    for _ in range(2):
+        done = run_collect("toys/Broken-v1", "--out", tmp_path, "-n", 30)
+        assert done.returncode == 1
+        assert "all 30 episodes failed" in done.stderr
+        assert "no such level" in done.stderr
+        assert_sound(tmp_path, 30)
+
+
+def test_it_loads_neither_torch_nor_ray_nor_transformers(tmp_path: Path) -> None:
+    script = (
+        "import sys; from envsdk.collect import main; code = main(sys.argv[1:]);"
+        "assert code == 0, code;"
+        "heavy = {'torch', 'ray', 'transformers'} & set(sys.modules); assert not heavy, heavy"
+    )
+    arguments = ["envsdk/FrozenLake-v1", "--out", str(tmp_path), "-n", "5", "--epsilon", "0.3"]
+    subprocess.run([sys.executable, "-c", script, *arguments], check=True, cwd=ROOT)
+
+
+def test_a_turn_of_an_oracle_costs_less_than_a_millisecond_of_cpu(tmp_path: Path) -> None:
+    before = time.process_time()
+    collection = collect("envsdk/FrozenLake-v1", tmp_path, num_episodes=1000, epsilon=0.3)
+    cpu_s = time.process_time() - before
+    assert cpu_s / collection.manifest.tally.num_turns < 1e-3
+
+
+def test_tags_of_a_yaml_are_played_in_the_parts_asked_for(tmp_path: Path) -> None:
+    done = run_collect(
+        *("agentic_async.yaml", "--out", tmp_path, "-n", 30, "--tags", "SimpleSokoban,FrozenLake"),
+        *("custom_envs.FrozenLake.max_steps=3", "seed=5"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert_sound(tmp_path, 30)
+    manifest = manifest_of(tmp_path)
+    assert manifest["config"]["episodes"] == {"SimpleSokoban": 15, "FrozenLake": 15}
+    assert manifest["config"]["seed"] == 5
+    assert manifest["versions"]["python"]
+    assert max(len(t.turns) for t in episodes_in(tmp_path) if t.task.tag == "FrozenLake") <= 3
+
+
+def test_seeds_of_tasks_do_not_depend_on_how_many_are_collected(tmp_path: Path) -> None:
+    few = collect("toys/Fast-v1", tmp_path / "few", num_episodes=20)
+    many = collect("toys/Fast-v1", tmp_path / "many", num_episodes=50)
+    assert [t.seed for t in episodes_in(few.folder)] == [t.seed for t in episodes_in(many.folder)][:20]
+    other = collect("toys/Fast-v1", tmp_path / "other", num_episodes=20, split="val")
+    assert not {t.seed for t in episodes_in(few.folder)} & {t.seed for t in episodes_in(other.folder)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["envsdk/FrozenLak-v1"], "did you mean `envsdk/FrozenLake-v1`"),
+        (["missing.yaml"], "missing.yaml"),
+        (["toys/Fast-v1", "-n", "0"], "--episodes: must be at least 1"),
+        (["toys/Fast-v1", "--workers", "0"], "--workers: must be at least 1"),
+        (["toys/Fast-v1", "--shard-size", "-1"], "--shard-size: must be at least 1"),
+        (["toys/Fast-v1", "--epsilon", "1.5"], "--epsilon: epsilon is a probability from 0 to 1"),
+        (["toys/Fast-v1", "--policy", "orcale"], "there is no policy 'orcale'"),
+        (["toys/Mute-v1"], "toys/Mute-v1 (tag toys/Mute-v1) has no `oracle()`"),
+        (["toys/Fast-v1", "--policy", "model"], "--policy model needs --model"),
+        (["toys/Fast-v1", "--policy", "model", "--model", "nowhere"], "--model: there is no folder nowhere"),
+        (
+            ["toys/Fast-v1", "--policy", "model", "--model", "."],
+            "neither a Hugging Face folder nor a checkpoint",
+        ),
+        (["toys/Fast-v1", "--model", "."], "--model is for --policy model"),
+        (
+            ["toys/Fast-v1", "--policy", "model", "--model", ".", "--epsilon", "0.1"],
+            "--epsilon is for policies",
+        ),
+        (["toys/Fast-v1", "--tags", "Lake"], "has no tag `Lake`"),
+        (["toys/Fast-v1", "sleep=1"], "did you mean `sleep_s`"),
+        (["toys/Fast-v1", "sequence_length=x"], "sequence_length"),
+        (["toys/Fast-v1", "nonsense"], "write key=value"),
+        (["agentic_async.yaml", "custom_envs.FrozenLake.max_step=3"], "max_step"),
+    ],
+)
+def test_a_wrong_argument_is_named_and_nothing_is_written(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    expected: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*arguments, "--out", "out"]) == 2
+    stderr = capsys.readouterr().err
+    assert expected in stderr
+    assert "Traceback" not in stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_out_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").touch()
+    done = run_collect("toys/Fast-v1", "--out", tmp_path / "out")
+    assert done.returncode == 1
+    assert f"Cannot write into {tmp_path / 'out'}: it is a file, not a folder" in done.stderr

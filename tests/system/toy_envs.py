@@ -1,0 +1,71 @@
+"""Environments that are slow or broken on purpose, for tests that start real processes.
+
+python -c "from tests.system.toy_envs import run; run('collect')" toys/Slow-v1 --out DIR
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from typing import Any
+
+from envsdk import EnvSpec, TextEnv, register
+
+
+class CountdownEnv(TextEnv):
+    """Reply `go` two to four times, the seed decides how often; `sleep_s` per step."""
+
+    def __init__(self, sleep_s: float = 0.0, fails_every: int = 0) -> None:
+        self._sleep_s = sleep_s
+        self._fails_every = fails_every
+        self._seed = 0
+        self._left = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        self._seed = seed or 0
+        self._left = 2 + self._seed % 3
+        if self._fails_every and self._seed % self._fails_every == 0:
+            raise RuntimeError("no such level")
+        return f"{self._left} left", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        time.sleep(self._sleep_s)
+        self._left -= action == "go"
+        done = self._left == 0
+        return f"{self._left} left", float(done), done, False, {"success": done}
+
+    def oracle(self) -> str:
+        return "go"
+
+    def legal_actions(self) -> tuple[str, ...]:
+        return ("go", "wait")
+
+
+class MuteEnv(CountdownEnv):
+    """Has no oracle."""
+
+    oracle = TextEnv.oracle
+
+
+for _spec in (
+    EnvSpec(
+        id="toys/Slow-v1", entry_point=f"{__name__}:CountdownEnv", kwargs={"sleep_s": 0.002}, max_steps=8
+    ),
+    EnvSpec(id="toys/Fast-v1", entry_point=f"{__name__}:CountdownEnv", max_steps=8),
+    EnvSpec(
+        id="toys/Flaky-v1", entry_point=f"{__name__}:CountdownEnv", kwargs={"fails_every": 4}, max_steps=8
+    ),
+    EnvSpec(
+        id="toys/Broken-v1", entry_point=f"{__name__}:CountdownEnv", kwargs={"fails_every": 1}, max_steps=8
+    ),
+    EnvSpec(id="toys/Mute-v1", entry_point=f"{__name__}:MuteEnv", max_steps=8),
+):
+    register(_spec)
+
+
+def run(command: str) -> None:
+    """`python -m envsdk.COMMAND` with these environments registered."""
+    sys.exit(importlib.import_module(f"envsdk.{command}").main(sys.argv[1:]))
