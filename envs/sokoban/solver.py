@@ -13,7 +13,7 @@ _GREED = 4
 """Weight of the remaining pushes where the search is greedy."""
 
 
-def solve(room: Room, *, player: int, boxes: int, max_expanded: int = 50_000) -> list[int] | None:
+def solve(room: Room, *, player: int, boxes: int, max_expanded: int = 20_000) -> list[int] | None:
     """Moves that solve `room` from a position, as indices of `MOVES`.
 
     The fewest moves for one or two boxes. None when there is no solution, or none was found

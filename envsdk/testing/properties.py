@@ -144,6 +144,9 @@ def any_reply_is_answered(make: Factory, seed: int, script: Script) -> None:
     env = make()
     for index, turn in enumerate(play_from(env, seed, script)):
         assert isinstance(turn.observation, str), f"turn {index}: observation {turn.observation!r} is no str"
+        assert turn.observation in env.observation_space, (
+            f"turn {index}: observation {turn.observation!r} is not in {env.observation_space}"
+        )
         assert isinstance(turn.info, dict), f"turn {index}: info {turn.info!r} is no dict"
         is_number = isinstance(turn.reward, int | float) and math.isfinite(turn.reward)
         assert is_number, f"turn {index}: reward {turn.reward!r} is no finite number"

@@ -241,6 +241,12 @@ class ObservationOutsideItsSpace(Line):
         return f"at {self.place[0]} \N{SNOWMAN}"
 
 
+class LongObservation(Line):
+    def step(self, action):
+        observation, *result = super().step(action)
+        return observation + " after " + action, *result
+
+
 BROKEN = [
     (UnseededTask, "test_the_same_seed_gives_the_same_course", "seed differ"),
     (ResetKeepsOldState, "test_the_same_seed_gives_the_same_course", "a second reset"),
@@ -248,6 +254,7 @@ BROKEN = [
     (DrawsFromGlobalRandom, "test_no_global_random_state_is_touched", "state of `random` changed"),
     (SeedsGlobalNumpy, "test_no_global_random_state_is_touched", r"state of `numpy\.random` changed"),
     (DependsOnGlobalRandom, "test_no_global_random_state_is_touched", "depends on global random state"),
+    (LongObservation, "test_any_reply_is_answered", "is not in Text"),
     (RewardIsNotANumber, "test_any_reply_is_answered", "no finite number"),
     (FlagIsNumpyBool, "test_any_reply_is_answered", "terminated is no bool"),
     (SuccessWithoutAMove, "test_any_reply_is_answered", "success by a reply that did not parse"),
