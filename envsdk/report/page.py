@@ -55,6 +55,10 @@ _OPTIMIZATION_FIRST = ("loss", "entropy", "clip", "kl", "logprob", "ratio", "gra
 """Order of the charts of `actor/...`: the first word that a name contains."""
 
 
+_ENGINE_COUNTERS = {"engine/tokens_sampled", "engine/prompt_tokens", "engine/prefilled_tokens"}
+"""Counted from the engine's start: a curve of these shows nothing but time."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
     """Held-out success of one tag."""
@@ -175,6 +179,7 @@ def build_page(run: RunData) -> Page:
     outcomes = _shares({name.removeprefix("ledger/"): run.last(name) for name in ends})
     optimization = run.names("actor/") + run.names("critic/")
     rollouts = run.names("rollout/") + run.names("env/") + run.names("engine/")
+    rollouts = [name for name in rollouts if name not in _ENGINE_COUNTERS]
     return Page(
         name=str(run.config.get("exp_name") or run.folder.resolve().name),
         version=__version__,
@@ -282,6 +287,10 @@ def _waits(run: RunData) -> list[tuple[str, str, str]]:
     if tokens:
         mean = math.fsum(tokens) / len(tokens)
         waits.append((f"{mean:,.0f}", "tokens per second", "sampled, mean over steps"))
+    prompt_tokens = run.last("engine/prompt_tokens")
+    if prompt_tokens > 0:
+        share = 1 - run.last("engine/prefilled_tokens") / prompt_tokens
+        waits.append((f"{share:.0%}", "prefixes reused", "prompt tokens that engines did not compute again"))
     stale = [v for _, v in run.series("staleness/max") if math.isfinite(v)]
     if stale:
         bound = run.config.get("async_generation_ratio")

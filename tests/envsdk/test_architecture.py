@@ -18,8 +18,8 @@ ROOMS = {"envs", "managers", "trainers"}
 MAY_IMPORT = {"envs": set[str](), "managers": set[str](), "trainers": {"managers"}}
 """Rooms that each room may import besides the kernel, anywhere in a file."""
 
-COMMAND_LINES = {"cli", "train", "collect", "evaluate"}
-"""Kernel modules that may reach for a room, inside a function."""
+COMMAND_LINES = {"cli", "train", "collect", "evaluate", "playing"}
+"""Kernel modules that may reach for a room, inside a function; `playing` is what two of them share."""
 
 PURE_CORES = {
     "envsdk/seeds.py",
@@ -65,8 +65,13 @@ def _walk(node: ast.AST, file: Path, *, at_module_level: bool) -> Iterator[Impor
             for alias in child.names:
                 yield Import(file, child.lineno, f"{module}.{alias.name}", at_module_level)
         else:
-            inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            yield from _walk(child, file, at_module_level=at_module_level and not inside)
+            runs_later = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) or _is_for_types(child)
+            yield from _walk(child, file, at_module_level=at_module_level and not runs_later)
+
+
+def _is_for_types(node: ast.AST) -> bool:
+    """Whether the node is `if TYPE_CHECKING:`, which never runs."""
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
 def files_of(room: str) -> list[Path]:
@@ -86,6 +91,7 @@ def test_the_reader_of_imports_sees_every_kind_of_import(tmp_path: Path) -> None
         "from envsdk.trainers.x import y\n"
         "class C:\n    from envsdk.envs import a\n"
         "def f():\n    import envsdk.managers\n"
+        "if TYPE_CHECKING:\n    import envsdk.envs.a\n"
     )
     seen = [(i.room, i.at_module_level) for i in imports_of(file) if i.room]
     assert set(seen) == {
@@ -93,6 +99,7 @@ def test_the_reader_of_imports_sees_every_kind_of_import(tmp_path: Path) -> None
         ("managers", True),
         ("trainers", True),
         ("managers", False),
+        ("envs", False),
     }
 
 
