@@ -29,7 +29,7 @@ from envsdk.config import EMBEDDED_DEFAULT, RunConfig, find_config, load_config
 from envsdk.config.checks import check
 from envsdk.config.models import split_evenly
 from envsdk.config.nearest import suggest
-from envsdk.config.plugins import environment_class, environment_ids, environment_spec
+from envsdk.config.plugins import environment_class, environment_ids, environment_spec, own_turn_limit
 from envsdk.config.problems import describe
 from envsdk.config.validation import problems_in
 from envsdk.env import Isolation, TextEnv
@@ -128,6 +128,7 @@ def _around_environment(env_id: str, overrides: Sequence[str]) -> RunConfig:
             env_id: {
                 "env_type": env_id,
                 "env_config": env_config,
+                "max_steps": own_turn_limit(spec, env_config),
                 "agent_system_template": "\n".join(filter(None, (spec.description, spec.action_format))),
             }
         },

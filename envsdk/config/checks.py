@@ -15,9 +15,9 @@ from envsdk import registry
 from envsdk.config import plugins
 from envsdk.config.models import EMBEDDED_DEFAULT, CustomEnv, EnvManagerArgs, RunConfig
 from envsdk.config.nearest import suggest
-from envsdk.config.problems import KeyPath, Problem
+from envsdk.config.problems import KeyPath, Problem, dotted
 from envsdk.config.validation import problems_in
-from envsdk.env import Isolation
+from envsdk.env import EnvSpec, Isolation
 from envsdk.failures import ConfigurationError
 from envsdk.plugins import plugin_names
 from envsdk.prompts import PLACEHOLDERS
@@ -194,6 +194,26 @@ def _environment(path: KeyPath, env: CustomEnv) -> Iterator[Problem]:
         registry.make(spec, **env.env_config).close()
     except (ConfigurationError, TypeError) as error:
         yield Problem((*path, "env_config"), str(error))
+        return
+    yield from _turns(path, env, spec)
+
+
+def _turns(path: KeyPath, env: CustomEnv, spec: EnvSpec) -> Iterator[Problem]:
+    own = plugins.own_turn_limit(spec, env.env_config)
+    if own is None:
+        return
+    if env.max_steps is not None and env.max_steps > own:
+        yield Problem(
+            (*path, "max_steps"),
+            f"{env.max_steps} turns, but `{env.env_type}` as configured ends episodes after {own}; "
+            f"set env_config.max_steps to {env.max_steps} too, or this to {own} or less",
+        )
+    elif env.max_steps is None and spec.max_steps is not None and spec.max_steps != own:
+        yield Problem(
+            (*path, "max_steps"),
+            f"is missing: `{env.env_type}` as configured ends episodes after {own} turns, not the usual "
+            f"{spec.max_steps}; set it to {own}",
+        )
 
 
 def _templates(path: KeyPath, env: CustomEnv) -> Iterator[Problem]:
@@ -272,6 +292,18 @@ def _plugin_settings(config: RunConfig) -> Iterator[Problem]:
         except ValidationError as error:
             yield from problems_in(
                 error, section.model, base=section.path, written_at=section.also, owner=section.plugin
+            )
+        role_name = str(section.path[0])
+        is_strategy = section.path[-1] == "strategy_config"
+        if (
+            is_strategy
+            and "device" in section.model.model_fields
+            and getattr(config, role_name).device_mapping
+        ):
+            yield Problem(
+                (role_name, "device_mapping"),
+                f"`{section.plugin}` runs on one device: leave this out, and set "
+                f"{dotted(section.path)}.device, for example to cuda:0",
             )
 
 

@@ -10,7 +10,7 @@ import yaml
 
 from envsdk.config.loading import DEFAULT, LoadedConfig, leaf_paths
 from envsdk.config.models import EnvManagerArgs, Role, RunConfig
-from envsdk.config.plugins import settings_sections
+from envsdk.config.plugins import settings_model, settings_sections
 from envsdk.config.problems import KeyPath, dotted
 
 _VALUE_WIDTH = 44
@@ -57,11 +57,11 @@ def derived(config: RunConfig) -> list[tuple[str, str]]:
             "longest reply",
             _per_tag({tag: config.max_response_tokens(tag) for tag in config.custom_envs}) + " tokens",
         ),
-        ("actor_train runs on", _devices(config.actor_train)),
-        ("actor_infer runs on", f"{_devices(config.actor_infer)}, {_engines(config)}"),
+        ("actor_train runs on", _devices(config.actor_train, "trainers")),
+        ("actor_infer runs on", f"{_devices(config.actor_infer, 'engines')}, {_engines(config)}"),
         (
             "reference model",
-            _devices(config.reference) if config.needs_reference else "not loaded: no KL term",
+            _devices(config.reference, "trainers") if config.needs_reference else "not loaded: no KL term",
         ),
         ("value head", "yes" if config.needs_values else "no"),
         ("run folder", str(config.run_folder)),
@@ -89,10 +89,13 @@ def _per_tag(values: Any) -> str:
     return ", ".join(f"{tag} {value}" for tag, value in values.items())
 
 
-def _devices(role: Role) -> str:
-    if role.device_mapping is None:
-        return "the CPU"
-    return f"{len(role.device_mapping)} accelerators {role.device_mapping}"
+def _devices(role: Role, kind: str) -> str:
+    if role.device_mapping is not None:
+        return f"{len(role.device_mapping)} accelerators {role.device_mapping}"
+    model = settings_model(kind, role.strategy_args.strategy_name, "strategy_config")
+    if model is not None and "device" in model.model_fields:
+        return f"device {model.model_validate(role.settings).model_dump()['device']}"
+    return f"what {role.strategy_args.strategy_name} chooses"
 
 
 def _engines(config: RunConfig) -> str:

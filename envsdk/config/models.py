@@ -210,7 +210,7 @@ class Role(Section):
     model_args: dict[str, Any] = Field(default_factory=dict)
     """Settings of the plug-in that are about the model; joined with `strategy_config`."""
     device_mapping: DeviceMapping = None
-    """Accelerators, as a list or as `list(range(0,4))`; none when absent: the CPU."""
+    """Accelerators of a plug-in that runs on several, as a list or as `list(range(0,4))`."""
     strategy_args: StrategyArgs
     """Which plug-in, and its own settings."""
 
@@ -227,8 +227,6 @@ class ActorTrain(Role):
     """Which trainer, and its own settings."""
     training_args: dict[str, Any] = Field(default_factory=dict)
     """Optimizer and step size: settings of the trainer, which checks them."""
-    infer_batch_size: PositiveInt = 16
-    """Sequences per forward pass where log-probabilities are recomputed."""
 
 
 class ActorInfer(Role):
@@ -249,8 +247,6 @@ class Reference(Role):
 
     strategy_args: TrainerStrategy = Field(default_factory=TrainerStrategy)
     """Which trainer, and its own settings."""
-    infer_batch_size: PositiveInt = 16
-    """Sequences per forward pass."""
 
 
 class WarmStartArgs(Section):

@@ -25,7 +25,8 @@ from pydantic import BaseModel
 from envsdk import registry
 from envsdk.config.models import Role, RunConfig
 from envsdk.config.problems import KeyPath
-from envsdk.env import EnvSpec, TextEnv
+from envsdk.env import EnvSpec, Isolation, TextEnv
+from envsdk.failures import ConfigurationError
 
 ENGINES = "envsdk.engines"
 TRAINERS = "envsdk.trainers"
@@ -117,6 +118,22 @@ def environment_spec(env_id: str) -> EnvSpec:
 def environment_class(spec: EnvSpec) -> Callable[..., TextEnv]:
     """The environment's constructor; ConfigurationError when its module cannot be imported."""
     return registry.load_entry_point(spec)
+
+
+def own_turn_limit(spec: EnvSpec, env_config: Mapping[str, Any]) -> int | None:
+    """Turns after which the environment so configured truncates by itself; None when that is not known.
+
+    Only environments that run inline are asked: those are cheap to build.
+    """
+    if spec.isolation != Isolation.INLINE:
+        return None
+    try:
+        env = registry.make(spec, **env_config)
+    except (ConfigurationError, TypeError):
+        return None
+    limit = getattr(env, "max_steps", None)
+    env.close()
+    return limit if isinstance(limit, int) else None
 
 
 def argument_names(constructor: Callable[..., TextEnv]) -> tuple[str, ...] | None:

@@ -32,6 +32,7 @@ train_env_manager: &manager
   group_size: 4
 val_env_manager: *manager
 actor_infer:
+  strategy_args: {strategy_name: mock}
   device_mapping: list(range(0,4))
 """
 
@@ -99,12 +100,12 @@ def test_an_override_may_be_a_list_an_item_of_one_or_a_section(small: Path) -> N
             "custom_envs.Pond={env_type: envsdk/FrozenLake-v1}",
             "train_env_manager.tags=[Lake, Pond]",
             "val_env_manager.tags[0]=Pond",
-            "actor_train.device_mapping=list(range(2,8,2))",
+            "actor_infer.device_mapping=list(range(2,8,2))",
         ],
     )
     assert loaded.config.train_env_manager.tags == ["Lake", "Pond"]
     assert loaded.config.val_env_manager.tags == ["Pond"]
-    assert loaded.config.actor_train.device_mapping == [2, 4, 6]
+    assert loaded.config.actor_infer.device_mapping == [2, 4, 6]
     assert loaded.provenance["custom_envs.Pond.env_type"] == "override"
 
 
@@ -261,7 +262,14 @@ def test_what_the_user_wrote_is_kept_word_for_word(small: Path) -> None:
 
 
 def test_the_resolved_yaml_reads_back_to_the_same_configuration(tmp_path: Path) -> None:
-    loaded = load_config("agentic_sync.yaml", ["seed=7", "actor_train.device_mapping=list(range(2))"])
+    loaded = load_config(
+        "agentic_sync.yaml",
+        [
+            "seed=7",
+            "actor_infer.strategy_args.strategy_name=mock",
+            "actor_infer.device_mapping=list(range(2))",
+        ],
+    )
     path = tmp_path / "config.yaml"
     path.write_text(loaded.resolved_yaml())
     assert load_config(path).config == loaded.config
@@ -293,7 +301,7 @@ def test_explain_says_what_follows(small: Path) -> None:
         "10 groups leased or waiting",
         "20 in 1 worker, 1 of each group spare",
         "Lake 20",
-        "4 accelerators [0, 1, 2, 3], 1 embedded engine",
+        "4 accelerators [0, 1, 2, 3], 1 mock engine",
         "small",
     ):
         assert expected in derived
