@@ -70,7 +70,7 @@ bench: install ## Run every benchmark; the figures are explained in docs/benchma
 .PHONY: constraints
 constraints: install ## Write the versions installed now to constraints.txt
 	@{ sed -n '/^#/p' constraints.txt; \
-	   $(PIP) freeze --exclude-editable | sed -E '/ @ /d; s/\+[a-z0-9.]+$$//'; } > $(VENV)/constraints.txt
+	   $(PIP) freeze --all --exclude pip --exclude-editable | sed -E '/ @ /d; s/\+[a-z0-9.]+$$//'; } > $(VENV)/constraints.txt
 	@mv $(VENV)/constraints.txt constraints.txt && touch $(INSTALLED)
 
 .PHONY: clean
