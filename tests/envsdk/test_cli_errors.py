@@ -145,7 +145,10 @@ def test_a_wrong_command_line_exits_2_and_says_what_was_meant(
     assert "Traceback" not in message
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["train", "--help"], ["explain", "--help"], ["envs"]])
+COMMANDS = ["train", "collect", "evaluate", "report", "explain", "envs"]
+
+
+@pytest.mark.parametrize("argv", [["envs"], ["--help"], *([command, "--help"] for command in COMMANDS)])
 def test_help_and_lists_exit_0(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(argv) == 0
     assert capsys.readouterr().out
