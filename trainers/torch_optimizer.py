@@ -98,16 +98,15 @@ class Optimizer:
 
     @torch.no_grad()
     def restore(self, tensors: dict[str, Tensor], num_steps: int) -> None:
-        """Put back what `state` gave, in place. KeyError or RuntimeError when it does not fit this model."""
+        """Put back copies of what `state` gave; the moments among `tensors` are taken over, not copied."""
         for name, parameter in self.parameters.items():
             parameter.copy_(tensors[f"weight/{name}"])
             moments = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{key}/{name}" in tensors]
             if not moments:
                 self.adam.state.pop(parameter, None)
                 continue
-            # A copy each: AdamW counts `step` up in place, and must not share it between parameters.
             self.adam.state[parameter] = {
-                key: tensors[f"{key}/{name}"].detach().clone().to(parameter.device) for key in moments
+                key: tensors[f"{key}/{name}"].to(parameter.device) for key in moments
             }
         self.zero_grad()
         self.num_steps = num_steps

@@ -99,13 +99,20 @@ def _gradients_of_one_step(trainer, batch, metrics) -> dict[str, np.ndarray]:
     }
 
 
+@pytest.mark.parametrize(
+    "terms",
+    [{}, {"temperature": 0.7}, {"entropy_loss_coef": 0.3}, {"kl_loss_coef": 0.3, "kl_loss_type": "k2"}],
+)
 def test_the_step_is_the_one_autograd_makes_one_sequence_at_a_time(
-    make_config, make_sequences, model_folder
+    terms, make_config, make_sequences, model_folder
 ) -> None:
     """An independent route: full logits, no packing, one loss written out, torch's own AdamW."""
     sequences = make_sequences(6)
     trainer = TorchTrainer.create(
-        make_config(training_args={"learning_rate": 1e-3, "max_grad_norm": 0.5, "weight_decay": 0.1})
+        make_config(
+            algorithm=terms,
+            training_args={"learning_rate": 1e-3, "max_grad_norm": 0.5, "weight_decay": 0.1},
+        )
     )
     metrics = trainer.train_step(TrainBatch(step=0, sequences=sequences))
 
@@ -113,18 +120,21 @@ def test_the_step_is_the_one_autograd_makes_one_sequence_at_a_time(
     embedding = model.get_input_embeddings().weight
     decayed = [p for p in model.parameters() if p.ndim > 1 and p is not embedding]
     plain = [p for p in model.parameters() if p.ndim < 2 or p is embedding]
-    adam = torch.optim.AdamW(
-        [{"params": decayed}, {"params": plain, "weight_decay": 0.0}], lr=1e-3, weight_decay=0.1
-    )
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
+    adam = torch.optim.AdamW(groups, lr=1e-3)
     total, count = torch.zeros(()), 0
     for sequence in sequences:
         ids = torch.tensor(sequence.ids[None], dtype=torch.int64)
-        table = torch.log_softmax(model(ids).logits[0, :-1], -1)
+        table = torch.log_softmax(model(ids).logits[0, :-1] / terms.get("temperature", 1.0), -1)
         logprobs = table.gather(1, ids[0, 1:, None])[:, 0]
         mask = torch.tensor(sequence.response_mask[1:] == 1)
         advantages = torch.tensor(sequence.advantages[1:])
         weight = (logprobs.detach() - torch.tensor(sequence.behavior_logprobs[1:])).exp().clamp(max=2.0)
-        total = total - (weight * advantages * logprobs)[mask].sum()
+        loss = -weight * advantages * logprobs
+        loss = loss + terms.get("entropy_loss_coef", 0.0) * (table.exp() * table).sum(-1)
+        drift = logprobs - torch.tensor(sequence.reference_logprobs[1:])
+        loss = loss + terms.get("kl_loss_coef", 0.0) * drift**2 / 2
+        total = total + loss[mask].sum()
         count += int(mask.sum())
     (total / count).backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
@@ -255,13 +265,15 @@ def test_a_loss_that_is_not_finite_leaves_weights_and_moments_untouched(
     good = TrainBatch(step=0, sequences=make_sequences(6))
     for each in (trainer, twin):
         each.train_step(good)
-    bad = make_sequences(6, seed=2)
-    advantages = bad[3].advantages.copy()
-    advantages[np.flatnonzero(bad[3].response_mask)[-1]] = np.nan
-    bad[3] = dataclasses.replace(bad[3], advantages=advantages)
-    with pytest.raises(TrainerError, match=r"step 1: the loss is nan.*weights are those from before"):
-        trainer.train_step(TrainBatch(step=1, sequences=bad))
-    assert_same_weights(trainer, twin)
+    # Each in turn, so that the damage is found in the first and in the last optimizer step.
+    for index in range(6):
+        bad = make_sequences(6, seed=2)
+        advantages = bad[index].advantages.copy()
+        advantages[np.flatnonzero(bad[index].response_mask)[-1]] = np.nan
+        bad[index] = dataclasses.replace(bad[index], advantages=advantages)
+        with pytest.raises(TrainerError, match=r"step 1: the loss is nan.*weights are those from before"):
+            trainer.train_step(TrainBatch(step=1, sequences=bad))
+        assert_same_weights(trainer, twin)
     again = TrainBatch(step=1, sequences=make_sequences(6, seed=3))
     assert without_times(trainer.train_step(again)) == without_times(twin.train_step(again))
     assert_same_weights(trainer, twin)
