@@ -67,7 +67,8 @@ class SokobanEnv(TextEnv):
     box pushed onto a target (and minus it for each pushed off), less `step_penalty` every turn.
     The values of gym-sokoban are 10, 1 and 0.1.
 
-    Every room can be solved within `max_steps`, and every box starts off the targets.
+    Every room can be solved within `max_steps`, and every box starts off the targets, if only
+    there is space for that.
     """
 
     metadata = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012 (gymnasium declares it so)
@@ -95,7 +96,7 @@ class SokobanEnv(TextEnv):
             num_boxes: Boxes, at most one per four cells inside the walls.
             max_steps: Replies before the episode is truncated.
             min_pushes: Difficulty: the fewest pushes that may solve a room; two per box by default.
-                Where the room is too small for it, the hardest one found is taken.
+                Where the room is too small for it, the nearest to it found is taken.
             step_penalty: Taken off the reward of every turn.
             invalid_penalty: Taken off the reward of a turn whose reply names no move.
             box_on_target_reward: See the class.

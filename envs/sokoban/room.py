@@ -129,7 +129,7 @@ def generate_room(
 ) -> Room:
     """A room that `max_moves` moves suffice for and fewer than `min_pushes` pushes do not.
 
-    Every box starts off its target. Where the size leaves no such room, the hardest found.
+    Every box starts off the targets. Where the size leaves no such room, the nearest to it found.
     Only `rng.random()` is used, whose stream is the same in every version of Python.
     """
     num_cells = (width - 2) * (height - 2)
@@ -172,16 +172,21 @@ def _growing_floors(rng: random.Random, width: int, height: int) -> Iterator[int
 
 
 def _choose_targets(rng: random.Random, floor: int, width: int, num_boxes: int) -> int:
-    """Cells off which a box can be pulled, or 0 if there are not enough."""
-    pullable = 0
-    for offset in offsets(width):
-        pullable |= floor & shift(floor, -offset) & shift(floor, -2 * offset)
-    cells = list(bits(pullable))
-    if len(cells) < num_boxes:
-        return 0
+    """Targets such that a box can be pulled off the last one, or 0 if there is no room for them.
+
+    On a whole inside with at least four cells per box there always is: the straight threes of
+    cells in it that do not overlap are more than the other targets can block.
+    """
     targets = 0
     for _ in range(num_boxes):
-        targets |= 1 << _take(rng, cells)
+        free = floor & ~targets
+        pullable = 0
+        for offset in offsets(width):
+            pullable |= free & shift(free, -offset) & shift(free, -2 * offset)
+        cells = list(bits(pullable))
+        if not cells:
+            return 0
+        targets |= 1 << cells[int(rng.random() * len(cells))]
     return targets
 
 
@@ -191,23 +196,19 @@ def _pull(
     """Search backwards from the solved room; a position to start from, and whether it is as asked.
 
     Best first by the lower bound of pushes, with noise so that rooms differ, and for a bounded
-    number of positions. Of those that are as asked one is drawn; with none, the best is taken.
+    number of positions. Of those that are as asked one is drawn; with none, that with most boxes
+    off target and then most pushes is taken.
     """
     stride, around = width + 1, offsets(width)
     distances = push_distances(floor, targets, width)
     num_boxes = targets.bit_count()
-    best = _Position(targets, 0, 0, 0, None, 0)
+    best, best_rank = _Position(targets, 0, 0, 0, None, 0), (0, 0)
     good: list[_Position] = []
     queue: list[tuple[float, int, _Position]] = []
     num_queued = 0
     seen: set[tuple[int, int]] = set()
 
-    free = floor & ~targets
-    rest = free
-    while rest:
-        start = (rest & -rest).bit_length() - 1
-        for layer in walk_layers(start, free, stride):
-            rest &= ~layer
+    for start in _regions(floor & ~targets, stride):
         heappush(queue, (0.0, num_queued, _Position(targets, start, 0, 0, None, 0)))
         num_queued += 1
 
@@ -239,8 +240,9 @@ def _pull(
                 pulled = _Position(
                     boxes ^ (1 << box | 1 << beside), beside + offset, score, num_moves, position, direction
                 )
-                if score > best.score:
-                    best = pulled
+                rank = ((pulled.boxes & ~targets).bit_count(), score)
+                if rank > best_rank:
+                    best, best_rank = pulled, rank
                 if score >= min_pushes and not pulled.boxes & targets:
                     good.append(pulled)
                 num_queued += 1
@@ -248,6 +250,15 @@ def _pull(
     if good:
         return good[int(rng.random() * len(good))], True
     return best, False
+
+
+def _regions(free: int, stride: int) -> Iterator[int]:
+    """A cell of each part of `free` that cannot be left by walking."""
+    while free:
+        start = (free & -free).bit_length() - 1
+        yield start
+        for layer in walk_layers(start, free, stride):
+            free &= ~layer
 
 
 def _room(

@@ -3,7 +3,7 @@ from collections import deque
 
 import gymnasium
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import envsdk
@@ -93,6 +93,7 @@ def fewest_moves(room: Room) -> int | None:
 
 
 @settings(max_examples=60)
+@example(seed=1094, width=5, height=5, num_boxes=2, max_moves=32)
 @given(
     seed=seeds,
     width=st.integers(5, 10),
