@@ -13,9 +13,10 @@ import contextlib
 import multiprocessing
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 from envsdk.env import EnvSpec, Info, Isolation, TextEnv
@@ -131,28 +132,22 @@ class ThreadHost(EnvHost):
 
     def __init__(self, blueprint: EnvBlueprint) -> None:
         super().__init__(blueprint)
-        self._env: TextEnv | None = None
-        self._executor: ThreadPoolExecutor | None = None
+        self._calls: SimpleQueue[_Call | None] | None = None
 
     async def _call(self, during: str, limit_s: float, function: Callable[[TextEnv], Any]) -> Any:
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="envsdk-env")
-
-        def on_thread() -> Any:
-            if self._env is None:
-                self._env = self.blueprint.build()
-            return function(self._env)
-
-        running = asyncio.get_running_loop().run_in_executor(self._executor, on_thread)
-        try:
-            async with asyncio.timeout(limit_s):
-                return await running
-        except TimeoutError as error:
-            if running.done() and not running.cancelled():
-                raise raised(error, during) from error
-            raise timed_out(during, limit_s) from error
-        except Exception as error:
+        if self._calls is None:
+            self._calls = SimpleQueue()
+            # A daemon: an abandoned call must not keep the process from ending.
+            Thread(target=_work, args=(self.blueprint, self._calls), name="envsdk-env", daemon=True).start()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+        self._calls.put(_Call(function, loop, answer))
+        done, _ = await asyncio.wait({answer}, timeout=limit_s)
+        if not done:
+            raise timed_out(during, limit_s)
+        if (error := answer.exception()) is not None:
             raise raised(error, during) from error
+        return answer.result()
 
     async def reset(self, seed: int) -> tuple[str, Info]:
         limit_s = self.blueprint.reset_timeout_s
@@ -174,11 +169,43 @@ class ThreadHost(EnvHost):
         return answer
 
     def discard(self) -> None:
-        executor, self._executor, env, self._env = self._executor, None, self._env, None
-        if executor is not None:
-            if env is not None:
-                executor.submit(env.close)
-            executor.shutdown(wait=False)
+        calls, self._calls = self._calls, None
+        if calls is not None:
+            calls.put(None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call on its way to an environment's thread."""
+
+    function: Callable[[TextEnv], Any]
+    loop: asyncio.AbstractEventLoop
+    answer: asyncio.Future[Any]
+
+    def resolve(self, result: Any, error: BaseException | None) -> None:
+        def on_loop() -> None:
+            if not self.answer.done():
+                if error is None:
+                    self.answer.set_result(result)
+                else:
+                    self.answer.set_exception(error)
+
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+            self.loop.call_soon_threadsafe(on_loop)
+
+
+def _work(blueprint: EnvBlueprint, calls: SimpleQueue[_Call | None]) -> None:
+    """Body of an environment's thread: answers calls until it gets None."""
+    env: TextEnv | None = None
+    while (call := calls.get()) is not None:
+        try:
+            env = env or blueprint.build()
+            call.resolve(call.function(env), None)
+        except Exception as error:  # noqa: BLE001 - boundary: environment, raised in the caller
+            call.resolve(None, error)
+    if env is not None:
+        with contextlib.suppress(Exception):
+            env.close()
 
 
 def _serve(blueprint: EnvBlueprint, pipe: Connection) -> None:

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from envsdk.env import Isolation
+from envsdk.managers.env_host import EnvBlueprint, EpisodeFailed, open_host
+from tests.managers.toy_envs import COUNTING, TROUBLESOME
+
+EVERYWHERE = list(Isolation)
+OUTSIDE = [Isolation.THREAD, Isolation.PROCESS]
+
+
+def blueprint(isolation: Isolation, **env_config: object) -> EnvBlueprint:
+    spec = TROUBLESOME if env_config else COUNTING
+    return EnvBlueprint(
+        spec=spec, env_config=env_config, isolation=isolation, reset_timeout_s=20.0, step_timeout_s=0.5
+    )
+
+
+@pytest.mark.parametrize("isolation", EVERYWHERE)
+async def test_an_episode_is_the_same_wherever_it_runs(isolation: Isolation) -> None:
+    host = open_host(blueprint(isolation))
+    try:
+        assert await host.reset(7) == ("seed 7 turn 0", {})
+        assert await host.oracle() == "go"
+        assert list(await host.legal_actions()) == ["go"]
+        observation, reward, terminated, truncated, info = await host.step("go")
+        assert (observation, reward, terminated, truncated) == ("seed 7 turn 1", 0.0, False, False)
+        assert info["metrics"] == {"action_length": 2.0}
+    finally:
+        host.close()
+
+
+@pytest.mark.parametrize("isolation", EVERYWHERE)
+@pytest.mark.parametrize("where", ["reset", "step"])
+async def test_an_exception_is_put_down_to_the_environment(isolation: Isolation, where: str) -> None:
+    host = open_host(blueprint(isolation, how="raise", where=where))
+    try:
+        if where == "step":
+            await host.reset(0)
+        with pytest.raises(EpisodeFailed) as caught:
+            await (host.reset(0) if where == "reset" else host.step("go"))
+        failure = caught.value.failure
+        assert (failure.boundary, failure.kind) == ("environment", f"{where}_raised")
+        assert "the lake is closed" in failure.message
+    finally:
+        host.close()
+
+
+@pytest.mark.parametrize("isolation", OUTSIDE)
+async def test_a_hung_step_ends_at_its_deadline_and_stalls_nobody(isolation: Isolation) -> None:
+    hung, well = open_host(blueprint(isolation, how="hang")), open_host(blueprint(Isolation.INLINE))
+    try:
+        await hung.reset(0)
+        hanging = asyncio.ensure_future(hung.step("go"))
+        await well.reset(1)
+        for _ in range(3):
+            await well.step("go")
+        assert not hanging.done()
+        with pytest.raises(EpisodeFailed, match=r"step_timeout_s=0\.5") as caught:
+            await hanging
+        assert caught.value.failure.kind == "step_timeout"
+    finally:
+        hung.close()
+
+
+async def test_a_process_that_dies_is_a_failed_episode_and_the_next_reset_works() -> None:
+    host = open_host(blueprint(Isolation.PROCESS, how="die", share=0.5))
+    try:
+        await host.reset(10)
+        with pytest.raises(EpisodeFailed) as caught:
+            await host.step("go")
+        assert caught.value.failure.kind == "process_died"
+        host.discard()
+        assert (await host.reset(77))[0] == "seed 77 turn 0"
+        assert (await host.step("go"))[0] == "seed 77 turn 1"
+    finally:
+        host.close()

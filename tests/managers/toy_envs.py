@@ -1,0 +1,73 @@
+"""Environments that misbehave on purpose, and one that does not."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import gymnasium
+
+from envsdk.env import EnvSpec, Info, TextEnv
+
+
+class CountingEnv(TextEnv):
+    """Ends successfully after `num_turns` turns; reward 1 at the end."""
+
+    observation_space = gymnasium.spaces.Text(200)
+    action_space = gymnasium.spaces.Text(200)
+
+    def __init__(self, num_turns: int = 3) -> None:
+        self._num_turns = num_turns
+        self._turn = 0
+        self._seed: int | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        self._turn, self._seed = 0, seed
+        return f"seed {seed} turn 0", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        self._turn += 1
+        done = self._turn >= self._num_turns
+        info: Info = {"success": done, "metrics": {"action_length": float(len(action))}}
+        return f"seed {self._seed} turn {self._turn}", float(done), done, False, info
+
+    def oracle(self) -> str:
+        return "go"
+
+    def legal_actions(self) -> list[str]:
+        return ["go"]
+
+
+class TroublesomeEnv(CountingEnv):
+    """Misbehaves in `where` (`reset` or `step`): `raise`, `hang` for an hour, or `die` with its process.
+
+    With `share` below 1 only seeds whose last two digits are below `100 * share` misbehave.
+    """
+
+    def __init__(self, how: str, where: str = "step", share: float = 1.0, num_turns: int = 3) -> None:
+        super().__init__(num_turns)
+        self._how, self._where, self._share = how, where, share
+
+    def _misbehave(self, where: str) -> None:
+        if where != self._where or (self._seed or 0) % 100 >= 100 * self._share:
+            return
+        if self._how == "raise":
+            raise RuntimeError("the lake is closed")
+        if self._how == "hang":
+            time.sleep(3600)
+        if self._how == "die":
+            os._exit(3)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        result = super().reset(seed=seed)
+        self._misbehave("reset")
+        return result
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        self._misbehave("step")
+        return super().step(action)
+
+
+COUNTING = EnvSpec(id="toy/Counting-v0", entry_point="tests.managers.toy_envs:CountingEnv")
+TROUBLESOME = EnvSpec(id="toy/Troublesome-v0", entry_point="tests.managers.toy_envs:TroublesomeEnv")
