@@ -79,7 +79,7 @@ class Source:
 
     def _manager_weights(self, split: str) -> Mapping[str, int]:
         config = self.config
-        return (config.train_env_manager if split == "train" else config.val_env_manager).groups_per_tag
+        return (config.val_env_manager if split == "val" else config.train_env_manager).groups_per_tag
 
 
 def resolve_source(source: str | Path | RunConfig, overrides: Sequence[str] = ()) -> Source:

@@ -16,6 +16,7 @@ import pytest
 
 import tests.system.toy_envs  # noqa: F401 - registers the environments
 from envsdk.collect import Played, collect, main
+from envsdk.config import load_config
 from envsdk.shards import MANIFEST, Manifest, file_sha256
 from envsdk.storage import read_trajectories
 from envsdk.tally import Tally
@@ -200,6 +201,52 @@ def test_worker_processes_collect_what_one_process_does(tmp_path: Path) -> None:
     assert three.returncode == 0, three.stderr
     assert_sound(tmp_path / "three", 90)
     assert what_was_played(episodes_in(one.folder)) == what_was_played(episodes_in(tmp_path / "three"))
+
+
+def test_a_worker_that_dies_ends_the_collection_with_a_message(tmp_path: Path) -> None:
+    done = run_collect("toys/Deadly-v1", "--out", tmp_path, "-n", 90, "--workers", 2)
+    assert done.returncode == 1
+    assert "a worker process died (exit code -9). Run the same command again to continue" in done.stderr
+    assert manifest_of(tmp_path)["complete"] is False
+    assert run_collect("toys/Deadly-v1", "--out", tmp_path, "-n", 90).returncode == 0
+    assert_sound(tmp_path, 90)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_disk_that_takes_no_more_is_reported_and_nothing_is_half_written(
+    tmp_path: Path, num_workers: int
+) -> None:
+    # The limit on file size makes write(2) fail within a shard, as a full disk does; manifests fit.
+    script = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (6000, resource.RLIM_INFINITY));"
+        "from tests.system.toy_envs import run; run('collect')"
+    )
+    arguments = ["toys/Fast-v1", "--out", tmp_path, "-n", 1000, "--shard-size", 500, "--workers", num_workers]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"error: Cannot write {tmp_path}/part-0000" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {MANIFEST, ".lock", ".workers.lock"}
+    assert run_collect(*arguments).returncode == 0
+    assert_sound(tmp_path, 1000)
+
+
+def test_a_configuration_in_hand_is_collected_for_its_training_tags(tmp_path: Path) -> None:
+    config = load_config("agentic_async.yaml", ["train_env_manager.num_groups_partition=[6,2]"]).config
+    collection = collect(config, tmp_path, num_episodes=40, split="demonstrations", seed=3, epsilon=0.3)
+    assert_sound(tmp_path, 40)
+    by_tag = collection.manifest.tally_by_tag
+    assert {tag: tally.num_episodes for tag, tally in by_tag.items()} == {
+        "FrozenLake": 30,
+        "SimpleSokoban": 10,
+    }
+    assert all(t.seed == t.task.seed(3) and t.task.split == "demonstrations" for t in episodes_in(tmp_path))
 
 
 def test_failed_episodes_are_data_and_counted_by_boundary_and_kind(tmp_path: Path) -> None:

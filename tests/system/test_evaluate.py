@@ -74,10 +74,9 @@ def test_every_policy_plays_the_same_frozen_tasks() -> None:
     assert not {t.seed for t in oracle.trajectories} & {t.seed for t in other.trajectories}
 
 
-def test_a_yaml_is_evaluated_by_tag_with_a_total(tmp_path: Path) -> None:
-    done = run_evaluate(
-        "agentic_async", "--policy", "oracle", "-n", 20, "custom_envs.FrozenLake.max_steps=30"
-    )
+def test_a_yaml_is_evaluated_by_tag_with_a_total() -> None:
+    limits = ("custom_envs.FrozenLake.max_steps=30", "custom_envs.FrozenLake.env_config.max_steps=30")
+    done = run_evaluate("agentic_async", "--policy", "oracle", "-n", 20, *limits)
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()]
     by_name = {row[0]: row for row in rows if row}

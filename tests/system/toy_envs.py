@@ -6,6 +6,9 @@ python -c "from tests.system.toy_envs import run; run('collect')" toys/Slow-v1 -
 from __future__ import annotations
 
 import importlib
+import multiprocessing
+import os
+import signal
 import sys
 import time
 from typing import Any
@@ -44,6 +47,15 @@ class CountdownEnv(TextEnv):
         return ("go", "wait")
 
 
+class DeadlyEnv(CountdownEnv):
+    """Takes its worker process with it."""
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if multiprocessing.parent_process() is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
 class MuteEnv(CountdownEnv):
     """Has no oracle."""
 
@@ -61,6 +73,7 @@ for _spec in (
     EnvSpec(
         id="toys/Broken-v1", entry_point=f"{__name__}:CountdownEnv", kwargs={"fails_every": 1}, max_steps=8
     ),
+    EnvSpec(id="toys/Deadly-v1", entry_point=f"{__name__}:DeadlyEnv", max_steps=8),
     EnvSpec(id="toys/Mute-v1", entry_point=f"{__name__}:MuteEnv", max_steps=8),
 ):
     register(_spec)
