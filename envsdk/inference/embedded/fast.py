@@ -13,7 +13,7 @@ once, when they are loaded, to need fewer of them:
   product.
 
 Shapes: B rows, N tokens (of all rows, packed), T longest new part, S longest sequence,
-M sequence_length, K key/value heads, G query heads per key/value head, D head size,
+M positions of a slot, K key/value heads, G query heads per key/value head, D head size,
 H hidden size, W hidden size widened, V vocabulary.
 """
 
@@ -170,6 +170,15 @@ class FastWeights:
     """`[W, V]`"""
 
 
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that cost no memory until they are written to, where the device is a CPU."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # NumPy leaves zeroing to the operating system, page by page; torch.zeros writes them all.
+    raw = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(shape)
+
+
 class FastDecoder(Decoder[FastWeights]):
     """See the module's text."""
 
@@ -192,14 +201,16 @@ class FastDecoder(Decoder[FastWeights]):
         self._arch = arch
         self._dtype = dtype
         self._max_prefill_tokens = max_prefill_tokens
-        self._sequence_length = sequence_length
+        # An odd multiple of 8 positions: at a power of two, all slots would compete for the same few
+        # lines of the processor's caches.
+        self._span = ((sequence_length + 7) // 8 | 1) * 8
         self._width = arch.hidden_size + _WIDENING
         # Layer norm divides by the widened width; this epsilon makes up for it, `_reading` for the rest.
         self._eps = arch.norm_eps * arch.hidden_size / self._width
         self._head_eps = arch.norm_eps * arch.head_dim
-        shape = (arch.num_layers, num_slots * arch.num_kv_heads, 2, sequence_length, arch.head_dim)
-        self._cache = torch.zeros(shape, dtype=dtype, device=device)
-        """Keys and values, `[layers, slots * K, 2, M, D]`; untouched pages cost no memory."""
+        shape = (arch.num_layers, num_slots * arch.num_kv_heads, 2, self._span, arch.head_dim)
+        self._cache = _zeros(shape, dtype, device)
+        """Keys and values, `[layers, slots * K, 2, M, D]`."""
         self._cache_rows = [layer.view(-1, arch.head_dim) for layer in self._cache]
         angles = torch.outer(torch.arange(sequence_length).float(), arch.inverse_frequencies)
         self._rotation = torch.polar(torch.full_like(angles, arch.rotary_scale), angles).to(device)
@@ -374,7 +385,7 @@ class FastDecoder(Decoder[FastWeights]):
         padded = min(new) != longest_new
         place = torch.from_numpy(row_of * longest_new + column).to(device) if padded else None
         heads = (first_slot + row_of)[:, None] * arch.num_kv_heads + np.arange(arch.num_kv_heads)
-        targets_np = (heads[:, :, None] * 2 + np.arange(2)) * self._sequence_length + positions[:, None, None]
+        targets_np = (heads[:, :, None] * 2 + np.arange(2)) * self._span + positions[:, None, None]
         targets = torch.from_numpy(targets_np).to(device)
         mask = None
         if any(past):
@@ -392,7 +403,7 @@ class FastDecoder(Decoder[FastWeights]):
                 spread = queries.new_zeros(rows * longest_new, *queries.shape[1:])
                 queries = spread.index_copy_(0, place, queries)
             # Keys past a row's end are hidden: the row's own queries come before them.
-            kept = cache[slots].view(rows, arch.num_kv_heads, 2, self._sequence_length, arch.head_dim)
+            kept = cache[slots].view(rows, arch.num_kv_heads, 2, self._span, arch.head_dim)
             attention = F.scaled_dot_product_attention(
                 queries.reshape(rows, longest_new, -1, arch.head_dim).transpose(1, 2),
                 kept[:, :, 0, :longest],
@@ -421,17 +432,16 @@ class FastDecoder(Decoder[FastWeights]):
         row_positions = self._positions.repeat_interleave(keys)
         heads = torch.arange(rows * keys, device=device)
         self._targets = (
-            (heads[:, None] * 2 + torch.arange(2, device=device)) * self._sequence_length
-            + row_positions[:, None]
+            (heads[:, None] * 2 + torch.arange(2, device=device)) * self._span + row_positions[:, None]
         ).view(rows, keys, 2)
         self._keys = [layer[: rows * keys, 0].transpose(1, 2) for layer in self._cache]
         self._values = [layer[: rows * keys, 1] for layer in self._cache]
         self._mask = None
         if int(lengths.min()) != self._longest:
-            reach = torch.arange(self._sequence_length, device=device) > row_positions[:, None]
+            reach = torch.arange(self._span, device=device) > row_positions[:, None]
             mask = torch.zeros(reach.shape, dtype=self._dtype, device=device)
             self._mask = mask.masked_fill_(reach, -torch.inf).unsqueeze(1)
-            self._mask_targets = heads * self._sequence_length + row_positions
+            self._mask_targets = heads * self._span + row_positions
 
     def decode(self, tokens: Tensor) -> Tensor:
         weights = self._weights
