@@ -13,6 +13,7 @@ nothing, so there are never more than two under way.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
@@ -76,7 +77,7 @@ class LongPoll(Generic[Sent, Reply]):
 
     async def run(self) -> None:
         """Exchange messages until cancelled or until a call fails."""
-        calls: set[asyncio.Task[Reply]] = set()
+        calls: deque[asyncio.Task[Reply]] = deque()
         sending = asyncio.ensure_future(self._something_to_send.wait())
         try:
             while True:
@@ -84,14 +85,14 @@ class LongPoll(Generic[Sent, Reply]):
                     items, self._items = self._items, []
                     self._something_to_send.clear()
                     self.num_calls += 1
-                    calls.add(asyncio.ensure_future(_awaited(self._call(items))))
+                    calls.append(asyncio.ensure_future(_awaited(self._call(items))))
                 if sending.done():
                     sending = asyncio.ensure_future(self._something_to_send.wait())
-                done, _ = await asyncio.wait({*calls, sending}, return_when=asyncio.FIRST_COMPLETED)
-                # Managers woken by the last reply queue their messages before the next call leaves.
-                for call in [call for call in calls if call in done]:
-                    calls.discard(call)
-                    self._on_reply(call.result())
+                await asyncio.wait({calls[0], sending}, return_when=asyncio.FIRST_COMPLETED)
+                # In the order of the calls: what the server said first is heard first.
+                while calls and calls[0].done():
+                    self._on_reply(calls.popleft().result())
+                # Managers woken by the reply queue their messages before the next call leaves.
                 await asyncio.sleep(0)
         finally:
             sending.cancel()
