@@ -330,7 +330,7 @@ def command(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]...",
+            metavar="KEY=VALUE",
             help="Replace single keys of the YAML; with an environment id, arguments of the environment, "
             "such as size=6.",
         ),
@@ -369,7 +369,9 @@ def command(
     workers: Annotated[int, typer.Option(help="Processes that play.")] = 1,
     shard_size: Annotated[
         int | None,
-        typer.Option(help="Episodes per file: what a kill can cost each worker. [default: 20 to 500]"),
+        typer.Option(
+            help="Episodes per file: what a kill can cost each worker. A sixteenth of all, within 20 to 500, when absent."
+        ),
     ] = None,
 ) -> None:
     """Play episodes with no trainer and write them as a data set.
@@ -421,7 +423,7 @@ def _print_summary(collection: Collection) -> None:
     tally = manifest.tally
     if tally.num_failed and tally.num_scored:
         print(f"failures: {tally.describe_failures()}")
-    print(f"{tally.num_episodes} episodes in {len(collection.shards)} files: {collection.folder}")
+    print(f"{tally.num_episodes} episodes in {len(collection.shards)} file(s): {collection.folder}")
     if not tally.num_scored:
         raise RolloutStalled(f"all {tally.num_episodes} episodes failed: {tally.describe_failures()}")
 

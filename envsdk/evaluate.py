@@ -164,7 +164,7 @@ def command(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]...",
+            metavar="KEY=VALUE",
             help="Replace single keys of the YAML; with an environment id, arguments of the environment, "
             "such as size=6.",
         ),
