@@ -370,7 +370,8 @@ def command(
     shard_size: Annotated[
         int | None,
         typer.Option(
-            help="Episodes per file: what a kill can cost each worker. A sixteenth of all, within 20 to 500, when absent."
+            help="Episodes per file: what a kill can cost each worker. "
+            "A sixteenth of all, within 20 to 500, when absent."
         ),
     ] = None,
 ) -> None:
