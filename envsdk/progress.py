@@ -123,9 +123,10 @@ class ProgressDisplay:
         if name != self._phase:
             self._phase = name
             self._phase_started_s = time.monotonic()
+            self._needed = 0
 
     def rollouts(self, *, ready: int, needed: int) -> None:
-        """Trajectories that are ready for the next batch, of those it needs."""
+        """Trajectories that are ready for the next batch, of those it needs; shown until the next phase."""
         self._ready = ready
         self._needed = needed
 
@@ -165,7 +166,6 @@ class ProgressDisplay:
         if self._live is not None:
             interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
             self.phase("interrupted" if interrupted else "finished" if kind is None else "failed")
-            self._needed = 0
             self._live.stop()
 
     def _print(self, text: str) -> None:
