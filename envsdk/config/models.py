@@ -264,6 +264,8 @@ class WarmStartArgs(Section):
     """Share of the demonstrator's moves that are random."""
     epochs: PositiveInt = 2
     """Passes over the demonstrations."""
+    batch_size: PositiveInt = 16
+    """Demonstrations per step of imitation."""
     learning_rate: PositiveFloat = 1e-3
     """Peak, after warm-up."""
     seed: NonNegativeInt = 0
