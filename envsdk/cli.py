@@ -84,7 +84,10 @@ def report_error(error: BaseException) -> int:
         return INTERRUPTED
     known = next((link for link in _chain(error) if isinstance(link, EnvsdkError)), None)
     if known is not None:
-        _print_error(_first_hand(known))
+        if known.exit_code == INTERRUPTED:
+            print(_first_hand(known), file=sys.stderr)
+        else:
+            _print_error(_first_hand(known))
         return known.exit_code
     usage = _usage_error(error)
     if usage is not None:

@@ -23,14 +23,15 @@ import ray
 from envsdk.atomic import make_folder, write_atomically
 from envsdk.config.loading import LoadedConfig
 from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
-from envsdk.failures import ConfigurationError
+from envsdk.failures import ConfigurationError, EnvsdkError
 from envsdk.managers.ledger_types import LedgerState
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.managers.scheduler import RolloutBatch
 from envsdk.progress import ProgressDisplay, StepSummary, Validation
 from envsdk.storage import read_metadata, read_trajectories
 from envsdk.timeline import Timeline, Track
-from envsdk.tracking import open_trackers
+from envsdk.tracking import open_trackers, read_metrics
+from envsdk.tracking.jsonl import FILE_NAME as METRICS_FILE
 from envsdk.tracking.tracker import Tracker
 from envsdk.trainers.batches import ModelScores, learnable, train_batch
 from envsdk.trainers.checkpoints import Checkpoint, RunState, find_checkpoint, write_checkpoint
@@ -42,8 +43,10 @@ TRAJECTORIES = "trajectories"
 Result = TypeVar("Result")
 
 
-class Interrupted(KeyboardInterrupt):
+class Interrupted(EnvsdkError):
     """The user asked the run to stop; a checkpoint was written."""
+
+    exit_code = 130
 
 
 @dataclass(slots=True)
@@ -52,7 +55,6 @@ class RunFolder:
 
     path: Path
     checkpoint: Checkpoint | None
-    seed_model: Path | None = None
     batches: dict[int, Path] = field(default_factory=dict)
     """Batches on disk that the checkpoint has not trained, by step."""
     state: LedgerState | None = None
@@ -107,7 +109,7 @@ class AgenticPipeline:
         self.timeline = timeline
         self.display = display
         self.step = folder.first_step
-        self.validations: dict[int, dict[str, float]] = {}
+        self.validations = earlier_validations(folder)
         self._metrics: dict[str, float] = {}
         self._stop = asyncio.Event()
         self._started_at = time.monotonic()
@@ -299,6 +301,17 @@ def read_batch(path: Path) -> RolloutBatch:
     trajectories = read_trajectories(path)
     groups = [trajectories[i : i + group_size] for i in range(0, len(trajectories), group_size)]
     return RolloutBatch(version=int(metadata["version"]), groups=groups)
+
+
+def earlier_validations(folder: RunFolder) -> dict[int, dict[str, float]]:
+    """Evaluations of the run before the step it continues from."""
+    metrics = folder.path / METRICS_FILE
+    rows = read_metrics(metrics) if metrics.is_file() else []
+    return {
+        step: {name: value for name, value in row.items() if name.startswith("val/")}
+        for row in rows
+        if (step := int(row["step"])) < folder.first_step and "val/success/mean" in row
+    }
 
 
 def run(loaded: LoadedConfig) -> None:

@@ -1,0 +1,235 @@
+"""`python -m envsdk.train` as a process: real engine, real trainer, real Ray; killed, stopped, continued."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from envsdk.storage import read_trajectories
+from envsdk.timeline import read_timeline
+from envsdk.tracking import read_metrics
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+
+CONFIG = """
+exp_name: run
+seed: 3
+async_generation_ratio: {alpha}
+rollout_batch_size: 8
+val_batch_size: 4
+sequence_length: 256
+max_steps: {max_steps}
+eval_steps: 3
+save_steps: 2
+pretrain: {model}
+custom_envs:
+  Lake:
+    env_type: envsdk/FrozenLake-v1
+    env_config: {{size: 3, legend: false, invalid_penalty: 0.1}}
+    max_steps: 3
+    agent_system_template: {system}
+  Room:
+    env_type: envsdk/Sokoban-v1
+    env_config: {{dim: [5, 5], legend: false, invalid_penalty: 0.1}}
+    max_steps: 2
+train_env_manager: {{tags: [Lake, Room], num_env_groups: 4, group_size: 4}}
+val_env_manager: {{tags: [Lake, Room], num_env_groups: 4}}
+actor_train: {{training_args: {{learning_rate: 1.0e-3}}}}
+actor_infer: {{generating_args: {{max_new_tokens: 3}}}}
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from envsdk.trainers.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
+
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = build_tokenizer(["P___\nOO__\n#XV_", "<answer>Right</answer>", "<answer>Up</answer>"])
+    write_tokenizer(folder, tokenizer, sequence_length=256)
+    write_random_model(
+        folder, tokenizer, hidden_size=32, num_layers=1, num_heads=2, sequence_length=256, seed=0
+    )
+    return folder
+
+
+class Job:
+    """One training run in a folder of its own."""
+
+    def __init__(
+        self, folder: Path, model: Path, *, max_steps: int = 5, alpha: float = 1, system: str = "Go."
+    ) -> None:
+        self.folder = folder
+        self.run = folder / "runs" / "run"
+        text = CONFIG.format(model=model, max_steps=max_steps, alpha=alpha, system=system)
+        (folder / "run.yaml").write_text(text)
+
+    def start(self, *overrides: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "envsdk.train", "run.yaml", *overrides]
+        return subprocess.Popen(
+            command,
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def finish(self, *overrides: str) -> tuple[int, str]:
+        process = self.start(*overrides)
+        output, _ = process.communicate(timeout=300)
+        return process.returncode, output
+
+    def batch(self, step: int) -> Path:
+        return self.run / "trajectories" / f"step_{step:06d}.parquet"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.run / "checkpoints" / f"step_{step:06d}"
+
+    def weights(self, step: int) -> dict[str, bytes]:
+        arrays = load_file(self.checkpoint(step) / "model" / "model.safetensors")
+        return {name: array.tobytes() for name, array in arrays.items()}
+
+    def assert_each_step_once(self, num_steps: int) -> None:
+        """Every batch trained once and kept, no trajectory in two of them, no metric lost or doubled."""
+        lines = [json.loads(line) for line in (self.run / "metrics.jsonl").read_text().splitlines()]
+        assert [row["step"] for row in lines if "actor/loss" in row] == list(range(num_steps))
+        ids = [t.trajectory_id for step in range(num_steps) for t in read_trajectories(self.batch(step))]
+        assert len(ids) == 8 * num_steps
+        assert len(set(ids)) == len(ids)
+
+
+def wait_until(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 200
+    while not happened():
+        assert process.poll() is None, process.stdout and process.stdout.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Job, str]:
+    job = Job(tmp_path_factory.mktemp("finished"), model)
+    code, output = job.finish()
+    assert code == 0, output
+    return job, output
+
+
+def test_a_run_trains_evaluates_and_leaves_one_folder(finished: tuple[Job, str]) -> None:
+    job, output = finished
+    assert "Held-out success, step 0 -> step 5" in output
+    job.assert_each_step_once(5)
+    rows = {int(row["step"]): row for row in read_metrics(job.run / "metrics.jsonl")}
+    assert [step for step, row in rows.items() if "val/success/mean" in row] == [0, 3, 5]
+    assert all(rows[step]["staleness/max"] <= 1 for step in range(5))
+    assert rows[0]["actor/logprob_gap_max"] < 1e-4
+    assert {event.track for event in read_timeline(job.run / "timeline.json")} >= {
+        "trainer",
+        "generation",
+        "publish",
+        "validation",
+    }
+    assert (job.run / "report.html").stat().st_size > 10_000
+    assert (job.run / "config.yaml").is_file()
+    assert list((job.run / "tensorboard").iterdir())
+
+
+def test_every_evaluation_plays_the_same_held_out_tasks_under_one_version(finished: tuple[Job, str]) -> None:
+    job, _ = finished
+    evaluations = [
+        read_trajectories(job.run / "trajectories" / f"val_{step:06d}.parquet") for step in (0, 3, 5)
+    ]
+    tasks = [sorted((t.task.tag, t.task.index, t.seed) for t in evaluation) for evaluation in evaluations]
+    assert tasks[0] == tasks[1] == tasks[2]
+    for step, evaluation in zip((0, 3, 5), evaluations, strict=True):
+        assert {int(v) for t in evaluation if t.tokens for v in t.tokens.versions if v >= 0} == {step}
+        train_seeds = {t.seed for s in range(5) for t in read_trajectories(job.batch(s))}
+        assert train_seeds.isdisjoint(t.seed for t in evaluation)
+
+
+def test_batches_on_disk_train_to_the_same_weights_bit_for_bit(
+    finished: tuple[Job, str], tmp_path: Path, model: Path
+) -> None:
+    job, _ = finished
+    again = Job(tmp_path, model)
+    shutil.copytree(job.run, again.run)
+    for step in (4, 5):
+        shutil.rmtree(again.checkpoint(step))
+    code, output = again.finish()
+    assert code == 0, output
+    assert "3 batches on disk are trained first" in output
+    assert again.weights(5) == job.weights(5)
+    again.assert_each_step_once(5)
+
+
+def test_a_killed_run_continues_where_it_was(tmp_path: Path, model: Path) -> None:
+    job = Job(tmp_path, model)
+    # Once before the first checkpoint, once between a batch reaching the disk and its training.
+    for last_batch in (1, 3):
+        process = job.start()
+        wait_until(job.batch(last_batch).is_file, process)
+        process.kill()
+        process.communicate()
+    code, output = job.finish()
+    assert code == 0, output
+    assert "Held-out success, step 0 -> step 5" in output
+    job.assert_each_step_once(5)
+    assert not list(job.run.glob("**/.*.partial"))
+
+
+def test_ctrl_c_writes_a_checkpoint_and_the_same_command_goes_on(tmp_path: Path, model: Path) -> None:
+    job = Job(tmp_path, model, max_steps=40)
+    process = job.start("save_steps=0")
+    wait_until(job.batch(2).is_file, process)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    assert "the same command continues" in output
+    (checkpoint,) = (job.run / "checkpoints").iterdir()
+    step = json.loads((checkpoint / "run.json").read_text())["step"]
+    assert 2 <= step < 40
+    code, output = job.finish(f"max_steps={step + 1}")
+    assert code == 0, output
+    job.assert_each_step_once(step + 1)
+
+
+def test_a_synchronous_run_has_no_stale_sample(tmp_path: Path, model: Path) -> None:
+    job = Job(tmp_path, model, alpha=0, max_steps=3)
+    code, output = job.finish()
+    assert code == 0, output
+    for row in read_metrics(job.run / "metrics.jsonl"):
+        assert row.get("staleness/max", 0) == 0
+        assert row["step"] == 3 or row["actor/logprob_gap_max"] < 1e-4
+
+
+def test_a_first_prompt_that_does_not_fit_ends_the_run_with_the_key_to_change(
+    tmp_path: Path, model: Path
+) -> None:
+    job = Job(tmp_path, model, system="word " * 300)
+    code, output = job.finish()
+    assert code == 2, output
+    assert "sequence_length=256" in output
+    assert "custom_envs." in output
+    assert "Traceback" not in output
+    assert not job.batch(0).exists()
+
+
+def test_a_finished_run_is_not_overwritten(finished: tuple[Job, str]) -> None:
+    job, _ = finished
+    before = (job.run / "metrics.jsonl").read_bytes()
+    code, output = job.finish()
+    assert code == 0
+    assert "raise max_steps or choose another exp_name" in output
+    code, output = job.finish("resume=never")
+    assert code == 2
+    assert "already holds a run" in output
+    assert (job.run / "metrics.jsonl").read_bytes() == before
