@@ -2,12 +2,15 @@
 
     client                                   server
     LongPoll.send(item) --+
-    LongPoll.send(item) --+-- call(items) -> handle(items); return await outbox.collect()
-    on_reply(reply)   <-----------------------+   (when something is there for this client)
+    LongPoll.send(item) --+-- call(number, items) -> handle(items); return await outbox.collect(number)
+    on_reply(reply)   <-----------------------+      (when something is there for this client)
 
 Everything a client sends within one turn of its event loop travels in one call, and one call is
 kept open so that the server can speak at any time. A newer call ends an older open one with
-nothing, so there are never more than two under way.
+nothing; there are never more than two under way.
+
+Calls are numbered because they may overtake each other (Ray's asynchronous actors run them in any
+order): only the newest call is ever given items, so what is said first is heard first.
 """
 
 from __future__ import annotations
@@ -28,10 +31,16 @@ class Outbox(Generic[Item]):
     def __init__(self) -> None:
         self._items: list[Item] = []
         self._waiter: asyncio.Future[None] | None = None
+        self._newest = -1
 
     def put(self, item: Item) -> None:
         """Leave an item; wakes the open call."""
         self._items.append(item)
+        self.wake()
+
+    def close(self) -> None:
+        """The client is gone: end its open call and drop what it has not fetched."""
+        self._items.clear()
         self.wake()
 
     def wake(self) -> None:
@@ -39,18 +48,21 @@ class Outbox(Generic[Item]):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def collect(self) -> list[Item]:
+    async def collect(self, number: int) -> list[Item]:
         """Wait for the first item and take all that are there once the event loop has had a turn.
 
-        Ends an earlier `collect` with an empty list.
+        Ends the `collect` of any earlier call with an empty list.
         """
+        if number < self._newest:
+            return []
+        self._newest = number
         self.wake()
         if not self._items:
             waiter = self._waiter = asyncio.get_running_loop().create_future()
             await waiter
-            if self._waiter is not waiter:
-                return []
         await asyncio.sleep(0)
+        if number != self._newest:
+            return []
         items, self._items = self._items, []
         return items
 
@@ -62,7 +74,7 @@ class LongPoll(Generic[Sent, Reply]):
     """
 
     def __init__(
-        self, call: Callable[[list[Sent]], Awaitable[Reply]], on_reply: Callable[[Reply], None]
+        self, call: Callable[[int, list[Sent]], Awaitable[Reply]], on_reply: Callable[[Reply], None]
     ) -> None:
         self._call = call
         self._on_reply = on_reply
@@ -81,14 +93,16 @@ class LongPoll(Generic[Sent, Reply]):
         sending = asyncio.ensure_future(self._something_to_send.wait())
         try:
             while True:
-                if self._items or not calls:
+                if (self._items and len(calls) < 2) or not calls:
                     items, self._items = self._items, []
                     self._something_to_send.clear()
+                    calls.append(asyncio.ensure_future(_awaited(self._call(self.num_calls, items))))
                     self.num_calls += 1
-                    calls.append(asyncio.ensure_future(_awaited(self._call(items))))
                 if sending.done():
                     sending = asyncio.ensure_future(self._something_to_send.wait())
-                await asyncio.wait({calls[0], sending}, return_when=asyncio.FIRST_COMPLETED)
+                # With two calls under way, what is sent gathers until one of them is answered.
+                waited_for = {calls[0], sending} if len(calls) < 2 else {calls[0]}
+                await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
                 # In the order of the calls: what the server said first is heard first.
                 while calls and calls[0].done():
                     self._on_reply(calls.popleft().result())

@@ -118,7 +118,8 @@ class EnvWorker(LeaseSource):
                 worker=self._worker_id,
             )
         self._poll = LongPoll(
-            lambda messages: scheduler.exchange.remote(self._worker_id, messages), self._on_messages
+            lambda number, messages: scheduler.exchange.remote(self._worker_id, number, messages),
+            self._on_messages,
         )
         polling: asyncio.Future[Any] = asyncio.ensure_future(self._poll.run())
         playing: asyncio.Future[Any] = asyncio.gather(

@@ -18,8 +18,8 @@ import itertools
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -118,11 +118,15 @@ class RolloutScheduler:
         self._workers: dict[str, _Worker] = {}
         self._worker_of_slot = {slot: name for name, worker in setup.workers.items() for slot in worker.slots}
         self._held: dict[int, Trajectory] = {}
-        self._leases: dict[int, Lease] = {}
+        self._playing: dict[str, int] = {}
+        """Slot -> its lease, until the worker reports that finished or released."""
+        self._stragglers: set[str] = set()
+        """Those of `_playing` that still play for a ledger that has been replaced."""
         self._discarded: list[Trajectory] = []
         self._discarded_ends: list[str] = []
         self._failures: Counter[str] = Counter()
         self._stopping: dict[str, float] = {}
+        """When a slot told to stop must have done so."""
         self._fatal: EnvsdkError | None = None
         self._changed = asyncio.Event()
         self._all_checked_in = asyncio.Event()
@@ -137,8 +141,8 @@ class RolloutScheduler:
         """Start the workers and wait until each has checked in."""
         me = ray.get_runtime_context().current_actor
         for name in self._setup.workers:
-            self._tasks.append(asyncio.create_task(self._supervise(name, me)))
-        self._tasks.append(asyncio.create_task(self._tick()))
+            self._in_background(self._supervise(name, me))
+        self._in_background(self._tick())
         changed = asyncio.create_task(self._until_fatal())
         checked_in = asyncio.create_task(self._all_checked_in.wait())
         await asyncio.wait({changed, checked_in}, return_when=asyncio.FIRST_COMPLETED)
@@ -192,18 +196,23 @@ class RolloutScheduler:
     async def begin_again(self, version: int) -> None:
         """Begin the task list from its first task under `version`: the next batch is the same frozen list.
 
-        Only between batches, when nothing runs.
+        What still runs is stopped, and its slot plays on once it has.
         """
         now = time.monotonic()
-        self._ledger = RolloutLedger(self._setup.ledger)
+        # Lease ids go on, so that nothing is taken for an episode of another round.
+        self._ledger = RolloutLedger(self._setup.ledger, _from_the_first_task(self._ledger.state(), version))
         self._begun = True
         self._held.clear()
-        self._leases.clear()
+        for slot_id, lease_id in self._playing.items():
+            if slot_id not in self._stopping:
+                self._stop(slot_id, lease_id)
+        self._stragglers = set(self._playing)
         self._broadcast(Control.RESUME)
         self._execute(self._ledger.publish(version, now))
         for worker in self._workers.values():
             if worker.checked_in:
-                self._execute(self._ledger.add_slots(worker.setup.slots, now))
+                idle = {s: tag for s, tag in worker.setup.slots.items() if s not in self._stragglers}
+                self._execute(self._ledger.add_slots(idle, now))
 
     async def num_ready(self) -> int:
         """Trajectories in groups that are ready for the next batch."""
@@ -211,8 +220,7 @@ class RolloutScheduler:
 
     async def total_calls(self) -> int:
         """Ray calls made for rollouts since start, over all workers."""
-        counts = [worker.actor.num_calls.remote() for worker in self._workers.values()]
-        return sum(await asyncio.gather(*counts)) if counts else 0
+        return sum(await asyncio.gather(*(w.actor.num_calls.remote() for w in self._workers.values())))
 
     async def close(self) -> None:
         """End the workers."""
@@ -225,7 +233,7 @@ class RolloutScheduler:
 
     # What the workers call
 
-    async def exchange(self, worker_id: str, messages: Sequence[FromWorker]) -> list[ToWorker]:
+    async def exchange(self, worker_id: str, number: int, messages: Sequence[FromWorker]) -> list[ToWorker]:
         """Take in what a worker has finished and wait for something for it to do."""
         worker = self._workers[worker_id.partition("#")[0]]
         if worker.worker_id != worker_id:
@@ -234,12 +242,17 @@ class RolloutScheduler:
         if not worker.checked_in:
             self._check_in(worker, now)
         for message in messages:
-            self._stopping.pop(message.slot_id, None)
-            if isinstance(message, Finished):
+            slot_id = message.slot_id
+            self._playing.pop(slot_id, None)
+            self._stopping.pop(slot_id, None)
+            if slot_id in self._stragglers:
+                self._stragglers.remove(slot_id)
+                self._execute(self._ledger.add_slots({slot_id: worker.setup.slots[slot_id]}, now))
+            elif isinstance(message, Finished):
                 self._finished(message.lease_id, message.trajectory, now)
             else:
-                self._execute(self._ledger.slots_idle([message.slot_id], now))
-        return await worker.outbox.collect()
+                self._execute(self._ledger.slots_idle([slot_id], now))
+        return await worker.outbox.collect(number)
 
     # Events into the ledger
 
@@ -271,18 +284,20 @@ class RolloutScheduler:
     def _execute(self, commands: Iterable[Command]) -> None:
         for command in commands:
             if isinstance(command, Grant):
-                self._leases[command.lease.lease_id] = command.lease
+                self._playing[command.slot_id] = command.lease.lease_id
                 self._put(command.slot_id, Play(command.slot_id, self._order(command.lease)))
             elif isinstance(command, Cancel):
-                self._leases.pop(command.lease_id, None)
-                self._stopping[command.slot_id] = time.monotonic() + STOP_GRACE_S
-                self._put(command.slot_id, Stop(command.slot_id, command.lease_id))
+                self._stop(command.slot_id, command.lease_id)
             elif isinstance(command, Discard):
                 self._discard(command)
             elif isinstance(command, GroupReady):
                 self._group_ready(command)
             elif isinstance(command, Stalled):
                 self._fail(RolloutStalled(f"{command.message}{self._failure_note()}"))
+
+    def _stop(self, slot_id: str, lease_id: int) -> None:
+        self._stopping[slot_id] = time.monotonic() + STOP_GRACE_S
+        self._put(slot_id, Stop(slot_id, lease_id))
 
     def _order(self, lease: Lease) -> EpisodeOrder:
         task, seed = lease.task, self._setup.run_seed
@@ -296,7 +311,6 @@ class RolloutScheduler:
         )
 
     def _discard(self, discard: Discard) -> None:
-        self._leases.pop(discard.lease_id, None)
         trajectory = self._held.pop(discard.lease_id, None)
         if trajectory is not None:
             self._discarded.append(trajectory)
@@ -340,7 +354,6 @@ class RolloutScheduler:
         )
 
     def _take_held(self, group: BatchGroup, lease_id: int) -> Trajectory:
-        self._leases.pop(lease_id, None)
         held = self._held.pop(lease_id, None)
         return held if held is not None else self._without_report(group, lease_id)
 
@@ -372,7 +385,7 @@ class RolloutScheduler:
         if discarded:
             await asyncio.to_thread(
                 write_trajectories,
-                folder / f"discarded_{number:06d}.parquet",
+                folder / f"discarded_{self._setup.file_prefix}_{number:06d}.parquet",
                 discarded,
                 metadata={"ends": json.dumps(ends)},
             )
@@ -393,9 +406,8 @@ class RolloutScheduler:
             self._execute(self._ledger.tick(now))
             hung = {self._worker_of_slot[slot] for slot, limit in self._stopping.items() if limit < now}
             for name in hung:
+                self._forget_slots(name)
                 ray.kill(self._workers[name].actor)
-                for slot in self._setup.workers[name].slots:
-                    self._stopping.pop(slot, None)
 
     async def _supervise(self, name: str, me: Any) -> None:
         """Keep one worker running: a dead one is replaced and its leases run elsewhere."""
@@ -422,9 +434,27 @@ class RolloutScheduler:
         if self._restarts_without_progress[name] > MAX_RESTARTS_WITHOUT_PROGRESS:
             message = f"worker {name} died {self._restarts_without_progress[name]} times in a row: {died}"
             self._fail(RolloutStalled(message))
+        # It may only have been out of reach; two of one name must not run.
+        ray.kill(self._workers[name].actor)
+        self._forget_slots(name)
         if self._workers[name].checked_in:
             slots = self._setup.workers[name].slots
             self._execute(self._ledger.remove_slots(slots, time.monotonic()))
+
+    def _forget_slots(self, name: str) -> None:
+        for slot_id in self._setup.workers[name].slots:
+            self._playing.pop(slot_id, None)
+            self._stragglers.discard(slot_id)
+            self._stopping.pop(slot_id, None)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._background_ended)
+        self._tasks.append(task)
+
+    def _background_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(as_envsdk_error(error, "the scheduler failed"))
 
     def _fail(self, error: EnvsdkError) -> None:
         self._fatal = self._fatal or error
@@ -448,11 +478,17 @@ class RolloutScheduler:
 
 def as_envsdk_error(error: BaseException, context: str) -> EnvsdkError:
     """The EnvsdkError inside what Ray raised, or a new one around it."""
-    cause = getattr(error, "cause", None)
-    for candidate in (error, cause, error.__cause__):
+    # Ray's own exception is of both classes, with a remote traceback for a message: its cause comes first.
+    for candidate in (getattr(error, "cause", None), error, error.__cause__):
         if isinstance(candidate, EnvsdkError):
             return candidate
     return RolloutStalled(f"{context}: {type(error).__name__}: {error}")
+
+
+def _from_the_first_task(state: LedgerState, version: int) -> LedgerState:
+    """What a ledger needs to begin the task list again and count on."""
+    none_yet = dict.fromkeys(state.cursors, 0)
+    return replace(state, version=version, cursors=none_yet, shares=none_yet, unfinished=())
 
 
 def _num_sampled(tokens: TokenArrays | None) -> int:

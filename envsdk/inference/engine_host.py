@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from envsdk.failures import EngineError
@@ -70,35 +71,59 @@ class BusyStretches:
         return stretches
 
 
+@dataclass(slots=True)
+class _Client:
+    outbox: Outbox[GenerationResult] = field(default_factory=Outbox)
+    open_requests: set[str] = field(default_factory=set)
+
+
 class EngineHost:
     """Body of the actor: owns the engine and an outbox per client."""
 
     def __init__(self, strategy_name: str, config: EngineConfig) -> None:
         engine_class: type[Engine] = load_plugin("envsdk.engines", strategy_name)
         self._engine = engine_class.create(config)
-        self._outboxes: dict[str, Outbox[GenerationResult]] = {}
+        self._clients: dict[str, _Client] = {}
         self._busy = BusyStretches()
 
     async def start(self) -> None:
         await self._engine.start()
 
-    async def exchange(self, client: str, packed: PackedRequests, aborts: Sequence[str]) -> PackedResults:
-        """Take requests in and wait for any results of this client."""
-        outbox = self._outboxes.get(client)
-        if outbox is None:
-            outbox = self._outboxes[client] = Outbox()
-        if aborts:
-            self._engine.abort(aborts)
+    async def exchange(
+        self, client: str, number: int, packed: PackedRequests, aborts: Sequence[str]
+    ) -> PackedResults:
+        """Take requests in and wait for any results of this client.
+
+        A client that ends in `#N` is a process's Nth incarnation: what earlier ones asked for is aborted.
+        """
+        known = self._clients.get(client)
+        if known is None:
+            self._forget_earlier_incarnations(client)
+            known = self._clients[client] = _Client()
+        outbox, open_requests = known.outbox, known.open_requests
 
         def answered(done: asyncio.Future[GenerationResult]) -> None:
             self._busy.end()
-            outbox.put(done.result())
+            result = done.result()
+            open_requests.discard(result.request_id)
+            outbox.put(result)
 
         for request in unpack_requests(packed):
             self._busy.begin()
+            open_requests.add(request.request_id)
             self._engine.submit(request).add_done_callback(answered)
-        results = await outbox.collect()
+        if aborts:
+            self._engine.abort(aborts)
+        results = await outbox.collect(number)
         return pack_results(results, self._engine.health())
+
+    def _forget_earlier_incarnations(self, client: str) -> None:
+        process, found, _ = client.rpartition("#")
+        earlier = [name for name in self._clients if found and name.rpartition("#")[0] == process]
+        for name in earlier:
+            gone = self._clients.pop(name)
+            self._engine.abort(list(gone.open_requests))
+            gone.outbox.close()
 
     async def update_weights(self, weights: WeightReference, version: int, mode: str) -> None:
         """`continue` swaps between two tokens, `finish` lets running turns end, `restart` cuts them short."""
@@ -158,10 +183,10 @@ class RayLink(EngineLink):
         for request_id in request_ids:
             self._poll.send(request_id)
 
-    def _exchange(self, items: list[GenerationRequest | str]) -> Any:
+    def _exchange(self, number: int, items: list[GenerationRequest | str]) -> Any:
         requests = [item for item in items if isinstance(item, GenerationRequest)]
         aborts = [item for item in items if isinstance(item, str)]
-        return self._actor.exchange.remote(self._client, pack_requests(requests), aborts)
+        return self._actor.exchange.remote(self._client, number, pack_requests(requests), aborts)
 
     def _on_reply(self, packed: PackedResults) -> None:
         if self._deliver is not None:
