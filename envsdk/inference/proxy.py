@@ -1,7 +1,7 @@
 """InferenceProxy: one front for many engines.
 
     generate -> (held while suspended) -> dispatched -> answered: the future resolves, exactly once
-                                            |-> engine lost: dispatched again elsewhere
+                                            |-> engine lost or broken: dispatched again elsewhere
                                             |-> cut short by a weight update: goes on from its tokens
                                             \\-> overdue: aborted, answered with an error
 
@@ -73,7 +73,9 @@ class LocalLink(EngineLink):
 
     def _answered(self, future: asyncio.Future[GenerationResult]) -> None:
         if self._deliver is not None and not future.cancelled():
-            self._deliver([future.result()], None)
+            result = future.result()
+            health = self._engine.health() if result.finish_reason is FinishReason.ERROR else None
+            self._deliver([result], health)
 
     def abort(self, request_ids: Sequence[str]) -> None:
         self._engine.abort(request_ids)
@@ -95,7 +97,6 @@ class _Pending:
     so_far: GenerationResult | None = None
     """What was sampled before an interruption the turn goes on from."""
     interruptions: int = 0
-    aborted: bool = False
 
 
 class InferenceProxy:
@@ -130,6 +131,8 @@ class InferenceProxy:
 
     def add_engine(self, engine: str, link: EngineLink) -> None:
         """A new engine, or a restarted one under its old name."""
+        if engine in self._links:
+            self._give_up(engine)
         self._links[engine] = link
         self._open(engine, link)
         if not self._suspended:
@@ -142,10 +145,7 @@ class InferenceProxy:
             lambda done: self._cancelled(request.request_id) if done.cancelled() else None
         )
         self._pending[request.request_id] = _Pending(request, future)
-        if self._suspended:
-            self._held.append(request.request_id)
-        else:
-            self._dispatch(request.request_id)
+        self._dispatch_or_hold(request.request_id)
         return future
 
     def suspend(self) -> None:
@@ -167,7 +167,7 @@ class InferenceProxy:
 
     def _open(self, engine: str, link: EngineLink) -> None:
         self._router.add_engine(engine)
-        link.connect(lambda results, health: self._answered(engine, results, health))
+        link.connect(lambda results, health: self._answered(engine, link, results, health))
         self._tasks.append(asyncio.ensure_future(self._watch(engine, link)))
 
     def _release_held(self) -> None:
@@ -175,6 +175,12 @@ class InferenceProxy:
         for request_id in held:
             if request_id in self._pending:
                 self._dispatch(request_id)
+
+    def _dispatch_or_hold(self, request_id: str) -> None:
+        if self._suspended:
+            self._held.append(request_id)
+        else:
+            self._dispatch(request_id)
 
     def _dispatch(self, request_id: str) -> None:
         pending = self._pending[request_id]
@@ -192,30 +198,44 @@ class InferenceProxy:
     # Answers
 
     def _answered(
-        self, engine: str, results: Sequence[GenerationResult], health: EngineHealth | None
+        self,
+        engine: str,
+        link: EngineLink,
+        results: Sequence[GenerationResult],
+        health: EngineHealth | None,
     ) -> None:
+        if self._links.get(engine) is not link:
+            return  # a last word of an engine that has been given up
         if health is not None:
             self.health[engine] = health
+        is_broken = health is not None and bool(health.error)
         for result in results:
-            if not self._router.done(result.request_id):
+            if is_broken and result.finish_reason is FinishReason.ERROR and len(self._links) > 1:
                 continue
+            if self._router.engine_of(result.request_id) != engine:
+                continue
+            self._router.done(result.request_id)
             pending = self._pending.get(result.request_id)
             if pending is None:
                 continue
-            if result.finish_reason is FinishReason.ABORT and not pending.aborted:
+            if result.finish_reason is FinishReason.ABORT:
                 self._interrupted(pending, result)
             else:
                 self._resolve(pending, _stitched(pending.so_far, result))
+        # The last engine's errors are the answer: nobody else could give a better one.
+        if is_broken and len(self._links) > 1:
+            self._give_up(engine)
 
     def _interrupted(self, pending: _Pending, result: GenerationResult) -> None:
         """A weight update ended a turn nobody asked to end: play it again, or go on from its tokens."""
         pending.interruptions += 1
         if self._keep_interrupted_tokens or pending.interruptions >= MAX_INTERRUPTIONS:
             pending.so_far = _stitched(pending.so_far, result)
-        if self._suspended:
-            self._held.append(pending.request.request_id)
-        else:
-            self._dispatch(pending.request.request_id)
+            ended = _ended_by_its_tokens(pending.request, pending.so_far)
+            if ended is not None:
+                self._resolve(pending, replace(pending.so_far, finish_reason=ended))
+                return
+        self._dispatch_or_hold(pending.request.request_id)
 
     def _resolve(self, pending: _Pending, result: GenerationResult) -> None:
         del self._pending[pending.request.request_id]
@@ -236,16 +256,15 @@ class InferenceProxy:
     async def _watch(self, engine: str, link: EngineLink) -> None:
         """When the engine is gone, its requests go elsewhere, or wait for an engine to come back."""
         await link.lost()
-        if self._links.get(engine) is not link:
-            return
-        del self._links[engine]
+        if self._links.get(engine) is link:
+            self._give_up(engine)
+
+    def _give_up(self, engine: str) -> None:
+        self._links.pop(engine).close()
         self.health.pop(engine, None)
         for request_id in self._router.remove_engine(engine):
             if request_id in self._pending:
-                if self._suspended:
-                    self._held.append(request_id)
-                else:
-                    self._dispatch(request_id)
+                self._dispatch_or_hold(request_id)
 
     async def _sweep_overdue(self) -> None:
         """Answer what an engine never answered. Time held by a suspension does not count."""
@@ -261,9 +280,8 @@ class InferenceProxy:
                 pending = self._pending[request_id]
                 if self._router.engine_of(request_id) is None:
                     continue
-                pending.aborted = True
-                self._abort_on_engine(request_id)
                 self._resolve(pending, _overdue(request_id, self._turn_timeout_s))
+                self._abort_on_engine(request_id)
 
 
 def _continuing(pending: _Pending) -> GenerationRequest:
@@ -273,11 +291,19 @@ def _continuing(pending: _Pending) -> GenerationRequest:
         return request
     sampling = replace(
         request.sampling,
-        max_new_tokens=max(1, request.sampling.max_new_tokens - len(so_far.token_ids)),
+        max_new_tokens=request.sampling.max_new_tokens - len(so_far.token_ids),
         seed=None if request.sampling.seed is None else request.sampling.seed + len(so_far.token_ids),
     )
     prompt_ids = np.concatenate([request.prompt_ids, so_far.token_ids])
     return replace(request, prompt_ids=prompt_ids, sampling=sampling)
+
+
+def _ended_by_its_tokens(request: GenerationRequest, result: GenerationResult) -> FinishReason | None:
+    """Why there is nothing left to sample; None when there is."""
+    token_ids = result.token_ids
+    if len(token_ids) and int(token_ids[-1]) in request.sampling.stop_token_ids:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if len(token_ids) >= request.sampling.max_new_tokens else None
 
 
 def _stitched(so_far: GenerationResult | None, rest: GenerationResult) -> GenerationResult:

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import pickle
+from dataclasses import fields
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envsdk.inference.engine import (
+    EngineHealth,
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+    SamplingParams,
+)
+from envsdk.inference.wire import pack_requests, pack_results, unpack_requests, unpack_results
+from envsdk.trajectory import VersionSpan
+
+ids = st.integers(0, 2**31 - 1)
+sampling = st.builds(
+    SamplingParams,
+    max_new_tokens=st.integers(1, 4096),
+    temperature=st.floats(0, 2),
+    top_p=st.floats(0, 1),
+    top_k=st.integers(0, 100),
+    stop_token_ids=st.lists(ids, max_size=3).map(tuple),
+    seed=st.none() | ids,
+)
+requests = st.builds(
+    GenerationRequest,
+    request_id=st.text(),
+    prompt_ids=st.lists(ids, max_size=20).map(lambda ids: np.array(ids, np.int32)),
+    sampling=sampling,
+    session_id=st.text(),
+    priority=st.integers(-5, 5),
+)
+
+
+@st.composite
+def results(draw: st.DrawFn) -> GenerationResult:
+    tokens = draw(st.lists(ids, max_size=20))
+    cuts = sorted({0, len(tokens), *draw(st.lists(st.integers(0, len(tokens)), max_size=3))})
+    spans = [VersionSpan(version=v, start=a, end=b) for v, (a, b) in enumerate(pairwise(cuts))]
+    logprobs = draw(st.lists(st.floats(-50, 0, width=32), min_size=len(tokens), max_size=len(tokens)))
+    return GenerationResult(
+        request_id=draw(st.text()),
+        token_ids=np.array(tokens, np.int32),
+        logprobs=np.array(logprobs, np.float32),
+        version_spans=tuple(spans),
+        finish_reason=draw(st.sampled_from(FinishReason)),
+        error=draw(st.text()),
+    )
+
+
+def assert_same(one: object, other: object) -> None:
+    assert type(one) is type(other)
+    for field in fields(one):  # type: ignore[arg-type]
+        mine, theirs = getattr(one, field.name), getattr(other, field.name)
+        if isinstance(mine, np.ndarray):
+            assert mine.dtype == theirs.dtype
+            np.testing.assert_array_equal(mine, theirs)
+        else:
+            assert mine == theirs
+            assert type(mine) is type(theirs)
+
+
+@given(st.lists(requests, max_size=6))
+def test_requests_arrive_as_they_were_sent(sent: list[GenerationRequest]) -> None:
+    arrived = unpack_requests(pickle.loads(pickle.dumps(pack_requests(sent))))
+    for one, other in zip(sent, arrived, strict=True):
+        assert_same(one, other)
+
+
+@given(st.lists(results(), max_size=6), st.booleans())
+def test_results_and_the_engines_health_arrive_as_they_were_sent(
+    sent: list[GenerationResult], with_health: bool
+) -> None:
+    health = EngineHealth(version=3, num_running=1, num_queued=2, num_tokens_sampled=9, error="x")
+    packed = pickle.loads(pickle.dumps(pack_results(sent, health if with_health else None)))
+    assert packed.health == (health if with_health else None)
+    for one, other in zip(sent, unpack_results(packed), strict=True):
+        assert_same(one, other)
