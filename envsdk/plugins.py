@@ -24,11 +24,14 @@ def plugin_names(group: str) -> list[str]:
 def load_plugin(group: str, name: str) -> Any:
     """The object behind an entry point, or behind `package.module:attribute`.
 
-    Raises ConfigurationError naming the nearest known name.
+    Raises ConfigurationError: naming the nearest known name, or what is missing to import it.
     """
     entry = _entry_points(group).get(name)
     if entry is not None:
-        return entry.load()
+        try:
+            return entry.load()
+        except (ImportError, AttributeError) as error:
+            raise ConfigurationError(f"{name!r} cannot be loaded for {group}: {error}") from error
     module_name, colon, attribute = name.partition(":")
     if colon:
         try:

@@ -17,7 +17,6 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import entry_points
 from typing import Any
 
 from pydantic import BaseModel
@@ -27,6 +26,7 @@ from envsdk.config.models import Role, RunConfig
 from envsdk.config.problems import KeyPath
 from envsdk.env import EnvSpec, Isolation, TextEnv
 from envsdk.failures import ConfigurationError
+from envsdk.plugins import load_plugin, plugin_names
 
 ENGINES = "envsdk.engines"
 TRAINERS = "envsdk.trainers"
@@ -49,16 +49,17 @@ def is_importable(dotted_name: str) -> bool:
 @cache
 def settings_model(kind: str, name: str, section: str) -> type[BaseModel] | None:
     """The model a plug-in declares for one of its sections; None when it declares none."""
-    for entry in entry_points(group=SETTINGS, name=f"{kind}.{name}.{section}"):
-        try:
-            model = entry.load()
-        except ImportError:
-            # Its package is not all here. Playing with another policy needs no engine and no trainer.
-            return None
-        if isinstance(model, type) and issubclass(model, BaseModel):
-            return model
-        raise TypeError(f"entry point {entry.name} = {entry.value} is no pydantic model")
-    return None
+    entry_name = f"{kind}.{name}.{section}"
+    if entry_name not in plugin_names(SETTINGS):
+        return None
+    try:
+        model = load_plugin(SETTINGS, entry_name)
+    except ConfigurationError:
+        # Its package is not all here. Playing with another policy needs no engine and no trainer.
+        return None
+    if isinstance(model, type) and issubclass(model, BaseModel):
+        return model
+    raise TypeError(f"the entry point {entry_name} of {SETTINGS} is no pydantic model, but {model!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

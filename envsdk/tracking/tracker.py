@@ -99,8 +99,8 @@ def load_tracker(name: str) -> type[Tracker]:
     """
     try:
         tracker = load_plugin(ENTRY_POINT_GROUP, name)
-    except ImportError as error:
-        raise ConfigurationError(f"trackers: {name!r} cannot be loaded: {error}") from error
+    except ConfigurationError as error:
+        raise ConfigurationError(f"trackers: {error}") from error
     if not (isinstance(tracker, type) and issubclass(tracker, Tracker)):
         raise ConfigurationError(f"trackers: {name!r} is not an envsdk.tracking.Tracker, but {tracker!r}")
     return tracker

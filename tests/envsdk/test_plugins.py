@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from envsdk import plugins
+from envsdk.failures import ConfigurationError
+from envsdk.inference.mock import MockEngine
+
+
+def test_a_plugin_is_found_by_its_registered_name_and_by_its_dotted_name() -> None:
+    assert plugins.load_plugin("envsdk.engines", "mock") is MockEngine
+    assert plugins.load_plugin("envsdk.engines", "envsdk.inference.mock:MockEngine") is MockEngine
+
+
+def test_the_names_of_a_group_are_sorted_and_an_unknown_group_has_none() -> None:
+    names = plugins.plugin_names("envsdk.engines")
+    assert "mock" in names
+    assert names == sorted(names)
+    assert plugins.plugin_names("envsdk.no_such_group") == []
+
+
+def test_a_misspelled_name_is_answered_with_the_nearest_one() -> None:
+    with pytest.raises(ConfigurationError, match="did you mean 'mock'"):
+        plugins.load_plugin("envsdk.engines", "mok")
+
+
+def test_a_name_like_no_other_is_answered_with_all_of_them() -> None:
+    with pytest.raises(ConfigurationError, match=r"known: .*embedded.*mock"):
+        plugins.load_plugin("envsdk.engines", "zzzzzz")
+
+
+@pytest.mark.parametrize("name", ["no_such_module:Thing", "envsdk.plugins:Missing"])
+def test_a_dotted_name_that_leads_nowhere_says_what_could_not_be_loaded(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name!r} cannot be loaded for envsdk.engines"):
+        plugins.load_plugin("envsdk.engines", name)
+
+
+def test_a_registered_plugin_whose_package_is_missing_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = EntryPoint(name="gone", value="no_such_package.engine:Engine", group="envsdk.engines")
+    monkeypatch.setattr(plugins, "_entry_points", lambda group: {"gone": gone})
+    with pytest.raises(ConfigurationError, match=r"'gone' cannot be loaded .*no_such_package"):
+        plugins.load_plugin("envsdk.engines", "gone")
