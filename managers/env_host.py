@@ -81,6 +81,33 @@ def timed_out(during: str, limit_s: float) -> EpisodeFailed:
     return EpisodeFailed(Failure(boundary=Boundary.ENVIRONMENT, kind=f"{during}_timeout", message=message))
 
 
+def reset_result(answer: Any) -> tuple[str, Info]:
+    """What `reset` returned, if it is what the contract says."""
+    try:
+        observation, info = answer
+        if isinstance(observation, str) and isinstance(info, dict):
+            return observation, info
+    except (TypeError, ValueError):
+        pass
+    raise _breach("reset", "(observation: str, info: dict)", answer)
+
+
+def step_result(answer: Any) -> StepResult:
+    """What `step` returned as plain Python types, if it is what the contract says."""
+    try:
+        observation, reward, terminated, truncated, info = answer
+        if isinstance(observation, str) and isinstance(info, dict):
+            return observation, float(reward), bool(terminated), bool(truncated), info
+    except (TypeError, ValueError):
+        pass
+    raise _breach("step", "(observation: str, reward, terminated, truncated, info: dict)", answer)
+
+
+def _breach(during: str, expected: str, answer: Any) -> EpisodeFailed:
+    message = f"{during} must return {expected}, not {answer!r}"[:500]
+    return EpisodeFailed(Failure(boundary=Boundary.ENVIRONMENT, kind=f"{during}_invalid", message=message))
+
+
 class InlineHost(EnvHost):
     """Runs in the event loop: no hand-over, so microseconds per step, and no deadline of its own.
 
@@ -98,15 +125,17 @@ class InlineHost(EnvHost):
 
     async def reset(self, seed: int) -> tuple[str, Info]:
         try:
-            return self._built().reset(seed=seed)
+            answer = self._built().reset(seed=seed)
         except Exception as error:
             raise raised(error, "reset") from error
+        return reset_result(answer)
 
     async def step(self, action: str) -> StepResult:
         try:
-            return self._built().step(action)
+            answer = self._built().step(action)
         except Exception as error:
             raise raised(error, "step") from error
+        return step_result(answer)
 
     async def oracle(self) -> str:
         try:
@@ -151,13 +180,11 @@ class ThreadHost(EnvHost):
 
     async def reset(self, seed: int) -> tuple[str, Info]:
         limit_s = self.blueprint.reset_timeout_s
-        result: tuple[str, Info] = await self._call("reset", limit_s, lambda env: env.reset(seed=seed))
-        return result
+        return reset_result(await self._call("reset", limit_s, lambda env: env.reset(seed=seed)))
 
     async def step(self, action: str) -> StepResult:
         limit_s = self.blueprint.step_timeout_s
-        result: StepResult = await self._call("step", limit_s, lambda env: env.step(action))
-        return result
+        return step_result(await self._call("step", limit_s, lambda env: env.step(action)))
 
     async def oracle(self) -> str:
         answer: str = await self._call("oracle", self.blueprint.step_timeout_s, lambda env: env.oracle())
@@ -267,12 +294,10 @@ class ProcessHost(EnvHost):
         return answer
 
     async def reset(self, seed: int) -> tuple[str, Info]:
-        result: tuple[str, Info] = await self._call("reset", self.blueprint.reset_timeout_s, seed=seed)
-        return result
+        return reset_result(await self._call("reset", self.blueprint.reset_timeout_s, seed=seed))
 
     async def step(self, action: str) -> StepResult:
-        result: StepResult = await self._call("step", self.blueprint.step_timeout_s, action=action)
-        return result
+        return step_result(await self._call("step", self.blueprint.step_timeout_s, action=action))
 
     async def oracle(self) -> str:
         answer: str = await self._call("oracle", self.blueprint.step_timeout_s)

@@ -176,7 +176,7 @@ class TrajEnvManager:
             episode.generate_s += after - before
             next_observation, reward, terminated, truncated, info = await host.step(reply.text)
             episode.env_s += clock() - after
-            episode.add_turn(observation, reply, float(reward), info.get("metrics"))
+            episode.add_turn(observation, reply, reward, info.get("metrics"))
             observation = episode.final_observation = next_observation
             if terminated or truncated:
                 episode.success = bool(info.get("success", False))

@@ -49,6 +49,22 @@ async def test_an_exception_is_put_down_to_the_environment(isolation: Isolation,
         host.close()
 
 
+@pytest.mark.parametrize("isolation", EVERYWHERE)
+@pytest.mark.parametrize("where", ["reset", "step"])
+async def test_an_answer_that_breaks_the_contract_fails_the_episode_and_is_shown(
+    isolation: Isolation, where: str
+) -> None:
+    host = open_host(blueprint(isolation, how="lie", where=where))
+    try:
+        if where == "step":
+            await host.reset(0)
+        with pytest.raises(EpisodeFailed, match="None") as caught:
+            await (host.reset(0) if where == "reset" else host.step("go"))
+        assert caught.value.failure.kind == f"{where}_invalid"
+    finally:
+        host.close()
+
+
 @pytest.mark.parametrize("isolation", OUTSIDE)
 async def test_a_hung_step_ends_at_its_deadline_and_stalls_nobody(isolation: Isolation) -> None:
     hung, well = open_host(blueprint(isolation, how="hang")), open_host(blueprint(Isolation.INLINE))

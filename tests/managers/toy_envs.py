@@ -40,7 +40,8 @@ class CountingEnv(TextEnv):
 
 
 class TroublesomeEnv(CountingEnv):
-    """Misbehaves in `where` (`reset` or `step`): `raise`, `hang` for an hour, or `die` with its process.
+    """Misbehaves in `where` (`reset` or `step`): `raise`, `hang` for an hour, or `die` with its process,
+    or `lie`: return what the contract does not allow.
 
     With `share` below 1 only seeds whose last two digits are below `100 * share` misbehave.
     """
@@ -59,14 +60,18 @@ class TroublesomeEnv(CountingEnv):
         if self._how == "die":
             os._exit(3)
 
+    def _lies_in(self, where: str) -> bool:
+        return self._how == "lie" and where == self._where
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         result = super().reset(seed=seed)
         self._misbehave("reset")
-        return result
+        return None if self._lies_in("reset") else result  # type: ignore[return-value]
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         self._misbehave("step")
-        return super().step(action)
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, None if self._lies_in("step") else reward, terminated, truncated, info  # type: ignore[return-value]
 
 
 COUNTING = EnvSpec(id="toy/Counting-v0", entry_point="tests.managers.toy_envs:CountingEnv")
