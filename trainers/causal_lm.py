@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ class CausalLM:
 
     def __init__(self, model: nn.Module, *, with_value_head: bool, strategy: TorchStrategyConfig) -> None:
         self.device = torch.device(strategy.device)
-        self.model: Any = model.to(self.device)
+        self.model = cast(Any, model.to(self.device))
         self._autocast_dtype = torch.bfloat16 if strategy.dtype == "bfloat16" else None
         self.value_head: nn.Linear | None = None
         if with_value_head:
