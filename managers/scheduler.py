@@ -58,8 +58,6 @@ from envsdk.storage import write_trajectories
 from envsdk.trajectory import Outcome, TokenArrays, Trajectory
 
 TICK_S = 0.5
-STOP_GRACE_S = 10.0
-"""A worker that has not stopped a cancelled episode by then hangs, and is replaced."""
 MAX_RESTARTS_WITHOUT_PROGRESS = 5
 
 
@@ -75,6 +73,8 @@ class SchedulerSetup:
     """Where batches are written; None keeps them in memory (validation writes nothing it cannot redo)."""
     file_prefix: str = "step"
     drop_zero_variance_groups: bool = False
+    stop_grace_s: float = 10.0
+    """A worker that has not stopped a cancelled episode by then hangs, and is replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,7 +296,7 @@ class RolloutScheduler:
                 self._fail(RolloutStalled(f"{command.message}{self._failure_note()}"))
 
     def _stop(self, slot_id: str, lease_id: int) -> None:
-        self._stopping[slot_id] = time.monotonic() + STOP_GRACE_S
+        self._stopping[slot_id] = time.monotonic() + self._setup.stop_grace_s
         self._put(slot_id, Stop(slot_id, lease_id))
 
     def _order(self, lease: Lease) -> EpisodeOrder:

@@ -1,0 +1,336 @@
+"""Scheduler, workers and engines as real processes: what a pipeline may rely on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import random
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import ray
+
+from envsdk.env import Isolation
+from envsdk.failures import ConfigurationError, RolloutStalled
+from envsdk.managers.ledger_types import LedgerState
+from envsdk.managers.scheduler import RolloutBatch
+from envsdk.storage import read_metadata, read_trajectories
+from envsdk.trajectory import Outcome
+from tests.system.conftest import Rollouts, StartRollouts, toy_tag, troublesome, wait_until
+
+pytestmark = pytest.mark.system
+
+SLOW_REPLIES = {"latency": {"kind": "lognormal", "mean_s": 0.05, "sigma": 1.0}}
+
+
+def assert_complete_groups(batch: RolloutBatch, group_size: int) -> None:
+    for group in batch.groups:
+        assert len(group) == group_size
+        assert len({trajectory.task for trajectory in group}) == 1
+        assert len({trajectory.trajectory_id for trajectory in group}) == group_size
+        assert len({trajectory.seed for trajectory in group}) == 1
+
+
+def test_a_batch_is_complete_groups_of_one_task_each_with_members_sampled_apart(
+    start_rollouts: StartRollouts,
+) -> None:
+    rollouts = start_rollouts(toy_tag("A"), toy_tag("B"), group_size=4, batch_size=8, num_workers=2)
+    seen: Counter[object] = Counter()
+    for version in range(1, 4):
+        batch = rollouts.next_batch()
+        assert_complete_groups(batch, 4)
+        for group in batch.groups:
+            seen[group[0].task] += 1
+            assert all(trajectory.success and len(trajectory.turns) == 3 for trajectory in group)
+            sampled = {tuple(t.tokens.ids.tolist()) for t in group if t.tokens is not None}
+            assert len(sampled) == 4
+        rollouts.advance(version)
+    assert set(seen.values()) == {1}
+    assert {task.tag for task in seen} == {"A", "B"}  # type: ignore[attr-defined]
+
+
+def test_a_batch_is_on_disk_when_it_is_delivered_and_a_new_scheduler_goes_on_behind_it(
+    start_rollouts: StartRollouts, tmp_path: Path
+) -> None:
+    rollouts = start_rollouts(folder=tmp_path)
+    delivered = []
+    for version in range(1, 4):
+        batch = rollouts.next_batch()
+        path = tmp_path / f"step_{version - 1:06d}.parquet"
+        assert [t.trajectory_id for t in read_trajectories(path)] == [
+            t.trajectory_id for t in batch.trajectories
+        ]
+        delivered += [group[0].task.index for group in batch.groups]
+        rollouts.advance(version)
+    ray.kill(rollouts.actor)
+
+    state = LedgerState.from_dict(json.loads(read_metadata(path)["ledger_state"]))
+    again = start_rollouts(folder=tmp_path, state=state)
+    again.num_batches = 3
+    ids = {t.trajectory_id for t in batch.trajectories}
+    for version in range(state.version + 1, state.version + 4):
+        batch = again.next_batch()
+        assert ids.isdisjoint(t.trajectory_id for t in batch.trajectories)
+        delivered += [group[0].task.index for group in batch.groups]
+        again.advance(version)
+    assert sorted(delivered) == list(range(12))
+
+
+def test_without_asynchrony_nothing_is_sampled_between_a_batch_and_the_next_publication(
+    start_rollouts: StartRollouts,
+) -> None:
+    rollouts = start_rollouts(alpha=0)
+    for version in range(1, 4):
+        batch = rollouts.next_batch()
+        assert {t.oldest_version for t in batch.trajectories} == {version - 1}
+        assert batch.ledger_counts["started"] == 4 * version
+        sampled = rollouts.num_prompt_tokens()
+        time.sleep(0.3)
+        assert rollouts.num_prompt_tokens() == sampled
+        rollouts.advance(version)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 2])
+def test_no_sample_is_older_than_alpha_allows_whatever_the_latencies(
+    start_rollouts: StartRollouts, alpha: float
+) -> None:
+    rollouts = start_rollouts(alpha=alpha, engine=SLOW_REPLIES, batch_size=8, slots_per_tag=24)
+    pause = random.Random(1)
+    staleness: Counter[int] = Counter()
+    for version in range(1, 12):
+        batch = rollouts.next_batch()
+        assert_complete_groups(batch, 2)
+        assert batch.version == version - 1
+        staleness.update(batch.version - t.oldest_version for t in batch.trajectories)  # type: ignore[operator]
+        time.sleep(pause.choice([0.0, 0.0, 0.1, 0.3]))
+        rollouts.advance(version)
+    assert max(staleness) <= math.ceil(alpha)
+    assert max(staleness) >= 1, "nothing ran ahead"
+
+
+@pytest.mark.parametrize(
+    ("isolation", "how", "kind"),
+    [
+        (Isolation.THREAD, "hang", "step_timeout"),
+        (Isolation.PROCESS, "hang", "step_timeout"),
+        (Isolation.PROCESS, "die", "process_died"),
+        (Isolation.INLINE, "raise", "step_raised"),
+    ],
+)
+def test_a_bad_environment_never_holds_a_batch_back_and_fails_alone(
+    start_rollouts: StartRollouts, isolation: Isolation, how: str, kind: str
+) -> None:
+    rollouts = start_rollouts(toy_tag("Good"), troublesome("Bad", how, isolation), max_group_attempts=2)
+    failures: Counter[str] = Counter()
+    for version in range(1, 100):
+        batch = rollouts.next_batch()
+        assert {t.task.tag for t in batch.trajectories} == {"Good"}
+        assert not any(t.failure for t in batch.trajectories)
+        failures.update(batch.failures)
+        if failures:
+            break
+        rollouts.advance(version)
+        time.sleep(0.2)
+    assert set(failures) == {f"environment/{kind}"}
+
+
+def test_a_group_with_one_bad_member_is_delivered_with_its_failure(start_rollouts: StartRollouts) -> None:
+    rollouts = start_rollouts(
+        engine={"failure": {"rate": 0.1}}, group_size=4, batch_size=16, slots_per_tag=16
+    )
+    failed = []
+    for version in range(1, 4):
+        batch = rollouts.next_batch()
+        assert_complete_groups(batch, 4)
+        failed += [t for t in batch.trajectories if t.failure is not None]
+        assert all(sum(t.failure is None for t in group) >= 2 for group in batch.groups)
+        rollouts.advance(version)
+    assert failed
+    assert all(t.outcome is Outcome.FAILED and not t.success for t in failed)
+    assert {str(t.failure).partition(":")[0] for t in failed} == {"engine/request_failed"}
+
+
+def test_a_reply_that_never_comes_fails_its_turn_alone(start_rollouts: StartRollouts) -> None:
+    rollouts = start_rollouts(
+        engine={"hang_rate": 0.05}, turn_timeout_s=0.5, group_size=4, batch_size=16, slots_per_tag=16
+    )
+    failures: Counter[str] = Counter()
+    for version in range(1, 4):
+        batch = rollouts.next_batch()
+        assert_complete_groups(batch, 4)
+        failures.update(batch.failures)
+        rollouts.advance(version)
+    assert set(failures) == {"engine/turn_timeout"}
+
+
+def test_an_inline_environment_that_hangs_costs_its_worker_and_no_more(start_rollouts: StartRollouts) -> None:
+    rollouts = start_rollouts(
+        toy_tag("Good"),
+        troublesome("Bad", "hang", share=0.1),
+        num_workers=2,
+        episode_deadline_s=2.0,
+        max_group_attempts=2,
+        batch_size=8,
+    )
+    failures: Counter[str] = Counter()
+    tags: Counter[str] = Counter()
+    for version in range(1, 100):
+        batch = rollouts.next_batch()
+        assert_complete_groups(batch, 2)
+        tags.update(group[0].task.tag for group in batch.groups)
+        failures.update(batch.failures)
+        if failures["scheduler/worker_died"] >= 1:
+            break
+        rollouts.advance(version)
+    assert failures["scheduler/worker_died"] >= 1
+    assert tags["Good"] > 0
+    assert tags["Bad"] > 0
+
+
+def test_a_killed_worker_is_replaced_and_what_it_played_is_played_again(
+    start_rollouts: StartRollouts,
+) -> None:
+    rollouts = start_rollouts(engine=SLOW_REPLIES, num_workers=2, batch_size=8, max_group_attempts=100)
+    assert len(rollouts.worker_pids) == 2
+    delivered: list[int] = []
+    failures: Counter[str] = Counter()
+    for version in range(1, 7):
+        if version in (2, 4):
+            os.kill(min(rollouts.worker_pids), signal.SIGKILL)
+            rollouts.worker_pids.remove(min(rollouts.worker_pids))
+        batch = rollouts.next_batch()
+        assert_complete_groups(batch, 2)
+        assert all(t.success for t in batch.trajectories)
+        delivered += [group[0].task.index for group in batch.groups]
+        failures.update(batch.failures)
+        rollouts.advance(version)
+    wait_until(lambda: rollouts.num_ready() > 0)
+    batch = rollouts.next_batch()
+    failures.update(batch.failures)
+    counts = batch.ledger_counts
+    assert failures == {"scheduler/worker_died": 2}
+    assert counts["delivered"] == 7 * 8
+    assert counts["cancelled"] > 0
+    assert counts["failed"] == counts["filtered"] == 0
+    ended = sum(count for name, count in counts.items() if name != "started")
+    assert 0 <= counts["started"] - ended <= 16
+    assert len(set(delivered)) == len(delivered)
+
+
+def test_a_worker_that_cannot_even_start_ends_the_run_with_its_reason(start_rollouts: StartRollouts) -> None:
+    with pytest.raises(ConfigurationError, match="did you mean 'TrajEnvManager'"):
+        start_rollouts(manager_class="TrajEnvManger")
+
+
+def episodes(batch: RolloutBatch) -> dict[object, object]:
+    found = {
+        (t.task, member): (t.seed, t.success, None if t.tokens is None else t.tokens.ids.tolist())
+        for group in batch.groups
+        for member, t in enumerate(group)
+    }
+    assert len(found) == len(batch.trajectories)
+    return found
+
+
+def test_every_evaluation_plays_the_same_tasks_and_the_same_weights_the_same_episodes(
+    start_rollouts: StartRollouts,
+) -> None:
+    rollouts = start_rollouts(
+        engine=SLOW_REPLIES, alpha=0, min_group_size=0, split="val", batch_size=8, begin=False
+    )
+    seen: list[dict[object, object]] = []
+    ids: set[str] = set()
+    for version in range(3):
+        rollouts.update_engines(version)
+        if version == 2:
+            # An evaluation that is begun and given up must leave no trace in the next.
+            rollouts.begin_again(version)
+            time.sleep(0.1)
+        rollouts.begin_again(version)
+        batch = rollouts.next_batch()
+        assert batch.version == version
+        assert ids.isdisjoint(t.trajectory_id for t in batch.trajectories)
+        ids.update(t.trajectory_id for t in batch.trajectories)
+        seen.append(episodes(batch))
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_an_evaluation_begun_while_an_environment_hangs_waits_for_no_one(
+    start_rollouts: StartRollouts,
+) -> None:
+    rollouts = start_rollouts(
+        troublesome("Bad", "hang", share=0.5),
+        alpha=0,
+        min_group_size=0,
+        episode_deadline_s=1.5,
+        batch_size=8,
+        num_workers=4,
+        slots_per_tag=2,
+        begin=False,
+    )
+    for version in range(2):
+        rollouts.update_engines(version)
+        rollouts.begin_again(version)
+        batch = rollouts.next_batch()
+        assert_complete_groups(batch, 2)
+        assert sorted({t.task.index for t in batch.trajectories}) == [0, 1, 2, 3]
+        assert all(t.failure for t in batch.trajectories if t.seed % 100 < 50)
+        assert any(t.success for t in batch.trajectories)
+
+
+def test_a_suspended_scheduler_lets_nothing_be_sampled_until_it_is_resumed(
+    start_rollouts: StartRollouts,
+) -> None:
+    rollouts = start_rollouts(engine=SLOW_REPLIES, alpha=4)
+    rollouts.next_batch()
+    rollouts.suspend()
+    seen = -1
+    while (now := rollouts.num_prompt_tokens()) != seen:  # what runs may finish
+        seen = now
+        time.sleep(0.5)
+    rollouts.publish(1)
+    time.sleep(0.5)
+    assert rollouts.num_prompt_tokens() == seen
+    rollouts.resume()
+    wait_until(lambda: rollouts.num_prompt_tokens() > seen)
+    assert_complete_groups(rollouts.next_batch(), 2)
+
+
+def test_when_everything_fails_the_run_ends_and_says_what_failed(start_rollouts: StartRollouts) -> None:
+    rollouts = start_rollouts(troublesome("Bad", "raise"))
+    with pytest.raises(RolloutStalled, match=r"thrown away.*\d+ x environment/step_raised"):
+        rollouts.next_batch()
+
+
+def test_a_first_prompt_over_the_sequence_length_names_the_keys_to_change(
+    start_rollouts: StartRollouts,
+) -> None:
+    rollouts = start_rollouts(toy_tag("Wordy", system="go " * 100), sequence_length=64)
+    with pytest.raises(ConfigurationError, match=r"sequence_length=64.*custom_envs\.Wordy\.agent_system"):
+        rollouts.next_batch()
+
+
+def test_with_two_engines_losing_one_costs_nothing_but_time(start_rollouts: StartRollouts) -> None:
+    rollouts = start_rollouts(engine=SLOW_REPLIES, num_engines=2, num_workers=2)
+    rollouts.next_batch()
+    lost = rollouts.engines.pop("engine-0")
+    ray.kill(lost)
+    for version in range(1, 4):
+        rollouts.advance(version)
+        batch = rollouts.next_batch()
+        assert all(t.success for t in batch.trajectories)
+        assert not batch.failures
+
+
+def test_an_engine_that_breaks_says_so_to_whoever_watches_it(start_rollouts: StartRollouts) -> None:
+    rollouts: Rollouts = start_rollouts(engine={"failure": {"rate": 1.0, "kind": "crash"}})
+    (engine,) = rollouts.engines.values()
+    with pytest.raises(Exception, match="the engine stopped: the mock engine crashed"):
+        ray.get(engine.watch.remote(), timeout=20)
+    with contextlib.suppress(ray.exceptions.RayError, RolloutStalled):
+        rollouts.next_batch()
