@@ -55,7 +55,8 @@ class EngineLink(ABC):
         """Returns why, when the engine is gone; never otherwise."""
 
     @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Deliver nothing more."""
 
 
 class LocalLink(EngineLink):
@@ -167,7 +168,7 @@ class InferenceProxy:
 
     def _open(self, engine: str, link: EngineLink) -> None:
         self._router.add_engine(engine)
-        link.connect(lambda results, health: self._answered(engine, link, results, health))
+        link.connect(lambda results, health: self._answered(engine, results, health))
         self._tasks.append(asyncio.ensure_future(self._watch(engine, link)))
 
     def _release_held(self) -> None:
@@ -198,14 +199,8 @@ class InferenceProxy:
     # Answers
 
     def _answered(
-        self,
-        engine: str,
-        link: EngineLink,
-        results: Sequence[GenerationResult],
-        health: EngineHealth | None,
+        self, engine: str, results: Sequence[GenerationResult], health: EngineHealth | None
     ) -> None:
-        if self._links.get(engine) is not link:
-            return  # a last word of an engine that has been given up
         if health is not None:
             self.health[engine] = health
         is_broken = health is not None and bool(health.error)
