@@ -13,7 +13,7 @@ import json
 import signal
 import time
 from collections.abc import Awaitable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -336,8 +336,6 @@ def _initial_model(config: RunConfig) -> Path:
 
 
 async def _run(config: RunConfig, folder: RunFolder, model: Path) -> None:
-    from envsdk.report import write_report
-
     trajectories = (folder.path / TRAJECTORIES).resolve()
     with ExitStack() as stack:
         display = stack.enter_context(ProgressDisplay(config.exp_name, max_steps=config.max_steps))
@@ -361,13 +359,30 @@ async def _run(config: RunConfig, folder: RunFolder, model: Path) -> None:
             if folder.batches:
                 display.note(f"{len(folder.batches)} batches on disk are trained first")
             await pipeline.run()
-        finally:
-            await cluster.close()
-            tracker.close()
-            timeline.close()
-            report = write_report(folder.path)
+        except BaseException:
+            # What went wrong is what the user must see, not a report that could not be written either.
+            with suppress(EnvsdkError):
+                await _close(cluster, tracker, timeline)
+                _write_report(folder)
+            raise
+        await _close(cluster, tracker, timeline)
+        report = _write_report(folder)
     print(_before_and_after(pipeline.validations))
     print(f"Report: {report}")
+
+
+async def _close(cluster: Cluster, tracker: Tracker, timeline: Timeline) -> None:
+    await cluster.close()
+    tracker.close()
+    timeline.close()
+
+
+def _write_report(folder: RunFolder) -> Path | None:
+    """The report, if there is anything to report."""
+    from envsdk.report import write_report
+
+    metrics = folder.path / METRICS_FILE
+    return write_report(folder.path) if metrics.is_file() and metrics.stat().st_size else None
 
 
 def _before_and_after(validations: Mapping[int, Mapping[str, float]]) -> str:

@@ -109,11 +109,10 @@ class Cluster:
         """Start everything side by side; returns when every worker has checked in."""
         await self.call(asyncio.gather(*(engine.start.remote() for engine in self._engines.values())))
         self._alarms = [asyncio.ensure_future(_alarm(name, e)) for name, e in self._engines.items()]
-        await self.call(
-            asyncio.gather(
-                self.rollouts.start.remote(), self.held_out.start.remote(), self.trainer.ready.remote()
-            )
-        )
+        starting = [self.rollouts.start.remote(), self.held_out.start.remote(), self.trainer.start.remote()]
+        if self.reference is not None:
+            starting.append(self.reference.start.remote())
+        await self.call(asyncio.gather(*starting))
 
     async def call(self, awaitable: Awaitable[Result]) -> Result:
         """Wait for an actor's answer, or for an engine's alarm; raises EnvsdkError for either's failure."""

@@ -16,14 +16,18 @@ from envsdk.training import TrainBatch, Trainer, TrainerConfig
 
 
 class TrainerHost:
-    """Body of the actor: calls run one after another."""
+    """Body of the actor: calls run one after another, `start` first."""
+
+    _trainer: Trainer
 
     def __init__(self, strategy_name: str, config: TrainerConfig) -> None:
-        trainer_class: type[Trainer] = load_plugin("envsdk.trainers", strategy_name)
-        self._trainer = trainer_class.create(config)
+        self._strategy_name = strategy_name
+        self._config = config
 
-    def ready(self) -> None:
-        """Returns when the model is loaded."""
+    def start(self) -> None:
+        """Load the model. Not in the constructor, whose errors Ray turns into text."""
+        trainer_class: type[Trainer] = load_plugin("envsdk.trainers", self._strategy_name)
+        self._trainer = trainer_class.create(self._config)
 
     def train_step(self, batch: TrainBatch) -> tuple[dict[str, float], float]:
         """Metrics of the step and the seconds it took."""

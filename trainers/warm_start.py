@@ -283,6 +283,8 @@ def _trainer(config: RunConfig, model: Path, num_steps: int) -> TorchTrainer:
             seed=args.seed,
             training_args={
                 "learning_rate": args.learning_rate,
+                # Short and long episodes are in one batch: small micro-batches pad less.
+                "max_tokens_per_microbatch": 1024,
                 "weight_decay": 0.01,
                 "adam_beta2": 0.95,
                 "lr_scheduler_type": "linear",

@@ -78,15 +78,20 @@ class _Client:
 
 
 class EngineHost:
-    """Body of the actor: owns the engine and an outbox per client."""
+    """Body of the actor: owns the engine and an outbox per client. `start` comes first."""
+
+    _engine: Engine
 
     def __init__(self, strategy_name: str, config: EngineConfig) -> None:
-        engine_class: type[Engine] = load_plugin("envsdk.engines", strategy_name)
-        self._engine = engine_class.create(config)
+        self._strategy_name = strategy_name
+        self._config = config
         self._clients: dict[str, _Client] = {}
         self._busy = BusyStretches()
 
     async def start(self) -> None:
+        """Load the model and begin. Not in the constructor, whose errors Ray turns into text."""
+        engine_class: type[Engine] = load_plugin("envsdk.engines", self._strategy_name)
+        self._engine = engine_class.create(self._config)
         await self._engine.start()
 
     async def exchange(

@@ -223,6 +223,15 @@ def test_a_first_prompt_that_does_not_fit_ends_the_run_with_the_key_to_change(
     assert not job.batch(0).exists()
 
 
+def test_what_an_actor_refuses_is_one_clear_message(tmp_path: Path, model: Path) -> None:
+    job = Job(tmp_path, model)
+    code, output = job.finish("sequence_length=512")
+    assert code == 2, output
+    assert "max_position_embeddings" in output
+    assert "Traceback" not in output
+    assert not (job.run / "report.html").exists()
+
+
 def test_a_finished_run_is_not_overwritten(finished: tuple[Job, str]) -> None:
     job, _ = finished
     before = (job.run / "metrics.jsonl").read_bytes()
