@@ -269,13 +269,10 @@ class InferenceProxy:
             overdue = [
                 request_id
                 for request_id, pending in self._pending.items()
-                if 0.0 < pending.dispatched_at < oldest
+                if pending.dispatched_at < oldest and self._router.engine_of(request_id) is not None
             ]
             for request_id in overdue:
-                pending = self._pending[request_id]
-                if self._router.engine_of(request_id) is None:
-                    continue
-                self._resolve(pending, _overdue(request_id, self._turn_timeout_s))
+                self._resolve(self._pending[request_id], _overdue(request_id, self._turn_timeout_s))
                 self._abort_on_engine(request_id)
 
 
