@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -213,3 +214,12 @@ def test_a_broken_promise_is_found(mutation: Mutation, broken_ledger: LedgerFact
     with pytest.raises(PromiseBroken) as caught:
         run_all(broken_ledger)
     assert caught.value.number == mutation.promise
+
+
+def test_the_table_in_the_documentation_names_every_mutation() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "ledger.md").read_text()
+    assert [m.name for m in MUTATIONS if f"| {m.name} |" not in page] == []
+
+
+def test_every_promise_is_broken_at_least_once() -> None:
+    assert {m.promise for m in MUTATIONS} == set(range(1, 9))
