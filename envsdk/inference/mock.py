@@ -80,9 +80,9 @@ class PerTokenLatency(StrictSettings):
     base_s: NonNegativeFloat = 0.0
 
 
-Latency = Annotated[
-    ConstantLatency | NormalLatency | LognormalLatency | PerTokenLatency, Field(discriminator="kind")
-]
+DrawnLatency = ConstantLatency | NormalLatency | LognormalLatency
+"""Depends on the request's seed alone."""
+Latency = Annotated[DrawnLatency | PerTokenLatency, Field(discriminator="kind")]
 
 
 class ScriptedFailure(StrictSettings):
@@ -338,18 +338,14 @@ class MockEngine(Engine):
 
     def _key(self, request: GenerationRequest, arrival: int) -> int:
         seed = request.sampling.seed
-        return (self._seed * 1_000_003 + arrival) * 2 + 1 if seed is None else seed * 2
+        return (self._seed * 1_000_003 + arrival) * 2 + 1 if seed is None else _key_of_seed(seed)
 
     def _duration_s(self, request: GenerationRequest, reply: _Reply, uniform: float) -> float:
-        match self._settings.latency:
-            case ConstantLatency(mean_s=mean_s):
-                return mean_s
-            case NormalLatency(mean_s=mean_s, std_s=std_s):
-                return max(0.0, mean_s + std_s * _STANDARD_NORMAL.inv_cdf(uniform))
-            case LognormalLatency(mean_s=mean_s, sigma=sigma):
-                return mean_s * math.exp(sigma * _STANDARD_NORMAL.inv_cdf(uniform) - sigma * sigma / 2)
-            case PerTokenLatency(token_s=token_s, prompt_token_s=prompt_token_s, base_s=base_s):
-                return base_s + prompt_token_s * len(request.prompt_ids) + token_s * len(reply.token_ids)
+        latency = self._settings.latency
+        if isinstance(latency, PerTokenLatency):
+            prompt_s = latency.prompt_token_s * len(request.prompt_ids)
+            return latency.base_s + prompt_s + latency.token_s * len(reply.token_ids)
+        return _quantile_s(latency, uniform)
 
     def _dispatch(self) -> None:
         if self._dispatching or self._paused or self._error or not self._started:
@@ -365,8 +361,7 @@ class MockEngine(Engine):
         self, request: GenerationRequest, future: asyncio.Future[GenerationResult], arrival: int
     ) -> None:
         # A stream of its own, so that adding failures to a script changes neither replies nor latencies.
-        draw = random.Random(~self._key(request, arrival))
-        latency_draw, failure_draw, hang_draw = (max(draw.random(), 1e-12) for _ in range(3))
+        latency_draw, failure_draw, hang_draw = _fates(self._key(request, arrival))
         failure = self._settings.failure
         reply = self._reply(request, arrival)
         duration_s = self._duration_s(request, reply, latency_draw)
@@ -440,6 +435,33 @@ class MockEngine(Engine):
 
 
 _STANDARD_NORMAL = statistics.NormalDist()
+
+
+def drawn_latency_s(latency: DrawnLatency, seed: int) -> float:
+    """How long the engine takes for a request with this seed: for simulations of the same draws."""
+    return _quantile_s(latency, _fates(_key_of_seed(seed))[0])
+
+
+def _key_of_seed(seed: int) -> int:
+    return seed * 2
+
+
+def _fates(key: int) -> tuple[float, float, float]:
+    """Uniform draws for latency, failure and hang."""
+    draw = random.Random(~key)
+    return max(draw.random(), 1e-12), max(draw.random(), 1e-12), max(draw.random(), 1e-12)
+
+
+def _quantile_s(latency: DrawnLatency, uniform: float) -> float:
+    match latency:
+        case ConstantLatency(mean_s=mean_s):
+            return mean_s
+        case NormalLatency(mean_s=mean_s, std_s=std_s):
+            return max(0.0, mean_s + std_s * _STANDARD_NORMAL.inv_cdf(uniform))
+        case LognormalLatency(mean_s=mean_s, sigma=sigma):
+            return mean_s * math.exp(sigma * _STANDARD_NORMAL.inv_cdf(uniform) - sigma * sigma / 2)
+
+
 _NO_IDS = np.empty(0, np.int32)
 _NO_LOGPROBS = np.empty(0, np.float32)
 _EMPTY = _Reply(_NO_IDS, _NO_LOGPROBS, FinishReason.STOP)

@@ -23,7 +23,7 @@ from envsdk.inference.engine import (
     PauseMode,
     SamplingParams,
 )
-from envsdk.inference.mock import MockEngine
+from envsdk.inference.mock import LognormalLatency, MockEngine, drawn_latency_s
 from envsdk.testing.engines import check_result, gather
 
 
@@ -251,3 +251,27 @@ def test_a_bad_script_is_refused_with_what_to_write(settings: dict[str, Any], me
 def test_the_mock_engine_needs_no_torch() -> None:
     code = "import sys, envsdk.inference.mock; assert not {'torch', 'transformers', 'ray'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_a_seed_will_take_can_be_told_beforehand() -> None:
+    latency = LognormalLatency(kind="lognormal", mean_s=0.2, sigma=1.0)
+    # Far enough apart that a busy machine does not change their order.
+    seeds = [seed for seed in range(200) if int(drawn_latency_s(latency, seed) * 1000) % 80 < 4][:6]
+    drawn = {seed: drawn_latency_s(latency, seed) for seed in seeds}
+    engine = make_engine(reply=[1], latency=latency.model_dump())
+    took: dict[int, float] = {}
+
+    async def test() -> None:
+        began = time.monotonic()
+
+        async def ask(seed: int) -> None:
+            await engine.submit(request(seed))
+            took[seed] = time.monotonic() - began
+
+        await asyncio.gather(*map(ask, seeds))
+
+    run(engine, test)
+    for seed in seeds:
+        assert drawn[seed] - 0.002 <= took[seed] < drawn[seed] + 0.5
+    rounded = [round(drawn[seed] / 0.08) for seed in took]
+    assert rounded == sorted(rounded)

@@ -1,0 +1,145 @@
+"""The body of the engine's actor, without Ray around it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from envsdk.failures import ConfigurationError, EngineError
+from envsdk.inference.engine import EngineConfig, FinishReason, GenerationRequest, SamplingParams
+from envsdk.inference.engine_host import BusyStretches, EngineHost
+from envsdk.inference.wire import PackedResults, pack_requests, unpack_results
+from envsdk.trajectory import VersionSpan
+
+NOTHING = pack_requests([])
+
+
+async def started_host(**mock: Any) -> EngineHost:
+    host = EngineHost("mock", EngineConfig(model=None, sequence_length=64, strategy_config=mock))
+    await host.start()
+    return host
+
+
+def request(request_id: str) -> GenerationRequest:
+    return GenerationRequest(
+        request_id=request_id,
+        prompt_ids=np.array([1, 2], np.int32),
+        sampling=SamplingParams(max_new_tokens=10, seed=1),
+    )
+
+
+async def soon(call: Any) -> PackedResults:
+    return await asyncio.wait_for(call, timeout=10)  # type: ignore[no-any-return]
+
+
+async def turns_of_the_loop(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_results_go_to_the_client_that_asked_with_the_engines_health() -> None:
+    host = await started_host(reply=[7])
+    one, two = await asyncio.gather(
+        soon(host.exchange("one", 0, pack_requests([request("a"), request("b")]), [])),
+        soon(host.exchange("two", 0, pack_requests([request("c")]), [])),
+    )
+    assert sorted(one.request_ids) == ["a", "b"]
+    assert two.request_ids == ["c"]
+    assert two.health is not None
+    assert two.health.num_tokens_sampled == 3
+
+
+async def test_a_call_may_abort_what_an_earlier_one_asked_for() -> None:
+    host = await started_host(latency={"kind": "constant", "mean_s": 3600})
+    first = asyncio.ensure_future(host.exchange("one", 0, pack_requests([request("a")]), []))
+    await turns_of_the_loop()
+    second = await soon(host.exchange("one", 1, NOTHING, ["a"]))
+    assert (await first).request_ids == []
+    assert [result.finish_reason for result in unpack_results(second)] == [FinishReason.ABORT]
+
+
+async def test_what_a_dead_incarnation_asked_for_is_aborted_when_the_next_one_comes() -> None:
+    host = await started_host(latency={"kind": "constant", "mean_s": 3600})
+    dead = asyncio.ensure_future(host.exchange("val-1#0", 0, pack_requests([request("a")]), []))
+    other = asyncio.ensure_future(host.exchange("val-11#0", 0, pack_requests([request("b")]), []))
+    await turns_of_the_loop()
+    assert (await host.health()).num_running == 2
+    following = asyncio.ensure_future(host.exchange("val-1#1", 0, NOTHING, []))
+    await turns_of_the_loop()
+    assert (await host.health()).num_running == 1
+    await soon(dead)
+    assert not other.done()
+    for waiting in (other, following):
+        waiting.cancel()
+
+
+@pytest.mark.parametrize(("mode", "versions"), [("continue", [0, 1]), ("finish", [0]), ("restart", [0])])
+async def test_a_weight_update_treats_running_turns_as_its_mode_says(mode: str, versions: list[int]) -> None:
+    host = await started_host(reply=list(range(10)), latency={"kind": "constant", "mean_s": 0.3})
+    exchange = asyncio.ensure_future(host.exchange("one", 0, pack_requests([request("a")]), []))
+    await asyncio.sleep(0.15)
+    await asyncio.wait_for(host.update_weights({}, 1, mode), timeout=10)
+    (result,) = unpack_results(await soon(exchange))
+    assert [span.version for span in result.version_spans] == versions
+    if mode == "restart":
+        assert result.finish_reason is FinishReason.ABORT
+        assert 0 < len(result.token_ids) < 10
+    else:
+        assert len(result.token_ids) == 10
+    # The engine goes on under the new weights whatever the mode.
+    (later,) = unpack_results(await soon(host.exchange("one", 1, pack_requests([request("b")]), [])))
+    assert later.version_spans == (VersionSpan(version=1, start=0, end=10),)
+
+
+async def test_an_engine_goes_on_when_new_weights_cannot_be_loaded() -> None:
+    host = await started_host(reply=[7])
+
+    def broken_stream() -> Any:
+        yield "weight", np.zeros(1)
+        raise OSError("the sender is gone")
+
+    with pytest.raises(OSError, match="the sender is gone"):
+        await host.update_weights(broken_stream(), 1, "restart")
+    results = await soon(host.exchange("one", 0, pack_requests([request("a")]), []))
+    assert results.request_ids == ["a"]
+
+
+async def test_watching_ends_with_the_reason_when_the_engine_cannot_answer_any_more() -> None:
+    host = await started_host(failure={"rate": 1.0, "kind": "crash"})
+    watching = asyncio.ensure_future(host.watch())
+    await turns_of_the_loop()
+    assert not watching.done()
+    await soon(host.exchange("one", 0, pack_requests([request("a")]), []))
+    with pytest.raises(EngineError, match=r"the engine stopped: .*crashed"):
+        await asyncio.wait_for(watching, timeout=10)
+
+
+async def test_an_unknown_engine_is_answered_with_the_nearest_one() -> None:
+    with pytest.raises(ConfigurationError, match="did you mean 'mock'"):
+        await EngineHost("mick", EngineConfig(model=None, sequence_length=64)).start()
+
+
+def test_busy_stretches_close_short_gaps_and_are_told_once() -> None:
+    now = 0.0
+    busy = BusyStretches(clock=lambda: now)
+
+    def at(time_s: float, what: str) -> None:
+        nonlocal now
+        now = time_s
+        getattr(busy, what)()
+
+    at(1.0, "begin")
+    at(1.5, "begin")
+    at(2.0, "end")
+    at(3.0, "end")
+    at(3.01, "begin")
+    at(4.0, "end")
+    at(5.0, "begin")
+    now = 6.0
+    assert busy.drain() == [(1.0, 4.0), (5.0, 6.0)]
+    at(7.0, "end")
+    assert busy.drain() == [(6.0, 7.0)]
+    assert busy.drain() == []
