@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import multiprocessing
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,6 +64,10 @@ class EnvHost(EnvView):
     @abstractmethod
     async def step(self, action: str) -> StepResult: ...
 
+    def overdue(self) -> Failure | None:
+        """The call that holds the event loop past its limit; may be asked from another thread."""
+        return None
+
     @abstractmethod
     def discard(self) -> None:
         """Throw the environment away without waiting for it; the next reset builds a fresh one."""
@@ -109,14 +114,23 @@ def _breach(during: str, expected: str, answer: Any) -> EpisodeFailed:
 
 
 class InlineHost(EnvHost):
-    """Runs in the event loop: no hand-over, so microseconds per step, and no deadline of its own.
+    """Runs in the event loop: no hand-over, so microseconds per step.
 
-    A call that never returns blocks its worker; the scheduler's episode deadline then ends the worker.
+    A call that does not return in time cannot be ended, only its process: see `EnvWorker`.
     """
 
     def __init__(self, blueprint: EnvBlueprint) -> None:
         super().__init__(blueprint)
         self._env: TextEnv | None = None
+        self._call: tuple[str, float, float] | None = None
+        """What the event loop is in now: name, start and limit."""
+
+    def overdue(self) -> Failure | None:
+        call = self._call
+        if call is None:
+            return None
+        during, began, limit_s = call
+        return timed_out(during, limit_s).failure if time.monotonic() - began > limit_s else None
 
     def _built(self) -> TextEnv:
         if self._env is None:
@@ -124,17 +138,23 @@ class InlineHost(EnvHost):
         return self._env
 
     async def reset(self, seed: int) -> tuple[str, Info]:
+        self._call = ("reset", time.monotonic(), self.blueprint.reset_timeout_s)
         try:
             answer = self._built().reset(seed=seed)
         except Exception as error:
             raise raised(error, "reset") from error
+        finally:
+            self._call = None
         return reset_result(answer)
 
     async def step(self, action: str) -> StepResult:
+        self._call = ("step", time.monotonic(), self.blueprint.step_timeout_s)
         try:
             answer = self._built().step(action)
         except Exception as error:
             raise raised(error, "step") from error
+        finally:
+            self._call = None
         return step_result(answer)
 
     async def oracle(self) -> str:

@@ -3,16 +3,25 @@
     run -> managers loop ... -> Close from the scheduler -> run returns
 
 Leases come and trajectories go by one long poll with the scheduler; replies by one with each engine.
+
+An inline environment that overruns its limit holds the event loop and with it every other episode
+here. A thread watches for that, hands in the one episode as failed and ends the process; the
+scheduler replaces it and lets the others run elsewhere.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from threading import Thread
 from typing import Any
+
+import ray
 
 from envsdk.chat import ChatTokenizer
 from envsdk.inference.engine_host import RayLink
@@ -22,6 +31,8 @@ from envsdk.long_poll import LongPoll
 from envsdk.managers.traj_env_manager import EpisodeOrder, LeaseSource, TagSetup, TrajEnvManager
 from envsdk.plugins import load_plugin
 from envsdk.trajectory import Trajectory
+
+WATCH_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +132,7 @@ class EnvWorker(LeaseSource):
             lambda number, messages: scheduler.exchange.remote(self._worker_id, number, messages),
             self._on_messages,
         )
+        Thread(target=self._end_when_overdue, args=(scheduler,), name="envsdk-watch", daemon=True).start()
         polling: asyncio.Future[Any] = asyncio.ensure_future(self._poll.run())
         playing: asyncio.Future[Any] = asyncio.gather(
             *(manager.run_rollout_loop() for manager in self._managers.values())
@@ -140,6 +152,15 @@ class EnvWorker(LeaseSource):
         """Calls to the scheduler and the engines since start."""
         assert self._poll is not None, "not running"
         return self._poll.num_calls + sum(link.num_calls for link in self._links)
+
+    def _end_when_overdue(self, scheduler: Any) -> None:
+        """Body of the watching thread."""
+        while True:
+            time.sleep(WATCH_S)
+            for slot_id, manager in self._managers.items():
+                if (overdue := manager.overdue()) is not None:
+                    ray.get(scheduler.last_word.remote(self._worker_id, Finished(slot_id, *overdue)))
+                    os._exit(1)
 
     # LeaseSource, for the managers
 

@@ -242,17 +242,14 @@ class RolloutScheduler:
         if not worker.checked_in:
             self._check_in(worker, now)
         for message in messages:
-            slot_id = message.slot_id
-            self._playing.pop(slot_id, None)
-            self._stopping.pop(slot_id, None)
-            if slot_id in self._stragglers:
-                self._stragglers.remove(slot_id)
-                self._execute(self._ledger.add_slots({slot_id: worker.setup.slots[slot_id]}, now))
-            elif isinstance(message, Finished):
-                self._finished(message.lease_id, message.trajectory, now)
-            else:
-                self._execute(self._ledger.slots_idle([slot_id], now))
+            self._heard(worker, message, now)
         return await worker.outbox.collect(number)
+
+    async def last_word(self, worker_id: str, message: FromWorker) -> None:
+        """What a worker says before it ends itself."""
+        worker = self._workers[worker_id.partition("#")[0]]
+        if worker.worker_id == worker_id:
+            self._heard(worker, message, time.monotonic())
 
     # Events into the ledger
 
@@ -265,6 +262,18 @@ class RolloutScheduler:
             worker.checked_in for worker in self._workers.values()
         ):
             self._all_checked_in.set()
+
+    def _heard(self, worker: _Worker, message: FromWorker, now: float) -> None:
+        slot_id = message.slot_id
+        self._playing.pop(slot_id, None)
+        self._stopping.pop(slot_id, None)
+        if slot_id in self._stragglers:
+            self._stragglers.remove(slot_id)
+            self._execute(self._ledger.add_slots({slot_id: worker.setup.slots[slot_id]}, now))
+        elif isinstance(message, Finished):
+            self._finished(message.lease_id, message.trajectory, now)
+        else:
+            self._execute(self._ledger.slots_idle([slot_id], now))
 
     def _finished(self, lease_id: int, trajectory: Trajectory, now: float) -> None:
         failure = trajectory.failure

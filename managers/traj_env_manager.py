@@ -91,7 +91,7 @@ class TrajEnvManager:
         self._worker = worker
         self._host = open_host(setup.blueprint)
         self._loop_task: asyncio.Task[None] | None = None
-        self._playing: int | None = None
+        self._playing: EpisodeOrder | None = None
         self._cancelled: int | None = None
 
     async def run_rollout_loop(self) -> None:
@@ -109,12 +109,25 @@ class TrajEnvManager:
 
     def cancel(self, lease_id: int) -> None:
         """Stop playing this lease; a lease that is not being played is ignored."""
-        if self._playing == lease_id and self._loop_task is not None and self._cancelled != lease_id:
+        is_playing = self._playing is not None and self._playing.lease_id == lease_id
+        if is_playing and self._loop_task is not None and self._cancelled != lease_id:
             self._cancelled = lease_id
             self._loop_task.cancel()
 
+    def overdue(self) -> tuple[int, Trajectory] | None:
+        """The lease whose environment holds the event loop past its limit, and its failed episode.
+
+        May be asked from another thread: on the loop there is nobody left to ask.
+        """
+        failure, order = self._host.overdue(), self._playing
+        if failure is None or order is None:
+            return None
+        episode = _Episode(order, self._setup, self._worker)
+        episode.fail(failure)
+        return order.lease_id, episode.finish()
+
     async def _play_unless_cancelled(self, order: EpisodeOrder) -> Trajectory | None:
-        self._playing = order.lease_id
+        self._playing = order
         try:
             return await self.play(order)
         except asyncio.CancelledError:

@@ -168,28 +168,45 @@ def test_a_reply_that_never_comes_fails_its_turn_alone(start_rollouts: StartRoll
     assert set(failures) == {"engine/turn_timeout"}
 
 
-def test_an_inline_environment_that_hangs_costs_its_worker_and_no_more(start_rollouts: StartRollouts) -> None:
+def test_an_inline_environment_that_hangs_costs_its_own_episode_and_no_other(
+    start_rollouts: StartRollouts,
+) -> None:
     rollouts = start_rollouts(
         toy_tag("Good"),
         troublesome("Bad", "hang", share=0.1),
         num_workers=2,
-        episode_deadline_s=2.0,
         max_group_attempts=2,
         batch_size=8,
+        engine=SLOW_REPLIES,
     )
     failures: Counter[str] = Counter()
-    tags: Counter[str] = Counter()
-    for version in range(1, 100):
+    for version in range(1, 200):
         batch = rollouts.next_batch()
         assert_complete_groups(batch, 2)
-        tags.update(group[0].task.tag for group in batch.groups)
+        assert all(t.success for t in batch.trajectories if t.task.tag == "Good" or t.seed % 100 >= 10)
         failures.update(batch.failures)
         if failures["scheduler/worker_died"] >= 1:
             break
         rollouts.advance(version)
-    assert failures["scheduler/worker_died"] >= 1
-    assert tags["Good"] > 0
-    assert tags["Bad"] > 0
+    assert set(failures) == {"environment/step_timeout", "scheduler/worker_died"}
+
+
+def test_a_worker_that_does_not_stop_after_the_episode_deadline_is_replaced(
+    start_rollouts: StartRollouts,
+) -> None:
+    rollouts = start_rollouts(toy_tag("Good"), num_workers=2, batch_size=8, episode_deadline_s=2.0)
+    rollouts.next_batch()
+    os.kill(min(rollouts.worker_pids), signal.SIGSTOP)
+    failures: Counter[str] = Counter()
+    for version in range(1, 2000):
+        rollouts.advance(version)
+        batch = rollouts.next_batch()
+        assert_complete_groups(batch, 2)
+        failures.update(batch.failures)
+        if failures["scheduler/worker_died"]:
+            break
+        time.sleep(0.05)
+    assert failures["scheduler/worker_died"] == 1
 
 
 def test_a_killed_worker_is_replaced_and_what_it_played_is_played_again(
