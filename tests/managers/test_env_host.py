@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from threading import Timer
 
 import pytest
 
-from envsdk.env import Isolation
+from envsdk.env import EnvSpec, Info, Isolation
+from envsdk.failures import Failure
 from envsdk.managers.env_host import EnvBlueprint, EpisodeFailed, open_host
-from tests.managers.toy_envs import COUNTING, TROUBLESOME
+from tests.managers.toy_envs import COUNTING, TROUBLESOME, CountingEnv
 
 EVERYWHERE = list(Isolation)
 OUTSIDE = [Isolation.THREAD, Isolation.PROCESS]
@@ -80,6 +83,27 @@ async def test_a_hung_step_ends_at_its_deadline_and_stalls_nobody(isolation: Iso
         assert caught.value.failure.kind == "step_timeout"
     finally:
         hung.close()
+
+
+class SlowEnv(CountingEnv):
+    """Holds the event loop for a moment."""
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        time.sleep(0.5)
+        return super().step(action)
+
+
+async def test_an_inline_step_past_its_limit_is_seen_from_another_thread_until_it_returns() -> None:
+    spec = EnvSpec(id="toy/Slow-v0", entry_point=SlowEnv)
+    host = open_host(EnvBlueprint(spec=spec, reset_timeout_s=20.0, step_timeout_s=0.1))
+    seen: list[Failure | None] = [host.overdue()]
+    await host.reset(0)
+    watch = Timer(0.3, lambda: seen.append(host.overdue()))
+    watch.start()
+    await host.step("go")
+    watch.join()
+    seen.append(host.overdue())
+    assert [failure and failure.kind for failure in seen] == [None, "step_timeout", None]
 
 
 async def test_a_process_that_dies_is_a_failed_episode_and_the_next_reset_works() -> None:
