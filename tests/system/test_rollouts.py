@@ -303,18 +303,17 @@ def test_an_evaluation_begun_while_an_environment_hangs_waits_for_no_one(
 def test_a_suspended_scheduler_lets_nothing_be_sampled_until_it_is_resumed(
     start_rollouts: StartRollouts,
 ) -> None:
-    rollouts = start_rollouts(engine=SLOW_REPLIES, alpha=4)
-    rollouts.next_batch()
+    rollouts = start_rollouts(engine={"latency": {"kind": "constant", "mean_s": 0.5}}, alpha=4)
+    wait_until(lambda: rollouts.num_prompt_tokens() > 0)
     rollouts.suspend()
-    seen = -1
-    while (now := rollouts.num_prompt_tokens()) != seen:  # what runs may finish
-        seen = now
-        time.sleep(0.5)
+    time.sleep(0.3)  # the word is out; all episodes are between their first turn and their last
+    asked = rollouts.num_prompt_tokens()
+    time.sleep(1.0)
     rollouts.publish(1)
-    time.sleep(0.5)
-    assert rollouts.num_prompt_tokens() == seen
+    time.sleep(0.3)
+    assert rollouts.num_prompt_tokens() == asked
     rollouts.resume()
-    wait_until(lambda: rollouts.num_prompt_tokens() > seen)
+    wait_until(lambda: rollouts.num_prompt_tokens() > asked)
     assert_complete_groups(rollouts.next_batch(), 2)
 
 
