@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gymnasium.spaces import Text
 
@@ -59,6 +59,24 @@ def merge_symbols(defaults: Mapping[str, str], given: Mapping[str, str] | None) 
     if len(set(symbols.values())) < len(symbols):
         raise ValueError(f"symbols: two cells look the same in {symbols}")
     return symbols
+
+
+def way(start: int, end: int, width: int) -> str:
+    """How `end` lies from `start` on a map of `width` columns: `Down 2 Right 1`, or `here`.
+
+    Positions are indices into the map's text, whose rows end with a newline.
+    """
+    down, right = end // (width + 1) - start // (width + 1), end % (width + 1) - start % (width + 1)
+    vertical = f"{'Down' if down > 0 else 'Up'} {abs(down)}" if down else ""
+    horizontal = f"{'Right' if right > 0 else 'Left'} {abs(right)}" if right else ""
+    return " ".join(filter(None, (vertical, horizontal))) or "here"
+
+
+def surroundings(view: Sequence[str], cell: int, width: int) -> str:
+    """What is next to `cell`, in the order of `MOVES`: `Left _ Down O Right _ Up #`; `#` beyond the edge."""
+    cells = (cell - 1, cell + width + 1, cell + 1, cell - width - 1)
+    seen = (view[there] if 0 <= there < len(view) and view[there] != "\n" else "#" for there in cells)
+    return " ".join(f"{move} {symbol}" for move, symbol in zip(MOVES, seen, strict=True))
 
 
 def observation_space(max_length: int, symbols: Mapping[str, str]) -> Text:

@@ -36,6 +36,8 @@ _PIECES = "|".join(
         r"^#+\n#",
         r"#\n#+$",
         r"#\n#",
+        # A word and its one-character value, as in `Left # Down 2`.
+        r" ?\p{L}+ [^\s\p{L}](?!\S)",
         r" ?\p{L}+",
         r"\p{N}",
         r"\s",

@@ -12,7 +12,16 @@ from gymnasium.spaces import Text
 
 from envsdk.env import Info, TextEnv
 from envsdk.envs.frozen_lake.lake import Lake, best_moves, generate_lake, neighbors, slip
-from envsdk.envs.grid import NOTES, REPLIES, action_space, merge_symbols, observation_space, parse_move
+from envsdk.envs.grid import (
+    NOTES,
+    REPLIES,
+    action_space,
+    merge_symbols,
+    observation_space,
+    parse_move,
+    surroundings,
+    way,
+)
 
 SYMBOLS = {"player": "P", "frozen": "_", "hole": "O", "goal": "G", "fallen": "X", "arrived": "V"}
 
@@ -26,7 +35,7 @@ class FrozenLakeEnv(TextEnv):
         ___G
 
     An action is a reply such as `<answer>Right</answer>`; stepping off the edge leaves one in
-    place. A reply that names no move costs a turn, and a line below the map says why.
+    place. A reply that names no move costs a turn, and a line at the end says why.
 
     The reward is 1 for reaching the goal, less the penalties asked for. A hole ends the episode
     without success; after `max_steps` replies it is truncated.
@@ -52,6 +61,7 @@ class FrozenLakeEnv(TextEnv):
         invalid_penalty: float = 0.0,
         symbols: Mapping[str, str] | None = None,
         legend: bool = True,
+        compass: bool = False,
         render_mode: str | None = None,
     ) -> None:
         """
@@ -69,6 +79,7 @@ class FrozenLakeEnv(TextEnv):
             invalid_penalty: Taken off the reward of a turn whose reply names no move.
             symbols: Other characters for some of `player frozen hole goal fallen arrived`.
             legend: The first observation of an episode opens with a line that explains the symbols.
+            compass: A line below the map tells what is next to you and which way the goal lies.
             render_mode: None, or `ansi`: `render()` returns the map.
         """
         if size < 2:
@@ -100,6 +111,7 @@ class FrozenLakeEnv(TextEnv):
         if legend:
             names = {"player": "you", "frozen": "ice", "hole": "hole", "goal": "goal"}
             self._legend = " ".join(f"{self._symbols[key]}={name}" for key, name in names.items()) + "\n"
+        self._compass = compass
         self._neighbors = neighbors(size)
 
         self._lake: Lake | None = None
@@ -116,7 +128,9 @@ class FrozenLakeEnv(TextEnv):
     def observation_space(self) -> Text:  # type: ignore[override]
         size = self._map_kwargs["size"]
         longest_note = max(map(len, NOTES.values()))
-        return observation_space(len(self._legend) + size * (size + 1) + longest_note, self._symbols)
+        longest_line = len("\nLeft # Down # Right # Up #\nG Right 99 Down 99") if self._compass else 0
+        longest = len(self._legend) + size * (size + 1) + longest_line + longest_note
+        return observation_space(longest, self._symbols)
 
     @cached_property
     def action_space(self) -> Text:  # type: ignore[override]
@@ -163,7 +177,7 @@ class FrozenLakeEnv(TextEnv):
         self._ended = terminated or truncated
         metrics = {"action_is_valid": float(move >= 0), "action_is_effective": float(is_effective)}
         info = {"success": success, "metrics": metrics}
-        return "".join(self._view) + self._note, reward, terminated, truncated, info
+        return self._text(), reward, terminated, truncated, info
 
     def render(self) -> str | None:
         return "".join(self._view) if self.render_mode == "ansi" else None
@@ -192,7 +206,17 @@ class FrozenLakeEnv(TextEnv):
         return hashlib.blake2b("".join(self._view).encode(), digest_size=16).hexdigest()
 
     def _observation(self) -> str:
-        return (self._legend if self._turn == 0 else "") + "".join(self._view) + self._note
+        return (self._legend if self._turn == 0 else "") + self._text()
+
+    def _text(self) -> str:
+        return "".join(self._view) + (self._bearings() if self._compass else "") + self._note
+
+    def _bearings(self) -> str:
+        """The compass's lines."""
+        lake = self._lake
+        assert lake is not None
+        beside = surroundings(self._view, self._cell, lake.size)
+        return f"\n{beside}\n{self._symbols['goal']} {way(self._cell, lake.goal, lake.size)}"
 
     def _place(self, lake: Lake, *, cell: int, turn: int, note: str, ended: bool) -> None:
         if lake is not self._lake:

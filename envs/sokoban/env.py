@@ -12,7 +12,16 @@ from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Text
 
 from envsdk.env import Info, TextEnv
-from envsdk.envs.grid import NOTES, REPLIES, action_space, merge_symbols, observation_space, parse_move
+from envsdk.envs.grid import (
+    NOTES,
+    REPLIES,
+    action_space,
+    merge_symbols,
+    observation_space,
+    parse_move,
+    surroundings,
+    way,
+)
 from envsdk.envs.sokoban.room import Room, bits, generate_room
 from envsdk.envs.sokoban.solver import solve
 
@@ -60,8 +69,8 @@ class SokobanEnv(TextEnv):
         ######
 
     An action is a reply such as `<answer>Up</answer>`; walking into a box pushes it, unless a
-    wall or another box is behind it. A reply that names no move costs a turn, and a line below
-    the room says why.
+    wall or another box is behind it. A reply that names no move costs a turn, and a line at the
+    end says why.
 
     The reward is `success_reward` when the last box arrives, plus `box_on_target_reward` for each
     box pushed onto a target (and minus it for each pushed off), less `step_penalty` every turn.
@@ -87,6 +96,7 @@ class SokobanEnv(TextEnv):
         success_reward: float = 1.0,
         symbols: Mapping[str, str] | None = None,
         legend: bool = True,
+        compass: bool = False,
         render_mode: str | None = None,
     ) -> None:
         """
@@ -104,6 +114,8 @@ class SokobanEnv(TextEnv):
             symbols: Other characters for some of `wall floor target box box_on_target player
                 player_on_target`.
             legend: The first observation of an episode opens with a line that explains the symbols.
+            compass: Lines below the room tell what is next to you, which way each box lies from
+                you and which way the nearest target lies from it.
             render_mode: None, or `ansi`: `render()` returns the room.
         """
         preset = preset or "SimpleSokoban"
@@ -151,6 +163,7 @@ class SokobanEnv(TextEnv):
             }
             self._legend = ", ".join(f"{self._symbols[key]}={name}" for key, name in names.items()) + "\n"
 
+        self._compass = compass
         self._room: Room | None = None
         self._offsets = (0, 0, 0, 0)
         self._boxes = 0
@@ -169,7 +182,10 @@ class SokobanEnv(TextEnv):
     def observation_space(self) -> Text:  # type: ignore[override]
         size = (self._room_kwargs["width"] + 1) * self._room_kwargs["height"]
         longest_note = max(map(len, NOTES.values()))
-        return observation_space(len(self._legend) + size + longest_note, self._symbols)
+        longest_line = len("\nX Right 99 Down 99 O Right 99 Down 99")
+        num_lines = 1 + self._room_kwargs["num_boxes"] if self._compass else 0
+        longest = len(self._legend) + size + num_lines * longest_line + longest_note
+        return observation_space(longest, self._symbols)
 
     @cached_property
     def action_space(self) -> Text:  # type: ignore[override]
@@ -219,7 +235,7 @@ class SokobanEnv(TextEnv):
         self._ended = success or truncated
         metrics = {"action_is_valid": float(move >= 0), "action_is_effective": float(is_effective)}
         info = {"success": success, "metrics": metrics}
-        return "".join(self._view) + self._note, reward, success, truncated, info
+        return self._text(), reward, success, truncated, info
 
     def render(self) -> str | None:
         return "".join(self._view) if self.render_mode == "ansi" else None
@@ -273,7 +289,23 @@ class SokobanEnv(TextEnv):
                 boxes ^= 1 << player | 1 << (player + self._offsets[move])
 
     def _observation(self) -> str:
-        return (self._legend if self._turn == 0 else "") + "".join(self._view) + self._note
+        return (self._legend if self._turn == 0 else "") + self._text()
+
+    def _text(self) -> str:
+        return "".join(self._view) + (self._bearings() if self._compass else "") + self._note
+
+    def _bearings(self) -> str:
+        """The compass's lines."""
+        room, symbols = self._room, self._symbols
+        assert room is not None
+        width, here = room.width, self._player
+        text = "\n" + surroundings(self._view, here, width)
+        for box in bits(self._boxes):
+            target = min(bits(room.targets), key=lambda target: _distance(box, target, width))
+            text += (
+                f"\n{symbols['box']} {way(here, box, width)} {symbols['target']} {way(box, target, width)}"
+            )
+        return text
 
     def _draw(self, cell: int, off_target: str, on_target: str) -> None:
         assert self._room is not None
@@ -301,6 +333,12 @@ class SokobanEnv(TextEnv):
             raise ResetNeeded("Sokoban: call reset() before step()")
         success = self._boxes == room.targets
         return self._observation(), 0.0, success, not success, {"success": success, "metrics": {}}
+
+
+def _distance(start: int, end: int, width: int) -> int:
+    """Steps between two positions of a map's text, walls aside."""
+    rows, columns = end // (width + 1) - start // (width + 1), end % (width + 1) - start % (width + 1)
+    return abs(rows) + abs(columns)
 
 
 def _two(dim: Sequence[int]) -> tuple[int, int]:

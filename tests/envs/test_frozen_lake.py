@@ -31,6 +31,19 @@ class TestFrozenLakeWithLegendRandomEndsAndOtherSymbols(TextEnvSuite):
         )
 
 
+class TestFrozenLakeWithCompass(TextEnvSuite):
+    def make_env(self):
+        return FrozenLakeEnv(size=5, random_start=True, random_goal=True, compass=True)
+
+
+def test_the_compass_tells_what_is_beside_one_and_where_the_goal_is():
+    env = FrozenLakeEnv(size=4, compass=True, legend=False)
+    observation, _ = env.reset(seed=3)
+    assert observation == "P_O_\n____\n____\n___G\nLeft # Down _ Right _ Up #\nG Down 3 Right 3"
+    observation = env.step("Right")[0]
+    assert observation.endswith("Left _ Down _ Right O Up #\nG Down 3 Right 2")
+
+
 class TestSlipperyFrozenLake(TextEnvSuite):
     oracle_always_solves = False
     observations_show_state = True

@@ -23,6 +23,18 @@ class TestSimpleSokoban(TextEnvSuite):
         return envsdk.make("envsdk/Sokoban-v1", legend=False)
 
 
+class TestSokobanWithCompass(TextEnvSuite):
+    def make_env(self):
+        return SokobanEnv(preset="LargerSokoban", compass=True)
+
+
+def test_the_compass_leads_to_the_box_and_the_box_to_its_target():
+    env = SokobanEnv(compass=True, legend=False)
+    observation, _ = env.reset(seed=3)
+    room = "######\n#__O##\n#_X###\n##___#\n###_P#\n######"
+    assert observation == f"{room}\nLeft _ Down # Right # Up _\nX Up 2 Left 2 O Up 1 Right 1"
+
+
 class TestLargerSokoban(TextEnvSuite):
     observations_show_state = True
 
