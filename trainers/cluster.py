@@ -2,14 +2,15 @@
 
     start -> (publish | train | get_batch | validate ...)* -> close
 
-Whatever the pipeline waits for, it also waits for the engines' own alarm: an engine that can no
-longer answer ends the run with its error instead of a silent wait.
+Whatever the pipeline waits for, it also waits for the engines' own alarm: when the last one can no
+longer answer, the run ends with its error instead of a silent wait.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,7 +36,7 @@ class Cluster:
         self, config: RunConfig, *, model: Path, trajectories: Path, state: LedgerState | None
     ) -> None:
         self._config = config
-        self._alarms: list[asyncio.Future[None]] = []
+        self._alarms: dict[str, asyncio.Future[None]] = {}
         infer, train = config.actor_infer, config.actor_train
 
         engine = _actor(EngineHost)
@@ -108,27 +109,32 @@ class Cluster:
     async def start(self) -> None:
         """Start everything side by side; returns when every worker has checked in."""
         await self.call(asyncio.gather(*(engine.start.remote() for engine in self._engines.values())))
-        self._alarms = [asyncio.ensure_future(_alarm(name, e)) for name, e in self._engines.items()]
+        self._alarms = {name: asyncio.ensure_future(_alarm(name, e)) for name, e in self._engines.items()}
         starting = [self.rollouts.start.remote(), self.held_out.start.remote(), self.trainer.start.remote()]
         if self.reference is not None:
             starting.append(self.reference.start.remote())
         await self.call(asyncio.gather(*starting))
 
     async def call(self, awaitable: Awaitable[Result]) -> Result:
-        """Wait for an actor's answer, or for an engine's alarm; raises EnvsdkError for either's failure."""
+        """Wait for an actor's answer, or for the last engine's alarm; raises EnvsdkError for a failure."""
         answer = asyncio.ensure_future(awaitable)
-        waited_for: set[asyncio.Future[Any]] = {answer, *self._alarms}
-        await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
-        for alarm in self._alarms:
-            if alarm.done():
-                answer.cancel()
-                alarm.result()
+        while not answer.done():
+            waited_for: set[asyncio.Future[Any]] = {answer, *self._alarms.values()}
+            await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
+            self._drop_lost_engines(answer)
         try:
             return answer.result()
-        except EnvsdkError:
-            raise
-        except ray.exceptions.RayError as error:
+        except (EnvsdkError, ray.exceptions.RayError) as error:
             raise as_envsdk_error(error, "a part of the run failed") from error
+
+    def _drop_lost_engines(self, answer: asyncio.Future[Any]) -> None:
+        """Go on without an engine that is gone, unless it was the last: then raise its error."""
+        for name in [name for name, alarm in self._alarms.items() if alarm.done()]:
+            alarm = self._alarms.pop(name)
+            del self._engines[name]
+            if not self._engines:
+                answer.cancel()
+                alarm.result()
 
     async def publish(self, version: int, *, to_rollouts: bool = True) -> None:
         """The trainer's weights to every engine, then the new version to the scheduler.
@@ -137,7 +143,9 @@ class Cluster:
         """
         (weights,) = await self.call(self.trainer.weights.remote())
         mode = self._config.weight_update
-        updates = [e.update_weights.remote(weights, version, mode) for e in self._engines.values()]
+        updates = [
+            _unless_gone(e.update_weights.remote(weights, version, mode)) for e in self._engines.values()
+        ]
         await self.call(asyncio.gather(*updates))
         if to_rollouts:
             await self.call(self.rollouts.publish.remote(version))
@@ -162,7 +170,7 @@ class Cluster:
 
     async def close(self) -> None:
         """End everything; what is already gone is ignored."""
-        for alarm in self._alarms:
+        for alarm in self._alarms.values():
             alarm.cancel()
         closing = [self.rollouts.close.remote(), self.held_out.close.remote()]
         await asyncio.wait([asyncio.ensure_future(_quiet(call)) for call in closing], timeout=5)
@@ -175,10 +183,14 @@ def _actor(body: type[Any]) -> Any:
 async def _alarm(name: str, engine: Any) -> None:
     try:
         await engine.watch.remote()
-    except EnvsdkError as error:
-        raise EngineError(f"{name}: {error}") from error
-    except ray.exceptions.RayError as error:
-        raise EngineError(f"{name} is gone: {error}") from error
+    except (EnvsdkError, ray.exceptions.RayError) as error:
+        raise EngineError(f"{name} is gone: {as_envsdk_error(error, 'its process ended')}") from error
+
+
+async def _unless_gone(call: Awaitable[Any]) -> None:
+    """An engine that died needs no weights; whether one is left is the alarms' business."""
+    with suppress(ray.exceptions.RayActorError):
+        await call
 
 
 async def _quiet(call: Awaitable[Any]) -> None:
