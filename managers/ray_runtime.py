@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psutil
 import ray
+from ray._private import ray_constants
 
 from envsdk.config.models import RayArgs
 from envsdk.failures import ConfigurationError, EngineError
 
+CONNECT_TIMEOUT_S = 10.0
 MIN_OBJECT_STORE_BYTES = 80 * 1024**2
 """Ray refuses less."""
 MAX_DEFAULT_OBJECT_STORE_BYTES = 512 * 1024**2
@@ -30,9 +33,10 @@ def ray_runtime(args: RayArgs) -> Iterator[None]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         if args.address is not None:
+            _check_reachable(args.address)
             ray.init(address=args.address, log_to_driver=False, logging_level=logging.ERROR)
         else:
-            # One machine: nothing listens on an address that others can reach.
+            _stay_on_loopback()
             ray.init(
                 num_cpus=args.num_cpus,
                 object_store_memory=object_store_bytes(args.object_store_memory),
@@ -50,6 +54,23 @@ def ray_runtime(args: RayArgs) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _stay_on_loopback() -> None:
+    """Let nothing that is started listen on an address that other machines can reach.
+
+    Ray replaces 127.0.0.1 by the machine's own address wherever it could be part of a cluster, and then
+    listens on all of them. The switch that says it cannot is named after the systems it is off on.
+    """
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    ray_constants.ENABLE_RAY_CLUSTER = False
+
+
+def _check_reachable(address: str) -> None:
+    """Fail within seconds where Ray would try for minutes and then end the process."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdigit() and "//" not in address:
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
 
 
 def object_store_bytes(asked_for: int | None) -> int:

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import psutil
+import pytest
+import ray
+
+from envsdk.config import RayArgs
+from envsdk.failures import ConfigurationError, EngineError
+from envsdk.managers import ray_runtime
+from envsdk.managers.ray_runtime import (
+    MAX_DEFAULT_OBJECT_STORE_BYTES,
+    MIN_OBJECT_STORE_BYTES,
+    object_store_bytes,
+)
+
+GB = 1024**3
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Memory:
+        available = 4 * GB
+
+    monkeypatch.setattr(ray_runtime.psutil, "virtual_memory", Memory)
+    monkeypatch.setattr(ray_runtime, "_shared_memory_free", lambda: 1 * GB)
+
+
+@pytest.mark.usefixtures("free")
+def test_the_store_is_modest_by_default_and_what_was_asked_for_where_it_fits() -> None:
+    assert object_store_bytes(None) == GB // 4
+    assert object_store_bytes(GB) == GB
+
+
+@pytest.mark.usefixtures("free")
+def test_a_store_larger_than_shared_memory_is_refused_by_key_and_size() -> None:
+    with pytest.raises(ConfigurationError, match=r"ray\.object_store_memory is 2048 MB but only 1024 MB"):
+        object_store_bytes(2 * GB)
+
+
+@pytest.mark.usefixtures("free")
+def test_a_store_smaller_than_ray_takes_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=str(MIN_OBJECT_STORE_BYTES)):
+        object_store_bytes(MIN_OBJECT_STORE_BYTES - 1)
+
+
+def test_too_little_memory_for_any_store_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_runtime, "_shared_memory_free", lambda: 100 * 1024**2)
+    with pytest.raises(ConfigurationError, match=r"too little memory .* set ray\.object_store_memory"):
+        object_store_bytes(None)
+
+
+def test_the_default_never_takes_more_than_a_run_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_runtime, "_shared_memory_free", lambda: 1000 * GB)
+    assert object_store_bytes(None) <= MAX_DEFAULT_OBJECT_STORE_BYTES
+
+
+@pytest.mark.system
+def test_a_ray_started_here_listens_on_loopback_alone() -> None:
+    with ray_runtime.ray_runtime(RayArgs(num_cpus=1)):
+        assert ray.util.get_node_ip_address() == "127.0.0.1"
+        me = psutil.Process()
+        listening = {
+            connection.laddr.ip
+            for process in (me, *me.children(recursive=True))
+            for connection in process.net_connections(kind="tcp")
+            if connection.status == psutil.CONN_LISTEN
+        }
+        assert listening
+        assert listening <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+@pytest.mark.system
+def test_a_cluster_that_is_not_there_is_named() -> None:
+    with (
+        pytest.raises(EngineError, match=r"ray\.address=127\.0\.0\.1:1"),
+        ray_runtime.ray_runtime(RayArgs(address="127.0.0.1:1")),
+    ):
+        raise AssertionError("joined a cluster that is not there")
