@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from envsdk.failures import ConfigurationError, StorageError
+from envsdk.trainers.checkpoints import KEEP_LAST, RunState, find_checkpoint, write_checkpoint
+
+
+def state(step: int) -> RunState:
+    return RunState(step=step, seed=1, model="model")
+
+
+def save(folder: Path) -> None:
+    (folder / "weights").write_bytes(b"w")
+
+
+def test_the_newest_complete_checkpoint_is_found(tmp_path: Path) -> None:
+    assert find_checkpoint(tmp_path, "auto") is None
+    for step in (2, 4, 10):
+        write_checkpoint(tmp_path, state(step), save)
+    found = find_checkpoint(tmp_path, "auto")
+    assert found is not None
+    assert found.state == state(10)
+    assert (found.folder / "weights").read_bytes() == b"w"
+    assert find_checkpoint(tmp_path, "never") is None
+
+
+def test_a_checkpoint_that_fails_half_way_leaves_the_one_before(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, state(2), save)
+
+    def run_out_of_space(folder: Path) -> None:
+        save(folder)
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(StorageError, match=r"step_000004.*disk is full"):
+        write_checkpoint(tmp_path, state(4), run_out_of_space)
+    found = find_checkpoint(tmp_path, "auto")
+    assert found is not None
+    assert found.state.step == 2
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_000002"]
+
+
+def test_what_a_killed_writer_left_is_neither_found_nor_in_the_way(tmp_path: Path) -> None:
+    partial = tmp_path / "checkpoints" / ".step_000002.partial"
+    partial.mkdir(parents=True)
+    (partial / "weights").write_bytes(b"half")
+    assert find_checkpoint(tmp_path, "auto") is None
+    write_checkpoint(tmp_path, state(2), save)
+    assert not partial.exists()
+
+
+def test_old_checkpoints_are_removed(tmp_path: Path) -> None:
+    for step in range(1, 8):
+        write_checkpoint(tmp_path, state(step), save)
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == [f"step_{step:06d}" for step in range(8 - KEEP_LAST, 8)]
+
+
+def test_a_named_checkpoint_must_be_one(tmp_path: Path) -> None:
+    written = write_checkpoint(tmp_path, state(3), save)
+    found = find_checkpoint(tmp_path / "other", str(written))
+    assert found is not None
+    assert found.state.step == 3
+    with pytest.raises(ConfigurationError, match=r"resume: .* is no complete checkpoint"):
+        find_checkpoint(tmp_path, str(tmp_path))
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    written = write_checkpoint(tmp_path, state(3), save)
+    (written / "run.json").write_text("{")
+    with pytest.raises(StorageError, match="step_000003 is damaged"):
+        find_checkpoint(tmp_path, "auto")
