@@ -105,7 +105,9 @@ def write_random_model(
     """Write a Qwen3 model with random weights; the same arguments give the same weights."""
     import torch
     from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+    from transformers.utils import logging as transformers_logging
 
+    transformers_logging.disable_progress_bar()
     end_of_turn, padding = tokenizer.token_to_id(END_OF_TURN), tokenizer.token_to_id(PADDING)
     config = Qwen3Config(
         vocab_size=tokenizer.get_vocab_size(),

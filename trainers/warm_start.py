@@ -36,6 +36,7 @@ import envsdk
 from envsdk.atomic import fsync_folder, make_folder, storage_error, write_json_atomically
 from envsdk.chat import ChatTokenizer
 from envsdk.collect import collect
+from envsdk.config import EMBEDDED_DEFAULT
 from envsdk.episode_progress import EpisodeProgress
 from envsdk.failures import ConfigurationError
 from envsdk.playing import make_player, resolve_source
@@ -137,19 +138,26 @@ def batches(
 def _describe(config: RunConfig) -> dict[str, Any]:
     """All that decides the policy, as JSON."""
     args = config.warm_start
-    player = make_player(
-        resolve_source(config),
-        tags=config.train_env_manager.tags,
-        policy="oracle",
-        epsilon=args.epsilon,
-        seed=args.seed,
-    )
+    source = resolve_source(config)
+    try:
+        player = make_player(
+            source,
+            tags=config.train_env_manager.tags,
+            policy="oracle",
+            epsilon=args.epsilon,
+            seed=args.seed,
+        )
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"pretrain: {EMBEDDED_DEFAULT} is warm-started by the environments' own oracles, and one cannot "
+            f"play ({error}); set `pretrain` to the folder of a model instead"
+        ) from error
     return {
         "recipe": _RECIPE,
         "envsdk": envsdk.__version__,
         "sequence_length": config.sequence_length,
         "warm_start": args.model_dump(mode="json"),
-        "episodes": resolve_source(config).episodes_by_tag(args.num_episodes, split="train", tags=None),
+        "episodes": source.episodes_by_tag(args.num_episodes, split="train", tags=None),
         "demonstrator": player.describe(),
     }
 
