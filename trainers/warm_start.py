@@ -89,7 +89,7 @@ def prepare_policy(config: RunConfig, *, console: Console | None = None) -> Path
     parent = cache_folder() / "policies"
     folder = parent / digest
     if (folder / RECORD).is_file():
-        console.print(f"warm start: {folder}", highlight=False)
+        console.print(f"warm start: {folder}", highlight=False, soft_wrap=True)
         return folder
     make_folder(parent)
     with _lock(parent / f".{digest}.lock", console):
@@ -165,7 +165,7 @@ def _describe(config: RunConfig) -> dict[str, Any]:
 def _make(config: RunConfig, description: Mapping[str, Any], folder: Path, console: Console) -> None:
     started = time.monotonic()
     work = folder.parent / f".{folder.name}.work"
-    console.print(f"warm start: making the tiny policy once, in {folder}", highlight=False)
+    console.print(f"warm start: making the tiny policy once, in {folder}", highlight=False, soft_wrap=True)
     trajectories = _collect(config, work / "demonstrations", console)
     beside = work / "policy"
     try:
@@ -187,6 +187,7 @@ def _make(config: RunConfig, description: Mapping[str, Any], folder: Path, conso
         f"warm start: done in {took:.0f} s; the demonstrator solved {solved:.0%}, its moves are "
         f"predicted with cross entropy {score['loss']:.3f} per token",
         highlight=False,
+        soft_wrap=True,
     )
 
 
