@@ -81,6 +81,7 @@ class Job:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
 
@@ -190,7 +191,8 @@ def test_ctrl_c_writes_a_checkpoint_and_the_same_command_goes_on(tmp_path: Path,
     job = Job(tmp_path, model, max_steps=40)
     process = job.start("save_steps=0")
     wait_until(job.batch(2).is_file, process)
-    process.send_signal(signal.SIGINT)
+    # As a terminal does: to every process of the group, Ray's among them.
+    os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 130, output
     assert "the same command continues" in output
