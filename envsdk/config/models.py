@@ -258,15 +258,15 @@ class WarmStartArgs(Section):
     """Depth of the model."""
     num_heads: PositiveInt = 4
     """Attention heads; divides `hidden_size`."""
-    num_episodes: PositiveInt = 2000
+    num_episodes: PositiveInt = 5000
     """Demonstrations to collect, over all tags."""
-    epsilon: Annotated[float, Field(ge=0, le=1)] = 0.3
+    epsilon: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Share of the demonstrator's moves that are random."""
-    epochs: PositiveInt = 2
+    epochs: PositiveInt = 1
     """Passes over the demonstrations."""
     batch_size: PositiveInt = 16
     """Demonstrations per step of imitation."""
-    learning_rate: PositiveFloat = 1e-3
+    learning_rate: PositiveFloat = 2e-3
     """Peak, after warm-up."""
     seed: NonNegativeInt = 0
     """Of the demonstrations, the initial weights and the order of training."""
