@@ -273,6 +273,7 @@ def _play_in_processes(job: _Job, plans: Sequence[ShardPlan], num_workers: int, 
             worker.kill()
             worker.join()
             pipe.close()
+        remove_leftovers(job.out)
 
 
 def _receive(pipe: Connection, worker: SpawnProcess) -> Played | ShardRecord | None:

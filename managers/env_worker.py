@@ -21,8 +21,6 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import ray
-
 from envsdk.chat import ChatTokenizer
 from envsdk.inference.engine_host import RayLink
 from envsdk.inference.engine_policy import EnginePolicy, GeneratingSettings
@@ -155,6 +153,8 @@ class EnvWorker(LeaseSource):
 
     def _end_when_overdue(self, scheduler: Any) -> None:
         """Body of the watching thread."""
+        import ray  # here, because collecting imports this module and needs no Ray
+
         while True:
             time.sleep(WATCH_S)
             for slot_id, manager in self._managers.items():

@@ -238,7 +238,7 @@ def test_a_disk_that_takes_no_more_is_reported_and_nothing_is_half_written(
 
 
 def test_a_configuration_in_hand_is_collected_for_its_training_tags(tmp_path: Path) -> None:
-    config = load_config("agentic_async.yaml", ["train_env_manager.num_groups_partition=[6,2]"]).config
+    config = load_config("agentic_async.yaml", ["train_env_manager.num_groups_partition=[12,4]"]).config
     collection = collect(config, tmp_path, num_episodes=40, split="demonstrations", seed=3, epsilon=0.3)
     assert_sound(tmp_path, 40)
     by_tag = collection.manifest.tally_by_tag
