@@ -111,6 +111,7 @@ class AgenticPipeline:
         self.step = folder.first_step
         self.validations = earlier_validations(folder)
         self._metrics: dict[str, float] = {}
+        self._checkpointed_step = -1
         self._stop = asyncio.Event()
         self._started_at = time.monotonic()
 
@@ -187,7 +188,9 @@ class AgenticPipeline:
         self._metrics |= metrics
 
     async def checkpoint(self) -> None:
-        """Write `checkpoints/step_N`."""
+        """Write `checkpoints/step_N`, unless it was just written."""
+        if self._checkpointed_step == self.step:
+            return
         self.display.phase("writing a checkpoint")
         state = RunState(step=self.step, seed=self.config.seed, model=str(self.model))
         with self._timed("checkpoint", Track.TRAINER):
@@ -197,10 +200,14 @@ class AgenticPipeline:
                 state,
                 lambda folder: ray.get(self.cluster.trainer.save.remote(folder.resolve())),
             )
+        self._checkpointed_step = self.step
 
     def request_stop(self) -> None:
-        """End after the present step, with a checkpoint."""
+        """End after the present step, with a checkpoint; asked again, end at once."""
+        if self._stop.is_set():
+            raise KeyboardInterrupt
         self._stop.set()
+        self.display.note("stopping with a checkpoint after this step; Ctrl-C again stops at once")
 
     # Around them
 
