@@ -13,8 +13,7 @@ from envsdk.trajectory import TokenLog
 class EnvView(ABC):
     """What an oracle or a random player may ask the environment, wherever it runs.
 
-    An engine-backed policy never looks. Both raise NotImplementedError where the environment lacks
-    the ability.
+    An engine-backed policy never looks. Asking an environment that lacks the ability fails the episode.
     """
 
     @abstractmethod
