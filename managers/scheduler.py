@@ -133,7 +133,6 @@ class RolloutScheduler:
         self._tasks: list[asyncio.Task[None]] = []
         self._closing = False
         self._restarts_without_progress: Counter[str] = Counter()
-        self.num_calls = 0
 
     # What the pipeline calls
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -84,8 +84,3 @@ def _has_no_variance(group: Sequence[Trajectory]) -> bool:
 def _mean(values: Iterable[float]) -> float:
     found = list(values)
     return float(np.mean(found)) if found else 0.0
-
-
-def by_prefix(metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
-    """The metrics under a prefix, without it."""
-    return {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
