@@ -49,6 +49,19 @@ class TrainBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerRank:
+    """Which of the processes of one trainer this is, and where they meet."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    """Among the ranks on the same machine: the index of its accelerator."""
+    master_address: str = "127.0.0.1"
+    """Where rank 0 listens."""
+    master_port: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerConfig:
     """What every trainer is built from. The mappings are the validated sections of the YAML."""
 
@@ -62,10 +75,16 @@ class TrainerConfig:
     """`learning_rate, weight_decay, warmup_steps, max_grad_norm, max_tokens_per_microbatch` ..."""
     strategy_config: Mapping[str, Any] = field(default_factory=dict)
     with_value_head: bool = False
+    rank: TrainerRank = field(default_factory=TrainerRank)
+    """Always the default for a trainer that runs in one process."""
 
 
 class Trainer(ABC):
-    """Learns. Synchronous: its host runs it in a process of its own."""
+    """Learns. Synchronous: its host runs it in a process of its own.
+
+    A trainer of several ranks is one object per process. Every rank gets the same calls with the same
+    arguments in the same order, and may communicate with the others inside them; rank 0's answer counts.
+    """
 
     @classmethod
     @abstractmethod

@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from envsdk.failures import ConfigurationError
 from envsdk.trainers.packing import MicroBatch
-from envsdk.trainers.torch_args import TorchStrategyConfig
+from envsdk.trainers.training_args import TorchStrategyConfig
 
 
 class CausalLM:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from envsdk.failures import TrainerError
-from envsdk.trainers.torch_args import TorchTrainingArgs
+from envsdk.trainers.training_args import TrainingArgs
 
 
-def learning_rate_at(step: int, args: TorchTrainingArgs) -> float:
+def learning_rate_at(step: int, args: TrainingArgs) -> float:
     """Learning rate of optimizer step `step`, from 0.
 
     Linear warm-up to the peak over `warmup_steps` (step 0 already learns), then constant, or a linear or
@@ -38,7 +38,7 @@ class Optimizer:
         self,
         parameters: Iterable[tuple[str, nn.Parameter]],
         embeddings: Iterable[nn.Module],
-        args: TorchTrainingArgs,
+        args: TrainingArgs,
     ) -> None:
         self.args = args
         self.parameters = dict(parameters)

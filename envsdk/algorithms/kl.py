@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from envsdk.algorithms.args import KLEstimator
+from envsdk.algorithms.advantage_args import KLEstimator
 
 if TYPE_CHECKING:
     import torch

@@ -8,8 +8,8 @@ by name:
     current    the weights being optimized, with gradient; equal to proximal in the first step.
 
 With one optimizer step per batch current / proximal is exactly 1: clipping that ratio says nothing about
-staleness, which lives in proximal / behavior. Shapes: `[...]`, any shape, the same for all arguments;
-callers pass response tokens only and reduce with `aggregation.sequence_weights`.
+staleness, which lives in proximal / behavior. Shapes: N sampled tokens, those of one sequence side by
+side; callers pass sampled tokens only and reduce with `aggregation.sequence_weights`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,27 @@ from envsdk.algorithms.kl import MAX_EXPONENT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyTokens:
+    """The sampled tokens of whole sequences, one sequence after the other; tensors are `[N]`.
+
+    A sequence is never split: a loss may compare whole sequences or whole replies, and the result does
+    not depend on which sequences share a micro-batch.
+    """
+
+    logprobs: Tensor
+    """Under the current policy, the only one with gradient."""
+    proximal_logprobs: Tensor
+    behavior_logprobs: Tensor
+    advantages: Tensor
+    sequence_ids: Tensor
+    """int64: 0, 0, ..., 1, 1, ...; the sequence each token is of."""
+    segment_ids: Tensor
+    """int64: counts replies through all sequences; a segment is an unbroken run of sampled tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyLoss:
-    """What a policy loss returns; tensors are `[...]`, one number per token."""
+    """What a policy loss returns; tensors are `[N]`, one number per token."""
 
     loss: Tensor
     """To be minimized, with gradient."""
@@ -42,16 +61,8 @@ class PolicyLoss:
 class PolicyLossFunction(Protocol):
     """A policy loss, found by its name in `POLICY_LOSSES`."""
 
-    def __call__(
-        self,
-        *,
-        logprobs: Tensor,
-        proximal_logprobs: Tensor,
-        behavior_logprobs: Tensor,
-        advantages: Tensor,
-        args: AlgorithmArgs,
-    ) -> PolicyLoss:
-        """Per-token loss; `logprobs` are the current policy's and the only ones with gradient."""
+    def __call__(self, tokens: PolicyTokens, args: AlgorithmArgs) -> PolicyLoss:
+        """Loss of each token."""
         ...
 
 
@@ -93,14 +104,7 @@ def staleness_weight(proximal_logprobs: Tensor, behavior_logprobs: Tensor, args:
 
 
 @register_policy_loss("ppo")
-def ppo_loss(
-    *,
-    logprobs: Tensor,
-    proximal_logprobs: Tensor,
-    behavior_logprobs: Tensor,
-    advantages: Tensor,
-    args: AlgorithmArgs,
-) -> PolicyLoss:
+def ppo_loss(tokens: PolicyTokens, args: AlgorithmArgs) -> PolicyLoss:
     """Clipped surrogate, with asymmetric and dual clip, decoupled from the behavior policy.
 
         r = pi_current / pi_center,   w = staleness weight
@@ -120,18 +124,18 @@ def ppo_loss(
     arXiv:1912.09729; asymmetric clip range, DAPO, arXiv:2503.14476, eq. 10.
     """
     if args.pg_ratio == "behavior":
-        ratio = _ratio(logprobs, behavior_logprobs)
-        weight = torch.ones_like(behavior_logprobs)
+        ratio = _ratio(tokens.logprobs, tokens.behavior_logprobs)
+        weight = torch.ones_like(tokens.behavior_logprobs)
     else:
-        ratio = _ratio(logprobs, proximal_logprobs)
-        weight = staleness_weight(proximal_logprobs, behavior_logprobs, args)
+        ratio = _ratio(tokens.logprobs, tokens.proximal_logprobs)
+        weight = staleness_weight(tokens.proximal_logprobs, tokens.behavior_logprobs, args)
     clipped_ratio = ratio.clamp(1 - args.pg_clip_low, 1 + args.pg_clip_high)
-    surrogate = torch.minimum(ratio * advantages, clipped_ratio * advantages)
-    clipped = clipped_ratio * advantages < ratio * advantages
+    surrogate = torch.minimum(ratio * tokens.advantages, clipped_ratio * tokens.advantages)
+    clipped = clipped_ratio * tokens.advantages < ratio * tokens.advantages
     if args.dual_clip is not None:
-        floor = args.dual_clip * advantages
-        clipped = clipped | ((advantages < 0) & (surrogate < floor))
-        surrogate = torch.where(advantages < 0, torch.maximum(surrogate, floor), surrogate)
+        floor = args.dual_clip * tokens.advantages
+        clipped = clipped | ((tokens.advantages < 0) & (surrogate < floor))
+        surrogate = torch.where(tokens.advantages < 0, torch.maximum(surrogate, floor), surrogate)
     return PolicyLoss(
         loss=-weight * surrogate,
         ratio=ratio.detach(),
@@ -141,14 +145,7 @@ def ppo_loss(
 
 
 @register_policy_loss("vanilla")
-def vanilla_loss(
-    *,
-    logprobs: Tensor,
-    proximal_logprobs: Tensor,
-    behavior_logprobs: Tensor,
-    advantages: Tensor,
-    args: AlgorithmArgs,
-) -> PolicyLoss:
+def vanilla_loss(tokens: PolicyTokens, args: AlgorithmArgs) -> PolicyLoss:
     """Policy gradient without a trust region.
 
         loss = -w A log pi_current        w = min(pi_proximal / pi_behavior, cap), or 1
@@ -157,10 +154,10 @@ def vanilla_loss(
     Williams (1992), "Simple statistical gradient-following algorithms"; weight as in `ppo`.
     The ratio reported is current / proximal; it is not part of the loss.
     """
-    weight = staleness_weight(proximal_logprobs, behavior_logprobs, args)
+    weight = staleness_weight(tokens.proximal_logprobs, tokens.behavior_logprobs, args)
     return PolicyLoss(
-        loss=-weight * advantages * logprobs,
-        ratio=_ratio(logprobs.detach(), proximal_logprobs),
+        loss=-weight * tokens.advantages * tokens.logprobs,
+        ratio=_ratio(tokens.logprobs.detach(), tokens.proximal_logprobs),
         clipped=torch.zeros_like(weight),
         behavior_weight=weight,
     )

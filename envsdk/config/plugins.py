@@ -4,7 +4,7 @@ A plug-in may declare its settings as pydantic models under the entry-point grou
 `envsdk.settings`, named `KIND.NAME.SECTION`:
 
     [project.entry-points."envsdk.settings"]
-    "trainers.torch.training_args" = "envsdk.trainers.torch_args:TorchTrainingArgs"
+    "trainers.torch.training_args" = "envsdk.trainers.training_args:TrainingArgs"
 
 Unknown keys in `training_args` and `strategy_config` are then refused before anything starts, and
 `--explain` shows the plug-in's defaults. The module named should import quickly.

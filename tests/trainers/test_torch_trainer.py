@@ -11,9 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from envsdk.failures import ConfigurationError, StorageError, TrainerError
-from envsdk.trainers.torch_args import TorchTrainingArgs
 from envsdk.trainers.torch_optimizer import learning_rate_at
 from envsdk.trainers.torch_trainer import TorchTrainer
+from envsdk.trainers.training_args import TrainingArgs
 from envsdk.training import TrainBatch, TrainSequence
 
 TIMES = {"actor/step_time_s", "sft/step_time_s"}
@@ -467,7 +467,7 @@ def test_bad_sequences_are_refused_with_a_message(
 
 
 def test_learning_rate_warms_up_and_decays_to_its_end() -> None:
-    cosine = TorchTrainingArgs(
+    cosine = TrainingArgs(
         learning_rate=1.0, warmup_steps=4, lr_scheduler_type="cosine", max_steps=12, min_lr_ratio=0.1
     )
     rates = [learning_rate_at(step, cosine) for step in range(20)]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.kl import kl_estimate
 from envsdk.algorithms.logits import token_logprobs_and_entropy
-from envsdk.algorithms.losses import policy_loss, register_policy_loss, value_loss
+from envsdk.algorithms.losses import PolicyTokens, policy_loss, register_policy_loss, value_loss
 
 logprobs = st.floats(-6, -0.01)
 tokens = st.lists(st.tuples(logprobs, logprobs, logprobs, st.floats(-3, 3)), min_size=1, max_size=12)
@@ -33,13 +33,15 @@ algorithms = st.builds(
 def evaluate(args: AlgorithmArgs, data: np.ndarray):
     current, proximal, behavior, advantages = (torch.tensor(column, dtype=torch.float64) for column in data.T)
     current.requires_grad_(True)
-    result = policy_loss(args.pg_variant)(
+    tokens = PolicyTokens(
         logprobs=current,
         proximal_logprobs=proximal,
         behavior_logprobs=behavior,
         advantages=advantages,
-        args=args,
+        sequence_ids=torch.zeros(len(data), dtype=torch.int64),
+        segment_ids=torch.zeros(len(data), dtype=torch.int64),
     )
+    result = policy_loss(args.pg_variant)(tokens, args)
     [gradient] = torch.autograd.grad(result.loss.sum(), current)
     return result, gradient.numpy()
 

@@ -1,4 +1,4 @@
-"""Settings of the torch trainer, typed. Imports no torch, so that the configuration layer can check them."""
+"""Settings of the trainers, typed. Imports no torch, so that the configuration layer can check them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
-class TorchTrainingArgs(BaseModel):
-    """The section `actor_train.training_args`."""
+class TrainingArgs(BaseModel):
+    """The section `actor_train.training_args`, the same for every trainer of the SDK."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -35,7 +35,7 @@ class TorchTrainingArgs(BaseModel):
     fastest: less padding, warm caches."""
 
     @model_validator(mode="after")
-    def _decay_needs_an_end(self) -> TorchTrainingArgs:
+    def _decay_needs_an_end(self) -> TrainingArgs:
         if self.lr_scheduler_type != "constant" and self.max_steps is None:
             raise ValueError(
                 f"lr_scheduler_type: {self.lr_scheduler_type} needs max_steps, the step it decays to"

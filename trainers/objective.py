@@ -1,0 +1,137 @@
+"""What is minimized: the loss of a micro-batch from what the model says of its scored tokens.
+
+One implementation for every trainer; a trainer only has to produce `TokenOutputs`.
+Shapes: N scored tokens of whole sequences, one sequence after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from envsdk.algorithms.args import AlgorithmArgs
+from envsdk.algorithms.kl import kl_estimate
+from envsdk.algorithms.losses import PolicyTokens, policy_loss, value_loss
+from envsdk.failures import ConfigurationError
+from envsdk.trainers.train_rows import TrainRow
+from envsdk.trainers.train_tally import TrainTally
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenOutputs:
+    """What the model says of scored tokens, with gradient; float32 `[N]`."""
+
+    logprobs_N: Tensor
+    """Of the tokens themselves, at `args.logprob_temperature`."""
+    entropy_N: Tensor
+    """Of the distributions they were drawn from; with gradient only if `Objective.entropy_gradient`."""
+    values_N: Tensor | None = None
+    """Value head's predictions, where there is one."""
+
+
+class Objective:
+    """Policy loss, entropy bonus, KL and value loss of one micro-batch.
+
+    The losses of all micro-batches of an optimizer step, over all ranks, add up to the step's loss: the
+    weights of the rows are those of the whole step.
+    """
+
+    def __init__(self, args: AlgorithmArgs) -> None:
+        self.args = args
+        try:
+            self._policy_loss = policy_loss(args.pg_variant)
+        except KeyError as error:
+            raise ConfigurationError(str(error.args[0])) from None
+
+    @property
+    def entropy_gradient(self) -> bool:
+        """Whether the entropy is part of the loss."""
+        return self.args.entropy_loss_coef != 0
+
+    def __call__(self, rows: Sequence[TrainRow], outputs: TokenOutputs, tally: TrainTally) -> Tensor:
+        """The loss, a scalar; what it is made of goes to `tally`, the loss itself does not."""
+        args, logprobs_N = self.args, outputs.logprobs_N
+        fields = _Fields(rows, logprobs_N.device)
+        weights_N = fields.repeated([row.weight for row in rows])
+        behavior_N = fields["behavior"]
+        proximal_N = fields.get("proximal", logprobs_N.detach())
+        policy = self._policy_loss(
+            PolicyTokens(
+                logprobs=logprobs_N,
+                proximal_logprobs=proximal_N,
+                behavior_logprobs=behavior_N,
+                advantages=fields["advantages"],
+                sequence_ids=fields.sequence_ids(),
+                segment_ids=fields.segment_ids(),
+            ),
+            args,
+        )
+        loss = (weights_N * policy.loss).sum()
+        tally.add("pg_loss", policy.loss.detach())
+        if self.entropy_gradient:
+            loss = loss - args.entropy_loss_coef * (weights_N * outputs.entropy_N).sum()
+        if args.kl_loss_coef > 0:
+            kl_N = kl_estimate(logprobs_N, fields["reference"], args.kl_loss_type)
+            loss = loss + args.kl_loss_coef * (weights_N * kl_N).sum()
+            tally.add("kl", kl_N.detach())
+        if outputs.values_N is not None:
+            returns_N, values_N = fields["returns"], outputs.values_N
+            old_values_N = fields.get("old_values", values_N.detach())
+            critic_N = value_loss(
+                values=values_N, old_values=old_values_N, returns=returns_N, clip=args.value_clip
+            )
+            loss = loss + args.value_loss_coef * (weights_N * critic_N).sum()
+            tally.add("critic_loss", critic_N.detach())
+            tally.add("critic_value", values_N.detach())
+            tally.add("critic_return", returns_N)
+        gap_N = (proximal_N - behavior_N).abs()
+        tally.add("entropy", outputs.entropy_N.detach())
+        tally.add("clip_fraction", policy.clipped)
+        tally.add("ratio", policy.ratio, with_max=True)
+        tally.add("approx_kl", policy.ratio - 1 - policy.ratio.log())
+        tally.add("behavior_weight", policy.behavior_weight, with_max=True)
+        tally.add("off_policy_fraction", (gap_N > 0.01).to(gap_N.dtype))
+        tally.add("logprob_gap", gap_N, with_max=True)
+        return loss
+
+
+class _Fields:
+    """The arrays of some rows, one after the other, as tensors `[N]`."""
+
+    def __init__(self, rows: Sequence[TrainRow], device: torch.device) -> None:
+        self._rows = rows
+        self._device = device
+        self._lengths = [len(row.row.scored) for row in rows]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensor(np.concatenate([row.fields[name] for row in self._rows]))
+
+    def get(self, name: str, default_N: Tensor) -> Tensor:
+        """The default's entries for rows without it."""
+        parts = torch.split(default_N, self._lengths)
+        return torch.cat(
+            [
+                self._tensor(row.fields[name]) if name in row.fields else part
+                for row, part in zip(self._rows, parts, strict=True)
+            ]
+        )
+
+    def repeated(self, per_row: Sequence[float]) -> Tensor:
+        return self._tensor(np.repeat(np.asarray(per_row), self._lengths))
+
+    def sequence_ids(self) -> Tensor:
+        return torch.from_numpy(np.repeat(np.arange(len(self._rows)), self._lengths)).to(self._device)
+
+    def segment_ids(self) -> Tensor:
+        begins_N = np.concatenate(
+            [np.diff(row.row.scored, prepend=row.row.scored[0] - 2) > 1 for row in self._rows]
+        )
+        return torch.from_numpy(np.cumsum(begins_N) - 1).to(self._device)
+
+    def _tensor(self, values: NDArray[np.floating]) -> Tensor:
+        return torch.from_numpy(np.asarray(values, np.float32)).to(self._device)

@@ -1,0 +1,145 @@
+"""From a batch to what each optimizer step learns from. Pure, and the same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envsdk.algorithms.aggregation import sequence_weights
+from envsdk.algorithms.args import AlgorithmArgs
+from envsdk.failures import TrainerError
+from envsdk.seeds import stable_seed
+from envsdk.trainers.packing import Row, make_row
+from envsdk.training import TrainBatch, TrainSequence
+
+Fields = dict[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainRow:
+    """One sequence that takes part in an optimizer step; arrays are `[num_scored]`."""
+
+    row: Row
+    weight: float
+    """Of each of its tokens in the loss; set by `loss_agg_mode` over the whole optimizer step."""
+    fields: Mapping[str, NDArray[np.float32]]
+    """`advantages, behavior, [proximal], [reference], [returns], [old_values]`."""
+
+
+class BatchRows:
+    """The sequences of one batch as rows, and which of them each optimizer step takes.
+
+    Sequences whose every advantage is 0 (a group without variance) are left out of the forward pass
+    when no other term of the loss needs them: their gradient is exactly 0. They still count in the
+    aggregation's denominators.
+    """
+
+    def __init__(self, batch: TrainBatch, args: AlgorithmArgs, *, seed: int, with_values: bool) -> None:
+        self._args = args
+        self.rows = [make_row(sequence.ids, sequence.response_mask) for sequence in batch.sequences]
+        self.needed = [
+            row is not None and _has_gradient(sequence, row, args, with_values)
+            for sequence, row in zip(batch.sequences, self.rows, strict=True)
+        ]
+        self._fields: list[Fields] = [
+            _fields(sequence, row, args, with_values) if row is not None and need else {}
+            for sequence, row, need in zip(batch.sequences, self.rows, self.needed, strict=True)
+        ]
+        self.plan = optimizer_steps(batch, args, seed)
+        """Which sequences each optimizer step takes, in order."""
+
+    def without_proximal(self) -> list[int]:
+        """Sequences that learn and whose proximal log-probabilities are not known yet."""
+        return [index for index, fields in enumerate(self._fields) if fields and "proximal" not in fields]
+
+    def add_proximal(self, index: int, logprobs: NDArray[np.float32]) -> None:
+        """`logprobs` `[num_scored]` of sequence `index`."""
+        self._fields[index]["proximal"] = logprobs
+
+    def step_rows(self, members: Sequence[int]) -> list[TrainRow]:
+        """What an optimizer step over the sequences `members` computes."""
+        lengths = [0 if (row := self.rows[index]) is None else len(row.scored) for index in members]
+        weights = sequence_weights(self._args.loss_agg_mode, lengths)
+        return [
+            TrainRow(row=row, weight=float(weight), fields=self._fields[index])
+            for index, weight in zip(members, weights, strict=True)
+            if (row := self.rows[index]) is not None and self.needed[index]
+        ]
+
+    def metrics(self) -> dict[str, float]:
+        """How much there was to learn from."""
+        filled = [row for row in self.rows if row is not None]
+        return {
+            "actor/num_tokens": float(sum(len(row.scored) for row in filled)),
+            "actor/num_sequences": float(len(filled)),
+            "actor/num_sequences_without_gradient": float(len(filled) - sum(self.needed)),
+        }
+
+
+def optimizer_steps(batch: TrainBatch, args: AlgorithmArgs, seed: int) -> list[list[int]]:
+    """Sequences of each optimizer step: `ppo_epochs` passes in mini-batches; a pass's last may be smaller.
+
+    The order is a hash of (seed, step, epoch), so a resumed run repeats it.
+    """
+    count = len(batch.sequences)
+    size = args.ppo_mini_batch_size or count
+    steps: list[list[int]] = []
+    for epoch in range(args.ppo_epochs):
+        generator = np.random.default_rng(stable_seed(seed, "minibatch", batch.step, epoch))
+        order = generator.permutation(count) if size < count else np.arange(count)
+        steps.extend(order[start : start + size].tolist() for start in range(0, count, size))
+    return steps
+
+
+def check_sequences(
+    sequences: Sequence[TrainSequence],
+    args: AlgorithmArgs,
+    *,
+    vocab_size: int,
+    sequence_length: int,
+    with_values: bool,
+) -> None:
+    """TrainerError for what would fail silently or far from its cause."""
+    for index, sequence in enumerate(sequences):
+        length = len(sequence.ids)
+        if length > sequence_length:
+            raise TrainerError(
+                f"sequence {index} has {length} tokens, more than sequence_length: {sequence_length}"
+            )
+        if length and not 0 <= int(sequence.ids.min()) <= int(sequence.ids.max()) < vocab_size:
+            raise TrainerError(f"sequence {index} has a token id outside the vocabulary [0, {vocab_size})")
+        required: dict[str, NDArray[Any] | None] = {
+            "response_mask": sequence.response_mask,
+            "behavior_logprobs": sequence.behavior_logprobs,
+            "advantages": sequence.advantages,
+        }
+        if args.kl_loss_coef > 0:
+            required["reference_logprobs"] = sequence.reference_logprobs
+        if with_values:
+            required["returns"] = sequence.returns
+        for name, values in required.items():
+            if values is None:
+                raise TrainerError(f"sequence {index} has no {name}, which the loss needs")
+            if len(values) != length:
+                raise TrainerError(f"sequence {index} has {length} tokens but {len(values)} {name}")
+
+
+def _has_gradient(sequence: TrainSequence, row: Row, args: AlgorithmArgs, with_values: bool) -> bool:
+    others = args.kl_loss_coef > 0 or args.entropy_loss_coef != 0
+    return others or with_values or bool(np.any(sequence.advantages[row.scored]))
+
+
+def _fields(sequence: TrainSequence, row: Row, args: AlgorithmArgs, with_values: bool) -> Fields:
+    fields = {
+        "advantages": sequence.advantages,
+        "behavior": sequence.behavior_logprobs,
+        "proximal": sequence.proximal_logprobs,
+        "reference": sequence.reference_logprobs if args.kl_loss_coef > 0 else None,
+    }
+    if with_values:
+        fields |= {"returns": sequence.returns, "old_values": sequence.old_values}
+    return {name: values[row.scored] for name, values in fields.items() if values is not None}

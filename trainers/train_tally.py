@@ -1,0 +1,76 @@
+"""Metrics of one trainer step, summed over micro-batches, optimizer steps and ranks. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from torch import Tensor
+
+
+class TrainTally:
+    """Sums of per-token numbers: add -> add ... [-> merge, over ranks] -> metrics."""
+
+    def __init__(self) -> None:
+        self.loss = 0.0
+        self.num_real_tokens = 0
+        """Inputs computed that are not padding."""
+        self.num_padded_tokens = 0
+        """Inputs computed, padding included."""
+        self._sums: defaultdict[str, float] = defaultdict(float)
+        self._counts: defaultdict[str, int] = defaultdict(int)
+        self._maxima: dict[str, float] = {}
+        self._norms: list[float] = []
+        self._learning_rate = 0.0
+
+    def add(self, name: str, values_N: Tensor, *, with_max: bool = False) -> None:
+        self._sums[name] += float(values_N.double().sum())
+        self._counts[name] += values_N.numel()
+        if with_max and values_N.numel():
+            self._maxima[name] = max(self._maxima.get(name, 0.0), float(values_N.max()))
+
+    def add_step(self, grad_norm: float, learning_rate: float) -> None:
+        self._norms.append(grad_norm)
+        self._learning_rate = learning_rate
+
+    @classmethod
+    def merge(cls, parts: Sequence[TrainTally]) -> TrainTally:
+        """The sum: over ranks before `add_step`, over optimizer steps after it."""
+        merged = cls()
+        for part in parts:
+            merged.loss += part.loss
+            merged.num_real_tokens += part.num_real_tokens
+            merged.num_padded_tokens += part.num_padded_tokens
+            for name, total in part._sums.items():
+                merged._sums[name] += total
+                merged._counts[name] += part._counts[name]
+            for name, value in part._maxima.items():
+                merged._maxima[name] = max(merged._maxima.get(name, 0.0), value)
+            merged._norms += part._norms
+            merged._learning_rate = part._learning_rate
+        return merged
+
+    def mean(self, name: str) -> float:
+        """Over tokens; 0 when there were none."""
+        return self._sums.get(name, 0.0) / max(1, self._counts.get(name, 0))
+
+    def metrics(self) -> dict[str, float]:
+        """`actor/...` and, with a value head, `critic/...`; means over tokens and optimizer steps."""
+        num_steps = max(1, len(self._norms))
+        padded = self.num_padded_tokens
+        metrics = {
+            "actor/loss": self.loss / num_steps,
+            "actor/grad_norm": sum(self._norms) / num_steps,
+            "actor/lr": self._learning_rate,
+            "actor/num_optimizer_steps": float(len(self._norms)),
+            "actor/padding_fraction": 1 - self.num_real_tokens / padded if padded else 0.0,
+        }
+        for name in sorted(self._sums):
+            is_critic = name.startswith("critic_")
+            section, short = ("critic" if is_critic else "actor"), name.removeprefix("critic_")
+            if name in self._maxima:
+                metrics[f"{section}/{short}_mean"] = self.mean(name)
+                metrics[f"{section}/{short}_max"] = self._maxima[name]
+            else:
+                metrics[f"{section}/{short}"] = self.mean(name)
+        return metrics
