@@ -1,0 +1,250 @@
+"""The experiment in one SVG: success curves, a panel per variant, and seconds and staleness beside them.
+
+Pure: summaries in, text out. Axes and curves are placed by `envsdk.report.charts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+from results import Spread, Summary
+
+from envsdk.report.charts import (
+    Series,
+    Size,
+    StepChart,
+    Tick,
+    line_chart,
+    nice_ticks,
+    short_number,
+)
+
+_TEMPLATE = Path(__file__).with_name("figure.svg.j2")
+_CURVES = Size(360, 210)
+_BARS = Size(240, 210)
+_GAP = 14.0
+_TITLE = 44.0
+"""Room above a panel's plot for its two lines of title."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One alpha in a panel."""
+
+    color: int
+    path: str
+    band: str
+    """Closed path from the lowest to the highest seed."""
+    dots: list[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePanel:
+    """One variant."""
+
+    x: float
+    y: float
+    title: str
+    subtitle: str
+    chart: StepChart
+    curves: list[Curve]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlphaBar:
+    """Mean as a bar, lowest to highest as a line on it."""
+
+    color: int
+    x: float
+    width: float
+    top: float
+    low: float
+    high: float
+    label: str
+    value_label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarPanel:
+    """One bar per alpha."""
+
+    x: float
+    y: float
+    title: str
+    subtitle: str
+    left: float
+    right: float
+    bottom: float
+    ticks: list[Tick]
+    bars: list[AlphaBar]
+
+
+def draw(summaries: Sequence[Summary], about: Mapping[str, str]) -> str:
+    """The SVG. `about` has a subtitle for each variant; ValueError when there is nothing to draw."""
+    if not summaries:
+        raise ValueError("there is no finished run to draw")
+    variants = list(dict.fromkeys(one.variant for one in summaries))
+    alphas = sorted({one.alpha for one in summaries})
+    colors = {alpha: index for index, alpha in enumerate(alphas)}
+    panels = []
+    for index, name in enumerate(variants):
+        column, row = index % 2, index // 2
+        panels.append(
+            _curve_panel(
+                name,
+                about[name],
+                [one for one in summaries if one.variant == name],
+                colors,
+                y_range=_common_range(summaries),
+                x=column * (_CURVES.width + _GAP),
+                y=row * (_CURVES.height + _TITLE + _GAP),
+            )
+        )
+    beside = 2 * (_CURVES.width + _GAP)
+    bars = [
+        _bar_panel(
+            "Seconds per step",
+            "all variants; line: fastest to slowest",
+            {alpha: _pooled(summaries, alpha, lambda one: one.training_s) for alpha in alphas},
+            colors,
+            label=lambda value: f"{value:.2f}",
+            x=beside,
+            y=0.0,
+        ),
+        _bar_panel(
+            "Staleness of the samples",
+            "weight updates between sampling and training",
+            {
+                alpha: _pooled(
+                    summaries, alpha, lambda one: Spread(one.staleness, one.staleness, one.staleness)
+                )
+                for alpha in alphas
+            },
+            colors,
+            label=lambda value: f"{value:.1f}",
+            x=beside,
+            y=_CURVES.height + _TITLE + _GAP,
+        ),
+    ]
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    rows = max(2, -(-len(variants) // 2))
+    return environment.from_string(_TEMPLATE.read_text()).render(
+        panels=panels,
+        bars=bars,
+        legend=[(colors[alpha], f"alpha {alpha}") for alpha in alphas],
+        num_seeds=sorted({one.num_seeds for one in summaries}),
+        title_height=_TITLE,
+        width=beside + _BARS.width,
+        height=rows * (_CURVES.height + _TITLE + _GAP),
+    )
+
+
+def _curve_panel(
+    name: str,
+    subtitle: str,
+    rows: Sequence[Summary],
+    colors: Mapping[int, int],
+    *,
+    y_range: tuple[float, float],
+    x: float,
+    y: float,
+) -> CurvePanel:
+    # The charts of the report have no bands: three lines are placed, and two of them make the band.
+    series = [
+        Series(
+            name=f"{one.alpha}",
+            points=[(float(step), pick(spread)) for step, spread in one.curve.items()],
+            color=colors[one.alpha],
+            is_sparse=True,
+        )
+        for one in rows
+        for pick in (_mean, _low, _high)
+    ]
+    chart = line_chart(name, series, size=_CURVES, y_range=y_range, as_percent=True)
+    if chart is None:
+        raise ValueError(f"{name}: no evaluation to draw")
+    curves = []
+    for mean, low, high in zip(chart.lines[::3], chart.lines[1::3], chart.lines[2::3], strict=True):
+        outline = [*low.dots, *reversed(high.dots)]
+        band = "M" + "L".join(f"{px:g},{py:g}" for px, py in outline) + "z"
+        curves.append(Curve(color=mean.color, path=mean.path, band=band, dots=mean.dots))
+    return CurvePanel(x=x, y=y, title=name, subtitle=subtitle, chart=chart, curves=curves)
+
+
+def _bar_panel(
+    title: str,
+    subtitle: str,
+    spreads: Mapping[int, Spread],
+    colors: Mapping[int, int],
+    *,
+    label: Callable[[float], str],
+    x: float,
+    y: float,
+) -> BarPanel:
+    left, right, top, bottom = 40.0, _BARS.width - 6.0, 20.0, _BARS.height - 28.0
+    highest = max(spread.high for spread in spreads.values()) or 1.0
+    slot = (right - left) / len(spreads)
+
+    def height(value: float) -> float:
+        return round(bottom - (bottom - top) * value / highest, 1)
+
+    bars = [
+        AlphaBar(
+            color=colors[alpha],
+            x=round(left + slot * (index + 0.2), 1),
+            width=round(slot * 0.6, 1),
+            top=height(spread.mean),
+            low=height(spread.low),
+            high=height(spread.high),
+            label=f"alpha {alpha}",
+            value_label=label(spread.mean),
+        )
+        for index, (alpha, spread) in enumerate(spreads.items())
+    ]
+    return BarPanel(
+        x=x,
+        y=y,
+        title=title,
+        subtitle=subtitle,
+        left=left,
+        right=right,
+        bottom=bottom,
+        ticks=[
+            Tick(position=height(value), label=short_number(value)) for value in nice_ticks(0.0, highest, 4)
+        ],
+        bars=bars,
+    )
+
+
+def _pooled(summaries: Sequence[Summary], alpha: int, pick: Callable[[Summary], Spread]) -> Spread:
+    """Over the variants of one alpha."""
+    spreads = [pick(one) for one in summaries if one.alpha == alpha]
+    return Spread(
+        sum(one.mean for one in spreads) / len(spreads),
+        min(one.low for one in spreads),
+        max(one.high for one in spreads),
+    )
+
+
+def _common_range(summaries: Sequence[Summary]) -> tuple[float, float]:
+    """One axis for all panels, with a little room."""
+    spreads = [spread for one in summaries for spread in one.curve.values()]
+    low, high = min(one.low for one in spreads), max(one.high for one in spreads)
+    return max(0.0, low - 0.03), min(1.0, high + 0.03)
+
+
+def _mean(spread: Spread) -> float:
+    return spread.mean
+
+
+def _low(spread: Spread) -> float:
+    return spread.low
+
+
+def _high(spread: Spread) -> float:
+    return spread.high
