@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from envsdk.failures import ConfigurationError
 from envsdk.trainers.packing import MicroBatch
-from envsdk.trainers.training_args import TorchStrategyConfig
+from envsdk.trainers.training_args import TransformersArgs
 
 
 class CausalLM:
@@ -26,10 +26,18 @@ class CausalLM:
     embedding, so whatever a model does to its logits afterwards (scaling, soft-capping) still happens.
     """
 
-    def __init__(self, model: nn.Module, *, with_value_head: bool, strategy: TorchStrategyConfig) -> None:
-        self.device = torch.device(strategy.device)
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        with_value_head: bool,
+        settings: TransformersArgs,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.device = torch.device(device)
         self.model = cast(Any, model.to(self.device))
-        self._autocast_dtype = torch.bfloat16 if strategy.dtype == "bfloat16" else None
+        self.autocast_dtype = torch.bfloat16 if settings.dtype == "bfloat16" else None
+        """Precision of the forward pass where it is not that of the weights."""
         self.value_head: nn.Linear | None = None
         if with_value_head:
             self.value_head = nn.Linear(self.model.config.get_text_config().hidden_size, 1)
@@ -41,11 +49,18 @@ class CausalLM:
         self._hidden_NH: Tensor | None = None
         self.model.get_output_embeddings().register_forward_pre_hook(self._keep_asked_positions)
         self.model.eval()
-        if strategy.gradient_checkpointing:
+        if settings.gradient_checkpointing:
             self._checkpoint_without_dropout()
 
     @classmethod
-    def load(cls, folder: Path, *, with_value_head: bool, strategy: TorchStrategyConfig) -> CausalLM:
+    def load(
+        cls,
+        folder: Path,
+        *,
+        with_value_head: bool,
+        settings: TransformersArgs,
+        device: torch.device | str = "cpu",
+    ) -> CausalLM:
         """Load a Hugging Face folder. ConfigurationError when there is none or it cannot be read."""
         if not (folder / "config.json").is_file():
             raise ConfigurationError(
@@ -58,7 +73,7 @@ class CausalLM:
             )
         except (OSError, ValueError, KeyError) as error:
             raise ConfigurationError(f"pretrain: cannot load the model in {folder}: {error}") from error
-        return cls(model, with_value_head=with_value_head, strategy=strategy)
+        return cls(model, with_value_head=with_value_head, settings=settings, device=device)
 
     @property
     def vocab_size(self) -> int:
@@ -70,13 +85,19 @@ class CausalLM:
         if self.value_head is not None:
             yield from self.value_head.named_parameters(prefix="value_head")
 
+    def modules(self) -> Iterator[nn.Module]:
+        """Of the model and the value head."""
+        yield from self.model.modules()
+        if self.value_head is not None:
+            yield from self.value_head.modules()
+
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Logits `[N, V]` and last hidden states `[N, H]` at the batch's scored positions."""
         input_ids_BT = torch.from_numpy(batch.input_ids_BT).to(self.device)
         self._positions_N = torch.from_numpy(batch.positions_N).to(self.device)
         try:
             with torch.autocast(
-                self.device.type, dtype=self._autocast_dtype, enabled=self._autocast_dtype is not None
+                self.device.type, dtype=self.autocast_dtype, enabled=self.autocast_dtype is not None
             ):
                 logits_1NV = self.model(input_ids=input_ids_BT, use_cache=False).logits
             hidden_NH = self._hidden_NH

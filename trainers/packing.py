@@ -5,13 +5,16 @@ matter), and the vocabulary is projected at scored positions alone: in agentic d
 Rows are sorted by length and padded on the right, where causal attention hides the padding from every
 real token without a mask, so the fast causal kernel is used.
 
+Several ranks divide the rows by their tokens and go through the model equally often, because the model
+is whole only while all of them are in it together.
+
 Shapes: B rows, T longest input of the micro-batch, N scored tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +44,8 @@ class MicroBatch:
     targets_N: NDArray[np.int64]
     num_real_tokens: int
     """Inputs that are not padding."""
+    is_filler: bool = False
+    """It repeats a row to keep this rank in step with the others: it counts nowhere and weighs nothing."""
 
 
 def make_row(ids: NDArray[np.int32], mask: NDArray[np.int8]) -> Row | None:
@@ -58,23 +63,51 @@ def make_row(ids: NDArray[np.int32], mask: NDArray[np.int8]) -> Row | None:
     )
 
 
-def pack(rows: Sequence[Row], max_tokens: int, *, pad_id: int = 0) -> list[MicroBatch]:
-    """Micro-batches of at most `max_tokens` inputs, padding included, longest rows first.
+def pack(
+    rows: Sequence[Row], max_tokens: int, *, rank: int = 0, world_size: int = 1, pad_id: int = 0
+) -> list[MicroBatch]:
+    """This rank's micro-batches of at most `max_tokens` inputs, padding included, longest rows first.
 
-    Every row is in exactly one; a row longer than the budget gets one of its own.
+    Every row is in exactly one of all ranks; a row longer than the budget gets one of its own. Each rank
+    gets the same number; where its rows make fewer, the rest are fillers.
     """
-    order = sorted(range(len(rows)), key=lambda index: -len(rows[index].input_ids))
-    batches: list[MicroBatch] = []
-    start = 0
-    while start < len(order):
-        longest = len(rows[order[start]].input_ids)
-        stop = start + max(1, max_tokens // longest)
-        batches.append(_pad(rows, order[start:stop], longest, pad_id))
-        start = stop
+    shares = divide([len(row.input_ids) for row in rows], world_size)
+    groups = [_groups(rows, share, max_tokens) for share in shares]
+    batches = [_pad(rows, group, pad_id) for group in groups[rank]]
+    num_missing = max(map(len, groups)) - len(batches)
+    if num_missing:
+        shortest = min(range(len(rows)), key=lambda index: len(rows[index].input_ids))
+        batches += [replace(_pad(rows, [shortest], pad_id), is_filler=True)] * num_missing
     return batches
 
 
-def _pad(rows: Sequence[Row], indices: list[int], longest: int, pad_id: int) -> MicroBatch:
+def divide(sizes: Sequence[int], parts: int) -> list[list[int]]:
+    """Indices of `sizes` in `parts` lists, each from the largest size to the smallest.
+
+    The largest left goes where there is least so far, so two sums never differ by more than one size.
+    """
+    shares: list[list[int]] = [[] for _ in range(parts)]
+    totals = [0] * parts
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        least = totals.index(min(totals))
+        shares[least].append(index)
+        totals[least] += sizes[index]
+    return shares
+
+
+def _groups(rows: Sequence[Row], indices: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """`indices`, longest row first, in runs that fit the budget once padded to their first."""
+    groups: list[list[int]] = []
+    start = 0
+    while start < len(indices):
+        stop = start + max(1, max_tokens // len(rows[indices[start]].input_ids))
+        groups.append(list(indices[start:stop]))
+        start = stop
+    return groups
+
+
+def _pad(rows: Sequence[Row], indices: list[int], pad_id: int) -> MicroBatch:
+    longest = max(len(rows[index].input_ids) for index in indices)
     input_ids_BT = np.full((len(indices), longest), pad_id, np.int64)
     for line, index in enumerate(indices):
         inputs = rows[index].input_ids

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from envsdk.failures import TrainerError
+from envsdk.trainers.sharded import placed_like, whole
 from envsdk.trainers.training_args import TrainingArgs
 
 
@@ -70,7 +71,7 @@ class Optimizer:
         TrainerError, with weights and moments untouched, when the norm is not finite.
         """
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = whole(torch.nn.utils.get_total_norm(gradients))
         if not torch.isfinite(norm):
             self.zero_grad()
             raise TrainerError(f"the gradient norm is {float(norm)} at optimizer step {self.num_steps}")
@@ -87,7 +88,8 @@ class Optimizer:
     def state(self) -> dict[str, Tensor]:
         """Weights and moments, by name: `weight/NAME`, `exp_avg/NAME`, `exp_avg_sq/NAME`, `step/NAME`.
 
-        The live tensors, not copies. Moments are missing before the first step.
+        The live tensors, not copies; with several ranks, this rank's part of each. Moments are missing
+        before the first step.
         """
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.parameters.items():
@@ -97,16 +99,16 @@ class Optimizer:
         return tensors
 
     @torch.no_grad()
-    def restore(self, tensors: dict[str, Tensor], num_steps: int) -> None:
-        """Put back copies of what `state` gave; the moments among `tensors` are taken over, not copied."""
+    def restore(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
+        """Copy back what `state` gave, be it whole or shared out."""
         for name, parameter in self.parameters.items():
-            parameter.copy_(tensors[f"weight/{name}"])
+            parameter.copy_(placed_like(parameter, tensors[f"weight/{name}"]))
             moments = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{key}/{name}" in tensors]
             if not moments:
                 self.adam.state.pop(parameter, None)
                 continue
             self.adam.state[parameter] = {
-                key: tensors[f"{key}/{name}"].to(parameter.device) for key in moments
+                key: placed_like(parameter, tensors[f"{key}/{name}"]) for key in moments
             }
         self.zero_grad()
         self.num_steps = num_steps

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -25,7 +26,8 @@ from envsdk.trainers.causal_lm import CausalLM
 from envsdk.trainers.objective import TokenOutputs
 from envsdk.trainers.packing import MicroBatch, Row, make_row, pack
 from envsdk.trainers.policy_trainer import PolicyTrainer, ScoreKind, validated
-from envsdk.trainers.torch_checkpoint import read_checkpoint, sync_to_disk, write_checkpoint
+from envsdk.trainers.sharded import whole
+from envsdk.trainers.torch_checkpoint import StoredCheckpoint, sync_to_disk, write_state, write_tensors
 from envsdk.trainers.torch_optimizer import Optimizer
 from envsdk.trainers.train_rows import TrainRow
 from envsdk.trainers.train_tally import TrainTally
@@ -43,6 +45,7 @@ TOKENIZER_FILES = (
 )
 """What `save_pretrained` copies from the folder the model was loaded from."""
 
+Found = TypeVar("Found")
 _Learn = Callable[[MicroBatch, Sequence[TrainRow], TrainTally], Tensor]
 
 
@@ -76,7 +79,12 @@ class TorchTrainer(PolicyTrainer):
         training = validated(TrainingArgs, config.training_args, "training_args")
         strategy = validated(TorchStrategyConfig, config.strategy_config, "strategy_config")
         torch.set_num_threads(strategy.num_threads)
-        model = CausalLM.load(config.model, with_value_head=config.with_value_head, strategy=strategy)
+        model = CausalLM.load(
+            config.model,
+            with_value_head=config.with_value_head,
+            settings=strategy,
+            device=strategy.device,
+        )
         return cls(model, config=config, algorithm=algorithm, training=training)
 
     @property
@@ -101,6 +109,7 @@ class TorchTrainer(PolicyTrainer):
         self._accumulate_with(
             self._imitate, [TrainRow(row=row, weight=1.0 / num_tokens, fields={}) for row in rows], tally
         )
+        tally = self._merged(tally)
         norm, learning_rate = self._optimizer.step()
         return {
             "sft/loss": tally.loss,
@@ -117,46 +126,38 @@ class TorchTrainer(PolicyTrainer):
         A tied output embedding comes under the input embedding's name alone.
         """
         for name, parameter in self.model.model.named_parameters():
-            yield name, parameter.detach().to("cpu", copy=True).numpy()
+            yield name, whole(parameter.detach()).to("cpu", copy=True).numpy()
 
     def save(self, folder: Path) -> None:
         """Weights, moments and schedule, synced to disk. StorageError names what could not be written."""
-        state = self._optimizer.state()
-        write_checkpoint(
-            folder,
-            {
-                "weights.safetensors": {
-                    name.removeprefix("weight/"): tensor
-                    for name, tensor in state.items()
-                    if name.startswith("weight/")
-                },
-                "optimizer.safetensors": {
-                    name: tensor for name, tensor in state.items() if not name.startswith("weight/")
-                },
-            },
-            {"num_optimizer_steps": self._optimizer.num_steps},
-        )
+        digests = write_tensors(folder, self._optimizer.state())
+        write_state(folder, digests, num_optimizer_steps=self._optimizer.num_steps)
 
     def load(self, folder: Path) -> None:
         """StorageError names a missing or damaged file, or one that belongs to another model."""
-        files, state = read_checkpoint(folder)
-        tensors = {f"weight/{name}": tensor for name, tensor in files["weights.safetensors"].items()}
-        tensors |= files["optimizer.safetensors"]
+        checkpoint = StoredCheckpoint(folder)
+        checkpoint.verify(checkpoint.files)
+        self._restore(checkpoint)
+
+    def _restore(self, checkpoint: StoredCheckpoint) -> None:
         for name, parameter in self._optimizer.parameters.items():
-            stored = tensors.get(f"weight/{name}")
+            stored = checkpoint.get(f"weight/{name}")
             if stored is None or stored.shape != parameter.shape:
                 found = "missing" if stored is None else f"of shape {list(stored.shape)}"
                 raise StorageError(
-                    f"{folder / 'weights.safetensors'} is of another model: {name} is {found}, "
+                    f"the checkpoint in {checkpoint.folder} is of another model: {name} is {found}, "
                     f"expected {list(parameter.shape)}"
                 )
-        self._optimizer.restore(tensors, state["num_optimizer_steps"])
+        self._optimizer.restore(checkpoint, checkpoint.num_optimizer_steps)
 
     def save_pretrained(self, folder: Path) -> None:
         """The value head is not part of it. StorageError names what could not be written."""
+        self._write_pretrained(folder, self.model.model.state_dict())
+
+    def _write_pretrained(self, folder: Path, state: Mapping[str, Tensor]) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self.model.model.save_pretrained(folder)
+            self.model.model.save_pretrained(folder, state_dict=state)
             for pattern in TOKENIZER_FILES:
                 for source in sorted(self.config.model.glob(pattern)):
                     if source.is_file() and source.resolve().parent != folder.resolve():
@@ -182,12 +183,16 @@ class TorchTrainer(PolicyTrainer):
         self._accumulate_with(self._reinforce, rows, tally)
 
     def _accumulate_with(self, learn: _Learn, rows: Sequence[TrainRow], tally: TrainTally) -> None:
-        for micro in pack([row.row for row in rows], self.training.max_tokens_per_microbatch):
-            loss = learn(micro, [rows[index] for index in micro.rows], tally)
+        for micro in self._pack([row.row for row in rows]):
+            members = [rows[index] for index in micro.rows]
+            found = tally
+            if micro.is_filler:
+                members, found = [replace(row, weight=0.0) for row in members], TrainTally()
+            loss = learn(micro, members, found)
             loss.backward()  # type: ignore[no-untyped-call]
-            tally.loss += float(loss.detach())
-            tally.num_real_tokens += micro.num_real_tokens
-            tally.num_padded_tokens += micro.input_ids_BT.size
+            found.loss += float(loss.detach())
+            found.num_real_tokens += micro.num_real_tokens
+            found.num_padded_tokens += micro.input_ids_BT.size
 
     def _reinforce(self, micro: MicroBatch, rows: Sequence[TrainRow], tally: TrainTally) -> Tensor:
         logits_NV, hidden_NH = self.model.forward(micro)
@@ -213,12 +218,26 @@ class TorchTrainer(PolicyTrainer):
     @torch.no_grad()
     def _score(self, rows: Sequence[Row], kind: ScoreKind) -> list[NDArray[np.float32]]:
         score = self._token_logprobs if kind is ScoreKind.LOGPROBS else self._token_values
-        results: dict[int, NDArray[np.float32]] = {}
-        for micro in pack(rows, self.training.max_tokens_per_microbatch):
+        found: dict[int, NDArray[np.float32]] = {}
+        for micro in self._pack(rows):
             scores_N = score(micro).float().cpu().numpy()
             ends = np.cumsum([len(rows[index].scored) for index in micro.rows])
-            results |= zip(micro.rows, np.split(scores_N, ends[:-1]), strict=True)
+            if not micro.is_filler:
+                found |= zip(micro.rows, np.split(scores_N, ends[:-1]), strict=True)
+        results = {index: scores for part in self._gathered(found) for index, scores in part.items()}
         return [results[index] for index in range(len(rows))]
+
+    def _merged(self, tally: TrainTally) -> TrainTally:
+        return TrainTally.merge(self._gathered(tally))
+
+    def _gathered(self, found: Found) -> list[Found]:
+        """What every rank found, in the order of the ranks, on every rank."""
+        return [found]
+
+    def _pack(self, rows: Sequence[Row]) -> list[MicroBatch]:
+        ranks = self.config.rank
+        budget = self.training.max_tokens_per_microbatch
+        return pack(rows, budget, rank=ranks.rank, world_size=ranks.world_size)
 
     def _token_logprobs(self, micro: MicroBatch) -> Tensor:
         logits_NV, _ = self.model.forward(micro)

@@ -43,16 +43,35 @@ class TrainingArgs(BaseModel):
         return self
 
 
-class TorchStrategyConfig(BaseModel):
-    """The section `actor_train.strategy_args.strategy_config` for `strategy_name: torch`."""
+class TransformersArgs(BaseModel):
+    """How a `transformers` model is run, on one rank or several."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    device: str = "cpu"
-    """A torch device such as `cpu` or `cuda:0`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the forward pass. Weights, optimizer and log-probabilities stay float32."""
     num_threads: int = Field(default=1, ge=1)
     """CPU threads of one operator; more than one rarely pays below some ten million parameters."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
+
+
+class TorchStrategyConfig(TransformersArgs):
+    """The section `actor_train.strategy_args.strategy_config` for `strategy_name: torch`."""
+
+    device: str = "cpu"
+    """A torch device such as `cpu` or `cuda:0`."""
+
+
+class FSDP2StrategyConfig(TransformersArgs):
+    """The section `actor_train.strategy_args.strategy_config` for `strategy_name: fsdp2_train`.
+
+    A rank's device is its own: the GPU of its number on its machine, or the CPU where there is none.
+    """
+
+    shard_size: int | None = Field(default=None, ge=1)
+    """Ranks that share out one copy of weights and optimizer; it divides the number of ranks. Null is all
+    of them: least memory. The number of ranks on a machine keeps most traffic within it (HSDP)."""
+    reshard_after_forward: bool = True
+    """Free a layer's whole weights after its forward pass and gather them again for the backward pass;
+    false keeps them: less traffic, more memory."""

@@ -1,0 +1,164 @@
+"""The torch trainer on several ranks: weights, gradients and optimizer shared out by `fully_shard` (FSDP2).
+
+    rows of an optimizer step -> each rank its share -> gradients added up over the ranks -> one step
+
+Every rank goes through the model equally often (`packing.pack`): a layer is whole only while all
+ranks are in it together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from envsdk.algorithms.args import AlgorithmArgs
+from envsdk.failures import ConfigurationError, StorageError
+from envsdk.trainers.causal_lm import CausalLM
+from envsdk.trainers.packing import Row, divide
+from envsdk.trainers.policy_trainer import ScoreKind, validated
+from envsdk.trainers.process_group import join_process_group
+from envsdk.trainers.sharded import whole
+from envsdk.trainers.torch_checkpoint import StoredCheckpoint, write_state, write_tensors
+from envsdk.trainers.torch_trainer import Found, TorchTrainer
+from envsdk.trainers.training_args import FSDP2StrategyConfig, TrainingArgs
+from envsdk.training import TrainerConfig, TrainerRank
+
+
+class Fsdp2Trainer(TorchTrainer):
+    """Strategy `fsdp2_train`: one object per rank, created and called on all ranks alike.
+
+    rank = TrainerRank(rank=0, world_size=2, master_port=29500)
+    trainer = Fsdp2Trainer.create(TrainerConfig(model=folder, sequence_length=1024, seed=0, rank=rank))
+    """
+
+    @classmethod
+    def create(cls, config: TrainerConfig) -> Self:
+        algorithm = validated(AlgorithmArgs, config.algorithm, "algorithm")
+        training = validated(TrainingArgs, config.training_args, "training_args")
+        strategy = validated(FSDP2StrategyConfig, config.strategy_config, "strategy_config")
+        shape = mesh_shape(strategy, config.rank)
+        torch.set_num_threads(strategy.num_threads)
+        model = CausalLM.load(config.model, with_value_head=config.with_value_head, settings=strategy)
+        device, backend = torch.device("cpu"), "gloo"
+        if torch.cuda.is_available():
+            # Objects (metrics, log-probabilities) are on the CPU and go by gloo.
+            device, backend = torch.device("cuda", config.rank.local_rank), "cpu:gloo,cuda:nccl"
+            torch.cuda.set_device(device)
+        join_process_group(config.rank, backend=backend)
+        mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
+        shard_model(model, mesh, device, strategy)
+        return cls(model, config=config, algorithm=algorithm, training=training)
+
+    def save(self, folder: Path) -> None:
+        """Each rank gathers and writes an equal share of the tensors, whole."""
+        ranks = self.config.rank
+        state = self._optimizer.state()
+        names = list(state)
+        mine = set(divide([tensor.numel() for tensor in state.values()], ranks.world_size)[ranks.rank])
+        tensors: dict[str, Tensor] = {}
+        for index, name in enumerate(names):
+            tensor = whole(state[name])
+            if index in mine:
+                tensors[name] = tensor.cpu()
+        part = f"-{ranks.rank + 1}-of-{ranks.world_size}" if ranks.world_size > 1 else ""
+        written = self._alike(lambda: write_tensors(folder, tensors, part=part))
+        digests = {name: digest for digests in self._gathered(written) for name, digest in digests.items()}
+        self._on_first_rank(
+            lambda: write_state(folder, digests, num_optimizer_steps=self._optimizer.num_steps)
+        )
+
+    def load(self, folder: Path) -> None:
+        ranks = self.config.rank
+        checkpoint = self._alike(lambda: StoredCheckpoint(folder))
+        self._alike(lambda: checkpoint.verify(checkpoint.files[ranks.rank :: ranks.world_size]))
+        self._alike(lambda: self._restore(checkpoint))
+
+    def save_pretrained(self, folder: Path) -> None:
+        state: dict[str, Tensor] = {}
+        known = dict(self.model.model.named_parameters())
+        for name, tensor in self.model.model.state_dict().items():
+            if isinstance(tensor, DTensor) and name not in known:
+                continue  # a tied weight, under its other name
+            tensor = whole(tensor)
+            if self.config.rank.rank == 0:
+                state[name] = tensor.cpu()
+        self._on_first_rank(lambda: self._write_pretrained(folder, state))
+
+    def close(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _score(self, rows: Sequence[Row], kind: ScoreKind) -> list[NDArray[np.float32]]:
+        scores = super()._score(rows, kind)
+        # No backward pass follows that would free the whole weights, and later steps leave them behind.
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        return scores
+
+    def _gathered(self, found: Found) -> list[Found]:
+        everything: list[Any] = [None] * self.config.rank.world_size
+        dist.all_gather_object(everything, found)
+        return everything
+
+    def _on_first_rank(self, write: Callable[[], None]) -> None:
+        self._alike(write if self.config.rank.rank == 0 else lambda: None)
+
+    def _alike(self, action: Callable[[], Found]) -> Found:
+        """What `action` returns; a StorageError of one rank is raised on all, so that none waits for it."""
+        failure: StorageError | None = None
+        try:
+            result = action()
+        except StorageError as error:
+            failure = error
+        for message in self._gathered(None if failure is None else str(failure)):
+            if message is not None:
+                raise StorageError(message) from failure
+        return result
+
+
+def mesh_shape(strategy: FSDP2StrategyConfig, rank: TrainerRank) -> tuple[int, ...]:
+    """Ranks that share out one copy, and before it the number of copies where there are several."""
+    shard_size = strategy.shard_size or rank.world_size
+    if rank.world_size % shard_size:
+        raise ConfigurationError(
+            f"strategy_config.shard_size: {shard_size} does not divide the {rank.world_size} ranks of the "
+            "trainer; choose a divisor, or leave it out to share out the weights over all ranks"
+        )
+    copies = rank.world_size // shard_size
+    return (copies, shard_size) if copies > 1 else (shard_size,)
+
+
+def shard_model(
+    model: CausalLM, mesh: DeviceMesh, device: torch.device, strategy: FSDP2StrategyConfig
+) -> None:
+    """Share out each layer, then the rest, then the value head, and move this rank's part to `device`.
+
+    The layers are what `transformers` says must not be split; a model that names none is gathered at once.
+    """
+    names = model.model._no_split_modules or ()
+    half = MixedPrecisionPolicy(param_dtype=model.autocast_dtype, reduce_dtype=torch.float32)
+    for module in list(model.model.modules()):
+        if type(module).__name__ in names:
+            fully_shard(
+                module, mesh=mesh, mp_policy=half, reshard_after_forward=strategy.reshard_after_forward
+            )
+    fully_shard(model.model, mesh=mesh, mp_policy=half)
+    if model.value_head is not None:
+        fully_shard(model.value_head, mesh=mesh)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            # A plain sum: the weights of the rows are those of the whole optimizer step.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    model.device, model.autocast_dtype = device, None
