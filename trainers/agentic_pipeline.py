@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-import ray
-
 from envsdk.atomic import make_folder, write_atomically
 from envsdk.config.loading import LoadedConfig
 from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
@@ -184,7 +182,7 @@ class AgenticPipeline:
         with self._timed("train", Track.TRAINER):
             scores = await self._scores(trajectories)
             sequences = train_batch(self.config.algorithm, self.step, trajectories, scores)
-            metrics, _ = await self.cluster.call(self.cluster.trainer.train_step.remote(sequences))
+            metrics = await self.cluster.call(self.cluster.trainer.train_step(sequences))
         self._metrics |= metrics
 
     async def checkpoint(self) -> None:
@@ -194,11 +192,13 @@ class AgenticPipeline:
         self.display.phase("writing a checkpoint")
         state = RunState(step=self.step, seed=self.config.seed, model=str(self.model))
         with self._timed("checkpoint", Track.TRAINER):
+            loop = asyncio.get_running_loop()
+            save = self.cluster.trainer.save
             await asyncio.to_thread(
                 write_checkpoint,
                 self.folder.path,
                 state,
-                lambda folder: ray.get(self.cluster.trainer.save.remote(folder.resolve())),
+                lambda folder: asyncio.run_coroutine_threadsafe(save(folder.resolve()), loop).result(),
             )
         self._checkpointed_step = self.step
 
@@ -215,12 +215,12 @@ class AgenticPipeline:
         args, cluster = self.config.algorithm, self.cluster
         ids = [trajectory.tokens.ids for trajectory in trajectories if trajectory.tokens is not None]
         reference_logprobs = logprobs = values = None
-        if args.needs_reference:
-            reference_logprobs = await cluster.call(cluster.reference.logprobs.remote(ids))
+        if cluster.reference is not None:
+            reference_logprobs = await cluster.call(cluster.reference.logprobs(ids))
         if args.init_kl_coef > 0:
-            logprobs = await cluster.call(cluster.trainer.logprobs.remote(ids))
+            logprobs = await cluster.call(cluster.trainer.logprobs(ids))
         if args.needs_values:
-            values = await cluster.call(cluster.trainer.values.remote(ids))
+            values = await cluster.call(cluster.trainer.values(ids))
         return ModelScores(logprobs=logprobs, reference_logprobs=reference_logprobs, values=values)
 
     async def _unless_stopped(self, waiting: Awaitable[Result]) -> Result:
@@ -361,7 +361,7 @@ async def _run(config: RunConfig, folder: RunFolder, model: Path) -> None:
             display.phase("starting engines, workers and the trainer")
             await cluster.start()
             if folder.checkpoint is not None:
-                await cluster.call(cluster.trainer.load.remote(folder.checkpoint.folder.resolve()))
+                await cluster.call(cluster.trainer.load(folder.checkpoint.folder.resolve()))
                 display.note(f"continuing {folder.path} from step {folder.first_step}")
             if folder.batches:
                 display.note(f"{len(folder.batches)} batches on disk are trained first")

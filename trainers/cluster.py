@@ -16,14 +16,15 @@ from typing import Any, TypeVar
 
 import ray
 
-from envsdk.config.models import RunConfig
+from envsdk.config.models import RunConfig, TrainerRole
+from envsdk.config.plugins import runs_on_several_ranks
 from envsdk.failures import EngineError, EnvsdkError
 from envsdk.inference.engine import EngineConfig, EngineHealth
 from envsdk.inference.engine_host import EngineHost
 from envsdk.managers.ledger_types import LedgerState
 from envsdk.managers.scheduler import RolloutBatch, RolloutScheduler, SchedulerSetup, as_envsdk_error
 from envsdk.managers.wiring import VAL_SPLIT, train_ledger, validation_ledger, worker_setups
-from envsdk.trainers.trainer_host import TrainerHost
+from envsdk.trainers.trainer_group import TrainerGroup, TrainerSpec
 from envsdk.training import TrainerConfig
 
 Result = TypeVar("Result")
@@ -37,7 +38,7 @@ class Cluster:
     ) -> None:
         self._config = config
         self._alarms: dict[str, asyncio.Future[None]] = {}
-        infer, train = config.actor_infer, config.actor_train
+        infer = config.actor_infer
 
         engine = _actor(EngineHost)
         self._engines = {
@@ -54,32 +55,7 @@ class Cluster:
             for index in range(infer.num_engines)
         }
 
-        trainer = _actor(TrainerHost)
-        self.trainer = trainer.remote(
-            train.strategy_args.strategy_name,
-            TrainerConfig(
-                model=model,
-                sequence_length=config.sequence_length,
-                seed=config.seed,
-                algorithm=config.algorithm.model_dump(),
-                training_args=train.training_args,
-                strategy_config=train.settings,
-                with_value_head=config.algorithm.needs_values,
-            ),
-        )
-        self.reference: Any = None
-        if config.algorithm.needs_reference:
-            reference = config.reference
-            self.reference = trainer.remote(
-                reference.strategy_args.strategy_name,
-                TrainerConfig(
-                    model=model,
-                    sequence_length=config.sequence_length,
-                    seed=config.seed,
-                    algorithm=config.algorithm.model_dump(),
-                    strategy_config=reference.settings,
-                ),
-            )
+        self.trainer, self.reference = _trainers(config, model)
 
         scheduler = _actor(RolloutScheduler)
         self.rollouts = scheduler.remote(
@@ -110,10 +86,8 @@ class Cluster:
         """Start everything side by side; returns when every worker has checked in."""
         await self.call(asyncio.gather(*(engine.start.remote() for engine in self._engines.values())))
         self._alarms = {name: asyncio.ensure_future(_alarm(name, e)) for name, e in self._engines.items()}
-        starting = [self.rollouts.start.remote(), self.held_out.start.remote(), self.trainer.start.remote()]
-        if self.reference is not None:
-            starting.append(self.reference.start.remote())
-        await self.call(asyncio.gather(*starting))
+        starting = [self.rollouts.start.remote(), self.held_out.start.remote()]
+        await self.call(asyncio.gather(*starting, *(group.start() for group in self._trainers)))
 
     async def call(self, awaitable: Awaitable[Result]) -> Result:
         """Wait for an actor's answer, or for the last engine's alarm; raises EnvsdkError for a failure."""
@@ -141,7 +115,7 @@ class Cluster:
 
         Rollouts begin with the first version they are told of.
         """
-        (weights,) = await self.call(self.trainer.weights.remote())
+        weights = await self.call(self.trainer.weights())
         mode = self._config.weight_update
         updates = [
             _unless_gone(e.update_weights.remote(weights, version, mode)) for e in self._engines.values()
@@ -173,7 +147,45 @@ class Cluster:
         for alarm in self._alarms.values():
             alarm.cancel()
         closing = [self.rollouts.close.remote(), self.held_out.close.remote()]
+        closing += [group.close() for group in self._trainers]
         await asyncio.wait([asyncio.ensure_future(_quiet(call)) for call in closing], timeout=5)
+
+    @property
+    def _trainers(self) -> list[TrainerGroup]:
+        return [self.trainer] if self.reference is None else [self.trainer, self.reference]
+
+
+def _trainers(config: RunConfig, model: Path) -> tuple[TrainerGroup, TrainerGroup | None]:
+    """The policy that learns, and the reference model where a KL term asks for one."""
+    roles: dict[str, TrainerRole] = {"actor_train": config.actor_train}
+    if config.algorithm.needs_reference:
+        roles["reference"] = config.reference
+    mappings = [role.device_mapping for role in roles.values()]
+    groups = [
+        TrainerGroup(_trainer_spec(config, key, role, model), all_mappings=mappings)
+        for key, role in roles.items()
+    ]
+    return groups[0], groups[1] if len(groups) > 1 else None
+
+
+def _trainer_spec(config: RunConfig, key: str, role: TrainerRole, model: Path) -> TrainerSpec:
+    learns = role is config.actor_train
+    strategy = role.strategy_args.strategy_name
+    return TrainerSpec(
+        key=key,
+        strategy_name=strategy,
+        config=TrainerConfig(
+            model=model,
+            sequence_length=config.sequence_length,
+            seed=config.seed,
+            algorithm=config.algorithm.model_dump(),
+            training_args=config.actor_train.training_args if learns else {},
+            strategy_config=role.settings,
+            with_value_head=learns and config.algorithm.needs_values,
+        ),
+        device_mapping=role.device_mapping,
+        uses_accelerators=role.device_mapping is not None or runs_on_several_ranks(strategy),
+    )
 
 
 def _actor(body: type[Any]) -> Any:

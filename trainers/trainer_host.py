@@ -1,9 +1,11 @@
-"""Shell: one trainer in a Ray actor, so that training and generation overlap."""
+"""Shell: one rank of a trainer in a Ray actor, so that training and generation overlap."""
 
 from __future__ import annotations
 
-import time
+import os
+import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,45 +13,80 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
+from envsdk.atomic import storage_error
 from envsdk.plugins import load_plugin
-from envsdk.training import TrainBatch, Trainer, TrainerConfig
+from envsdk.training import TrainBatch, Trainer, TrainerConfig, TrainerRank
+
+Scores = list[NDArray[np.float32]]
 
 
 class TrainerHost:
-    """Body of the actor: calls run one after another, `start` first."""
+    """Body of the actor: calls run one after another, `start` first. All ranks get the same calls.
+
+    Only rank 0 answers: what the others found is the same, or is with rank 0 already.
+    """
 
     _trainer: Trainer
+    _rank: TrainerRank
 
     def __init__(self, strategy_name: str, config: TrainerConfig) -> None:
         self._strategy_name = strategy_name
         self._config = config
 
-    def start(self) -> None:
-        """Load the model. Not in the constructor, whose errors Ray turns into text."""
+    def meeting_point(self) -> tuple[str, int]:
+        """Address of this node in the cluster, and a port that is free there."""
+        address = ray.util.get_node_ip_address()
+        with socket.create_server((address, 0)) as listener:
+            return address, int(listener.getsockname()[1])
+
+    def start(self, rank: TrainerRank, devices: Sequence[int]) -> None:
+        """Load the model. Not in the constructor, whose errors Ray turns into text.
+
+        `devices` are the accelerators of this node that the ranks on it use, by local rank; none: those
+        that are there.
+        """
+        if devices:
+            # Before anything asks CUDA. Numbers count within what this machine lets Ray use.
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            names = visible.split(",") if visible else None
+            chosen = [names[device] if names else str(device) for device in devices]
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(chosen)
+        self._rank = rank
         trainer_class: type[Trainer] = load_plugin("envsdk.trainers", self._strategy_name)
-        self._trainer = trainer_class.create(self._config)
+        self._trainer = trainer_class.create(replace(self._config, rank=rank))
 
-    def train_step(self, batch: TrainBatch) -> tuple[dict[str, float], float]:
-        """Metrics of the step and the seconds it took."""
-        before = time.perf_counter()
-        metrics = self._trainer.train_step(batch)
-        return metrics, time.perf_counter() - before
+    @property
+    def _answers(self) -> bool:
+        return self._rank.rank == 0
 
-    def logprobs(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
-        return self._trainer.logprobs(sequences)
+    def train_step(self, batch: TrainBatch) -> dict[str, float]:
+        """Metrics of the step."""
+        return self._trainer.train_step(batch)
 
-    def values(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
-        return self._trainer.values(sequences)
+    def logprobs(self, sequences: Sequence[NDArray[np.int32]]) -> Scores | None:
+        scores = self._trainer.logprobs(sequences)
+        return scores if self._answers else None
 
-    def weights(self) -> list[Any]:
+    def values(self, sequences: Sequence[NDArray[np.int32]]) -> Scores | None:
+        values = self._trainer.values(sequences)
+        return values if self._answers else None
+
+    def weights(self) -> list[Any] | None:
         """A reference to the current weights in the object store, which every engine reads in place."""
+        if not self._answers:
+            for _ in self._trainer.weights():  # the other ranks take part in collecting each
+                pass
+            return None
         weights: Mapping[str, NDArray[Any]] = dict(self._trainer.weights())
         return [ray.put(weights)]
 
     def save(self, folder: Path) -> None:
         """The trainer's state in `folder/trainer` and a Hugging Face model in `folder/model`."""
         for name in ("trainer", "model"):
-            (folder / name).mkdir()
+            try:
+                (folder / name).mkdir(exist_ok=True)
+            except OSError as error:
+                raise storage_error("make", folder / name, error) from error
         self._trainer.save(folder / "trainer")
         self._trainer.save_pretrained(folder / "model")
 

@@ -220,11 +220,24 @@ class Role(Section):
         return {**self.model_args, **self.strategy_args.strategy_config}
 
 
-class ActorTrain(Role):
-    """The policy that learns."""
+class TrainerRole(Role):
+    """What the two roles of a trainer share."""
 
+    device_mapping: DeviceMapping = None
+    """One process per entry, on that accelerator where there are any, as a list or as
+    `list(range(0,4))`; one process when absent."""
     strategy_args: TrainerStrategy = Field(default_factory=TrainerStrategy)
     """Which trainer, and its own settings."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes of the trainer."""
+        return len(self.device_mapping) if self.device_mapping else 1
+
+
+class ActorTrain(TrainerRole):
+    """The policy that learns."""
+
     training_args: dict[str, Any] = Field(default_factory=dict)
     """Optimizer and step size: settings of the trainer, which checks them."""
 
@@ -242,11 +255,8 @@ class ActorInfer(Role):
     """Copies of the model that answer side by side."""
 
 
-class Reference(Role):
+class Reference(TrainerRole):
     """The frozen policy that KL terms compare with; loaded only when one is asked for."""
-
-    strategy_args: TrainerStrategy = Field(default_factory=TrainerStrategy)
-    """Which trainer, and its own settings."""
 
 
 class WarmStartArgs(Section):

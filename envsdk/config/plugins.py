@@ -62,6 +62,12 @@ def settings_model(kind: str, name: str, section: str) -> type[BaseModel] | None
     raise TypeError(f"the entry point {entry_name} of {SETTINGS} is no pydantic model, but {model!r}")
 
 
+def runs_on_several_ranks(trainer: str) -> bool:
+    """Whether the trainer's settings are those of one process per accelerator: they name no `device`."""
+    model = settings_model("trainers", trainer, "strategy_config")
+    return model is not None and "device" not in model.model_fields
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsSection:
     """Keys that belong to a plug-in."""
