@@ -14,6 +14,7 @@ Text is stored as UTF-8. A lone surrogate, which UTF-8 cannot hold, is stored as
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ _TURN = pa.struct(
     ]
 )
 _TURNS = pa.list_(pa.field("item", _TURN, nullable=False))
+_HASHES = pa.list_(pa.field("item", pa.string()))
 _FAILURE = pa.struct(
     [
         pa.field("boundary", pa.string(), nullable=False),
@@ -76,6 +78,7 @@ SCHEMA = pa.schema(
         pa.field("num_turns", pa.int32(), nullable=False),
         pa.field("total_reward", pa.float64(), nullable=False),
         pa.field("turns", _TURNS, nullable=False),
+        pa.field("state_hashes", _HASHES),
         pa.field("final_observation", pa.string(), nullable=False),
         pa.field("failure", _FAILURE),
         pa.field("token_ids", _tokens(pa.int32())),
@@ -90,6 +93,8 @@ SCHEMA = pa.schema(
     ]
 )
 """Columns of a trajectory file. Readers go by name: a column may be added without a new version."""
+_LATER_COLUMNS = frozenset({"state_hashes"})
+"""Columns that files of the present version may lack."""
 
 
 def write_trajectories(
@@ -169,7 +174,10 @@ def _open(path: Path) -> pq.ParquetFile:
         # Pages carry checksums, the footer does not: a damaged one shows in names, types and counts.
         if num_rows != str(file.metadata.num_rows).encode():
             raise ValueError("its footer does not know how many trajectories it holds")
+        names = set(file.schema_arrow.names)
         for field in SCHEMA:
+            if field.name in _LATER_COLUMNS and field.name not in names:
+                continue
             if file.schema_arrow.field(field.name).type != field.type:
                 raise ValueError(f"column {field.name!r} has another type")
     except FileNotFoundError:
@@ -206,6 +214,7 @@ def to_record_batch(trajectories: Sequence[Trajectory]) -> pa.RecordBatch:
         pa.ListArray.from_arrays(
             _offsets(len(t.turns) for t in trajectories), _turn_column(turns), type=_TURNS
         ),
+        _hash_column([t.turns for t in trajectories]),
         _text([t.final_observation for t in trajectories]),
         _failure_column([t.failure for t in trajectories]),
         _token_column([None if log is None else log.ids for log in logs], np.int32),
@@ -228,7 +237,7 @@ def from_record_batch(batch: pa.RecordBatch) -> list[Trajectory]:
         values: list[Any] = batch.column(name).to_pylist()
         return values
 
-    all_turns = _turns_from_column(batch.column("turns").flatten())
+    all_turns = _turns_from_batch(batch)
     turn_ends = list(accumulate(batch.column("turns").value_lengths().to_pylist()))
     tasks = map(_make_task, column("tag"), column("split"), column("index"))
     tokens = _tokens_from_batch(batch)
@@ -290,11 +299,11 @@ def from_record_batch(batch: pa.RecordBatch) -> list[Trajectory]:
     ]
 
 
-def _text(values: list[str]) -> pa.Array:
+def _text(values: Sequence[str | None]) -> pa.Array:
     try:
         return pa.array(values, pa.string())
     except UnicodeEncodeError:
-        return pa.array([_without_lone_surrogates(value) for value in values], pa.string())
+        return pa.array([value and _without_lone_surrogates(value) for value in values], pa.string())
 
 
 def _without_lone_surrogates(text: str) -> str:
@@ -322,6 +331,18 @@ def _turn_column(turns: list[Turn]) -> pa.Array:
             metrics,
         ],
         fields=list(_TURN),
+    )
+
+
+def _hash_column(turns: Sequence[Sequence[Turn]]) -> pa.Array:
+    """One list per trajectory, parallel to its turns; null when none of them has a hash."""
+    has_hashes = [any(turn.state_hash is not None for turn in each) for each in turns]
+    kept = [each if found else () for each, found in zip(turns, has_hashes, strict=True)]
+    return pa.ListArray.from_arrays(
+        _offsets(map(len, kept)),
+        _text([turn.state_hash for each in kept for turn in each]),
+        type=_HASHES,
+        mask=pa.array([not found for found in has_hashes], pa.bool_()),
     )
 
 
@@ -355,6 +376,18 @@ def _make_task(tag: str, split: str, index: int) -> Task:
 
 def _failure_from_row(row: dict[str, str]) -> Failure:
     return Failure(boundary=Boundary(row["boundary"]), kind=row["kind"], message=row["message"])
+
+
+def _turns_from_batch(batch: pa.RecordBatch) -> list[Turn]:
+    turns = _turns_from_column(batch.column("turns").flatten())
+    if "state_hashes" not in batch.schema.names:
+        return turns
+    lengths = batch.column("turns").value_lengths().to_pylist()
+    recorded = zip(batch.column("state_hashes").to_pylist(), lengths, strict=True)
+    hashes = [each for found, length in recorded for each in found or [None] * length]
+    if not any(each is not None for each in hashes):
+        return turns
+    return [replace(turn, state_hash=each) for turn, each in zip(turns, hashes, strict=True)]
 
 
 def _turns_from_column(column: pa.StructArray) -> list[Turn]:

@@ -37,6 +37,9 @@ class TrainSequence:
     """Under the frozen reference model, where KL is asked for."""
     old_values: NDArray[np.float32] | None = None
     """Value head's predictions before the first step on this batch (`gae`)."""
+    trajectory_id: str | None = None
+    """Sequences of one trajectory share it, and count as one in `loss_agg_mode: trajectory-mean-...`;
+    None: the sequence is a trajectory of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +49,8 @@ class TrainBatch:
     step: int
     """The step this batch is trained in, from 0."""
     sequences: Sequence[TrainSequence]
+    critic_only: bool = False
+    """Move the value head alone (`critic_warmup`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +110,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def values(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
-        """Predictions of the value head for each token's position, `[num_tokens]` each."""
+        """Predictions of the value head, `[num_tokens]` each: entry t is the value of the tokens before t."""
 
     @abstractmethod
     def weights(self) -> Iterable[tuple[str, NDArray[Any]]]:

@@ -150,6 +150,8 @@ class Turn:
     """Why the reply ended: `stop`, `length` or `abort`."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Numbers from the step's `info["metrics"]`, such as `action_is_valid`."""
+    state_hash: str | None = None
+    """The environment's hash of the state that was replied to; None where nobody asked for it."""
 
 
 class Outcome(StrEnum):

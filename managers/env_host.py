@@ -64,6 +64,10 @@ class EnvHost(EnvView):
     @abstractmethod
     async def step(self, action: str) -> StepResult: ...
 
+    @abstractmethod
+    async def state_hash(self) -> str:
+        """`TextEnv.state_hash` of the current state."""
+
     def overdue(self) -> Failure | None:
         """The call that holds the event loop past its limit; may be asked from another thread."""
         return None
@@ -106,6 +110,13 @@ def step_result(answer: Any) -> StepResult:
     except (TypeError, ValueError):
         pass
     raise _breach("step", "(observation: str, reward, terminated, truncated, info: dict)", answer)
+
+
+def hash_result(answer: Any) -> str:
+    """What `state_hash` returned, if it is what the contract says."""
+    if isinstance(answer, str):
+        return answer
+    raise _breach("state_hash", "a str", answer)
 
 
 def _breach(during: str, expected: str, answer: Any) -> EpisodeFailed:
@@ -157,6 +168,13 @@ class InlineHost(EnvHost):
             self._call = None
         return step_result(answer)
 
+    async def state_hash(self) -> str:
+        try:
+            answer = self._built().state_hash()
+        except Exception as error:
+            raise raised(error, "state_hash") from error
+        return hash_result(answer)
+
     async def oracle(self) -> str:
         try:
             return self._built().oracle()
@@ -205,6 +223,10 @@ class ThreadHost(EnvHost):
     async def step(self, action: str) -> StepResult:
         limit_s = self.blueprint.step_timeout_s
         return step_result(await self._call("step", limit_s, lambda env: env.step(action)))
+
+    async def state_hash(self) -> str:
+        limit_s = self.blueprint.step_timeout_s
+        return hash_result(await self._call("state_hash", limit_s, lambda env: env.state_hash()))
 
     async def oracle(self) -> str:
         answer: str = await self._call("oracle", self.blueprint.step_timeout_s, lambda env: env.oracle())
@@ -318,6 +340,9 @@ class ProcessHost(EnvHost):
 
     async def step(self, action: str) -> StepResult:
         return step_result(await self._call("step", self.blueprint.step_timeout_s, action=action))
+
+    async def state_hash(self) -> str:
+        return hash_result(await self._call("state_hash", self.blueprint.step_timeout_s))
 
     async def oracle(self) -> str:
         answer: str = await self._call("oracle", self.blueprint.step_timeout_s)

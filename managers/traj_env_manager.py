@@ -37,6 +37,8 @@ class TagSetup:
     """Turns before the episode is truncated."""
     max_new_tokens: int = 0
     """Longest reply in tokens, shown to the policy as `{max_response_length}`."""
+    with_state_hashes: bool = False
+    """Ask the environment for its state's hash before each reply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,13 +185,14 @@ class TrajEnvManager:
                 session_id=episode.trajectory_id,
             )
             episode.final_observation = observation
+            state_hash = await host.state_hash() if setup.with_state_hashes else None
             before = clock()
             reply = await policy.act(context)
             after = clock()
             episode.generate_s += after - before
             next_observation, reward, terminated, truncated, info = await host.step(reply.text)
             episode.env_s += clock() - after
-            episode.add_turn(observation, reply, reward, info.get("metrics"))
+            episode.add_turn(observation, reply, reward, info.get("metrics"), state_hash)
             observation = episode.final_observation = next_observation
             if terminated or truncated:
                 episode.success = bool(info.get("success", False))
@@ -242,7 +245,12 @@ class _Episode:
         self.env_s = 0.0
 
     def add_turn(
-        self, observation: str, reply: Reply, reward: float, metrics: Mapping[str, float] | None
+        self,
+        observation: str,
+        reply: Reply,
+        reward: float,
+        metrics: Mapping[str, float] | None,
+        state_hash: str | None,
     ) -> None:
         self.turns.append(
             Turn(
@@ -253,6 +261,7 @@ class _Episode:
                 response_end=reply.response_end,
                 finish_reason=reply.finish_reason,
                 metrics=metrics or {},
+                state_hash=state_hash,
             )
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,15 @@ def generating_settings(config: RunConfig) -> GeneratingSettings:
 def worker_setups(
     config: RunConfig, manager: EnvManagerArgs, *, split: str, model: Path, engines: Mapping[str, Any]
 ) -> dict[str, WorkerSetup]:
-    """Every worker with its slots; the slots of a tag are dealt out evenly."""
-    setups = tag_setups(config, manager)
+    """Every worker with its slots; the slots of a tag are dealt out evenly.
+
+    State hashes are recorded where training needs them, never in an evaluation.
+    """
+    with_state_hashes = config.needs_state_hashes and split != VAL_SPLIT
+    setups = {
+        tag: replace(setup, with_state_hashes=with_state_hashes)
+        for tag, setup in tag_setups(config, manager).items()
+    }
     slots: list[dict[str, str]] = [{} for _ in range(manager.num_workers)]
     for number, tag in enumerate(_slot_tags(manager)):
         slots[number % len(slots)][f"{split}/{tag}/{number}"] = tag

@@ -31,7 +31,7 @@ from envsdk.timeline import Timeline, Track
 from envsdk.tracking import open_trackers, read_metrics
 from envsdk.tracking.jsonl import FILE_NAME as METRICS_FILE
 from envsdk.tracking.tracker import Tracker
-from envsdk.trainers.batches import ModelScores, learnable, train_batch
+from envsdk.trainers.batches import ModelScores, learnable, prepare_batch, token_ids
 from envsdk.trainers.checkpoints import Checkpoint, RunState, find_checkpoint, write_checkpoint
 from envsdk.trainers.cluster import Cluster
 from envsdk.trainers.rollout_metrics import num_sampled_tokens, rollout_metrics, validation_metrics
@@ -109,6 +109,9 @@ class AgenticPipeline:
         self.step = folder.first_step
         self.validations = earlier_validations(folder)
         self._metrics: dict[str, float] = {}
+        self._kl_coef: float | None = None
+        if config.target_kl is not None and folder.checkpoint is not None:
+            self._kl_coef = folder.checkpoint.state.kl_coef
         self._checkpointed_step = -1
         self._stop = asyncio.Event()
         self._started_at = time.monotonic()
@@ -181,16 +184,19 @@ class AgenticPipeline:
         trajectories = learnable(batch.trajectories)
         with self._timed("train", Track.TRAINER):
             scores = await self._scores(trajectories)
-            sequences = train_batch(self.config.algorithm, self.step, trajectories, scores)
-            metrics = await self.cluster.call(self.cluster.trainer.train_step(sequences))
-        self._metrics |= metrics
+            prepared = prepare_batch(
+                self.config.algorithm, self.step, trajectories, scores, kl_coef=self._kl_coef
+            )
+            metrics = await self.cluster.call(self.cluster.trainer.train_step(prepared.batch))
+        self._kl_coef = prepared.kl_coef
+        self._metrics |= prepared.metrics | metrics
 
     async def checkpoint(self) -> None:
         """Write `checkpoints/step_N`, unless it was just written."""
         if self._checkpointed_step == self.step:
             return
         self.display.phase("writing a checkpoint")
-        state = RunState(step=self.step, seed=self.config.seed, model=str(self.model))
+        state = RunState(step=self.step, seed=self.config.seed, model=str(self.model), kl_coef=self._kl_coef)
         with self._timed("checkpoint", Track.TRAINER):
             loop = asyncio.get_running_loop()
             save = self.cluster.trainer.save
@@ -213,14 +219,14 @@ class AgenticPipeline:
 
     async def _scores(self, trajectories: list[Trajectory]) -> ModelScores:
         args, cluster = self.config.algorithm, self.cluster
-        ids = [trajectory.tokens.ids for trajectory in trajectories if trajectory.tokens is not None]
+        ids = token_ids(trajectories)
         reference_logprobs = logprobs = values = None
         if cluster.reference is not None:
             reference_logprobs = await cluster.call(cluster.reference.logprobs(ids))
         if args.init_kl_coef > 0:
             logprobs = await cluster.call(cluster.trainer.logprobs(ids))
         if args.needs_values:
-            values = await cluster.call(cluster.trainer.values(ids))
+            values = await cluster.call(cluster.trainer.values(token_ids(trajectories, with_end=True)))
         return ModelScores(logprobs=logprobs, reference_logprobs=reference_logprobs, values=values)
 
     async def _unless_stopped(self, waiting: Awaitable[Result]) -> Result:

@@ -34,6 +34,8 @@ class RunState:
     seed: int
     model: str
     """Folder the run began with."""
+    kl_coef: float | None = None
+    """Weight of the KL penalty in the next batch's rewards; None: `init_kl_coef`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

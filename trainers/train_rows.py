@@ -49,6 +49,7 @@ class BatchRows:
             _fields(sequence, row, args, with_values) if row is not None and need else {}
             for sequence, row, need in zip(batch.sequences, self.rows, self.needed, strict=True)
         ]
+        self._trajectories = [sequence.trajectory_id for sequence in batch.sequences]
         self.plan = optimizer_steps(batch, args, seed)
         """Which sequences each optimizer step takes, in order."""
 
@@ -63,7 +64,12 @@ class BatchRows:
     def step_rows(self, members: Sequence[int]) -> list[TrainRow]:
         """What an optimizer step over the sequences `members` computes."""
         lengths = [0 if (row := self.rows[index]) is None else len(row.scored) for index in members]
-        weights = sequence_weights(self._args.loss_agg_mode, lengths)
+        weights = sequence_weights(
+            self._args.loss_agg_mode,
+            lengths,
+            trajectories=[self._trajectories[index] for index in members],
+            length=self._args.loss_agg_length,
+        )
         return [
             TrainRow(row=row, weight=float(weight), fields=self._fields[index])
             for index, weight in zip(members, weights, strict=True)

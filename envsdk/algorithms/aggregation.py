@@ -1,20 +1,30 @@
 """How per-token losses of a ragged batch become one number.
 
-Every mode is a weighted sum over tokens whose weights depend on response lengths alone:
+Every mode is a weighted sum over tokens whose weights depend on response lengths, and on which sequences
+are of one trajectory, alone:
 
     loss = sum_i w_i sum_t loss_it          L_i response tokens in sequence i, M sequences with any
 
-    token-mean            w_i = 1 / sum_j L_j   each token counts the same (DAPO, arXiv:2503.14476, eq. 8)
-    seq-mean-token-sum    w_i = 1 / M           no length bias (Dr. GRPO, arXiv:2503.20783, sec. 3)
-    seq-mean-token-mean   w_i = 1 / (M L_i)     each sequence counts the same (GRPO, arXiv:2402.03300, eq. 3)
+    token-mean                   w_i = 1 / sum_j L_j    each token counts the same
+    seq-mean-token-sum           w_i = 1 / M            no length bias
+    seq-mean-token-sum-norm      w_i = 1 / (M C)        the same, in units of C = loss_agg_length tokens
+    seq-mean-token-mean          w_i = 1 / (M L_i)      each sequence counts the same
+    trajectory-mean-token-sum    w_i = 1 / M'           no length bias; M' trajectories with any
+    trajectory-mean-token-mean   w_i = 1 / (M' L'_i)    each trajectory counts the same, however many
+                                                        sequences it is cut into; L'_i tokens in all of them
 
-The weights are computed once over the whole optimizer step, so the split into micro-batches, the order
-of the rows and the padding cannot change the result.
+Sources: DAPO, arXiv:2503.14476, eq. 8 (token-mean); Dr. GRPO, arXiv:2503.20783, sec. 3 (token-sum, and
+its constant norm); GRPO, arXiv:2402.03300, eq. 3 (seq-mean-token-mean). The trajectory modes are the same
+formulas with the tokens of a trajectory for those of a sequence.
+
+The weights are computed once over the whole optimizer step, so the split into micro-batches or ranks, the
+order of the rows and the padding cannot change the result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,24 +32,44 @@ from numpy.typing import NDArray
 from envsdk.algorithms.args import LossAggregation
 
 
-def sequence_weights(mode: LossAggregation, num_response_tokens: Sequence[int]) -> NDArray[np.float64]:
+def sequence_weights(
+    mode: LossAggregation,
+    num_response_tokens: Sequence[int],
+    *,
+    trajectories: Sequence[str | None] | None = None,
+    length: int | None = None,
+) -> NDArray[np.float64]:
     """Weight `[num_sequences]` of every response token of each sequence of one optimizer step.
 
-    Sequences without response tokens weigh 0 and count nowhere; a batch of only such is all zeros.
+    `trajectories` says which sequences belong together; None among them, or for all of them, is a
+    trajectory of its own. `length` is the C of `seq-mean-token-sum-norm`. Sequences without response
+    tokens weigh 0 and count nowhere; a batch of only such is all zeros.
     """
+    if mode not in get_args(LossAggregation):
+        raise ValueError(f"unknown loss_agg_mode {mode!r}; known are {', '.join(get_args(LossAggregation))}")
     lengths = np.asarray(num_response_tokens, np.float64)
     filled = lengths > 0
     if not filled.any():
         return np.zeros_like(lengths)
-    weights: NDArray[np.float64]
     if mode == "token-mean":
-        weights = filled / lengths.sum()
-    elif mode == "seq-mean-token-sum":
-        weights = filled / filled.sum()
-    elif mode == "seq-mean-token-mean":
-        weights = filled / (filled.sum() * np.where(filled, lengths, 1.0))
-    else:
-        raise ValueError(
-            f"unknown loss_agg_mode {mode!r}; known are token-mean, seq-mean-token-sum, seq-mean-token-mean"
-        )
+        return np.asarray(filled / lengths.sum(), np.float64)
+    unit, _, how = mode.partition("-mean-")
+    is_own = trajectories is None or unit == "seq"
+    units = np.arange(len(lengths)) if is_own else _trajectory_numbers(trajectories or ())
+    denominators = np.ones_like(lengths)
+    if how == "token-mean":
+        denominators = np.bincount(units, weights=lengths)[units].astype(np.float64)
+    elif how == "token-sum-norm":
+        if length is None:
+            raise ValueError("seq-mean-token-sum-norm needs loss_agg_length")
+        denominators = np.full_like(lengths, length)
+    num_units = len(np.unique(units[filled]))
+    weights: NDArray[np.float64] = filled / (num_units * np.where(filled, denominators, 1.0))
     return weights
+
+
+def _trajectory_numbers(trajectories: Sequence[str | None]) -> NDArray[np.int64]:
+    """0, 1, ...: the trajectory of each sequence."""
+    numbers: dict[str | int, int] = {}
+    keys = [index if name is None else name for index, name in enumerate(trajectories)]
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)

@@ -13,7 +13,14 @@ from pydantic import Field
 from envsdk.algorithms.advantage_args import AdvantageKeys
 from envsdk.algorithms.loss_args import LossKeys
 
-LossAggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]
+LossAggregation = Literal[
+    "token-mean",
+    "seq-mean-token-sum",
+    "seq-mean-token-sum-norm",
+    "seq-mean-token-mean",
+    "trajectory-mean-token-sum",
+    "trajectory-mean-token-mean",
+]
 
 
 class AlgorithmKeys(LossKeys, AdvantageKeys):
@@ -21,16 +28,13 @@ class AlgorithmKeys(LossKeys, AdvantageKeys):
 
     loss_agg_mode: LossAggregation = "token-mean"
     """How per-token losses become one number, over all sequences of an optimizer step."""
+    loss_agg_length: int | None = Field(default=None, ge=1)
+    """Tokens that `seq-mean-token-sum-norm` divides by; the same in every step."""
 
     @property
     def needs_reference(self) -> bool:
         """Whether the log-probabilities of a frozen reference model are needed."""
         return self.kl_loss_coef > 0 or self.init_kl_coef > 0
-
-    @property
-    def needs_values(self) -> bool:
-        """Whether the trainer must have a value head."""
-        return self.adv_estimator == "gae"
 
 
 class AlgorithmArgs(AlgorithmKeys):

@@ -1,4 +1,4 @@
-"""Estimators of KL(policy || reference) from one sampled token.
+"""Estimators of KL(policy || reference) from one sampled token, and the controller of its weight.
 
 Source: J. Schulman, "Approximating KL Divergence" (2020), http://joschu.net/blog/kl-approx.html.
 With d = log pi(x) - log pi_ref(x) and x ~ pi:
@@ -47,3 +47,17 @@ def kl_estimate(logprobs: Array, reference_logprobs: Array, kind: KLEstimator) -
         estimate: Array = inverse_ratio - 1 + difference
         return estimate
     raise ValueError(f"unknown KL estimator {kind!r}; known are k1, k2, k3")
+
+
+def adapted_kl_coef(
+    coef: float, mean_kl: float, *, target: float, horizon: int, num_trajectories: int
+) -> float:
+    """The weight of the KL penalty for the next batch, after one whose divergence was `mean_kl`.
+
+        e = clip(mean_kl / target - 1, -0.2, 0.2)        coef' = coef (1 + e min(1, n / horizon))
+
+    n trajectories in the batch; `mean_kl` and `target` in the same unit (here nats per sampled token).
+    Source: Ziegler et al., arXiv:1909.08593, sec. 2.2, with K_beta = n / horizon as in their code.
+    """
+    error = min(0.2, max(-0.2, mean_kl / target - 1))
+    return coef * (1 + error * min(1.0, num_trajectories / horizon))

@@ -59,6 +59,7 @@ turns = st.builds(
     response_end=st.integers(0, 2**31 - 1),
     finish_reason=st.sampled_from(["stop", "length", "abort"]),
     metrics=st.dictionaries(text, finite, max_size=3),
+    state_hash=st.none() | text,
 )
 trajectories = st.builds(
     Trajectory,
@@ -125,7 +126,18 @@ def test_every_field_of_a_trajectory_has_a_column() -> None:
     for field in dataclasses.fields(Trajectory):
         assert spread.get(field.name, {field.name}) <= set(SCHEMA.names)
     turn = SCHEMA.field("turns").type.value_type
-    assert {field.name for field in dataclasses.fields(Turn)} == {field.name for field in turn}
+    beside = {"state_hash"}
+    """In a column of its own, `state_hashes`, which earlier files lack."""
+    assert {field.name for field in dataclasses.fields(Turn)} - beside == {field.name for field in turn}
+
+
+def test_a_file_from_before_state_hashes_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "some.parquet"
+    written = [an_episode(3), an_episode(4)]
+    write_trajectories(path, written)
+    table = pq.ParquetFile(path).read()
+    pq.write_table(table.drop_columns(["state_hashes"]), path)
+    assert read_trajectories(path) == written
 
 
 def test_more_trajectories_than_one_row_group_keep_their_order(tmp_path: Path) -> None:

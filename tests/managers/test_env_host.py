@@ -13,6 +13,11 @@ from tests.managers.toy_envs import COUNTING, TROUBLESOME, CountingEnv
 
 EVERYWHERE = list(Isolation)
 OUTSIDE = [Isolation.THREAD, Isolation.PROCESS]
+CALLS = {
+    "reset": lambda host: host.reset(0),
+    "step": lambda host: host.step("go"),
+    "state_hash": lambda host: host.state_hash(),
+}
 
 
 def blueprint(isolation: Isolation, **env_config: object) -> EnvBlueprint:
@@ -29,6 +34,7 @@ async def test_an_episode_is_the_same_wherever_it_runs(isolation: Isolation) -> 
         assert await host.reset(7) == ("seed 7 turn 0", {})
         assert await host.oracle() == "go"
         assert list(await host.legal_actions()) == ["go"]
+        assert await host.state_hash() == "7/0"
         observation, reward, terminated, truncated, info = await host.step("go")
         assert (observation, reward, terminated, truncated) == ("seed 7 turn 1", 0.0, False, False)
         assert info["metrics"] == {"action_length": 2.0}
@@ -37,14 +43,14 @@ async def test_an_episode_is_the_same_wherever_it_runs(isolation: Isolation) -> 
 
 
 @pytest.mark.parametrize("isolation", EVERYWHERE)
-@pytest.mark.parametrize("where", ["reset", "step"])
+@pytest.mark.parametrize("where", ["reset", "step", "state_hash"])
 async def test_an_exception_is_put_down_to_the_environment(isolation: Isolation, where: str) -> None:
     host = open_host(blueprint(isolation, how="raise", where=where))
     try:
-        if where == "step":
+        if where != "reset":
             await host.reset(0)
         with pytest.raises(EpisodeFailed) as caught:
-            await (host.reset(0) if where == "reset" else host.step("go"))
+            await CALLS[where](host)
         failure = caught.value.failure
         assert (failure.boundary, failure.kind) == ("environment", f"{where}_raised")
         assert "the lake is closed" in failure.message
@@ -53,16 +59,16 @@ async def test_an_exception_is_put_down_to_the_environment(isolation: Isolation,
 
 
 @pytest.mark.parametrize("isolation", EVERYWHERE)
-@pytest.mark.parametrize("where", ["reset", "step"])
+@pytest.mark.parametrize("where", ["reset", "step", "state_hash"])
 async def test_an_answer_that_breaks_the_contract_fails_the_episode_and_is_shown(
     isolation: Isolation, where: str
 ) -> None:
     host = open_host(blueprint(isolation, how="lie", where=where))
     try:
-        if where == "step":
+        if where != "reset":
             await host.reset(0)
-        with pytest.raises(EpisodeFailed, match="None") as caught:
-            await (host.reset(0) if where == "reset" else host.step("go"))
+        with pytest.raises(EpisodeFailed, match=r"None|7") as caught:
+            await CALLS[where](host)
         assert caught.value.failure.kind == f"{where}_invalid"
     finally:
         host.close()

@@ -78,6 +78,14 @@ async def test_an_episode_keeps_every_turn_with_its_tokens_and_versions() -> Non
     spans = [(turn.response_start, turn.response_end) for turn in trajectory.turns]
     assert spans == [(1, 3), (4, 6), (7, 9)]
     assert trajectory.final_observation == f"seed {seed} turn 3"
+    assert [turn.state_hash for turn in trajectory.turns] == [None] * 3
+
+
+async def test_each_turn_carries_the_hash_of_the_state_it_was_played_in_where_asked() -> None:
+    (trajectory,) = await play(setup(with_state_hashes=True), TokenPolicy())
+    assert [turn.state_hash for turn in trajectory.turns] == [
+        f"{trajectory.seed}/{turn}" for turn in range(3)
+    ]
 
 
 async def test_the_turn_limit_truncates() -> None:

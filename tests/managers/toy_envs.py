@@ -38,10 +38,13 @@ class CountingEnv(TextEnv):
     def legal_actions(self) -> list[str]:
         return ["go"]
 
+    def state_hash(self) -> str:
+        return f"{self._seed}/{self._turn}"
+
 
 class TroublesomeEnv(CountingEnv):
-    """Misbehaves in `where` (`reset` or `step`): `raise`, `hang` for an hour, or `die` with its process,
-    or `lie`: return what the contract does not allow.
+    """Misbehaves in `where` (`reset`, `step`, `state_hash`): `raise`, `hang` for an hour, or `die` with its
+    process, or `lie`: return what the contract does not allow.
 
     With `share` below 1 only seeds whose last two digits are below `100 * share` misbehave.
     """
@@ -72,6 +75,10 @@ class TroublesomeEnv(CountingEnv):
         self._misbehave("step")
         observation, reward, terminated, truncated, info = super().step(action)
         return observation, None if self._lies_in("step") else reward, terminated, truncated, info  # type: ignore[return-value]
+
+    def state_hash(self) -> str:
+        self._misbehave("state_hash")
+        return 7 if self._lies_in("state_hash") else super().state_hash()  # type: ignore[return-value]
 
 
 COUNTING = EnvSpec(id="toy/Counting-v0", entry_point="tests.managers.toy_envs:CountingEnv")

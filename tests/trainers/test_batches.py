@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.failures import Boundary, Failure
 from envsdk.managers.scheduler import RolloutBatch
-from envsdk.trainers.batches import ModelScores, learnable, train_batch
+from envsdk.trainers.batches import ModelScores, learnable, prepare_batch, token_ids
 from envsdk.trainers.rollout_metrics import rollout_metrics, validation_metrics
 from envsdk.trajectory import Outcome, Task, TokenLog, Trajectory, Turn, VersionSpan
 
@@ -57,7 +59,7 @@ def test_a_failed_member_is_left_out_of_batch_and_baseline() -> None:
     group = [episode(1.0), episode(0.0), episode(0.0, failed=True), episode(0.0)]
     members = learnable(group)
     assert len(members) == 3
-    batch = train_batch(AlgorithmArgs(grpo_normalize_std=False), 7, members, ModelScores())
+    batch = prepare_batch(AlgorithmArgs(grpo_normalize_std=False), 7, members, ModelScores()).batch
     assert batch.step == 7
     first = [float(s.advantages[s.response_mask == 1][0]) for s in batch.sequences]
     assert first == pytest.approx([2 / 3, -1 / 3, -1 / 3])
@@ -67,13 +69,69 @@ def test_a_failed_member_is_left_out_of_batch_and_baseline() -> None:
 
 def test_scores_go_with_their_sequence() -> None:
     members = [episode(1.0), episode(0.0, turns=3)]
-    values = [np.full(len(m.tokens), i, np.float32) for i, m in enumerate(members) if m.tokens]
-    args = AlgorithmArgs(adv_estimator="gae")
-    batch = train_batch(args, 0, members, ModelScores(values=values))
+    asked = token_ids(members, with_end=True)
+    values = [np.full(len(ids), index, np.float32) for index, ids in enumerate(asked)]
+    batch = prepare_batch(AlgorithmArgs(adv_estimator="gae"), 0, members, ModelScores(values=values)).batch
     for index, sequence in enumerate(batch.sequences):
-        assert sequence.old_values is values[index]
+        assert sequence.old_values is not None
         assert sequence.returns is not None
+        assert sequence.old_values.tolist() == [index] * len(sequence.ids)
         assert len(sequence.returns) == len(sequence.ids)
+        assert sequence.trajectory_id == members[index].trajectory_id
+
+
+def test_an_episode_that_was_cut_off_keeps_the_value_of_its_future() -> None:
+    ended, cut_off = episode(1.0), replace(episode(1.0), outcome=Outcome.TRUNCATED)
+    asked = token_ids([ended, cut_off], with_end=True)
+    assert [len(ids) for ids in asked] == [len(ended.tokens) + 1, len(cut_off.tokens) + 1]
+    values = [np.zeros(len(ids), np.float32) for ids in asked]
+    for each in values:
+        each[-1] = 8.0
+    args = AlgorithmArgs(adv_estimator="gae", gamma=0.5, lambd=1.0)
+    batch = prepare_batch(args, 0, [ended, cut_off], ModelScores(values=values)).batch
+    found = [s.advantages[s.response_mask == 1].tolist() for s in batch.sequences]
+    assert found == [[0.5, 1.0], [0.5 + 0.25 * 8, 1.0 + 0.5 * 8]]
+    targets = batch.sequences[1].returns
+    assert targets is not None
+    assert targets[cut_off.tokens.response_mask == 1].tolist() == [2.5, 5.0]
+
+
+def test_states_are_compared_by_the_hashes_the_turns_carry() -> None:
+    def visited(reward, *hashes):
+        trajectory = episode(reward, turns=len(hashes))
+        turns = [replace(t, state_hash=h) for t, h in zip(trajectory.turns, hashes, strict=True)]
+        return replace(trajectory, turns=turns)
+
+    args = AlgorithmArgs(adv_estimator="gigpo", grpo_normalize_std=False)
+    batch = prepare_batch(args, 0, [visited(1.0, "s", "a"), visited(0.0, "s", "b")], ModelScores()).batch
+    found = [s.advantages[s.response_mask == 1].tolist() for s in batch.sequences]
+    assert found == [[1.0, 0.5], [-1.0, -0.5]]
+    with pytest.raises(ValueError, match="hash of the state"):
+        prepare_batch(args, 0, [episode(1.0), episode(0.0)], ModelScores())
+
+
+def test_the_critic_warms_up_for_the_first_steps_of_the_run() -> None:
+    args = AlgorithmArgs(adv_estimator="gae", critic_warmup=2)
+    steps = [prepare_batch(args, step, [], ModelScores()).batch.critic_only for step in range(4)]
+    assert steps == [True, True, False, False]
+
+
+def test_the_weight_of_the_kl_penalty_follows_the_divergence() -> None:
+    members = [episode(1.0), episode(0.0)]
+    sizes = [len(m.tokens) for m in members]
+    scores = ModelScores(
+        logprobs=[np.full(size, -1.0, np.float32) for size in sizes],
+        reference_logprobs=[np.full(size, -1.5, np.float32) for size in sizes],
+    )
+    fixed = prepare_batch(AlgorithmArgs(init_kl_coef=0.1), 0, members, scores, kl_coef=0.3)
+    assert fixed.kl_coef == 0.3
+    args = AlgorithmArgs(init_kl_coef=0.1, target_kl=0.1, kl_horizon=20)
+    prepared = prepare_batch(args, 0, members, scores)
+    assert prepared.metrics["kl_reward/coef"] == 0.1
+    assert prepared.metrics["kl_reward/kl_per_token"] == pytest.approx(0.5)
+    assert prepared.kl_coef == pytest.approx(0.1 * (1 + 0.2 * 2 / 20))
+    later = prepare_batch(args, 1, members, scores, kl_coef=prepared.kl_coef)
+    assert later.metrics["kl_reward/coef"] == prepared.kl_coef
 
 
 def test_metrics_count_outcomes_by_tag_and_never_score_a_failure() -> None:

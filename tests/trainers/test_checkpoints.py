@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,20 @@ def test_the_newest_complete_checkpoint_is_found(tmp_path: Path) -> None:
     assert found.state == state(10)
     assert (found.folder / "weights").read_bytes() == b"w"
     assert find_checkpoint(tmp_path, "never") is None
+
+
+def test_the_adapted_kl_weight_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    coef = 0.1 * 1.2**7 / 3
+    folder = write_checkpoint(tmp_path, replace(state(2), kl_coef=coef), save)
+    found = find_checkpoint(tmp_path, "auto")
+    assert found is not None
+    assert found.state.kl_coef == coef
+    run = json.loads((folder / "run.json").read_text())
+    del run["kl_coef"]  # as in a checkpoint from before there was one
+    (folder / "run.json").write_text(json.dumps(run))
+    earlier = find_checkpoint(tmp_path, "auto")
+    assert earlier is not None
+    assert earlier.state == state(2)
 
 
 def test_a_checkpoint_that_fails_half_way_leaves_the_one_before(tmp_path: Path) -> None:

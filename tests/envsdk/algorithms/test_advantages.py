@@ -1,31 +1,27 @@
-"""Advantages against plain Python re-computations, and what must hold for any input."""
+"""From a batch of trajectories to token advantages: what each setting does to the tokens."""
 
 from __future__ import annotations
 
 import math
-import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envsdk.algorithms.advantage_sample import AdvantageSample, TokenAdvantages, steps_of
 from envsdk.algorithms.advantages import (
-    AdvantageSample,
-    discounted_returns,
-    gae,
-    group_advantages,
-    reinforce_advantages,
-    spread_turns,
+    ADVANTAGE_ESTIMATORS,
+    advantage_estimator,
+    register_advantage_estimator,
     token_advantages,
-    whiten,
 )
 from envsdk.algorithms.args import AlgorithmArgs
+from envsdk.failures import ConfigurationError
 
 rewards = st.floats(-100, 100, allow_nan=False, width=32)
 turns = st.lists(st.tuples(rewards, st.integers(0, 3)), max_size=4)
-masked_rows = st.lists(st.tuples(rewards, st.integers(0, 1)), min_size=1, max_size=8)
-members = st.lists(st.tuples(rewards, st.integers(0, 4), st.booleans()), min_size=1, max_size=24)
 
 
 def make_sample(**changes: object) -> AdvantageSample:
@@ -37,111 +33,6 @@ def make_sample(**changes: object) -> AdvantageSample:
         "turn_spans": [(2, 4), (5, 5), (6, 9)],
     }
     return AdvantageSample(**{**settings, **changes})
-
-
-@given(members)
-def test_grpo_agrees_with_python_statistics(data: list[tuple[float, int, bool]]) -> None:
-    returns, groups, valid = zip(*data, strict=True)
-    advantages = group_advantages(returns, groups, valid=valid)
-    for value, group, is_valid, advantage in zip(returns, groups, valid, advantages, strict=True):
-        peers = [r for r, g, v in data if g == group and v]
-        if not is_valid or len(peers) < 2 or len(set(peers)) == 1:
-            assert advantage == 0
-        else:
-            expected = (value - statistics.fmean(peers)) / (statistics.stdev(peers) + 1e-6)
-            assert advantage == pytest.approx(expected, rel=1e-6, abs=1e-9)
-
-
-@given(members, st.randoms(use_true_random=False))
-def test_grpo_does_not_depend_on_the_order_of_trajectories(data, random) -> None:
-    order = list(range(len(data)))
-    random.shuffle(order)
-    returns, groups, valid = zip(*data, strict=True)
-    straight = group_advantages(returns, groups, valid=valid)
-    shuffled = group_advantages(
-        [returns[i] for i in order], [groups[i] for i in order], valid=[valid[i] for i in order]
-    )
-    np.testing.assert_allclose(shuffled, straight[order], rtol=1e-9, atol=1e-9)
-
-
-@given(members, st.floats(-50, 50), st.booleans())
-def test_what_a_failed_member_would_have_scored_changes_nothing(data, score, normalize) -> None:
-    returns, groups, valid = zip(*data, strict=True)
-    rescored = [value if is_valid else score for value, _, is_valid in data]
-    np.testing.assert_array_equal(
-        group_advantages(returns, groups, valid=valid, normalize_std=normalize),
-        group_advantages(rescored, groups, valid=valid, normalize_std=normalize),
-    )
-
-
-@given(st.lists(rewards, min_size=2, max_size=8, unique=True), st.booleans())
-def test_advantages_of_a_group_sum_to_zero_and_keep_the_order_of_returns(returns, normalize) -> None:
-    advantages = group_advantages(returns, [7] * len(returns), normalize_std=normalize)
-    assert abs(advantages.sum()) < 1e-6 * max(1.0, np.abs(advantages).max())
-    assert np.all(np.diff(advantages[np.argsort(returns)]) >= 0)
-
-
-def test_a_group_with_equal_returns_has_exactly_zero_advantage() -> None:
-    assert group_advantages([0.1] * 3 + [1.0], [1, 1, 1, 2]).tolist() == [0.0] * 4
-
-
-@given(st.lists(st.lists(rewards, max_size=5), min_size=1, max_size=6), st.floats(0, 1), st.booleans())
-def test_reinforce_agrees_with_the_sum_over_later_turns(turns, gamma, baseline) -> None:
-    expected = [
-        [sum(r * gamma**d for d, r in enumerate(rewards[k:])) for k in range(len(rewards))]
-        for rewards in turns
-    ]
-    everything = [value for values in expected for value in values]
-    mean = statistics.fmean(everything) if baseline and everything else 0.0
-    for got, want in zip(reinforce_advantages(turns, gamma=gamma, baseline=baseline), expected, strict=True):
-        np.testing.assert_allclose(got, np.array(want) - mean, rtol=1e-6, atol=1e-6)
-
-
-def test_a_failed_trajectory_enters_no_reinforce_baseline() -> None:
-    with_failure = reinforce_advantages([[1.0], [3.0], [100.0]], valid=[True, True, False])
-    assert [values.tolist() for values in with_failure] == [[-1.0], [1.0], [0.0]]
-
-
-@given(
-    st.lists(st.tuples(rewards, rewards), min_size=1, max_size=12),
-    st.floats(0, 1),
-    st.floats(0, 1),
-    rewards,
-)
-def test_gae_agrees_with_the_double_sum_of_its_definition(steps, gamma, lambd, last_value) -> None:
-    step_rewards, values = zip(*steps, strict=True)
-    following = [*values[1:], last_value]
-    deltas = [r + gamma * after - v for r, v, after in zip(step_rewards, values, following, strict=True)]
-    expected = [
-        math.fsum((gamma * lambd) ** (later - step) * deltas[later] for later in range(step, len(deltas)))
-        for step in range(len(deltas))
-    ]
-    advantages, returns = gae(step_rewards, values, gamma=gamma, lambd=lambd, last_value=last_value)
-    np.testing.assert_allclose(advantages, expected, rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(returns, np.array(expected) + np.array(values), rtol=1e-6, atol=1e-6)
-
-
-def test_gae_with_lambda_one_and_no_values_is_the_discounted_return() -> None:
-    advantages, _ = gae([1.0, 2.0, 3.0], [0.0] * 3, gamma=0.5, lambd=1.0)
-    np.testing.assert_allclose(advantages, discounted_returns([1.0, 2.0, 3.0], 0.5))
-    assert advantages.tolist() == [2.75, 3.5, 3.0]
-
-
-@given(
-    st.lists(st.lists(st.tuples(rewards, st.integers(0, 1)), min_size=1, max_size=8), min_size=1, max_size=5)
-)
-def test_whitened_tokens_have_mean_zero_and_variance_one_over_the_batch(data) -> None:
-    advantages = [np.array([a for a, _ in row], np.float32) for row in data]
-    masks = [np.array([m for _, m in row], np.int8) for row in data]
-    result = whiten(advantages, masks)
-    assert all((values[mask == 0] == 0).all() for values, mask in zip(result, masks, strict=True))
-    before = np.concatenate([a[m == 1] for a, m in zip(advantages, masks, strict=True)])
-    after = np.concatenate([a[m == 1] for a, m in zip(result, masks, strict=True)])
-    if len(before) < 2 or before.std() == 0:
-        assert not after.any()
-    elif before.std() > 0.01:
-        assert abs(after.mean()) < 1e-3
-        assert after.std() == pytest.approx(1.0, abs=1e-3)
 
 
 def test_whitening_leaves_out_failed_trajectories() -> None:
@@ -206,42 +97,244 @@ def test_the_kl_penalty_lowers_rewards_where_the_policy_left_the_reference() -> 
     np.testing.assert_allclose(result.advantages[[2, 8]], [1.0 - 0.1 * 2.0, 2.0 - 0.1 * 0.5], rtol=1e-5)
 
 
-@given(
-    st.lists(
-        st.tuples(
-            st.integers(0, 2), st.booleans(), st.lists(st.tuples(rewards, st.integers(0, 3)), max_size=4)
-        ),
-        max_size=6,
-    ),
-    st.sampled_from(["grpo", "reinforce", "gae"]),
-    st.sampled_from(["token", "turn"]),
-    st.booleans(),
-)
-def test_no_batch_gives_a_number_that_is_not_finite(rows, estimator, level, whitened) -> None:
+@st.composite
+def samples_of(draw: st.DrawFn, max_size: int = 6) -> list[AdvantageSample]:
+    """Any batch: failed members, empty replies, replies side by side, states met again."""
     samples = []
-    for group, valid, turns in rows:
+    for _ in range(draw(st.integers(0, max_size))):
+        played = draw(turns)
         mask: list[int] = [0]
         spans = []
-        for _, length in turns:
+        for _, length in played:
             spans.append((len(mask), len(mask) + length))
-            mask += [1] * length + [0]
+            mask += [1] * length + [0] * draw(st.integers(0, 1))
+        size = len(mask)
         samples.append(
             AdvantageSample(
-                group_id=group,
-                valid=valid,
+                group_id=draw(st.integers(0, 2)),
+                tag=draw(st.sampled_from(["lake", "box"])),
+                success=draw(st.booleans()),
+                valid=draw(st.booleans()),
                 response_mask=np.array(mask, np.int8),
-                turn_rewards=[reward for reward, _ in turns],
+                turn_rewards=[reward for reward, _ in played],
                 turn_spans=spans,
-                values=np.linspace(-1, 1, len(mask)).astype(np.float32),
+                state_hashes=[draw(st.sampled_from("ab")) for _ in played],
+                values=np.linspace(-1, 1, size).astype(np.float32),
+                last_value=draw(st.sampled_from([0.0, 0.5])),
+                logprobs=np.linspace(-2, -1, size).astype(np.float32),
+                reference_logprobs=np.linspace(-1, -2, size).astype(np.float32),
             )
         )
-    args = AlgorithmArgs(adv_estimator=estimator, gae_level=level, whiten_advantages=whitened)
+    return samples
+
+
+groupings = st.sampled_from(["none", "group", "tag", "batch"])
+settings_of = st.fixed_dictionaries(
+    {
+        "adv_estimator": st.sampled_from(sorted(ADVANTAGE_ESTIMATORS)),
+        "gae_level": st.sampled_from(["token", "turn"]),
+        "discount_level": st.sampled_from([None, "turn", "segment", "token"]),
+        "gamma": st.sampled_from([0.0, 0.9, 1.0]),
+        "whiten_advantages": st.booleans(),
+        "init_kl_coef": st.sampled_from([0.0, 0.1]),
+        "reward_normalize_mean": groupings,
+        "reward_normalize_std": groupings,
+        "reward_clip": st.sampled_from([None, 1.0]),
+        "advantage_clip": st.sampled_from([None, 0.5]),
+        "length_weight": st.sampled_from([0.0, 0.5, 1.0]),
+        "difficulty_weight": st.sampled_from(["none", "learnability", "hard"]),
+    }
+).map(lambda keys: AlgorithmArgs(**keys))
+
+
+@given(samples_of(), settings_of)
+def test_no_batch_gives_a_number_that_is_not_finite(samples, args) -> None:
     results = token_advantages(args, samples)
     assert len(results) == len(samples)
     for sample, result in zip(samples, results, strict=True):
+        assert result.advantages.shape == sample.response_mask.shape
+        assert result.advantages.dtype == np.float32
         assert np.isfinite(result.advantages).all()
         assert not result.advantages[sample.response_mask == 0].any()
         assert sample.valid or not result.advantages.any()
+        if args.advantage_clip is not None:
+            assert np.abs(result.advantages).max() <= args.advantage_clip
+        if result.returns is not None:
+            assert np.isfinite(result.returns).all()
+
+
+@given(samples_of(), settings_of, st.randoms(use_true_random=False))
+def test_the_order_of_trajectories_changes_nothing(samples, args, random) -> None:
+    order = list(range(len(samples)))
+    random.shuffle(order)
+    straight = token_advantages(args, samples)
+    for place, result in enumerate(token_advantages(args, [samples[i] for i in order])):
+        expected = straight[order[place]].advantages
+        np.testing.assert_allclose(result.advantages, expected, rtol=1e-3, atol=1e-4)
+
+
+@given(samples_of(), settings_of, rewards)
+def test_what_a_failed_trajectory_would_have_earned_changes_nothing(samples, args, reward) -> None:
+    rescored = [
+        sample if sample.valid else replace(sample, turn_rewards=[reward] * len(sample.turn_rewards))
+        for sample in samples
+    ]
+    alive = [sample for sample in samples if sample.valid]
+    without = iter(token_advantages(args, alive))
+    both = zip(token_advantages(args, samples), token_advantages(args, rescored), strict=True)
+    for sample, (one, other) in zip(samples, both, strict=True):
+        np.testing.assert_array_equal(one.advantages, other.advantages)
+        if sample.valid:
+            np.testing.assert_array_equal(one.advantages, next(without).advantages)
+
+
+@given(samples_of(), settings_of, st.integers(1, 3))
+def test_padding_on_the_right_changes_nothing(samples, args, padding) -> None:
+    def padded(values):
+        return np.concatenate([values, np.full(padding, 7 if values.dtype == np.float32 else 0)])
+
+    wider = [
+        replace(
+            sample,
+            response_mask=padded(sample.response_mask).astype(np.int8),
+            values=padded(sample.values),
+            logprobs=padded(sample.logprobs),
+            reference_logprobs=padded(sample.reference_logprobs),
+        )
+        for sample in samples
+    ]
+    for one, other in zip(token_advantages(args, samples), token_advantages(args, wider), strict=True):
+        np.testing.assert_array_equal(one.advantages, other.advantages[:-padding])
+        assert not other.advantages[-padding:].any()
+
+
+@given(samples_of())
+def test_estimators_reduce_to_one_another(samples) -> None:
+    """GAE with lambda 1 and no critic is REINFORCE; REINFORCE++ is REINFORCE whitened; GiGPO without its
+    step level is GRPO."""
+
+    def run(rows=samples, **keys):
+        return [result.advantages for result in token_advantages(AlgorithmArgs(**keys), rows)]
+
+    def assert_same(one, other):
+        for left, right in zip(one, other, strict=True):
+            np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-4)
+
+    blind = [replace(s, values=np.zeros_like(s.values), last_value=0.0) for s in samples]
+    plain = {"adv_estimator": "reinforce", "reinforce_baseline": "none", "discount_level": "token"}
+    assert_same(run(blind, adv_estimator="gae", gamma=0.9, lambd=1.0), run(gamma=0.9, **plain))
+    assert_same(run(adv_estimator="reinforce_plus_plus"), run(whiten_advantages=True, **plain))
+    assert_same(run(adv_estimator="gigpo", gigpo_step_weight=0.0), run(adv_estimator="grpo"))
+    own = [
+        replace(s, state_hashes=[f"{i}/{k}" for k in range(9)][: len(s.turn_rewards)])
+        for i, s in enumerate(samples)
+    ]
+    assert_same(run(own, adv_estimator="gigpo"), run(adv_estimator="grpo"))
+    centered = {"adv_estimator": "reinforce", "reinforce_baseline": "none"}
+    spoken = [s for s in samples if len(s.turn_rewards) == 1]
+    assert_same(
+        run(spoken, reward_normalize_mean="group", reward_normalize_std="group", **centered),
+        run(spoken, adv_estimator="grpo"),
+    )
+
+
+def test_gigpo_adds_the_comparison_of_actions_taken_in_the_same_state() -> None:
+    # Both begin in "start"; the first goes on in a state of its own, the second comes back to "start".
+    first = make_sample(turn_rewards=[0.0, 0.0, 1.0], state_hashes=["start", "x", "y"])
+    second = make_sample(turn_rewards=[0.0, 0.0, 0.0], state_hashes=["start", "start", "z"])
+    args = AlgorithmArgs(adv_estimator="gigpo", grpo_normalize_std=False, gigpo_step_weight=2.0, gamma=0.5)
+    one, other = (result.advantages for result in token_advantages(args, [first, second]))
+    # Returns in "start": 0.25, 0 and 0; episodes: 1 and 0.
+    np.testing.assert_allclose(
+        one, [0, 0] + [0.5 + 2 * (0.25 - 0.25 / 3)] * 2 + [0, 0] + [0.5] * 3, rtol=1e-5
+    )
+    np.testing.assert_allclose(other, [0, 0] + [-0.5 - 2 * 0.25 / 3] * 2 + [0, 0] + [-0.5] * 3, rtol=1e-5)
+
+
+def test_discounting_counts_turns_segments_or_tokens() -> None:
+    """The second reply is empty: a turn but no segment; the last two replies have nothing between them."""
+    sample = AdvantageSample(
+        group_id=0,
+        response_mask=np.array([0, 1, 1, 0, 1, 1, 1], np.int8),
+        turn_rewards=[1.0, 2.0, 4.0, 8.0],
+        turn_spans=[(1, 3), (4, 4), (4, 5), (5, 7)],
+    )
+    assert steps_of(sample, "turn").rewards_S.tolist() == [1, 2, 4, 8]
+    assert steps_of(sample, "reply").rewards_S.tolist() == [3, 4, 8]
+    assert steps_of(sample, "segment").rewards_S.tolist() == [3, 12]
+    assert steps_of(sample, "token").rewards_S.tolist() == [0, 3, 4, 0, 8]
+    expected = {
+        "turn": [1 + 1 + 1 + 1, 4, 4 + 4, 8],
+        "segment": [3 + 6, 9, 12, 12],
+        "token": [0 + 1.5 + 1 + 0 + 0.5, 3 + 2 + 0 + 1, 4 + 0 + 2, 0 + 4],
+    }
+    for level, (first, second, third, last) in expected.items():
+        args = AlgorithmArgs(
+            adv_estimator="reinforce", reinforce_baseline="none", gamma=0.5, discount_level=level
+        )
+        [result] = token_advantages(args, [sample])
+        end = 8.0 if level == "token" else last
+        found = result.advantages.tolist()
+        assert found == [0, first, second if level == "token" else first, 0, third, last, end]
+
+
+def test_reinforce_plus_plus_counts_the_penalties_still_to_come() -> None:
+    logprobs, reference = np.full(9, -1.0, np.float32), np.full(9, -1.5, np.float32)
+    sample = make_sample(logprobs=logprobs, reference_logprobs=reference, turn_rewards=[0.0, 0.0, 1.0])
+    other = replace(sample, turn_rewards=[0.0, 0.0, 0.0])
+    args = AlgorithmArgs(adv_estimator="reinforce_plus_plus", init_kl_coef=0.2)
+    results = token_advantages(args, [sample, other])
+    plain = np.array([1 - 0.1 * left for left in (5, 4, 3, 2, 1)] + [-0.1 * left for left in (5, 4, 3, 2, 1)])
+    expected = (plain - plain.mean()) / (plain.std() + 1e-6)
+    found = np.concatenate([result.advantages[sample.response_mask == 1] for result in results])
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_an_adapted_weight_replaces_the_initial_one() -> None:
+    logprobs, reference = np.full(9, -1.0, np.float32), np.full(9, -1.5, np.float32)
+    sample = make_sample(logprobs=logprobs, reference_logprobs=reference)
+    strong, weak = (
+        AlgorithmArgs(adv_estimator="gae", init_kl_coef=0.4),
+        AlgorithmArgs(adv_estimator="gae", init_kl_coef=0.1),
+    )
+    sample = replace(sample, values=np.zeros(9, np.float32))
+    [adapted] = token_advantages(weak, [sample], kl_coef=0.4)
+    [fixed] = token_advantages(strong, [sample])
+    np.testing.assert_array_equal(adapted.advantages, fixed.advantages)
+
+
+def test_weights_come_after_whitening_and_clipping_comes_last() -> None:
+    short = make_sample(group_id=0, success=True, turn_rewards=[0.0, 0.0, 1.0])
+    short = replace(short, response_mask=np.array([0, 0, 1, 0, 0, 0, 0, 0, 0], np.int8))
+    short = replace(short, turn_spans=[(2, 3), (3, 3), (3, 3)])
+    long = make_sample(group_id=0, turn_rewards=[0.0, 0.0, 0.0])
+    plain = token_advantages(AlgorithmArgs(), [short, long])
+    weighted = token_advantages(
+        AlgorithmArgs(length_weight=1.0, difficulty_weight="hard", advantage_clip=0.4), [short, long]
+    )
+    # Lengths 1 and 5, mean 3; half of the group succeeded: 3 x 0.5 and 3/5 x 0.5.
+    assert plain[0].advantages[2] == pytest.approx(0.7071, abs=1e-4)
+    assert weighted[0].advantages[2] == pytest.approx(0.4)
+    assert weighted[1].advantages[2] == pytest.approx(-0.7071 * 0.3, abs=1e-4)
+
+
+def first_turn_only(samples, args):
+    """An estimator as a stranger writes it."""
+    return [
+        TokenAdvantages(advantages=steps_of(s, "turn").spread(np.array([s.turn_rewards[0], 0, 0])))
+        for s in samples
+    ]
+
+
+def test_an_estimator_of_your_own_is_found_by_its_dotted_name() -> None:
+    args = AlgorithmArgs(adv_estimator=f"{__name__}:first_turn_only")
+    [result, failed] = token_advantages(args, [make_sample(), make_sample(valid=False)])
+    assert result.advantages.tolist() == [0, 0, 1, 1, 0, 0, 0, 0, 0]
+    assert not failed.advantages.any()
+    with pytest.raises(ConfigurationError, match="not registered under envsdk"):
+        advantage_estimator("grpp")
+    with pytest.raises(ValueError, match="registered already"):
+        register_advantage_estimator("grpo")(first_turn_only)
 
 
 def test_missing_inputs_are_named() -> None:
@@ -249,7 +342,5 @@ def test_missing_inputs_are_named() -> None:
         token_advantages(AlgorithmArgs(adv_estimator="gae"), [make_sample()])
     with pytest.raises(ValueError, match="reference"):
         token_advantages(AlgorithmArgs(init_kl_coef=0.1), [make_sample()])
-
-
-def test_spreading_turns_skips_tokens_the_policy_did_not_write() -> None:
-    assert spread_turns(make_sample(), [1, 2, 3]).tolist() == [0, 0, 1, 1, 0, 0, 3, 3, 3]
+    with pytest.raises(ValueError, match="hash of the state"):
+        token_advantages(AlgorithmArgs(adv_estimator="gigpo"), [make_sample()])

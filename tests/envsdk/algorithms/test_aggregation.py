@@ -10,12 +10,20 @@ from hypothesis import strategies as st
 from envsdk.algorithms.aggregation import sequence_weights
 from envsdk.algorithms.args import AlgorithmArgs
 
-MODES = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]
+MODES = [
+    "token-mean",
+    "seq-mean-token-sum",
+    "seq-mean-token-sum-norm",
+    "seq-mean-token-mean",
+    "trajectory-mean-token-sum",
+    "trajectory-mean-token-mean",
+]
+LENGTH = 7
 token_losses = st.lists(st.lists(st.floats(-10, 10), max_size=6), min_size=1, max_size=8)
 
 
-def aggregate(mode, rows):
-    weights = sequence_weights(mode, [len(row) for row in rows])
+def aggregate(mode, rows, names=None):
+    weights = sequence_weights(mode, [len(row) for row in rows], trajectories=names, length=LENGTH)
     return sum(weight * sum(row) for weight, row in zip(weights, rows, strict=True))
 
 
@@ -33,7 +41,11 @@ def test_modes_agree_with_means_over_a_padded_masked_batch(rows) -> None:
         expected = {
             "token-mean": losses_BT[mask_BT].mean(),
             "seq-mean-token-sum": sums.mean(),
+            "seq-mean-token-sum-norm": sums.mean() / LENGTH,
             "seq-mean-token-mean": (sums / counts).mean(),
+            # Without names each sequence is a trajectory of its own.
+            "trajectory-mean-token-sum": sums.mean(),
+            "trajectory-mean-token-mean": (sums / counts).mean(),
         }
     for mode in MODES:
         assert aggregate(mode, rows) == pytest.approx(expected[mode], rel=1e-9, abs=1e-9)
@@ -41,17 +53,39 @@ def test_modes_agree_with_means_over_a_padded_masked_batch(rows) -> None:
 
 @given(token_losses, st.randoms(use_true_random=False), st.sampled_from(MODES))
 def test_order_empty_rows_and_micro_batches_change_nothing(rows, random, mode) -> None:
-    whole = aggregate(mode, rows)
-    shuffled = [*rows, []]
-    random.shuffle(shuffled)
-    assert aggregate(mode, shuffled) == pytest.approx(whole, rel=1e-9, abs=1e-9)
-    weights = sequence_weights(mode, [len(row) for row in shuffled])
+    named = [(row, random.choice(["a", "b", None])) for row in rows]
+    whole = aggregate(mode, rows, [name for _, name in named])
+    named.append(([], "c"))
+    random.shuffle(named)
+    shuffled, names = [row for row, _ in named], [name for _, name in named]
+    assert aggregate(mode, shuffled, names) == pytest.approx(whole, rel=1e-9, abs=1e-9)
+    weights = sequence_weights(mode, [len(row) for row in shuffled], trajectories=names, length=LENGTH)
     cut = random.randint(0, len(shuffled))
     parts = [
         sum(weight * sum(row) for weight, row in zip(weights[part], shuffled[part], strict=True))
         for part in (slice(cut), slice(cut, None))
     ]
     assert sum(parts) == pytest.approx(whole, rel=1e-9, abs=1e-9)
+
+
+@given(token_losses, st.lists(st.integers(0, 5), min_size=8, max_size=8))
+def test_a_trajectory_cut_into_sequences_counts_as_one(rows, cuts) -> None:
+    """Step-wise data: the same loss as with each trajectory in one sequence, however it is cut."""
+    pieces = [
+        (piece, f"trajectory {index}")
+        for index, (row, cut) in enumerate(zip(rows, cuts, strict=False))
+        for piece in (row[:cut], row[cut:])
+    ]
+    names = [name for _, name in pieces]
+    for how in ("token-sum", "token-mean"):
+        whole = aggregate(f"seq-mean-{how}", rows)
+        cut = aggregate(f"trajectory-mean-{how}", [piece for piece, _ in pieces], names)
+        assert cut == pytest.approx(whole, rel=1e-9, abs=1e-9)
+
+
+def test_the_constant_length_is_asked_for() -> None:
+    with pytest.raises(ValueError, match="needs loss_agg_length"):
+        sequence_weights("seq-mean-token-sum-norm", [1])
 
 
 def test_an_unknown_mode_is_refused_by_name() -> None:
