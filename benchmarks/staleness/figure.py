@@ -116,7 +116,7 @@ def draw(summaries: Sequence[Summary], about: Mapping[str, str]) -> str:
         ),
         _bar_panel(
             "Staleness of the samples",
-            "weight updates between sampling and training",
+            "weight updates since sampling",
             {
                 alpha: _pooled(
                     summaries, alpha, lambda one: Spread(one.staleness, one.staleness, one.staleness)
