@@ -49,8 +49,7 @@ def test_the_operations_counted_are_those_that_torch_counts(load, tmp_path) -> N
         model(torch.tensor(sequence.ids[None].astype(np.int64)))
     # Computed eagerly, attention goes over the whole square; half of it is masked and not counted here.
     masked = 2 * length * length * shape.hidden_size * shape.num_layers
-    rotary = length * shape.head_dim  # the angles of all positions, one product
-    counted = counter.get_total_flops() - masked - rotary
+    counted = counter.get_total_flops() - masked
     assert load.train_flops(shape, [sequence]) / 3 == counted
 
 
