@@ -86,6 +86,12 @@ class PolicyTrainer(Trainer):
     def _score(self, rows: Sequence[Row], kind: ScoreKind) -> list[NDArray[np.float32]]:
         """One number per scored token of each row, in the order of the rows; all of them on every rank."""
 
+    def _value_head_step(self) -> tuple[float, float]:
+        """`_optimizer_step` of the value head alone: all other weights and moments stay as they are."""
+        raise ConfigurationError(
+            f"critic_warmup: {type(self).__name__} cannot train the value head alone; set it to 0"
+        )
+
     def _merged(self, tally: TrainTally) -> TrainTally:
         """The tally over all ranks."""
         return tally
@@ -112,7 +118,7 @@ class PolicyTrainer(Trainer):
         tallies: list[TrainTally] = []
         try:
             for members in rows.plan:
-                tallies.append(self._learn(rows.step_rows(members)))
+                tallies.append(self._learn(rows.step_rows(members), critic_only=batch.critic_only))
         except TrainerError as error:
             if restore is not None:
                 restore()
@@ -125,7 +131,7 @@ class PolicyTrainer(Trainer):
         metrics["actor/step_time_s"] = time.perf_counter() - started
         return metrics
 
-    def _learn(self, rows: Sequence[TrainRow]) -> TrainTally:
+    def _learn(self, rows: Sequence[TrainRow], *, critic_only: bool) -> TrainTally:
         """One optimizer step."""
         tally = TrainTally()
         self._accumulate(rows, tally)
@@ -133,7 +139,7 @@ class PolicyTrainer(Trainer):
         if not math.isfinite(tally.loss):
             self._zero_grad()
             raise TrainerError(f"the loss is {tally.loss}")
-        tally.add_step(*self._optimizer_step())
+        tally.add_step(*(self._value_head_step() if critic_only else self._optimizer_step()))
         return tally
 
     def logprobs(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:

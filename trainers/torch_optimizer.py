@@ -65,11 +65,22 @@ class Optimizer:
     def zero_grad(self) -> None:
         self.adam.zero_grad(set_to_none=False)
 
-    def step(self) -> tuple[float, float]:
+    def step(self, *, only: str = "") -> tuple[float, float]:
         """Clip, step, clear; returns (gradient norm before clipping, learning rate).
 
+        Parameters whose names do not begin with `only` keep weights and moments, without decay.
         TrainerError, with weights and moments untouched, when the norm is not finite.
         """
+        left_out = [p for name, p in self.parameters.items() if not name.startswith(only)]
+        for parameter in left_out:
+            parameter.grad = None
+        try:
+            return self._step()
+        finally:
+            for parameter in left_out:
+                parameter.grad = torch.zeros_like(parameter)
+
+    def _step(self) -> tuple[float, float]:
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
         norm = whole(torch.nn.utils.get_total_norm(gradients))
         if not torch.isfinite(norm):

@@ -171,6 +171,9 @@ class TorchTrainer(PolicyTrainer):
     def _optimizer_step(self) -> tuple[float, float]:
         return self._optimizer.step()
 
+    def _value_head_step(self) -> tuple[float, float]:
+        return self._optimizer.step(only="value_head.")
+
     def _zero_grad(self) -> None:
         self._optimizer.zero_grad()
 

@@ -402,6 +402,61 @@ def test_the_value_head_learns_the_returns(make_config, make_sequences) -> None:
         assert values[sequence.response_mask == 1].mean() == pytest.approx(2.0, abs=1.0)
 
 
+def test_a_warming_critic_learns_while_the_policy_stays_bit_for_bit(make_config, make_sequences) -> None:
+    trainer = TorchTrainer.create(
+        make_config(
+            with_value_head=True,
+            training_args={"learning_rate": 3e-3, "weight_decay": 0.1},
+            algorithm={"value_loss_coef": 1.0, "value_clip": None, "ppo_mini_batch_size": 3},
+        )
+    )
+    sequences = [
+        dataclasses.replace(s, returns=2.0 * s.response_mask.astype(np.float32)) for s in make_sequences(6)
+    ]
+    before = dict(trainer.weights())
+    for step in range(40):
+        last = trainer.train_step(TrainBatch(step=step, sequences=sequences, critic_only=True))
+    for name, values in trainer.weights():
+        np.testing.assert_array_equal(values, before[name])
+    assert last["critic/loss"] < 1.0
+    trainer.train_step(TrainBatch(step=40, sequences=sequences))
+    assert any(not np.array_equal(values, before[name]) for name, values in trainer.weights())
+
+
+def test_a_warmed_critic_continues_bit_for_bit_from_a_checkpoint(
+    make_config, make_sequences, tmp_path
+) -> None:
+    config = make_config(with_value_head=True)
+    trainer = TorchTrainer.create(config)
+    sequences = make_sequences(4)
+    trainer.train_step(TrainBatch(step=0, sequences=sequences, critic_only=True))
+    trainer.save(tmp_path)
+    resumed = TorchTrainer.create(config)
+    resumed.load(tmp_path)
+    for each in (trainer, resumed):
+        each.train_step(TrainBatch(step=1, sequences=sequences, critic_only=True))
+        each.train_step(TrainBatch(step=2, sequences=sequences))
+    for (name, values), (_, other) in zip(trainer.weights(), resumed.weights(), strict=True):
+        np.testing.assert_array_equal(values, other, err_msg=name)
+    ids = [sequence.ids for sequence in sequences]
+    for one, other in zip(trainer.values(ids), resumed.values(ids), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_value_after_the_last_token_is_asked_for_with_one_token_more(make_config, make_sequences) -> None:
+    """Whichever token that is, and whatever the values before it, as bootstrapping needs."""
+    trainer = TorchTrainer.create(make_config(with_value_head=True, training_args={"learning_rate": 1e-2}))
+    sequences = make_sequences(3)
+    trainer.train_step(TrainBatch(step=0, sequences=sequences))
+    ids = [sequence.ids for sequence in sequences]
+    plain = trainer.values(ids)
+    longer = [trainer.values([np.append(each, np.int32(token)) for each in ids]) for token in (0, 60)]
+    for before, one, other in zip(plain, *longer, strict=True):
+        np.testing.assert_array_equal(one, other)
+        np.testing.assert_allclose(one[:-1], before, atol=1e-6)
+        assert one[-1] != 0
+
+
 def test_behavior_cloning_learns_the_masked_tokens_and_only_those(make_config) -> None:
     trainer = TorchTrainer.create(make_config(training_args={"learning_rate": 3e-3}))
     rng = np.random.default_rng(0)
