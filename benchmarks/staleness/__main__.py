@@ -5,7 +5,7 @@
     python benchmarks/staleness --out /tmp/staleness --docs          ... and into docs/staleness.md
 
 Trains examples/staleness_experiment.yaml once for each variant, alpha and seed, one after the other: 48 runs,
-half a minute each on two idle cores. Stopped and started again, it goes on with the first run that has not
+about a minute each on two cores. Stopped and started again, it goes on with the first run that has not
 ended. Writes OUT/staleness.svg, OUT/table.md and OUT/results.json. Wall times mean something only on an
 otherwise idle machine; the load average beside each run tells. The exit code is 1 when a run failed.
 """
@@ -31,7 +31,8 @@ from results import RunResult, markdown_table, run_result, summaries
 from envsdk.tracking import read_metrics
 
 DOCS = Path(__file__).parents[2] / "docs"
-TABLE_BEGINS, TABLE_ENDS = "<!-- table: begin -->\n", "<!-- table: end -->\n"
+SVG = "staleness.svg"
+RESULTS_BEGIN, RESULTS_END = "<!-- results: begin -->\n", "<!-- results: end -->\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,27 +83,39 @@ def finished(experiment: Experiment, matrix: Sequence[Cell]) -> list[RunResult]:
 
 def report(folder: Path, results: Sequence[RunResult], *, into_docs: bool) -> None:
     """Write and print what the results say."""
-    rows = sorted(summaries(results), key=lambda row: [one.name for one in VARIANTS].index(row.variant))
-    table = markdown_table(rows)
+    order = [one.name for one in VARIANTS]
+    rows = sorted(summaries(results), key=lambda row: (order.index(row.variant), row.alpha))
     figure = draw(rows, {row.variant: variant(row.variant).about for row in rows})
-    (folder / "table.md").write_text(table)
+    text = f"{markdown_table(rows)}\n{conditions(results)}\n"
+    (folder / "table.md").write_text(text)
     (folder / "staleness.svg").write_text(figure)
     (folder / "results.json").write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
-    print(f"\n{table}\nfigure: {folder / 'staleness.svg'}")
+    print(f"\n{text}\nfigure: {folder / 'staleness.svg'}")
     if into_docs:
         page = DOCS / "staleness.md"
-        page.write_text(replaced(page.read_text(), table))
-        (DOCS / "images" / "staleness.svg").write_text(figure)
-        print(f"table and figure are in {page}; what the page says about them is yours to write")
+        image = f"![Success over steps for each variant and alpha, with seconds and staleness](images/{SVG})"
+        page.write_text(replaced(page.read_text(), f"{image}\n\n{text}"))
+        (DOCS / "images" / SVG).write_text(figure)
+        print(f"figure and table are in {page}; what the page says about them is yours to write")
 
 
-def replaced(page: str, table: str) -> str:
-    """The page with the table between its two marks; ValueError when it has no such place."""
-    before, begins, rest = page.partition(TABLE_BEGINS)
-    _, ends, after = rest.partition(TABLE_ENDS)
+def conditions(results: Sequence[RunResult]) -> str:
+    """Under what circumstances the times were taken, in a sentence."""
+    loads = sorted(result.load_average for result in results)
+    minutes = sum(result.wall_s for result in results) / 60
+    return (
+        f"{len(results)} runs on {os.cpu_count()} cores, {minutes:.0f} minutes together. Load average when a run "
+        f"began: {loads[len(loads) // 2]:.1f} in the median, {loads[-1]:.1f} at most; the run before it left about 2."
+    )
+
+
+def replaced(page: str, results: str) -> str:
+    """The page with the results between its two marks; ValueError when it has no such place."""
+    before, begins, rest = page.partition(RESULTS_BEGIN)
+    _, ends, after = rest.partition(RESULTS_END)
     if not begins or not ends:
-        raise ValueError(f"the page has no place between {TABLE_BEGINS!r} and {TABLE_ENDS!r}")
-    return f"{before}{begins}\n{table}\n{ends}{after}"
+        raise ValueError(f"the page has no place between {RESULTS_BEGIN!r} and {RESULTS_END!r}")
+    return f"{before}{begins}\n{results}\n{ends}{after}"
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:

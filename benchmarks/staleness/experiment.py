@@ -88,7 +88,7 @@ class Record:
     wall_s: float
     """The whole process: start, training, evaluations, end."""
     load_average: float
-    """Of the machine over the last minute, when the run began; above 1, others were at work too."""
+    """Of the machine over the last minute, when the run began; the run before it leaves about 2."""
     load_average_after: float
     """When it ended; the run itself counts for about 2."""
 

@@ -143,15 +143,17 @@ def _summary(name: str, alpha: int, runs: Sequence[RunResult]) -> Summary:
 
 
 def markdown_table(rows: Sequence[Summary]) -> str:
-    """One line per variant and alpha; percentages are held-out success, mean (lowest to highest seed)."""
+    """One line per variant and alpha; held-out success as mean (lowest to highest seed)."""
+    most = max(row.num_seeds for row in rows)
     lines = [
-        "| variant | alpha | seeds | start | end | second half | lowest | staleness | off-policy tokens "
-        "| s/step | s, whole run |",
-        "| --- " * 11 + "|",
+        "| variant | alpha | start | end | second half | lowest | staleness | off-policy tokens | s/step "
+        "| s, all |",
+        "| --- " * 10 + "|",
     ]
     for row in rows:
+        alpha = f"{row.alpha}" if row.num_seeds == most else f"{row.alpha} (seeds: {row.num_seeds} of {most})"
         lines.append(
-            f"| `{row.variant}` | {row.alpha} | {row.num_seeds} | {row.before.mean:.1%} "
+            f"| `{row.variant}` | {alpha} | {row.before.mean:.1%} "
             f"| {_percent(row.after)} | {_percent(row.late)} | {_percent(row.lowest)} "
             f"| {row.staleness:.2f} | {row.off_policy:.0%} "
             f"| {row.training_s.mean:.2f} | {row.wall_s.mean:.0f} |"

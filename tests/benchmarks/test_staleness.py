@@ -113,8 +113,16 @@ def test_a_summary_has_the_mean_and_the_range_of_the_seeds(modules, result) -> N
     assert summary.lowest == (pytest.approx((0.6 + 0.2 + 0.7) / 3), 0.2, 0.7)
     assert summary.curve[6] == (pytest.approx(0.5), 0.2, 0.7)
     table = modules["results"].markdown_table([summary])
-    assert "| `ppo` | 2 | 3 | 40.0% | 80.0% (70% to 90%) |" in table
+    assert "| `ppo` | 2 | 40.0% | 80.0% (70% to 90%) |" in table
     assert len({line.count("|") for line in table.splitlines()}) == 1
+
+
+def test_the_table_tells_where_seeds_are_missing(modules, result) -> None:
+    curve = {0: 0.4, 12: 0.7}
+    runs = [result("ppo", 0, 1, curve), result("ppo", 0, 2, curve), result("ppo", 4, 1, curve)]
+    table = modules["results"].markdown_table(modules["results"].summaries(runs))
+    assert "| `ppo` | 0 | 40.0%" in table
+    assert "| `ppo` | 4 (seeds: 1 of 2) | 40.0%" in table
 
 
 def test_runs_evaluated_at_other_steps_are_not_averaged(modules, result) -> None:
@@ -139,11 +147,11 @@ def test_the_figure_has_a_curve_for_each_alpha_of_each_variant(modules, result) 
     assert {"vanilla", "ppo", "ppo_decoupled", "clips <1.2", "Seconds per step", "alpha 2"} <= words
 
 
-def test_the_table_goes_between_its_marks_as_often_as_asked(modules) -> None:
+def test_the_results_go_between_their_marks_as_often_as_asked(modules) -> None:
     replaced = modules["__main__"].replaced
-    page = "Before\n<!-- table: begin -->\nold\n<!-- table: end -->\nAfter\n"
+    page = "Before\n<!-- results: begin -->\nold\n<!-- results: end -->\nAfter\n"
     once = replaced(page, "| new |\n")
-    assert once == "Before\n<!-- table: begin -->\n\n| new |\n\n<!-- table: end -->\nAfter\n"
+    assert once == "Before\n<!-- results: begin -->\n\n| new |\n\n<!-- results: end -->\nAfter\n"
     assert replaced(once, "| new |\n") == once
     with pytest.raises(ValueError, match="no place"):
         replaced("Before\n", "| new |\n")
