@@ -75,3 +75,13 @@ class FSDP2StrategyConfig(TransformersArgs):
     reshard_after_forward: bool = True
     """Free a layer's whole weights after its forward pass and gather them again for the backward pass;
     false keeps them: less traffic, more memory."""
+
+    def layout(self, num_ranks: int) -> str:
+        """What the ranks are for, in words; ValueError when `shard_size` does not divide them."""
+        shard_size = self.shard_size or num_ranks
+        if num_ranks % shard_size:
+            raise ValueError(
+                f"{num_ranks} ranks hold no whole number of copies shared out by shard_size={shard_size}; "
+                "use a multiple, or leave shard_size out to share them out over all ranks"
+            )
+        return f"data {num_ranks}, weights shared out over {shard_size}"

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from envsdk import registry
 from envsdk.config import plugins
-from envsdk.config.models import EMBEDDED_DEFAULT, CustomEnv, EnvManagerArgs, RunConfig
+from envsdk.config.models import EMBEDDED_DEFAULT, CustomEnv, EnvManagerArgs, RunConfig, TrainerRole
 from envsdk.config.nearest import suggest
 from envsdk.config.problems import KeyPath, Problem, dotted
 from envsdk.config.validation import problems_in
@@ -288,11 +288,12 @@ def _plugin_settings(config: RunConfig) -> Iterator[Problem]:
             )
     for section in plugins.settings_sections(config):
         try:
-            section.model.model_validate(dict(section.values))
+            settings = section.model.model_validate(dict(section.values))
         except ValidationError as error:
             yield from problems_in(
                 error, section.model, base=section.path, written_at=section.also, owner=section.plugin
             )
+            continue
         role_name = str(section.path[0])
         is_strategy = section.path[-1] == "strategy_config"
         if (
@@ -305,6 +306,13 @@ def _plugin_settings(config: RunConfig) -> Iterator[Problem]:
                 f"`{section.plugin}` runs on one device: leave this out, and set "
                 f"{dotted(section.path)}.device, for example to cuda:0",
             )
+        role = getattr(config, role_name)
+        if is_strategy and isinstance(role, TrainerRole) and isinstance(settings, plugins.SharesOutRanks):
+            try:
+                settings.layout(role.num_ranks)
+            except ValueError as error:
+                given = "" if role.device_mapping else " (it is absent: 1 rank)"
+                yield Problem((role_name, "device_mapping"), f"{error}{given}")
 
 
 def _folders(config: RunConfig) -> Iterator[Problem]:

@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 
 from envsdk.config.loading import DEFAULT, LoadedConfig, leaf_paths
-from envsdk.config.models import EnvManagerArgs, Role, RunConfig
-from envsdk.config.plugins import settings_model, settings_sections
+from envsdk.config.models import EnvManagerArgs, Role, RunConfig, TrainerRole
+from envsdk.config.plugins import SharesOutRanks, runs_on_several_ranks, settings_model, settings_sections
 from envsdk.config.problems import KeyPath, dotted
 
 _VALUE_WIDTH = 44
@@ -90,12 +90,23 @@ def _per_tag(values: Any) -> str:
 
 
 def _devices(role: Role, kind: str) -> str:
+    if isinstance(role, TrainerRole) and runs_on_several_ranks(role.strategy_args.strategy_name):
+        return _ranks(role)
     if role.device_mapping is not None:
         return f"{len(role.device_mapping)} accelerators {role.device_mapping}"
     model = settings_model(kind, role.strategy_args.strategy_name, "strategy_config")
     if model is not None and "device" in model.model_fields:
         return f"device {model.model_validate(role.settings).model_dump()['device']}"
     return f"what {role.strategy_args.strategy_name} chooses"
+
+
+def _ranks(role: TrainerRole) -> str:
+    plural = "" if role.num_ranks == 1 else "s"
+    model = settings_model("trainers", role.strategy_args.strategy_name, "strategy_config")
+    settings = model and model.model_validate(role.settings)
+    layout = f": {settings.layout(role.num_ranks)}" if isinstance(settings, SharesOutRanks) else ""
+    where = f"accelerator{plural} {role.device_mapping}" if role.device_mapping else "an accelerator"
+    return f"{role.num_ranks} rank{plural}{layout}; on {where}, or on CPUs where there is none"
 
 
 def _engines(config: RunConfig) -> str:

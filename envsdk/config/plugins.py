@@ -17,7 +17,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from pydantic import BaseModel
 
@@ -66,6 +66,15 @@ def runs_on_several_ranks(trainer: str) -> bool:
     """Whether the trainer's settings are those of one process per accelerator: they name no `device`."""
     model = settings_model("trainers", trainer, "strategy_config")
     return model is not None and "device" not in model.model_fields
+
+
+@runtime_checkable
+class SharesOutRanks(Protocol):
+    """Strategy settings of a trainer that says what each of its ranks is for."""
+
+    def layout(self, num_ranks: int) -> str:
+        """In words, such as `tensor 2 x data 2`; ValueError when so many ranks cannot be shared out."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
