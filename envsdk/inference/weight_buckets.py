@@ -1,0 +1,149 @@
+"""Weights in buckets: flat buffers of bounded size, each with an index of what lies where. Pure.
+
+    (name, array)* -> fill_buckets -> Bucket* ==any transport==> read_buckets -> (name, array)*
+
+A tensor that fits into a bucket lies in one, in one piece, so that the reader gets a view of it. A larger one
+is cut into pieces over as many buckets as it takes, and put together again by the reader. So a bucket never
+outgrows its buffer, whatever the model, and buffers can be made once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envsdk.failures import EngineError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ALIGNMENT = 64
+"""Bytes; where a piece begins in its bucket, a multiple of every element's size."""
+
+Buffer = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Where a tensor, or a part of one too large for a bucket, lies."""
+
+    name: str
+    dtype: str
+    """NumPy's name for it, or PyTorch's (`bfloat16`) where NumPy has none."""
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    tensor_bytes: int
+    """Of the whole tensor."""
+    start: int
+    """First byte of the piece in the tensor."""
+    offset: int
+    """First byte of the piece in the bucket."""
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A full buffer and its index."""
+
+    pieces: tuple[Piece, ...]
+    data: Buffer
+    """`[num_bytes]`, the used part of the buffer."""
+
+
+def fill_buckets(
+    weights: Iterable[tuple[str, NDArray[Any] | Tensor]], next_buffer: Callable[[], Buffer]
+) -> Iterator[Bucket]:
+    """Copy `weights` (NumPy arrays or CPU tensors) into buffers, in their order.
+
+    `next_buffer` is asked for an empty buffer of at least one byte when the one before was yielded; all
+    are the caller's again when the generator goes on.
+    """
+    buffer = next_buffer()
+    pieces: list[Piece] = []
+    used = 0
+    for name, weight in weights:
+        data, dtype, shape = _as_bytes(weight)
+        start = 0
+        while True:
+            offset = -(-used // ALIGNMENT) * ALIGNMENT
+            left = len(data) - start
+            fits_elsewhere = start == 0 and left <= len(buffer)
+            if pieces and (offset >= len(buffer) or (fits_elsewhere and offset + left > len(buffer))):
+                yield Bucket(tuple(pieces), buffer[:used])
+                buffer, pieces, used = next_buffer(), [], 0
+                continue
+            count = min(left, len(buffer) - offset)
+            buffer[offset : offset + count] = data[start : start + count]
+            pieces.append(
+                Piece(
+                    name=name,
+                    dtype=dtype,
+                    shape=shape,
+                    tensor_bytes=len(data),
+                    start=start,
+                    offset=offset,
+                    num_bytes=count,
+                )
+            )
+            used, start = offset + count, start + count
+            if count == left:
+                break
+    if pieces:
+        yield Bucket(tuple(pieces), buffer[:used])
+
+
+def read_buckets(buckets: Iterable[Bucket]) -> Iterator[tuple[str, NDArray[Any] | Tensor]]:
+    """The weights in `buckets`: arrays, and tensors for what NumPy has no type for.
+
+    Each may be a view of its bucket's buffer and is valid until the next one is asked for. EngineError for a
+    tensor that is not complete.
+    """
+    whole = np.empty(0, np.uint8)
+    filled = 0
+    for bucket in buckets:
+        for piece in bucket.pieces:
+            data = bucket.data[piece.offset : piece.offset + piece.num_bytes]
+            if piece.start != filled or len(data) != piece.num_bytes:
+                raise EngineError(f"weight `{piece.name}` is torn at byte {filled} of {piece.tensor_bytes}")
+            if piece.num_bytes < piece.tensor_bytes:
+                if filled == 0:
+                    whole = np.empty(piece.tensor_bytes, np.uint8)
+                whole[filled : filled + piece.num_bytes] = data
+                filled += piece.num_bytes
+                if filled < piece.tensor_bytes:
+                    continue
+                data, filled = whole, 0
+            yield piece.name, _from_bytes(data, piece)
+    if filled:
+        raise EngineError(f"the last weight ends after {filled} of {len(whole)} bytes")
+
+
+def _as_bytes(weight: NDArray[Any] | Tensor) -> tuple[Buffer, str, tuple[int, ...]]:
+    """Bytes, dtype and shape."""
+    if isinstance(weight, np.ndarray):
+        data = np.ascontiguousarray(weight).reshape(-1).view(np.uint8)
+        return data, weight.dtype.name, weight.shape
+    import torch
+
+    if weight.numel() == 0:  # its strides mean nothing, and stop PyTorch from viewing it as bytes
+        data = np.empty(0, np.uint8)
+    else:
+        # Flat first: a scalar has no last dimension to view as bytes.
+        data = weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    return data, str(weight.dtype).removeprefix("torch."), tuple(weight.shape)
+
+
+def _from_bytes(data: Buffer, piece: Piece) -> NDArray[Any] | Tensor:
+    try:
+        return data.view(np.dtype(piece.dtype)).reshape(piece.shape)
+    except TypeError:
+        import torch
+
+        dtype: torch.dtype = getattr(torch, piece.dtype)
+        # PyTorch wants writable memory, which an object store's is not.
+        flat = torch.from_numpy(data) if data.flags.writeable else torch.tensor(data)
+        return flat.view(dtype).reshape(piece.shape)

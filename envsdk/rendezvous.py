@@ -1,0 +1,54 @@
+"""Where processes meet for `torch.distributed`, without listening on every address of the machine."""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+
+import psutil
+from torch._C._distributed_c10d import TCPStore
+
+
+def host_store(
+    address: str, port: int, world_size: int, *, timeout: timedelta, wait_for_all: bool
+) -> TCPStore:
+    """The store that the others come to; listens on `address` alone. Port 0 is any, see `TCPStore.port`.
+
+    Returns when everyone has come (`wait_for_all`), or at once. `init_method="tcp://..."` would listen on all addresses of the machine.
+    """
+    listener = socket.create_server((address, port), backlog=128)
+    port = int(listener.getsockname()[1])
+    return TCPStore(
+        address,
+        port,
+        world_size,
+        is_master=True,
+        wait_for_workers=wait_for_all,
+        timeout=timeout,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def join_store(
+    address: str, port: int, world_size: int, *, timeout: timedelta, wait_for_all: bool
+) -> TCPStore:
+    """Come to the store at `address`; waits until it is there. `wait_for_all` is alike on all sides."""
+    return TCPStore(
+        address, port, world_size, is_master=False, wait_for_workers=wait_for_all, timeout=timeout
+    )
+
+
+def address_towards(address: str, port: int) -> str:
+    """This machine's own address on the network that leads to `address`."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        # Connecting a datagram socket sends nothing; it only chooses the way.
+        probe.connect((address, port or 1))
+        return str(probe.getsockname()[0])
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has `address`; None when there is none (behind address translation)."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(known.address == address for known in addresses):
+            return str(name)
+    return None

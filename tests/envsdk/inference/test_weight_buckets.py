@@ -1,0 +1,110 @@
+"""Weights in buckets come out as they went in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envsdk.failures import EngineError
+from envsdk.inference.weight_buckets import ALIGNMENT, Bucket, fill_buckets, read_buckets
+
+DTYPES = ["float32", "float16", "float64", "bfloat16", "int64", "int8", "uint8", "bool", "float8_e4m3fn"]
+
+
+@st.composite
+def weights(draw) -> list[tuple[str, torch.Tensor | np.ndarray]]:
+    """Random tensors of every kind: scalars, empty ones, not contiguous ones; names may repeat."""
+    found = []
+    for _ in range(draw(st.integers(0, 8))):
+        shape = tuple(draw(st.lists(st.integers(0, 7), max_size=3)))
+        raw = torch.from_numpy(
+            np.random.default_rng(draw(st.integers(0, 99))).integers(0, 100, shape, endpoint=True)
+        )
+        tensor = raw.to(getattr(torch, draw(st.sampled_from(DTYPES))))
+        if draw(st.booleans()):
+            tensor = tensor.mT if tensor.ndim > 1 else tensor
+        as_numpy = str(tensor.dtype) not in ("torch.bfloat16", "torch.float8_e4m3fn") and draw(st.booleans())
+        found.append((draw(st.text(max_size=5)), tensor.numpy() if as_numpy else tensor))
+    return found
+
+
+def as_tensor(weight: torch.Tensor | np.ndarray) -> torch.Tensor:
+    return weight if isinstance(weight, torch.Tensor) else torch.from_numpy(weight.copy())
+
+
+def sent(items: list, capacity: int, num_buffers: int = 2) -> Iterator[Bucket]:
+    """Buckets that live only until the next ones are filled, as over a transport."""
+    buffers = [np.full(capacity, 255, np.uint8) for _ in range(num_buffers)]
+    count = 0
+
+    def next_buffer() -> np.ndarray:
+        nonlocal count
+        count += 1
+        return buffers[count % num_buffers]
+
+    return fill_buckets(items, next_buffer)
+
+
+@given(weights(), st.integers(1, 600))
+def test_any_weights_come_out_as_they_went_in_whatever_the_size_of_a_bucket(items, capacity) -> None:
+    # Cloned on arrival: an array is valid only until the next one is asked for.
+    read = [(name, as_tensor(array).clone()) for name, array in read_buckets(sent(items, capacity))]
+    assert [name for name, _ in read] == [name for name, _ in items]
+    for (_, found), (_, given_) in zip(read, items, strict=True):
+        expected = as_tensor(given_)
+        assert found.dtype == expected.dtype
+        assert found.shape == expected.shape
+        if expected.numel():
+            assert torch.equal(
+                found.reshape(-1).view(torch.uint8), expected.contiguous().view(-1).view(torch.uint8)
+            )
+
+
+@given(weights(), st.integers(1, 600))
+def test_no_bucket_is_larger_than_asked_for_and_only_what_does_not_fit_in_one_is_cut(items, capacity) -> None:
+    for bucket in sent(items, capacity):
+        assert bucket.pieces
+        assert len(bucket.data) <= capacity
+        end = 0
+        for piece in bucket.pieces:
+            assert piece.offset % ALIGNMENT == 0
+            assert piece.offset >= end
+            end = piece.offset + piece.num_bytes
+            assert piece.num_bytes == piece.tensor_bytes or piece.tensor_bytes > capacity
+        assert end == len(bucket.data)
+
+
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=30), st.integers(64, 600))
+def test_buckets_are_full_but_for_what_the_next_tensor_needs(sizes, capacity) -> None:
+    items = [(str(index), np.zeros(size, np.uint8)) for index, size in enumerate(sizes)]
+    buckets = list(sent(items, capacity))
+    for bucket, following in pairwise(buckets):
+        padded = -(-len(bucket.data) // ALIGNMENT) * ALIGNMENT
+        assert padded + following.pieces[0].tensor_bytes > capacity or padded >= capacity
+
+
+def test_no_weights_are_no_buckets() -> None:
+    assert list(sent([], 10)) == []
+    assert list(read_buckets([])) == []
+
+
+def test_a_tensor_that_fits_is_read_in_place() -> None:
+    (bucket,) = sent([("a", np.arange(4, dtype=np.float32))], 100)
+    ((_, array),) = read_buckets([bucket])
+    bucket.data[:] = 0
+    assert isinstance(array, np.ndarray)
+    assert array.tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("kept", [[0], [1], [0, 2], [0, 1]])
+def test_a_tensor_that_is_not_complete_is_refused(kept) -> None:
+    buckets = list(sent([("w", np.arange(256, dtype=np.uint8))], 100, num_buffers=4))
+    assert len(buckets) == 3
+    with pytest.raises(EngineError, match="weight"):
+        list(read_buckets([buckets[index] for index in kept]))
