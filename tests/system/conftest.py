@@ -26,7 +26,7 @@ from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.managers.scheduler import RolloutBatch, RolloutScheduler, SchedulerSetup
 from envsdk.managers.traj_env_manager import TagSetup
 from envsdk.prompts import AgentPrompts
-from envsdk.trainers.tiny_policy import build_tokenizer, write_tokenizer
+from envsdk.trainers.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
 from tests.managers.toy_envs import COUNTING, TROUBLESOME
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -54,6 +54,18 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer = build_tokenizer(["seed 0 1 2 3 4 5 6 7 8 9 turn go"] * 3)
     write_tokenizer(folder, tokenizer, sequence_length=1024)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One layer, random, with a tokenizer of both games."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = build_tokenizer(["P___\nOO__\n#XV_", "<answer>Right</answer>", "<answer>Up</answer>"])
+    write_tokenizer(folder, tokenizer, sequence_length=256)
+    write_random_model(
+        folder, tokenizer, hidden_size=32, num_layers=1, num_heads=4, sequence_length=256, seed=0
+    )
     return folder
 
 

@@ -6,115 +6,16 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from safetensors.numpy import load_file
 
 from envsdk.storage import read_trajectories
 from envsdk.timeline import read_timeline
 from envsdk.tracking import read_metrics
+from tests.system.jobs import Job, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
-
-CONFIG = """
-exp_name: run
-seed: 3
-async_generation_ratio: {alpha}
-rollout_batch_size: 8
-val_batch_size: 4
-sequence_length: 256
-max_steps: {max_steps}
-eval_steps: 3
-save_steps: 2
-pretrain: {model}
-custom_envs:
-  Lake:
-    env_type: envsdk/FrozenLake-v1
-    env_config: {{size: 3, legend: false, invalid_penalty: 0.1}}
-    max_steps: 3
-    agent_system_template: {system}
-  Room:
-    env_type: envsdk/Sokoban-v1
-    env_config: {{dim: [5, 5], legend: false, invalid_penalty: 0.1}}
-    max_steps: 2
-train_env_manager: {{tags: [Lake, Room], num_env_groups: 4, group_size: 4}}
-val_env_manager: {{tags: [Lake, Room], num_env_groups: 4}}
-actor_train: {{training_args: {{learning_rate: 1.0e-3}}}}
-actor_infer: {{generating_args: {{max_new_tokens: 3}}}}
-"""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from envsdk.trainers.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
-
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = build_tokenizer(["P___\nOO__\n#XV_", "<answer>Right</answer>", "<answer>Up</answer>"])
-    write_tokenizer(folder, tokenizer, sequence_length=256)
-    write_random_model(
-        folder, tokenizer, hidden_size=32, num_layers=1, num_heads=2, sequence_length=256, seed=0
-    )
-    return folder
-
-
-class Job:
-    """One training run in a folder of its own."""
-
-    def __init__(
-        self, folder: Path, model: Path, *, max_steps: int = 5, alpha: float = 1, system: str = "Go."
-    ) -> None:
-        self.folder = folder
-        self.run = folder / "runs" / "run"
-        text = CONFIG.format(model=model, max_steps=max_steps, alpha=alpha, system=system)
-        (folder / "run.yaml").write_text(text)
-
-    def start(self, *overrides: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "envsdk.train", "run.yaml", *overrides]
-        return subprocess.Popen(
-            command,
-            cwd=self.folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-
-    def finish(self, *overrides: str) -> tuple[int, str]:
-        process = self.start(*overrides)
-        output, _ = process.communicate(timeout=300)
-        return process.returncode, output
-
-    def batch(self, step: int) -> Path:
-        return self.run / "trajectories" / f"step_{step:06d}.parquet"
-
-    def checkpoint(self, step: int) -> Path:
-        return self.run / "checkpoints" / f"step_{step:06d}"
-
-    def weights(self, step: int) -> dict[str, bytes]:
-        arrays = load_file(self.checkpoint(step) / "model" / "model.safetensors")
-        return {name: array.tobytes() for name, array in arrays.items()}
-
-    def assert_each_step_once(self, num_steps: int) -> None:
-        """Every batch trained once and kept, no trajectory in two of them, no metric lost or doubled."""
-        lines = [json.loads(line) for line in (self.run / "metrics.jsonl").read_text().splitlines()]
-        assert [row["step"] for row in lines if "actor/loss" in row] == list(range(num_steps))
-        ids = [t.trajectory_id for step in range(num_steps) for t in read_trajectories(self.batch(step))]
-        assert len(ids) == 8 * num_steps
-        assert len(set(ids)) == len(ids)
-
-
-def wait_until(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 200
-    while not happened():
-        assert process.poll() is None, process.stdout and process.stdout.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")
