@@ -53,6 +53,7 @@ class Layout:
     strategy: str
     num_ranks: int = 1
     strategy_config: Mapping[str, Any] = field(default_factory=dict)
+    max_tokens_per_microbatch: int = 4096
 
 
 LAYOUTS = (
@@ -75,8 +76,18 @@ LAYOUTS = (
     ),
 )
 CUDA_LAYOUTS = (
-    Layout(name="torch", strategy="torch", strategy_config={"device": "cuda:0", "dtype": "bfloat16"}),
-    Layout(name="megatron", strategy="megatron_train", strategy_config={"dtype": "bfloat16"}),
+    Layout(
+        name="torch",
+        strategy="torch",
+        strategy_config={"device": "cuda:0", "dtype": "bfloat16"},
+        max_tokens_per_microbatch=16_384,
+    ),
+    Layout(
+        name="megatron",
+        strategy="megatron_train",
+        strategy_config={"dtype": "bfloat16"},
+        max_tokens_per_microbatch=16_384,
+    ),
 )
 
 
@@ -151,7 +162,10 @@ def _serve(
                 model=model,
                 sequence_length=4096,
                 seed=0,
-                training_args={"learning_rate": 1e-5},
+                training_args={
+                    "learning_rate": 1e-5,
+                    "max_tokens_per_microbatch": layout.max_tokens_per_microbatch,
+                },
                 strategy_config=layout.strategy_config,
                 rank=where,
             )
