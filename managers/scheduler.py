@@ -38,6 +38,7 @@ from envsdk.managers.env_worker import (
     ToWorker,
     WorkerSetup,
 )
+from envsdk.managers.group_filters import GroupFilters
 from envsdk.managers.ledger import RolloutLedger
 from envsdk.managers.ledger_types import (
     Batch,
@@ -72,7 +73,10 @@ class SchedulerSetup:
     folder: Path | None = None
     """Where batches are written; None keeps them in memory (validation writes nothing it cannot redo)."""
     file_prefix: str = "step"
-    drop_zero_variance_groups: bool = False
+    group_filters: Sequence[str] = ()
+    """Entry points in `envsdk.group_filters`, or `package.module:function`."""
+    max_filtered_groups: int = 1_000
+    """Groups they may drop between two batches."""
     stop_grace_s: float = 10.0
     """A worker that has not stopped a cancelled episode by then hangs, and is replaced."""
 
@@ -88,6 +92,8 @@ class RolloutBatch:
     """Ends of leases since the start of the run."""
     failures: Mapping[str, int] = field(default_factory=dict)
     """Failed episodes since the last batch, by `boundary/kind`."""
+    filtered: Mapping[str, int] = field(default_factory=dict)
+    """Groups dropped since the last batch, by group filter."""
     discarded_tokens: int = 0
     """Sampled tokens thrown away since the last batch."""
 
@@ -114,6 +120,9 @@ class RolloutScheduler:
         self._setup = setup
         self._ledger = RolloutLedger(setup.ledger, state)
         self._ledger.suspend(time.monotonic())
+        self._filters = GroupFilters(setup.group_filters, limit=setup.max_filtered_groups)
+        self._filtered: dict[int, str] = {}
+        """Why a filter dropped a lease's group, until the lease is discarded."""
         self._begun = False
         self._workers: dict[str, _Worker] = {}
         self._worker_of_slot = {slot: name for name, worker in setup.workers.items() for slot in worker.slots}
@@ -322,17 +331,22 @@ class RolloutScheduler:
         trajectory = self._held.pop(discard.lease_id, None)
         if trajectory is not None:
             self._discarded.append(trajectory)
-            self._discarded_ends.append(f"{discard.end}: {discard.reason}")
+            reason = self._filtered.pop(discard.lease_id, discard.reason)
+            self._discarded_ends.append(f"{discard.end}: {reason}")
 
     def _group_ready(self, ready: GroupReady) -> None:
-        if self._setup.drop_zero_variance_groups and not self._rewards_differ(ready.lease_ids):
-            self._execute(self._ledger.reject_group(ready.group_id, time.monotonic()))
-        else:
+        reported = {lease: self._held[lease] for lease in ready.lease_ids if lease in self._held}
+        is_awaited = self._ledger.num_ready_groups <= self._setup.ledger.groups_per_batch
+        try:
+            reason = self._filters.judge(list(reported.values()), is_awaited=is_awaited)
+        except RolloutStalled as error:
+            self._fail(error)
+            return
+        if reason is None:
             self._changed.set()
-
-    def _rewards_differ(self, lease_ids: Iterable[int]) -> bool:
-        members = [self._held[lease_id] for lease_id in lease_ids if lease_id in self._held]
-        return len({member.total_reward for member in members if member.failure is None}) > 1
+            return
+        self._filtered |= dict.fromkeys(reported, reason)
+        self._execute(self._ledger.reject_group(ready.group_id, time.monotonic()))
 
     def _put(self, slot_id: str, message: ToWorker) -> None:
         self._workers[self._worker_of_slot[slot_id]].outbox.put(message)
@@ -358,6 +372,7 @@ class RolloutScheduler:
                 for name in ("started", "delivered", "filtered", "stale", "failed", "cancelled")
             },
             failures=dict(failures),
+            filtered=self._filters.delivered(),
             discarded_tokens=sum(_num_sampled(trajectory.tokens) for trajectory in self._discarded),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,8 @@ from envsdk.managers.traj_env_manager import UNLIMITED_TURNS, TagSetup
 from envsdk.prompts import AgentPrompts
 
 VAL_SPLIT = "val"
+FRUITLESS_BATCHES = 10
+"""Batches' worth of trajectories that may be thrown away in a row before the run ends with an error."""
 
 
 def tag_setup(tag: str, custom: CustomEnv, spec: EnvSpec, *, max_new_tokens: int) -> TagSetup:
@@ -103,6 +106,8 @@ def _slot_tags(manager: EnvManagerArgs) -> Iterator[str]:
 def train_ledger(config: RunConfig) -> LedgerConfig:
     """The ledger of training episodes."""
     manager = config.train_env_manager
+    # What the group filters drop has a limit of its own, which is to be reached first.
+    filtered_batches = math.ceil(config.filtered_groups_limit / config.num_train_groups)
     return LedgerConfig(
         batch_size=config.rollout_batch_size,
         group_size=manager.group_size,
@@ -113,6 +118,7 @@ def train_ledger(config: RunConfig) -> LedgerConfig:
         min_group_size=manager.min_group_size,
         episode_deadline_s=manager.episode_deadline_s,
         max_group_attempts=manager.max_group_attempts,
+        max_fruitless_batches=max(FRUITLESS_BATCHES, 1 + filtered_batches),
     )
 
 

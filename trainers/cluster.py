@@ -66,7 +66,8 @@ class Cluster:
                 ),
                 run_seed=config.seed,
                 folder=trajectories,
-                drop_zero_variance_groups=config.drop_zero_variance_groups,
+                group_filters=config.group_filters,
+                max_filtered_groups=config.filtered_groups_limit,
             ),
             state,
         )

@@ -26,6 +26,7 @@ def rollout_metrics(batch: RolloutBatch) -> dict[str, float]:
     }
     metrics |= _turn_metrics(played)
     metrics |= {f"ledger/{name}": float(count) for name, count in batch.ledger_counts.items()}
+    metrics |= {f"filter/{name}": float(count) for name, count in batch.filtered.items()}
     metrics |= {f"failures/{kind}": float(count) for kind, count in batch.failures.items()}
     return metrics
 

@@ -4,16 +4,13 @@
         [-> whitened -> weighted by difficulty and length -> clipped]
 
 `token_advantages` does all of it for a batch. The formulas are in `estimators` and `rewards`, to be used
-alone; an estimator is found by the name that `adv_estimator` takes:
-
-    @register_advantage_estimator("best_of_group")
-    def best_of_group(samples, args):
-        ...                                   # one TokenAdvantages per sample
+alone. What `adv_estimator` names is a function such as `grpo` below, found under the entry-point group
+`envsdk.advantage_estimators` or as `package.module:function`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -56,29 +53,11 @@ class AdvantageEstimator(Protocol):
         ...
 
 
-ADVANTAGE_ESTIMATORS: dict[str, AdvantageEstimator] = {}
-"""The built-in estimators by the name that `adv_estimator` takes."""
-
-
-def register_advantage_estimator(name: str) -> Callable[[AdvantageEstimator], AdvantageEstimator]:
-    """Decorator: make an estimator available as `adv_estimator: name`."""
-
-    def register(function: AdvantageEstimator) -> AdvantageEstimator:
-        if name in ADVANTAGE_ESTIMATORS:
-            raise ValueError(f"an advantage estimator named {name!r} is registered already")
-        ADVANTAGE_ESTIMATORS[name] = function
-        return function
-
-    return register
-
-
 def advantage_estimator(name: str) -> AdvantageEstimator:
-    """A built-in estimator, an entry point in `envsdk.advantage_estimators`, or `package.module:function`.
+    """An entry point in `envsdk.advantage_estimators`, or `package.module:function`.
 
     ConfigurationError names the nearest known one.
     """
-    if name in ADVANTAGE_ESTIMATORS:
-        return ADVANTAGE_ESTIMATORS[name]
     function: AdvantageEstimator = load_plugin(ESTIMATOR_PLUGINS, name)
     return function
 
@@ -123,8 +102,8 @@ def final_rewards(
     return rewarded
 
 
-@register_advantage_estimator("grpo")
-def _grpo(samples: Sequence[AdvantageSample], args: AlgorithmArgs) -> list[TokenAdvantages]:
+def grpo(samples: Sequence[AdvantageSample], args: AlgorithmArgs) -> list[TokenAdvantages]:
+    """The trajectory's reward among its group's, on each of its tokens; see `group_advantages`."""
     per_trajectory = group_advantages(
         [sample.total_reward for sample in samples],
         [sample.group_id for sample in samples],
@@ -134,8 +113,8 @@ def _grpo(samples: Sequence[AdvantageSample], args: AlgorithmArgs) -> list[Token
     return [_constant(*pair) for pair in zip(samples, per_trajectory, strict=True)]
 
 
-@register_advantage_estimator("rloo")
-def _rloo(samples: Sequence[AdvantageSample], args: AlgorithmArgs) -> list[TokenAdvantages]:
+def rloo(samples: Sequence[AdvantageSample], args: AlgorithmArgs) -> list[TokenAdvantages]:
+    """The trajectory's reward against the mean of the others in its group; see `rloo_advantages`."""
     per_trajectory = rloo_advantages(
         [sample.total_reward for sample in samples],
         [sample.group_id for sample in samples],
@@ -144,8 +123,8 @@ def _rloo(samples: Sequence[AdvantageSample], args: AlgorithmArgs) -> list[Token
     return [_constant(*pair) for pair in zip(samples, per_trajectory, strict=True)]
 
 
-@register_advantage_estimator("reinforce")
-def _reinforce(samples: Sequence[AdvantageSample], args: AlgorithmArgs) -> list[TokenAdvantages]:
+def reinforce(samples: Sequence[AdvantageSample], args: AlgorithmArgs) -> list[TokenAdvantages]:
+    """Discounted return from each step on, less the batch's mean; see `reinforce_advantages`."""
     steps = [steps_of(sample, args.discount_level or "turn") for sample in samples]
     per_step = reinforce_advantages(
         [each.rewards_S for each in steps],
@@ -158,8 +137,7 @@ def _reinforce(samples: Sequence[AdvantageSample], args: AlgorithmArgs) -> list[
     ]
 
 
-@register_advantage_estimator("reinforce_plus_plus")
-def _reinforce_plus_plus(samples: Sequence[AdvantageSample], args: AlgorithmArgs) -> list[TokenAdvantages]:
+def reinforce_plus_plus(samples: Sequence[AdvantageSample], args: AlgorithmArgs) -> list[TokenAdvantages]:
     """Discounted returns, the KL penalty token by token, whitened over the batch.
 
         A_t = sum_{u >= t} gamma^(u - t) r_u        A'_t = (A_t - mean) / (std + 1e-6) over all sampled tokens
@@ -176,8 +154,7 @@ def _reinforce_plus_plus(samples: Sequence[AdvantageSample], args: AlgorithmArgs
     return _whitened(samples, returns)
 
 
-@register_advantage_estimator("gigpo")
-def _gigpo(samples: Sequence[AdvantageSample], args: AlgorithmArgs) -> list[TokenAdvantages]:
+def gigpo(samples: Sequence[AdvantageSample], args: AlgorithmArgs) -> list[TokenAdvantages]:
     """A = A^E + `gigpo_step_weight` A^S: the episode among its group, the action among equal states.
 
     Source: arXiv:2505.10978, sec. 4. Without a state met twice this is `grpo`.
@@ -199,12 +176,12 @@ def _gigpo(samples: Sequence[AdvantageSample], args: AlgorithmArgs) -> list[Toke
         TokenAdvantages(
             advantages=episode.advantages + np.float32(args.gigpo_step_weight) * each.spread(values)
         )
-        for episode, each, values in zip(_grpo(samples, args), steps, per_turn, strict=True)
+        for episode, each, values in zip(grpo(samples, args), steps, per_turn, strict=True)
     ]
 
 
-@register_advantage_estimator("gae")
-def _gae(samples: Sequence[AdvantageSample], args: AlgorithmArgs) -> list[TokenAdvantages]:
+def gae_estimator(samples: Sequence[AdvantageSample], args: AlgorithmArgs) -> list[TokenAdvantages]:
+    """Generalized advantage estimation with the value head's predictions; see `gae`."""
     return [_gae_sample(sample, args) for sample in samples]
 
 

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from envsdk import registry
 from envsdk.config import plugins
+from envsdk.config.advantage_checks import advantage_problems
 from envsdk.config.models import EMBEDDED_DEFAULT, CustomEnv, EnvManagerArgs, RunConfig, TrainerRole
 from envsdk.config.nearest import suggest
 from envsdk.config.problems import KeyPath, Problem, dotted
@@ -31,6 +32,7 @@ def check(config: RunConfig) -> list[Problem]:
         _managers,
         _batches,
         _algorithm,
+        advantage_problems,
         _lengths,
         _tags,
         _plugin_names,
@@ -114,19 +116,6 @@ def _batches(config: RunConfig) -> Iterator[Problem]:
 
 
 def _algorithm(config: RunConfig) -> Iterator[Problem]:
-    group_size = config.train_env_manager.group_size
-    if config.adv_estimator == "grpo" and group_size == 1:
-        yield Problem(
-            ("train_env_manager", "group_size"),
-            "adv_estimator=grpo compares the members of a group, and a group of 1 leaves nothing to compare; "
-            "use 2 or more, or adv_estimator=reinforce",
-        )
-    elif config.drop_zero_variance_groups and group_size == 1:
-        yield Problem(
-            ("drop_zero_variance_groups",),
-            "a group of 1 never varies, so every group would be dropped; set it to false, or "
-            "train_env_manager.group_size to 2 or more",
-        )
     if config.ppo_mini_batch_size is not None and config.ppo_mini_batch_size > config.rollout_batch_size:
         yield Problem(
             ("ppo_mini_batch_size",),
@@ -265,6 +254,14 @@ def _plugin_names(config: RunConfig) -> Iterator[Problem]:
         for tag, env in config.custom_envs.items()
         if env.env_manager_cls is not None
     ]  # fmt: skip
+    wanted += [
+        (("group_filters", i), name, plugins.GROUP_FILTERS, "group filter", "group filters")
+        for i, name in enumerate(config.group_filters)
+    ]
+    wanted.append(
+        (("adv_estimator",), config.adv_estimator, plugins.ADVANTAGE_ESTIMATORS, "advantage estimator",
+         "advantage estimators")
+    )  # fmt: skip
     for path, value, group, singular, plural in wanted:
         if value in plugin_names(group):
             continue

@@ -328,8 +328,13 @@ class RunConfig(AlgorithmKeys, Section):
     weight_update: Literal["continue", "restart", "finish"] = "continue"
     """What happens to a reply that is being sampled when new weights arrive."""
 
-    drop_zero_variance_groups: bool = False
-    """Leave out groups whose members all have the same reward, and play others instead."""
+    group_filters: Annotated[list[str], AfterValidator(_distinct)] = Field(default_factory=list)
+    """Groups that one of these drops are left out, and others played instead: `zero_variance` (equal
+    rewards), `uniform_success` (solved always or never), an entry point in `envsdk.group_filters`, or
+    `package.module:function`."""
+    max_filtered_groups: PositiveInt | None = None
+    """Groups they may drop between two batches before the run ends with an error; 10 batches' worth when
+    absent."""
 
     pretrain: str = EMBEDDED_DEFAULT
     """Folder of a Hugging Face model, or `embedded_default`: the tiny policy described by `warm_start`."""
@@ -377,6 +382,11 @@ class RunConfig(AlgorithmKeys, Section):
         return self.rollout_batch_size // self.train_env_manager.group_size
 
     @property
+    def filtered_groups_limit(self) -> int:
+        """`max_filtered_groups`, or what stands for it when it is absent."""
+        return self.max_filtered_groups or 10 * self.num_train_groups
+
+    @property
     def val_groups_per_tag(self) -> Mapping[str, int]:
         """Tasks of one evaluation by tag, in proportion to the groups of `val_env_manager`."""
         manager = self.val_env_manager
@@ -393,7 +403,7 @@ class RunConfig(AlgorithmKeys, Section):
     def as_dict(self) -> dict[str, Any]:
         """All keys with plain values, in the order of reading: the run, its algorithm, its sections."""
         own = list(RunConfig.__annotations__)
-        middle = own.index("drop_zero_variance_groups")
+        middle = own.index("group_filters")
         values = self.model_dump(mode="json")
         return {name: values[name] for name in (*own[:middle], *AlgorithmKeys.model_fields, *own[middle:])}
 

@@ -32,6 +32,8 @@ ENGINES = "envsdk.engines"
 TRAINERS = "envsdk.trainers"
 TRACKERS = "envsdk.trackers"
 ENV_MANAGERS = "envsdk.env_managers"
+GROUP_FILTERS = "envsdk.group_filters"
+ADVANTAGE_ESTIMATORS = "envsdk.advantage_estimators"
 SETTINGS = "envsdk.settings"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -165,6 +165,8 @@ def start_rollouts(running_ray: None, tokenizer_folder: Path) -> Iterator[StartR
         folder: Path | None = None,
         stop_grace_s: float = 1.0,
         begin: bool = True,
+        group_filters: Sequence[str] = (),
+        max_filtered_groups: int = 1000,
         **ledger: Any,
     ) -> Rollouts:
         setups = {setup.tag: setup for setup in tags or [toy_tag("Toy")]}
@@ -198,6 +200,8 @@ def start_rollouts(running_ray: None, tokenizer_folder: Path) -> Iterator[StartR
             run_seed=0,
             folder=folder,
             stop_grace_s=stop_grace_s,
+            group_filters=group_filters,
+            max_filtered_groups=max_filtered_groups,
         )
         before = worker_processes()
         actor = ray.remote(num_cpus=0, max_restarts=0)(RolloutScheduler).remote(setup, state)

@@ -323,6 +323,33 @@ def test_when_everything_fails_the_run_ends_and_says_what_failed(start_rollouts:
         rollouts.next_batch()
 
 
+@pytest.mark.parametrize("alpha", [0, 1])
+def test_a_group_that_a_filter_drops_is_replaced_and_the_batch_stays_whole(
+    start_rollouts: StartRollouts, tmp_path: Path, alpha: float
+) -> None:
+    mine = "tests.system.toy_filters:odd_tasks"
+    rollouts = start_rollouts(group_filters=[mine], folder=tmp_path, alpha=alpha)
+    num_dropped = 0
+    for version in range(1, 4):
+        batch = rollouts.next_batch()
+        assert len(batch.groups) == 2
+        assert_complete_groups(batch, 2)
+        assert all(group[0].task.index % 2 == 0 for group in batch.groups)
+        num_dropped += batch.filtered[mine]
+        assert batch.ledger_counts["filtered"] == 2 * num_dropped
+        rollouts.advance(version)
+    # Six groups with even tasks were delivered: the odd ones between them are gone.
+    assert num_dropped >= 5
+    ends = json.loads(read_metadata(tmp_path / "discarded_step_000000.parquet")["ends"])
+    assert f"filtered: {mine}: task 1 is odd" in ends
+
+
+def test_a_filter_that_drops_everything_ends_the_run_and_is_named(start_rollouts: StartRollouts) -> None:
+    rollouts = start_rollouts(group_filters=["zero_variance"], max_filtered_groups=6)
+    with pytest.raises(RolloutStalled, match=r"dropped 6 groups.*every reward is 1.*max_filtered_groups 6"):
+        rollouts.next_batch()
+
+
 def test_a_first_prompt_over_the_sequence_length_names_the_keys_to_change(
     start_rollouts: StartRollouts,
 ) -> None:

@@ -11,12 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envsdk.algorithms.advantage_sample import AdvantageSample, TokenAdvantages, steps_of
-from envsdk.algorithms.advantages import (
-    ADVANTAGE_ESTIMATORS,
-    advantage_estimator,
-    register_advantage_estimator,
-    token_advantages,
-)
+from envsdk.algorithms.advantages import advantage_estimator, token_advantages
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.failures import ConfigurationError
 
@@ -131,7 +126,9 @@ def samples_of(draw: st.DrawFn, max_size: int = 6) -> list[AdvantageSample]:
 groupings = st.sampled_from(["none", "group", "tag", "batch"])
 settings_of = st.fixed_dictionaries(
     {
-        "adv_estimator": st.sampled_from(sorted(ADVANTAGE_ESTIMATORS)),
+        "adv_estimator": st.sampled_from(
+            ["grpo", "rloo", "reinforce", "reinforce_plus_plus", "gae", "gigpo"]
+        ),
         "gae_level": st.sampled_from(["token", "turn"]),
         "discount_level": st.sampled_from([None, "turn", "segment", "token"]),
         "gamma": st.sampled_from([0.0, 0.9, 1.0]),
@@ -333,8 +330,6 @@ def test_an_estimator_of_your_own_is_found_by_its_dotted_name() -> None:
     assert not failed.advantages.any()
     with pytest.raises(ConfigurationError, match="not registered under envsdk"):
         advantage_estimator("grpp")
-    with pytest.raises(ValueError, match="registered already"):
-        register_advantage_estimator("grpo")(first_turn_only)
 
 
 def test_missing_inputs_are_named() -> None:

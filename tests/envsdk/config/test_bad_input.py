@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 from envsdk.config import load_config
+from envsdk.env import TextEnv
+from envsdk.envs.sokoban.env import SokobanEnv
 from envsdk.failures import ConfigurationError
 
 GOOD: dict[str, Any] = {
@@ -75,8 +77,6 @@ BAD: list[tuple[str, Any, str, list[str]]] = [
     ("val_batch_size", 7, "val_batch_size", [f"{VAL}.group_size=2", "6 or 8"]),
     ("val_batch_size", 2, "val_batch_size", ["too few for the 2 tags", "at least 4"]),
     (f"{TRAIN}.group_size", 1, f"{TRAIN}.group_size", ["grpo", "reinforce"]),
-    (f"{TRAIN}", {"tags": ["Lake", "Box"], "num_env_groups": 4, "group_size": 1, "min_group_size": 1},
-     f"{TRAIN}.group_size", ["grpo", "reinforce"]),
     ("adv_estimator", "grpp", "adv_estimator", ["unknown advantage estimator `grpp`", "`grpo`"]),
     ("adv_estimator", "nobody.here:estimate", "adv_estimator", ["nobody.here:estimate"]),
     ("discount_level", "segment", "discount_level", ["no effect with adv_estimator=grpo"]),
@@ -87,7 +87,8 @@ BAD: list[tuple[str, Any, str, list[str]]] = [
     ("reward_clip", 0.0, "reward_clip", ["greater than 0"]),
     ("target_kl", 0.1, "target_kl", ["init_kl_coef"]),
     ("kl_horizon", 100, "kl_horizon", ["no effect without target_kl"]),
-    ("loss_agg_mode", "seq-mean-token-sum-norm", "loss_agg_length", ["is missing", "256"]),
+    ("loss_agg_mode", "seq-mean-token-sum-norm", "loss_agg_mode",
+     ["loss_agg_length", "256"]),
     ("loss_agg_length", 100, "loss_agg_length", ["no effect", "seq-mean-token-sum-norm"]),
     ("loss_agg_mode", "mean", "loss_agg_mode", ["'token-mean'", "'trajectory-mean-token-mean'"]),
     ("group_filters", ["zero_varianc"], "group_filters[0]", ["unknown group filter", "`zero_variance`"]),
@@ -234,6 +235,58 @@ def test_the_same_setting_in_two_places_is_refused(tmp_path: Path) -> None:
 def test_settings_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     message = message_of(write(tmp_path, {"kl_loss_coef": 0.1, "kl_loss_type": "k1"}))
     assert "kl_loss_type: k1" in message
+
+
+ALONE = {f"{TRAIN}.group_size": 1}
+COMBINATIONS: list[tuple[dict[str, Any], str, list[str]]] = [
+    ({"adv_estimator": "rloo", **ALONE}, f"{TRAIN}.group_size", ["rloo", "nothing to compare"]),
+    ({"adv_estimator": "gigpo", **ALONE}, f"{TRAIN}.group_size", ["gigpo", "nothing to compare"]),
+    ({"adv_estimator": "reinforce", "group_filters": ["zero_variance"], **ALONE}, "group_filters[0]",
+     ["every group would be dropped"]),
+    ({"adv_estimator": "reinforce", "reward_normalize_std": "group", **ALONE}, "reward_normalize_std",
+     ["tag or batch"]),
+    ({"adv_estimator": "reinforce", "difficulty_weight": "learnability", **ALONE}, "difficulty_weight",
+     ["every weight would be 0"]),
+    ({"adv_estimator": "gae", "critic_warmup": 2}, "critic_warmup", ["max_steps=2", "never learn"]),
+    ({"adv_estimator": "gae", "discount_level": "token"}, "discount_level", ["gae_level"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "named", "says"), COMBINATIONS, ids=[str(row[0]) for row in COMBINATIONS]
+)
+def test_settings_that_make_no_sense_together_are_refused(
+    tmp_path: Path, changes: dict[str, Any], named: str, says: list[str]
+) -> None:
+    message = message_of(write(tmp_path, changes))
+    assert re.search(rf"^  {re.escape(named)} \(\S*bad\.yaml:\d+\): ", message, re.MULTILINE), message
+    for part in says:
+        assert part in message
+    assert "1 problem\n" in message
+
+
+def test_state_hashes_are_asked_of_the_environments_that_training_plays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, {"adv_estimator": "gigpo"})
+    assert load_config(path).config.needs_state_hashes
+    monkeypatch.setattr(SokobanEnv, "state_hash", TextEnv.state_hash)
+    message = message_of(path)
+    assert f"  {TRAIN}.tags[1] (" in message
+    assert "`envsdk/Sokoban-v1` has no state_hash()" in message
+
+
+def test_an_estimator_and_a_filter_of_your_own_are_taken_by_dotted_name(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        {
+            "adv_estimator": "envsdk.algorithms.advantages:token_advantages",
+            "group_filters": ["envsdk.group_filters:zero_variance"],
+            "max_filtered_groups": 4,
+        },
+    )
+    assert load_config(path).config.filtered_groups_limit == 4
+    assert load_config(write(tmp_path, {})).config.filtered_groups_limit == 40
 
 
 def test_braces_that_hold_no_name_are_plain_text(tmp_path: Path) -> None:

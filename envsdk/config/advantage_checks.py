@@ -1,0 +1,123 @@
+"""What the settings of rewards, advantages, aggregation and group filters must agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from envsdk.config import plugins
+from envsdk.config.models import RunConfig
+from envsdk.config.problems import Problem
+from envsdk.failures import ConfigurationError
+
+COMPARING_ESTIMATORS = ("grpo", "rloo", "gigpo")
+"""Compare the members of a group with one another."""
+COMPARING_FILTERS = ("zero_variance", "uniform_success")
+
+
+def advantage_problems(config: RunConfig) -> Iterator[Problem]:
+    """Combinations that fail, do nothing, or do not do what they say."""
+    yield from _group_size(config)
+    yield from _without_effect(config)
+    yield from _kl_penalty(config)
+    yield from _state_hashes(config)
+    if config.loss_agg_mode == "seq-mean-token-sum-norm" and config.loss_agg_length is None:
+        yield Problem(
+            ("loss_agg_mode",),
+            "seq-mean-token-sum-norm divides by loss_agg_length, which is missing; set it to the longest "
+            f"response you expect, for example {config.sequence_length}",
+        )
+    if config.critic_warmup and config.critic_warmup >= config.max_steps:
+        yield Problem(
+            ("critic_warmup",),
+            f"{config.critic_warmup} steps are all of max_steps={config.max_steps}, so the policy would "
+            "never learn; use fewer",
+        )
+
+
+def _group_size(config: RunConfig) -> Iterator[Problem]:
+    if config.train_env_manager.group_size > 1:
+        return
+    key = ("train_env_manager", "group_size")
+    if config.adv_estimator in COMPARING_ESTIMATORS:
+        yield Problem(
+            key,
+            f"adv_estimator={config.adv_estimator} compares the members of a group, and a group of 1 leaves "
+            "nothing to compare; use 2 or more, or adv_estimator=reinforce",
+        )
+    for name in ("reward_normalize_mean", "reward_normalize_std"):
+        if getattr(config, name) == "group":
+            yield Problem(
+                (name,),
+                "a group of 1 has no statistics of its own; use tag or batch, or "
+                "train_env_manager.group_size of 2 or more",
+            )
+    for index, name in enumerate(config.group_filters):
+        if name in COMPARING_FILTERS:
+            yield Problem(
+                ("group_filters", index),
+                "a group of 1 never varies, so every group would be dropped; leave it out, or set "
+                "train_env_manager.group_size to 2 or more",
+            )
+    if config.difficulty_weight == "learnability":
+        yield Problem(
+            ("difficulty_weight",),
+            "a group of 1 is solved always or never, so every weight would be 0; use none, or "
+            "train_env_manager.group_size of 2 or more",
+        )
+
+
+def _without_effect(config: RunConfig) -> Iterator[Problem]:
+    """Keys that were set and that nobody would read."""
+    estimator = config.adv_estimator
+    if config.critic_warmup and not config.needs_values:
+        yield Problem(
+            ("critic_warmup",),
+            f"has no effect with adv_estimator={estimator}, which has no critic; leave it out, or use gae",
+        )
+    if config.discount_level is not None and estimator in (*COMPARING_ESTIMATORS, "gae"):
+        yield Problem(
+            ("discount_level",),
+            f"has no effect with adv_estimator={estimator}; leave it out, or use reinforce or "
+            "reinforce_plus_plus (for gae there is gae_level)",
+        )
+    if config.loss_agg_length is not None and config.loss_agg_mode != "seq-mean-token-sum-norm":
+        yield Problem(
+            ("loss_agg_length",),
+            f"has no effect with loss_agg_mode={config.loss_agg_mode}; leave it out, or use "
+            "seq-mean-token-sum-norm",
+        )
+    if config.max_filtered_groups is not None and not config.group_filters:
+        yield Problem(
+            ("max_filtered_groups",), "has no effect without group_filters; name one, or leave this out"
+        )
+
+
+def _kl_penalty(config: RunConfig) -> Iterator[Problem]:
+    if config.target_kl is not None and config.init_kl_coef == 0:
+        yield Problem(
+            ("target_kl",),
+            "adapts the weight of the KL penalty by factors, from init_kl_coef on, which is 0 and would stay "
+            "so; set init_kl_coef, for example to 0.01",
+        )
+    if config.target_kl is None and config.kl_horizon != RunConfig.model_fields["kl_horizon"].default:
+        yield Problem(("kl_horizon",), "has no effect without target_kl; set that too, or leave this out")
+
+
+def _state_hashes(config: RunConfig) -> Iterator[Problem]:
+    if not config.needs_state_hashes:
+        return
+    for index, tag in enumerate(config.train_env_manager.tags):
+        if tag not in config.custom_envs:
+            continue
+        env_type = config.custom_envs[tag].env_type
+        try:
+            constructor = plugins.environment_class(plugins.environment_spec(env_type))
+        except ConfigurationError:
+            continue  # said of the tag itself
+        abilities = getattr(constructor, "abilities", None)
+        if abilities is None or "state_hash" not in abilities():
+            yield Problem(
+                ("train_env_manager", "tags", index),
+                f"adv_estimator=gigpo compares actions taken in the same state, and `{env_type}` has no "
+                "state_hash() to tell states apart; implement it, leave the tag out, or use grpo",
+            )
