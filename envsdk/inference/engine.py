@@ -124,8 +124,13 @@ class EngineHealth:
     """Why the engine cannot answer any more; empty when it is well."""
 
 
-WeightReference = Path | Mapping[str, NDArray[Any]] | Iterable[tuple[str, NDArray[Any]]]
-"""New weights under Hugging Face names: a checkpoint folder, a mapping or a stream."""
+WeightReference = Path | Mapping[str, NDArray[Any]] | Iterable[tuple[str, Any]]
+"""New weights under Hugging Face names: a checkpoint folder, a mapping or a stream.
+
+A stream is read once, and blocks while its sender fills the next bucket: read it on a thread, never on the
+event loop. Each of its arrays (NumPy arrays, or tensors where NumPy lacks the type, as bfloat16) is valid
+until the next one is asked for. It ends when all weights have come; it raises when they will not.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,11 +183,15 @@ class Engine(ABC):
 
     @abstractmethod
     async def load_weights(self, weights: WeightReference, version: int) -> None:
-        """Swap in new weights between two steps.
+        """Swap in new weights between two steps, all of them or, when the stream or a weight fails, none.
 
-        Running requests go on (ability `inflight_update`): tokens sampled after this returns carry
-        `version`, those before keep theirs, and cached keys and values of unfinished and finished
-        sessions are recomputed under the new weights before they are used again.
+        With the ability `inflight_update` replies go on under the old weights while a stream is read, and the
+        swap comes after its end. An engine without it is paused meanwhile, and may write over the old
+        weights as the new ones come.
+
+        Running requests go on: tokens sampled after this returns carry `version`, those before keep theirs,
+        and cached keys and values of unfinished and finished sessions are recomputed under the new weights
+        before they are used again.
         """
 
     @abstractmethod

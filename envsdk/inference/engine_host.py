@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,9 @@ from envsdk.inference.engine import (
     WeightReference,
 )
 from envsdk.inference.proxy import Deliver, EngineLink
+from envsdk.inference.weight_buckets import Piece
+from envsdk.inference.weight_intake import WeightIntake
+from envsdk.inference.weight_transport import Parcel, UpdateInterrupted
 from envsdk.inference.wire import (
     PackedRequests,
     PackedResults,
@@ -77,6 +81,16 @@ class _Client:
     open_requests: set[str] = field(default_factory=set)
 
 
+_PAUSES = {"continue": PauseMode.KEEP, "finish": PauseMode.WAIT, "restart": PauseMode.ABORT}
+"""`continue` swaps between two tokens, `finish` lets running turns end, `restart` cuts them short."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Update:
+    intake: WeightIntake
+    loading: asyncio.Future[None]
+
+
 class EngineHost:
     """Body of the actor: owns the engine and an outbox per client. `start` comes first."""
 
@@ -87,6 +101,7 @@ class EngineHost:
         self._config = config
         self._clients: dict[str, _Client] = {}
         self._busy = BusyStretches()
+        self._updates: dict[str, _Update] = {}
 
     async def start(self) -> None:
         """Load the model and begin. Not in the constructor, whose errors Ray turns into text."""
@@ -131,16 +146,78 @@ class EngineHost:
             gone.outbox.close()
 
     async def update_weights(self, weights: WeightReference, version: int, mode: str) -> None:
-        """`continue` swaps between two tokens, `finish` lets running turns end, `restart` cuts them short."""
+        """Weights that are here already, at once, in one of `_PAUSES`."""
         if mode == "continue" and self._engine.abilities.inflight_update:
             await self._engine.load_weights(weights, version)
             return
-        pause = {"continue": PauseMode.KEEP, "finish": PauseMode.WAIT, "restart": PauseMode.ABORT}[mode]
-        await self._engine.pause(pause)
+        await self._engine.pause(_PAUSES[mode])
         try:
             await self._engine.load_weights(weights, version)
         finally:
             await self._engine.resume()
+
+    async def begin_update(self, update_id: str, version: int, mode: str) -> None:
+        """Make ready for the buckets of `version`; what an earlier update left unfinished is dropped.
+
+        Replies go on while buckets come, where the engine is able (`inflight_update`).
+        """
+        for earlier in list(self._updates):
+            await self.abandon_update(earlier)
+        engine = self._engine
+
+        async def before_swap() -> None:
+            if mode != "continue":
+                await engine.pause(_PAUSES[mode])
+
+        intake = WeightIntake(before_end=before_swap)
+        in_flight = engine.abilities.inflight_update
+
+        async def load() -> None:
+            try:
+                if not in_flight:
+                    await engine.pause(_PAUSES[mode])
+                await engine.load_weights(intake.stream(), version)
+            finally:
+                intake.close()
+                if not in_flight or mode != "continue":
+                    await engine.resume()
+
+        self._updates[update_id] = _Update(intake, asyncio.ensure_future(load()))
+
+    async def take_bucket(
+        self, update_id: str, pieces: tuple[Piece, ...], num_bytes: int, parcel: Parcel
+    ) -> bool:
+        """Returns when the bucket has been read; False when it never will be (see `complete_update`)."""
+        update = self._updates.get(update_id)
+        return update is not None and await update.intake.put(pieces, num_bytes, parcel)
+
+    async def complete_update(self, update_id: str) -> None:
+        """All buckets were taken: swap. Raises what the engine raised; it then has its earlier weights."""
+        update = self._updates[update_id]
+        update.intake.end()
+        try:
+            await update.loading
+        finally:
+            self._updates.pop(update_id, None)
+
+    async def abandon_update(self, update_id: str) -> None:
+        """The rest will not come. Raises what stopped the engine before, if anything did."""
+        update = self._updates.get(update_id)
+        if update is None:
+            return
+        if not update.intake.is_ended:
+            update.intake.interrupt()
+        try:
+            with suppress(UpdateInterrupted):
+                await update.loading
+        finally:
+            self._updates.pop(update_id, None)
+
+    def node_id(self) -> str:
+        """The node of the cluster this engine is on."""
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id())
 
     async def health(self) -> EngineHealth:
         return self._engine.health()

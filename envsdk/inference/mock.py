@@ -20,6 +20,7 @@ import math
 import random
 import statistics
 import zlib
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -265,8 +266,8 @@ class MockEngine(Engine):
 
     async def load_weights(self, weights: WeightReference, version: int) -> None:
         if not isinstance(weights, Mapping | Path):
-            for _ in weights:  # a stream's sender waits until it has been read
-                pass
+            # A stream's sender waits until it has been read.
+            await asyncio.to_thread(deque, weights, 0)
         if self._settings.load_s:
             await asyncio.sleep(self._settings.load_s)
         now = asyncio.get_running_loop().time()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from envsdk.failures import EngineError
 
-Tensors = Mapping[str, Tensor]
-"""Weights by Hugging Face name."""
+Tensors = Iterable[tuple[str, Tensor]]
+"""Weights by Hugging Face name, in any order."""
 
 WeightsT = TypeVar("WeightsT")
 
@@ -37,8 +37,8 @@ class Decoder(ABC, Generic[WeightsT]):
     def build(self, tensors: Tensors) -> WeightsT:
         """`tensors` in the form this decoder computes with, sharing no memory with them.
 
-        Safe beside a running `decode`. Raises EngineError naming a missing, unknown or
-        wrongly shaped weight.
+        Takes them as they come and lets go of each as soon as it can. Safe beside a running `decode`.
+        Raises EngineError naming a missing, unknown, repeated or wrongly shaped weight.
         """
 
     @abstractmethod
@@ -79,16 +79,20 @@ class Decoder(ABC, Generic[WeightsT]):
         """Forget what is not a number: fill the slot with zeros."""
 
 
-def as_tensors(weights: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> dict[str, Tensor]:
-    """NumPy arrays or tensors by name, without copying."""
-    items = weights.items() if isinstance(weights, Mapping) else weights
-    return {name: value if isinstance(value, Tensor) else _tensor(name, value) for name, value in items}
+def as_tensors(weights: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Tensor]]:
+    """NumPy arrays or tensors; those of a stream are copied, for they are gone when the next one comes."""
+    is_mapping = isinstance(weights, Mapping)
+    for name, value in weights.items() if isinstance(weights, Mapping) else weights:
+        if isinstance(value, Tensor):
+            yield name, value if is_mapping else value.clone()
+        else:
+            yield name, _tensor(name, value, copy=not is_mapping)
 
 
-def _tensor(name: str, array: Any) -> Tensor:
+def _tensor(name: str, array: Any, *, copy: bool) -> Tensor:
     try:
         # PyTorch wants writable memory, which shared memory is not.
-        return torch.from_numpy(array) if array.flags.writeable else torch.tensor(array)
+        return torch.tensor(array) if copy or not array.flags.writeable else torch.from_numpy(array)
     except (AttributeError, TypeError, ValueError) as error:
         raise EngineError(f"weight `{name}` cannot be read: {error}") from error
 
@@ -106,22 +110,27 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def check_names(
-    expected: Mapping[str, tuple[int, ...]], tensors: Tensors, *, optional: frozenset[str]
-) -> None:
-    """Raise EngineError for the first weight that is missing, unknown or of another shape.
+def checked(
+    tensors: Tensors, expected: Mapping[str, tuple[int, ...]], *, optional: frozenset[str] = frozenset()
+) -> Iterator[tuple[str, Tensor]]:
+    """The `expected` ones among `tensors`, each once. `optional` names may be there and are passed over.
 
-    `optional` names may be missing and, when present, are not looked at.
+    Raises EngineError for the first that is unknown, repeated or of another shape, or at the end is missing.
     """
-    for name, shape in expected.items():
-        if name in optional:
+    missing = {name: shape for name, shape in expected.items() if name not in optional}
+    num_given = 0
+    for name, tensor in tensors:
+        num_given += 1
+        if name in optional or name.endswith("rotary_emb.inv_freq"):
             continue
-        if name not in tensors:
-            raise EngineError(f"weight `{name}` is missing; {len(tensors)} weights were given")
-        if tuple(tensors[name].shape) != shape:
+        shape = missing.pop(name, None)
+        if shape is None:
+            what = "came twice" if name in expected else "is not one of the model's"
+            raise EngineError(f"weight `{name}` {what}")
+        if tuple(tensor.shape) != shape:
             raise EngineError(
-                f"weight `{name}` has shape {list(tensors[name].shape)}; the model needs {list(shape)}"
+                f"weight `{name}` has shape {list(tensor.shape)}; the model needs {list(shape)}"
             )
-    for name in tensors:
-        if name not in expected and name not in optional and not name.endswith("rotary_emb.inv_freq"):
-            raise EngineError(f"weight `{name}` is not one of the model's")
+        yield name, tensor
+    for name in missing:
+        raise EngineError(f"weight `{name}` is missing; {num_given} weights were given")

@@ -257,8 +257,8 @@ class EmbeddedEngine(Engine):
             return self._decoder.build(as_tensors(weights))
         if isinstance(self._decoder, GenericDecoder):
             # transformers knows how each architecture's file names map to its own.
-            return self._decoder.build(load_model(weights, torch.float32).state_dict())
-        return self._decoder.build(read_folder(weights))
+            return self._decoder.build(load_model(weights, torch.float32).state_dict().items())
+        return self._decoder.build(read_folder(weights).items())
 
     # ---- on the compute thread
 
@@ -353,7 +353,7 @@ def _load(folder: Path, config: EngineConfig, settings: EmbeddedSettings) -> Dec
         generic = GenericDecoder(
             model, num_slots=max_running, max_prefill_tokens=settings.max_prefill_tokens, device=device
         )
-        generic.use(generic.build(model.state_dict()))
+        generic.use(generic.build(model.state_dict().items()))
         return generic
     slot_bytes = 2 * dtype.itemsize * architecture.num_layers * architecture.num_kv_heads
     slot_bytes *= architecture.head_dim * config.sequence_length
@@ -366,5 +366,5 @@ def _load(folder: Path, config: EngineConfig, settings: EmbeddedSettings) -> Dec
         dtype=dtype,
         device=device,
     )
-    fast.use(fast.build(read_folder(folder)))
+    fast.use(fast.build(read_folder(folder).items()))
     return fast

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from envsdk.inference.embedded.decoder import Decoder, Tensors, check_names
+from envsdk.inference.embedded.decoder import Decoder, Tensors, checked
 
 _MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3"})
 _WIDENING = 8
@@ -179,6 +179,11 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return torch.from_numpy(raw).view(dtype).view(shape)
 
 
+def _taking(given: dict[str, Tensor], prefix: str) -> Callable[[str], Tensor]:
+    """Weights by the ends of their names, each handed out once and let go of."""
+    return lambda end: given.pop(prefix + end)
+
+
 class FastDecoder(Decoder[FastWeights]):
     """See the module's text."""
 
@@ -230,11 +235,29 @@ class FastDecoder(Decoder[FastWeights]):
     def build(self, tensors: Tensors) -> FastWeights:
         arch = self._arch
         optional = frozenset({"lm_head.weight"}) if arch.tied else frozenset[str]()
-        check_names(arch.weight_shapes(), tensors, optional=optional)
+        expected = arch.weight_shapes()
+        prefixes = [f"model.layers.{index}." for index in range(arch.num_layers)]
+        num_missing = {prefix: sum(name.startswith(prefix) for name in expected) for prefix in prefixes}
+        given: dict[str, Tensor] = {}
+        layers: dict[str, _Layer] = {}
         with torch.inference_mode():
-            return self._rearranged(lambda name: tensors[name].to(self.device, torch.float32))
+            for name, tensor in checked(tensors, expected, optional=optional):
+                given[name] = tensor.to(self.device, torch.float32)
+                prefix = ".".join(name.split(".")[:3]) + "."
+                if prefix in num_missing:
+                    num_missing[prefix] -= 1
+                    if num_missing[prefix] == 0:
+                        layers[prefix] = self._rearranged(_taking(given, prefix))
+            embedding = given["model.embed_tokens.weight"]
+            head = embedding if arch.tied else given["lm_head.weight"]
+            return FastWeights(
+                embedding=self._rotated(embedding).to(self._dtype),
+                layers=tuple(layers[prefix] for prefix in prefixes),
+                head=self._reading(head, given["model.norm.weight"]),
+            )
 
-    def _rearranged(self, weight: Callable[[str], Tensor]) -> FastWeights:
+    def _rearranged(self, weight: Callable[[str], Tensor]) -> _Layer:
+        """One layer, from its weights by the ends of their names."""
         arch = self._arch
         keys, queries, dim = arch.num_kv_heads, arch.num_queries_per_kv, arch.head_dim
         interleaved = torch.arange(dim, device=self.device).view(2, dim // 2).t().reshape(-1)
@@ -247,50 +270,36 @@ class FastDecoder(Decoder[FastWeights]):
             key = key.view(keys, 1, dim, *rest)[:, :, interleaved]
             return torch.cat([query, key, value.view(keys, 1, dim, *rest)], 1).reshape(-1, *rest)
 
-        layers = []
-        for index in range(arch.num_layers):
-            prefix = f"model.layers.{index}."
-            attention = prefix + "self_attn."
-            query_scale = 1.0 if arch.qk_norm else scale
-            qkv = grouped(
-                weight(attention + "q_proj.weight") * query_scale,
-                weight(attention + "k_proj.weight"),
-                weight(attention + "v_proj.weight"),
-            )
-            qkv_bias = output_bias = qk_norm = None
-            if arch.qkv_bias:
-                qkv_bias = grouped(
-                    weight(attention + "q_proj.bias") * query_scale,
-                    weight(attention + "k_proj.bias"),
-                    weight(attention + "v_proj.bias"),
-                ).to(self._dtype)
-            if arch.output_bias:
-                output_bias = self._rotated(weight(attention + "o_proj.bias")).to(self._dtype)
-            if arch.qk_norm:
-                # The norm below is by the length, not by the root mean square: a factor sqrt(D).
-                query_norm = weight(attention + "q_norm.weight")[interleaved] * scale
-                key_norm = weight(attention + "k_norm.weight")[interleaved]
-                qk_norm = torch.cat([query_norm.expand(queries, dim), key_norm.view(1, dim)]) * dim**0.5
-            gate_up = torch.cat(
-                [weight(prefix + "mlp.gate_proj.weight"), weight(prefix + "mlp.up_proj.weight")]
-            )
-            layers.append(
-                _Layer(
-                    qkv=self._reading(qkv, weight(prefix + "input_layernorm.weight")),
-                    qkv_bias=qkv_bias,
-                    qk_norm=qk_norm,
-                    output=self._writing(weight(attention + "o_proj.weight")),
-                    output_bias=output_bias,
-                    gate_up=self._reading(gate_up, weight(prefix + "post_attention_layernorm.weight")),
-                    down=self._writing(weight(prefix + "mlp.down_proj.weight")),
-                )
-            )
-        embedding = weight("model.embed_tokens.weight")
-        head = embedding if arch.tied else weight("lm_head.weight")
-        return FastWeights(
-            embedding=self._rotated(embedding).to(self._dtype),
-            layers=tuple(layers),
-            head=self._reading(head, weight("model.norm.weight")),
+        attention = "self_attn."
+        query_scale = 1.0 if arch.qk_norm else scale
+        qkv = grouped(
+            weight(attention + "q_proj.weight") * query_scale,
+            weight(attention + "k_proj.weight"),
+            weight(attention + "v_proj.weight"),
+        )
+        qkv_bias = output_bias = qk_norm = None
+        if arch.qkv_bias:
+            qkv_bias = grouped(
+                weight(attention + "q_proj.bias") * query_scale,
+                weight(attention + "k_proj.bias"),
+                weight(attention + "v_proj.bias"),
+            ).to(self._dtype)
+        if arch.output_bias:
+            output_bias = self._rotated(weight(attention + "o_proj.bias")).to(self._dtype)
+        if arch.qk_norm:
+            # The norm below is by the length, not by the root mean square: a factor sqrt(D).
+            query_norm = weight(attention + "q_norm.weight")[interleaved] * scale
+            key_norm = weight(attention + "k_norm.weight")[interleaved]
+            qk_norm = torch.cat([query_norm.expand(queries, dim), key_norm.view(1, dim)]) * dim**0.5
+        gate_up = torch.cat([weight("mlp.gate_proj.weight"), weight("mlp.up_proj.weight")])
+        return _Layer(
+            qkv=self._reading(qkv, weight("input_layernorm.weight")),
+            qkv_bias=qkv_bias,
+            qk_norm=qk_norm,
+            output=self._writing(weight(attention + "o_proj.weight")),
+            output_bias=output_bias,
+            gate_up=self._reading(gate_up, weight("post_attention_layernorm.weight")),
+            down=self._writing(weight("mlp.down_proj.weight")),
         )
 
     def _rotated(self, vectors: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from envsdk.failures import EngineError
-from envsdk.inference.embedded.decoder import Decoder, Tensors, check_names
+from envsdk.inference.embedded.decoder import Decoder, Tensors, checked
 
 GenericWeights = dict[str, Tensor]
 
@@ -42,7 +42,6 @@ class GenericDecoder(Decoder[GenericWeights]):
         self._max_prefill_tokens = max_prefill_tokens
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         state = model.state_dict()
-        self._shapes = {name: tuple(value.shape) for name, value in state.items()}
         self._dtypes = {name: value.dtype for name, value in state.items()}
         first_name: dict[int, str] = {}
         self._aliases = {
@@ -51,21 +50,28 @@ class GenericDecoder(Decoder[GenericWeights]):
             if (first := first_name.setdefault(value.data_ptr(), name)) != name
         }
         """Names of tied weights, each with the name it shares its memory with."""
+        self._untied_shapes = {
+            name: tuple(value.shape) for name, value in state.items() if name not in self._aliases
+        }
         self._weights: GenericWeights = {}
         self._ids = np.empty((0, 0), np.int64)
         self._lengths = np.empty(0, np.int64)
 
     def build(self, tensors: Tensors) -> GenericWeights:
-        given = dict(tensors)
-        for alias, name in self._aliases.items():
-            if name not in given and alias in given:
-                given[name] = given[alias]
-        check_names(self._shapes, given, optional=frozenset(self._aliases))
         return {
-            name: given[name].to(self.device, self._dtypes[name], copy=True)
-            for name in self._shapes
-            if name not in self._aliases
+            name: tensor.to(self.device, self._dtypes[name], copy=True)
+            for name, tensor in checked(self._untied(tensors), self._untied_shapes)
         }
+
+    def _untied(self, tensors: Tensors) -> Tensors:
+        """Tied weights once, whichever of their names they come under."""
+        tied, seen = frozenset(self._aliases.values()), set[str]()
+        for given, tensor in tensors:
+            name = self._aliases.get(given, given)
+            if name not in seen:
+                yield name, tensor
+            if name in tied:
+                seen.add(name)
 
     def use(self, weights: GenericWeights) -> None:
         self._weights = weights

@@ -291,7 +291,7 @@ def test_any_interleaving_of_sessions_aborts_and_updates_is_exact(
                     ended += batch.abort([data.draw(st.sampled_from(sorted(requests)))])
                 case "update":
                     models.append(make_tiny("qwen3-tied", seed=len(models)))
-                    weights = engine._decoder.build(models[-1].state_dict())
+                    weights = engine._decoder.build(models[-1].state_dict().items())
                     batch.swap(weights, len(models) - 1)
             for result in ended:
                 histories[int(requests[result.request_id].session_id)] = np.concatenate(

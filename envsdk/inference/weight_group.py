@@ -1,0 +1,145 @@
+"""The group that weights are broadcast in: the trainer's first rank, which is rank 0, and the engines.
+
+    rank 0:  host -> (gather)* -> broadcast* -> close
+    engine:  join -> receive* -> close
+
+It stands beside the ranks' own process group and lives for one update: a member that dies breaks it for
+all, and the next update meets again without the dead. Gloo, because trainers give their weights in memory of
+the CPU; the sender's bytes leave once, engines pass them on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import ProcessGroupGloo, Work
+
+from envsdk.inference.weight_buckets import Bucket, Buffer
+from envsdk.inference.weight_transport import BroadcastParcel, Outlet, UpdateInterrupted
+from envsdk.rendezvous import address_towards, host_store, interface_of, join_store
+
+TIMEOUT = timedelta(seconds=60)
+"""How long a member waits for one that is there but does not answer."""
+
+
+class WeightGroup:
+    """One process's membership."""
+
+    def __init__(self, store: TCPStore, address: str, *, rank: int, world_size: int) -> None:
+        self._store = store
+        self._address = address
+        self._rank = rank
+        self._world_size = world_size
+        self._group: Any = None  # a ProcessGroupGloo, of which PyTorch's types know half
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+
+    @classmethod
+    def host(cls, address: str, *, world_size: int) -> WeightGroup:
+        """Rank 0's; engines find it at `address` and `port`."""
+        store = host_store(address, 0, world_size, timeout=TIMEOUT, wait_for_all=False)
+        return cls(store, address, rank=0, world_size=world_size)
+
+    @classmethod
+    def join(cls, address: str, port: int, *, rank: int, world_size: int) -> WeightGroup:
+        """An engine's; waits for the others. UpdateInterrupted."""
+        try:
+            store = join_store(address, port, world_size, timeout=TIMEOUT, wait_for_all=False)
+            store.set(f"here/{rank}", "")
+            group = cls(store, address_towards(address, port), rank=rank, world_size=world_size)
+            group._connect()
+        except (RuntimeError, OSError) as error:
+            raise UpdateInterrupted(f"the trainer cannot be met for the weights: {error}") from error
+        return group
+
+    @property
+    def port(self) -> int:
+        return int(self._store.port)
+
+    def gather(self) -> bool:
+        """Whether all engines are here, and rank 0 connected with them. UpdateInterrupted."""
+        if self._group is None and self._store.check([f"here/{r}" for r in range(1, self._world_size)]):
+            try:
+                self._connect()
+            except RuntimeError as error:
+                raise UpdateInterrupted(f"an engine was lost on the way to the others: {error}") from error
+        return self._group is not None
+
+    def broadcast(self, data: Buffer) -> Work:
+        """Start sending `data`, which stays as it is until the engines say they have it."""
+        assert self._group is not None, "gather first"
+        work: Work = self._group.broadcast(torch.from_numpy(data), 0)
+        return work
+
+    def receive(self, num_bytes: int) -> Buffer:
+        """The next broadcast's `num_bytes`; valid until the next call. UpdateInterrupted."""
+        assert self._group is not None
+        if len(self._buffer) < num_bytes:
+            self._buffer = torch.empty(num_bytes, dtype=torch.uint8)
+        part = self._buffer[:num_bytes]
+        try:
+            self._group.broadcast(part, 0).wait()
+        except RuntimeError as error:
+            raise UpdateInterrupted(f"the broadcast of weights broke: {error}") from error
+        return part.numpy()
+
+    def close(self) -> None:
+        """Idempotent. Members that wait for this one are told."""
+        if self._group is not None:
+            self._group.abort()
+            self._group = None
+
+    def _connect(self) -> None:
+        gloo: Any = ProcessGroupGloo
+        options = gloo._Options()
+        interface = interface_of(self._address)
+        if interface is None:
+            options._devices = [gloo.create_device(hostname=self._address)]
+        else:
+            options._devices = [gloo.create_device(interface=interface)]
+        options._timeout = TIMEOUT
+        self._group = gloo(self._store, self._rank, self._world_size, options)
+
+
+class BroadcastOutlet(Outlet):
+    """The trainer's end."""
+
+    def __init__(self, capacity: int, address: str, engines: Sequence[str]) -> None:
+        self._buffers = [np.empty(capacity, np.uint8), np.empty(capacity, np.uint8)]
+        self._address = address
+        self._ranks = {name: index + 1 for index, name in enumerate(engines)}
+        self._group = WeightGroup.host(address, world_size=len(engines) + 1)
+        self._works: list[Work] = []
+
+    def buffer(self, number: int) -> Buffer:
+        return self._buffers[number % len(self._buffers)]
+
+    def parcels(self, bucket: Bucket, number: int, engines: Sequence[str]) -> dict[str, Any]:
+        return {
+            name: BroadcastParcel(
+                address=self._address, port=self._group.port, rank=rank, world_size=len(self._ranks) + 1
+            )
+            for name, rank in self._ranks.items()
+        }
+
+    def announced(self, bucket: Bucket) -> bool:
+        if not self._group.gather():
+            return False
+        self._works.append(self._group.broadcast(bucket.data))
+        return True
+
+    def lost(self, engine: str) -> None:
+        raise UpdateInterrupted(f"{engine} left the group")
+
+    def check(self) -> None:
+        for work in self._works:
+            if work.is_completed() and not work.is_success():
+                raise UpdateInterrupted(f"the broadcast of weights broke: {work.exception()}")
+        self._works = [work for work in self._works if not work.is_completed()]
+
+    def close(self) -> None:
+        self._group.close()

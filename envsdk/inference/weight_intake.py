@@ -1,0 +1,102 @@
+"""One weight update as an engine sees it: buckets come in on the event loop, a thread reads a stream.
+
+open -> put* -> end        the stream ends, the engine swaps
+             -> interrupt  the stream raises UpdateInterrupted, the engine keeps what it has
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from envsdk.inference.weight_buckets import Bucket, Piece, read_buckets
+from envsdk.inference.weight_transport import Inlet, Parcel, UpdateInterrupted
+
+
+@dataclass(frozen=True, slots=True)
+class _Announced:
+    pieces: tuple[Piece, ...]
+    num_bytes: int
+    parcel: Parcel
+    read: asyncio.Future[bool]
+
+
+class _Mark:
+    """In place of a bucket: no more will come."""
+
+
+_END, _INTERRUPT = _Mark(), _Mark()
+
+
+class WeightIntake:
+    """Made and fed on the loop; `stream` is read once, on another thread.
+
+    `before_end` is awaited on the loop when everything has come and nothing is swapped yet.
+    """
+
+    def __init__(self, before_end: Callable[[], Awaitable[None]]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._before_end = before_end
+        self._queue: queue.SimpleQueue[_Announced | _Mark] = queue.SimpleQueue()
+        self._unread: set[asyncio.Future[bool]] = set()
+        self._inlet = Inlet()
+        self._is_closed = False
+        self.is_ended = False
+
+    async def put(self, pieces: tuple[Piece, ...], num_bytes: int, parcel: Parcel) -> bool:
+        """Announce a bucket; returns when it has been read: its memory is the sender's again.
+
+        False when it never will be, because the engine could not take what came before.
+        """
+        if self._is_closed:
+            return False
+        read: asyncio.Future[bool] = self._loop.create_future()
+        self._unread.add(read)
+        self._queue.put(_Announced(pieces, num_bytes, parcel, read))
+        try:
+            return await read
+        finally:
+            self._unread.discard(read)
+
+    def end(self) -> None:
+        """That was the last bucket."""
+        self.is_ended = True
+        self._queue.put(_END)
+
+    def interrupt(self) -> None:
+        """The rest will not come."""
+        self._queue.put(_INTERRUPT)
+
+    def close(self) -> None:
+        """Nobody reads any more."""
+        self._is_closed = True
+        self._inlet.close()
+        for read in self._unread:
+            _answer(read, False)
+
+    def stream(self) -> Iterator[tuple[str, Any]]:
+        """The weights; each is valid until the next is asked for. Blocks. UpdateInterrupted."""
+        yield from read_buckets(self._buckets())
+        asyncio.run_coroutine_threadsafe(_awaited(self._before_end()), self._loop).result()
+
+    def _buckets(self) -> Iterator[Bucket]:
+        while True:
+            item = self._queue.get()
+            if item is _END:
+                return
+            if not isinstance(item, _Announced):
+                raise UpdateInterrupted("the rest of the weights did not come")
+            yield self._inlet.read(item.pieces, item.num_bytes, item.parcel)
+            self._loop.call_soon_threadsafe(_answer, item.read, True)
+
+
+async def _awaited(something: Awaitable[None]) -> None:
+    await something
+
+
+def _answer(read: asyncio.Future[bool], answer: bool) -> None:
+    if not read.done():
+        read.set_result(answer)

@@ -1,0 +1,205 @@
+"""How a bucket of weights gets from the trainer's process into an engine's.
+
+    Outlet (trainer)                                          Inlet (engine)
+    next_buffer -> filled by fill_buckets -> parcel ==call==> read -> Bucket
+
+A parcel travels with the call that announces the bucket. It is the bytes themselves (object store: Ray hands
+the engine a view), or tells where they are (shared memory), or where to meet for them (broadcast).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from envsdk.failures import ConfigurationError, EngineError
+from envsdk.inference.weight_buckets import Bucket, Buffer, Piece
+
+if TYPE_CHECKING:
+    from envsdk.inference.weight_group import WeightGroup
+
+NUM_BUFFERS = 2
+"""While one is read by the engines, the next is filled."""
+
+
+class Transport(StrEnum):
+    """How buckets travel."""
+
+    OBJECT_STORE = "object_store"
+    """Through Ray's object store: between any two processes of the cluster."""
+    SHARED_MEMORY = "shared_memory"
+    """Through memory of the trainer that the engines map: on one node, on Linux."""
+    BROADCAST = "broadcast"
+    """From the trainer's first rank to all engines at once, by `torch.distributed` (gloo)."""
+
+
+class UpdateInterrupted(EngineError):
+    """The rest of an update did not come; the engine goes on with the weights it had."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedMemoryParcel:
+    """A bucket in the sender's memory."""
+
+    path: str
+    """Of the memory, in the sender's `/proc`."""
+    size: int
+    """Of the memory, bytes."""
+    offset: int
+    """First byte of the bucket's buffer in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BroadcastParcel:
+    """A bucket that comes by the next broadcast of this group."""
+
+    address: str
+    port: int
+    rank: int
+    """Of the engine that gets this parcel; the sender is 0."""
+    world_size: int
+
+
+Parcel = Buffer | SharedMemoryParcel | BroadcastParcel
+
+
+def choose_transport(
+    asked_for: str, *, trainer_node: str, engine_nodes: Mapping[str, str], can_share_memory: bool
+) -> Transport:
+    """What `model_update_transport` stands for, given the nodes of the trainer's first rank and the engines.
+
+    ConfigurationError for shared memory between nodes, or where there is none.
+    """
+    elsewhere = [name for name, node in engine_nodes.items() if node != trainer_node]
+    if asked_for == "auto":
+        if elsewhere:
+            return Transport.BROADCAST
+        return Transport.SHARED_MEMORY if can_share_memory else Transport.OBJECT_STORE
+    transport = Transport(asked_for)
+    if transport is Transport.SHARED_MEMORY and (elsewhere or not can_share_memory):
+        why = f"{elsewhere[0]} is on another node than the trainer" if elsewhere else "this is no Linux"
+        raise ConfigurationError(
+            f"model_update_transport: shared_memory, but {why}; use auto, object_store or broadcast"
+        )
+    return transport
+
+
+def can_share_memory() -> bool:
+    """Whether this system has memory without a name that other processes can map (Linux)."""
+    return hasattr(os, "memfd_create")
+
+
+class Outlet(ABC):
+    """The sender's end: owns the buffers. Not thread-safe."""
+
+    @abstractmethod
+    def buffer(self, number: int) -> Buffer:
+        """Where bucket `number` is put together; free again when all engines have read it."""
+
+    @abstractmethod
+    def parcels(self, bucket: Bucket, number: int, engines: Sequence[str]) -> dict[str, Any]:
+        """What each engine is to get. For an object store a reference, which Ray replaces by the bytes."""
+
+    def announced(self, bucket: Bucket) -> bool:
+        """Called, again until it answers True, when the engines were told of the bucket.
+
+        UpdateInterrupted when they cannot be reached.
+        """
+        return True
+
+    def lost(self, engine: str) -> None:
+        """It died, or wants no more. UpdateInterrupted when the others get nothing without it."""
+        return None
+
+    def check(self) -> None:
+        """UpdateInterrupted when what was announced will not arrive."""
+        return None
+
+    def close(self) -> None:
+        """Idempotent."""
+        return None
+
+
+class SharedMemoryOutlet(Outlet):
+    """Anonymous memory (memfd): the last process that has it open ends it, however that process ends."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = -(-capacity // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        self._size = NUM_BUFFERS * self._capacity
+        self._asked_for = capacity
+        self._fd = os.memfd_create("envsdk-weights", os.MFD_CLOEXEC)
+        os.ftruncate(self._fd, self._size)  # takes no memory before it is written to
+        self._memory = np.frombuffer(mmap.mmap(self._fd, self._size), np.uint8)
+
+    def buffer(self, number: int) -> Buffer:
+        offset = number % NUM_BUFFERS * self._capacity
+        return self._memory[offset : offset + self._asked_for]
+
+    def parcels(self, bucket: Bucket, number: int, engines: Sequence[str]) -> dict[str, Any]:
+        parcel = SharedMemoryParcel(
+            path=f"/proc/{os.getpid()}/fd/{self._fd}",
+            size=self._size,
+            offset=number % NUM_BUFFERS * self._capacity,
+        )
+        return dict.fromkeys(engines, parcel)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class Inlet:
+    """An engine's end, for one update and any transport. Used from one thread."""
+
+    def __init__(self) -> None:
+        self._path = ""
+        self._memory = np.empty(0, np.uint8)
+        self._group: WeightGroup | None = None
+
+    def read(self, pieces: tuple[Piece, ...], num_bytes: int, parcel: Parcel) -> Bucket:
+        """The announced bucket; its data is valid until the next one is read. UpdateInterrupted."""
+        if isinstance(parcel, SharedMemoryParcel):
+            self._map(parcel)
+            data = self._memory[parcel.offset : parcel.offset + num_bytes]
+        elif isinstance(parcel, BroadcastParcel):
+            data = self._join(parcel).receive(num_bytes)
+        else:
+            data = parcel
+        return Bucket(pieces, data)
+
+    def close(self) -> None:
+        """Idempotent. Memory that is still looked at stays mapped until it is not."""
+        self._memory = np.empty(0, np.uint8)
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+    def _map(self, parcel: SharedMemoryParcel) -> None:
+        if self._path == parcel.path:
+            return
+        try:
+            with open(parcel.path, "rb") as file:
+                memory = mmap.mmap(file.fileno(), parcel.size, prot=mmap.PROT_READ)
+        except OSError as error:
+            raise UpdateInterrupted(
+                f"the trainer's shared memory {parcel.path} cannot be opened ({error}): the trainer "
+                "ended, or is hidden from the engine; for the latter set model_update_transport: object_store"
+            ) from error
+        self._path, self._memory = parcel.path, np.frombuffer(memory, np.uint8)
+
+    def _join(self, parcel: BroadcastParcel) -> WeightGroup:
+        if self._group is None:
+            from envsdk.inference.weight_group import WeightGroup
+
+            self._group = WeightGroup.join(
+                parcel.address, parcel.port, rank=parcel.rank, world_size=parcel.world_size
+            )
+        return self._group
