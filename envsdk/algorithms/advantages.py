@@ -157,7 +157,7 @@ def reinforce_plus_plus(samples: Sequence[AdvantageSample], args: AlgorithmArgs)
 def gigpo(samples: Sequence[AdvantageSample], args: AlgorithmArgs) -> list[TokenAdvantages]:
     """A = A^E + `gigpo_step_weight` A^S: the episode among its group, the action among equal states.
 
-    Source: arXiv:2505.10978, sec. 4. Without a state met twice this is `grpo`.
+    Source: arXiv:2505.10978. Without a state met twice this is `grpo`.
     """
     hashes: list[Sequence[Hashable]] = []
     for sample in samples:

@@ -60,7 +60,7 @@ def rloo_advantages(
         A_i = R_i - 1 / (n - 1) sum_{j != i} R_j = n / (n - 1) (R_i - mean_g)
 
     n valid members; exactly 0 for invalid members, for a group of one and for equal returns.
-    Source: arXiv:2402.14740, sec. 3.3 (Kool et al., 2019).
+    Source: arXiv:2402.14740; Kool et al. (2019).
     """
     returns_N = np.asarray(returns, np.float64)
     advantages_N = np.zeros_like(returns_N)
@@ -109,7 +109,7 @@ def gigpo_step_advantages(
 
     A step group holds every turn of every valid trajectory of one group that was played in the same state
     (a state met twice in one trajectory counts twice); a state met once has advantage 0.
-    `step_returns[i]` are the discounted returns from each turn on. Source: arXiv:2505.10978, sec. 4.2.
+    `step_returns[i]` are the discounted returns from each turn on. Source: arXiv:2505.10978.
     """
     alive = [True] * len(step_returns) if valid is None else list(valid)
     lengths = [len(hashes) for hashes in state_hashes]
@@ -136,7 +136,7 @@ def gae(
 
     `values[s]` is the value of the state in which step s was taken; `last_value` follows the last step
     and is 0 for an episode that ended. One that was cut off by a limit had a future, whose value belongs
-    in there (arXiv:1712.00378, sec. 3). Source: arXiv:1506.02438, eq. 16.
+    in there (arXiv:1712.00378). Source: arXiv:1506.02438, eq. 16.
     """
     rewards_S = np.asarray(rewards, np.float64)
     values_S = np.asarray(values, np.float64)

@@ -34,7 +34,7 @@ def reward_statistics(
         scale_i = std of R over the valid trajectories with i's label in `std_over`, + 1e-6
 
     The two groupings are independent: REINFORCE++ with baseline centers by group and scales by batch
-    (arXiv:2501.03262, sec. 3.3). None leaves that part out (0, or 1). Sample standard deviation (n - 1);
+    (arXiv:2501.03262). None leaves that part out (0, or 1). Sample standard deviation (n - 1);
     where it is not defined or 0 the scale is 1, since nothing tells how large a difference is.
     """
     rewards_N = np.asarray(rewards, np.float64)
