@@ -69,10 +69,25 @@ def test_logprobs_of_empty_and_one_token_sequences_are_zeros(make_config) -> Non
     assert [values.tolist() for values in results] == [[], [0.0]]
 
 
-@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "token-mean",
+        "seq-mean-token-sum",
+        "seq-mean-token-sum-norm",
+        "seq-mean-token-mean",
+        "trajectory-mean-token-mean",
+    ],
+)
 def test_micro_batches_of_any_size_make_the_same_step(mode, make_config, make_sequences) -> None:
-    batch = TrainBatch(step=0, sequences=make_sequences(12))
+    sequences = [
+        dataclasses.replace(sequence, trajectory_id=f"trajectory {index % 5}")
+        for index, sequence in enumerate(make_sequences(12))
+    ]
+    batch = TrainBatch(step=0, sequences=sequences)
     algorithm = {"loss_agg_mode": mode, "entropy_loss_coef": 0.01, "kl_loss_coef": 0.1}
+    if mode.endswith("norm"):
+        algorithm["loss_agg_length"] = 60
     trainers, metrics = [], []
     for budget in (1, 90, 10_000):
         trainer = TorchTrainer.create(
