@@ -1,0 +1,8 @@
+"""The trainer `megatron_train` on megatron-core: tensor, pipeline, context, expert and data parallelism."""
+
+import warnings
+
+# Megatron tells of each library of fused kernels that it misses, and does without, as it is asked to here.
+warnings.filterwarnings(
+    "ignore", message=".*(Apex|Transformer Engine).*not installed", module=r"megatron\.core"
+)

@@ -1,0 +1,107 @@
+"""Settings of the strategy `megatron_train`, typed. Imports neither torch nor Megatron, so that the
+configuration layer can check them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class MegatronStrategyConfig(BaseModel):
+    """The section `actor_train.strategy_args.strategy_config` for `strategy_name: megatron_train`.
+
+    `actor_train.device_mapping` sizes the world; what the sizes below leave of it is data parallelism. A
+    rank's device is its own: the GPU of its number on its machine, or the CPU where there is none.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    tensor_model_parallel_size: int = Field(default=1, ge=1)
+    """Ranks that share out each matrix. It divides the model's attention heads, its key-value heads and the
+    width of its feed-forward layers; a vocabulary it does not divide is padded."""
+    pipeline_model_parallel_size: int = Field(default=1, ge=1)
+    """Ranks that hold successive layers. It divides the number of layers."""
+    virtual_pipeline_model_parallel_size: int | None = Field(default=None, ge=2)
+    """Pieces of the model on each pipeline rank, taken in turns (interleaved schedule): shorter waits, more
+    traffic."""
+    context_parallel_size: int = Field(default=1, ge=1)
+    """Ranks that share out each sequence, for long ones."""
+    expert_model_parallel_size: int = Field(default=1, ge=1)
+    """Ranks that share out the experts of a mixture; it divides their number. Taken from the ranks of data,
+    context and tensor parallelism, not on top of them."""
+    expert_tensor_parallel_size: int | None = Field(default=None, ge=1)
+    """Ranks that share out each expert's matrices; null is `tensor_model_parallel_size`."""
+    sequence_parallel: bool = False
+    """Tensor-parallel ranks also share out what lies between the matrices along the sequence: less memory,
+    the same traffic. A mixture of experts under tensor parallelism needs it."""
+    use_distributed_optimizer: bool = True
+    """Data-parallel ranks share out the optimizer's moments and main weights instead of copying them."""
+    recompute_granularity: Literal["selective", "full"] | None = None
+    """Recompute in the backward pass: attention (`selective`), or whole layers (`full`): least memory, about
+    a third more time."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of weights and activations. With `bfloat16` the optimizer keeps float32 main weights;
+    gradients are added up, and log-probabilities computed, in float32 either way."""
+    overlap_grad_reduce: bool = False
+    """Add up gradients over data-parallel ranks while the backward pass still runs."""
+    overlap_param_gather: bool = False
+    """Gather weights that data-parallel ranks have updated while the next forward pass runs. Needs
+    `use_distributed_optimizer` and `overlap_grad_reduce`."""
+    num_threads: int = Field(default=1, ge=1)
+    """CPU threads of one operator on each rank."""
+
+    @property
+    def ranks_per_copy(self) -> int:
+        """Ranks that hold one copy of the model and one sequence: tensor x pipeline x context."""
+        return (
+            self.tensor_model_parallel_size * self.pipeline_model_parallel_size * self.context_parallel_size
+        )
+
+    @property
+    def expert_tensor_size(self) -> int:
+        """Ranks that share out one expert."""
+        return self.expert_tensor_parallel_size or self.tensor_model_parallel_size
+
+    @property
+    def world_size_unit(self) -> int:
+        """The layout fits every number of ranks that is a multiple of it."""
+        experts = (
+            self.expert_tensor_size * self.expert_model_parallel_size * self.pipeline_model_parallel_size
+        )
+        return math.lcm(self.ranks_per_copy, experts)
+
+    def layout(self, num_ranks: int) -> str:
+        """What the ranks are for, in words; ValueError when so many cannot be shared out."""
+        unit = self.world_size_unit
+        sizes = {
+            "tensor": self.tensor_model_parallel_size,
+            "pipeline": self.pipeline_model_parallel_size,
+            "context": self.context_parallel_size,
+        }
+        if num_ranks % unit:
+            if unit > self.ranks_per_copy:
+                sizes |= {"expert": self.expert_model_parallel_size, "expert tensor": self.expert_tensor_size}
+            asked = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+            raise ValueError(f"{num_ranks} ranks cannot be shared out as {asked}; use a multiple of {unit}")
+        sizes["data"] = num_ranks // self.ranks_per_copy
+        layout = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one copy"
+        experts = self.expert_model_parallel_size
+        return layout + (f", experts over {experts}" if experts > 1 else "")
+
+    @model_validator(mode="after")
+    def _sizes_agree(self) -> MegatronStrategyConfig:
+        if self.sequence_parallel and self.tensor_model_parallel_size == 1:
+            raise ValueError("sequence_parallel: true needs tensor_model_parallel_size of 2 or more")
+        if self.virtual_pipeline_model_parallel_size and self.pipeline_model_parallel_size == 1:
+            raise ValueError(
+                "virtual_pipeline_model_parallel_size needs pipeline_model_parallel_size of 2 or more"
+            )
+        if self.overlap_param_gather and not (self.use_distributed_optimizer and self.overlap_grad_reduce):
+            raise ValueError(
+                "overlap_param_gather: true needs use_distributed_optimizer: true and "
+                "overlap_grad_reduce: true"
+            )
+        return self

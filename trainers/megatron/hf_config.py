@@ -1,0 +1,110 @@
+"""Which Hugging Face models Megatron runs here, and as what.
+
+What is not known to give the same logits is refused: a wrong model would train without an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig
+
+from envsdk.failures import ConfigurationError
+from envsdk.trainers.megatron.args import MegatronStrategyConfig
+
+MODEL_TYPES = ("llama", "qwen2", "qwen3", "qwen3_moe")
+_LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""Constants of Megatron's `rope_scaling`; its factor is free."""
+
+
+def read_config(folder: Path) -> Any:
+    """The configuration in a Hugging Face folder. ConfigurationError when there is none."""
+    if not (folder / "config.json").is_file():
+        raise ConfigurationError(
+            f"pretrain: {folder} is not a Hugging Face model folder (no config.json in it)"
+        )
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigurationError(f"pretrain: cannot read {folder / 'config.json'}: {error}") from error
+
+
+def check_supported(hf: Any, strategy: MegatronStrategyConfig) -> None:
+    """ConfigurationError names each field of the model that stands against it, or against the layout."""
+    problems = list(_model_problems(hf)) or list(_layout_problems(hf, strategy))
+    if problems:
+        raise ConfigurationError("strategy megatron_train cannot train this model: " + "; ".join(problems))
+
+
+def num_experts(hf: Any) -> int | None:
+    """Experts of each layer; None for a dense model."""
+    return int(hf.num_experts) if hf.model_type == "qwen3_moe" else None
+
+
+def head_width(hf: Any) -> int:
+    """Channels of one attention head."""
+    return int(getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads)
+
+
+def _model_problems(hf: Any) -> Iterator[str]:
+    """In the model's config.json."""
+    if hf.model_type not in MODEL_TYPES:
+        yield f"model_type is {hf.model_type}, not one of {', '.join(MODEL_TYPES)}"
+        return
+    wanted = {
+        "attention_bias": False,
+        "hidden_act": "silu",
+        "mlp_bias": False,
+        "mlp_only_layers": [],
+        "decoder_sparse_step": 1,
+        "quantization_config": None,
+        "use_sliding_window": False,
+    }
+    for name, value in wanted.items():
+        found = getattr(hf, name, value)
+        if found != value and not (value == [] and found is None):
+            yield f"{name} is {found!r}, and only {value!r} is supported"
+    sliding = {kind for kind in getattr(hf, "layer_types", None) or () if kind != "full_attention"}
+    if sliding:
+        yield f"layer_types has {', '.join(sorted(sliding))}, and only full_attention is supported"
+    yield from _rope_problems(hf.rope_parameters)
+
+
+def _rope_problems(rope: dict[str, Any]) -> Iterator[str]:
+    kind = rope.get("rope_type", "default")
+    if kind not in ("default", "llama3"):
+        yield f"rope_parameters.rope_type is {kind}, and only default and llama3 are supported"
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        yield f"rope_parameters.partial_rotary_factor is {rope['partial_rotary_factor']}, not 1.0"
+    for name, value in _LLAMA3_ROPE.items() if kind == "llama3" else ():
+        if rope.get(name) != value:
+            yield f"rope_parameters.{name} is {rope.get(name)}, and for llama3 only {value} is supported"
+
+
+def _layout_problems(hf: Any, strategy: MegatronStrategyConfig) -> Iterator[str]:
+    """Between the model and the parallel sizes."""
+    tp = strategy.tensor_model_parallel_size
+    pieces = strategy.pipeline_model_parallel_size * (strategy.virtual_pipeline_model_parallel_size or 1)
+    experts = num_experts(hf)
+    divisors = [
+        ("num_attention_heads", "tensor_model_parallel_size", tp),
+        ("num_key_value_heads", "tensor_model_parallel_size", tp),
+        ("num_hidden_layers", "pipeline_model_parallel_size x virtual_pipeline_model_parallel_size", pieces),
+    ]
+    if experts is None:
+        divisors.append(("intermediate_size", "tensor_model_parallel_size", tp))
+        for name in ("expert_model_parallel_size", "expert_tensor_parallel_size"):
+            if (getattr(strategy, name) or 1) > 1:
+                yield f"{name} is {getattr(strategy, name)}, but the model has no experts"
+    else:
+        divisors += [
+            ("num_experts", "expert_model_parallel_size", strategy.expert_model_parallel_size),
+            ("moe_intermediate_size", "expert_tensor_parallel_size", strategy.expert_tensor_size),
+        ]
+        if tp > 1 and not strategy.sequence_parallel:
+            yield "tensor_model_parallel_size over 1 needs sequence_parallel: true in a mixture of experts"
+    for field, key, size in divisors:
+        if getattr(hf, field) % size:
+            yield f"{key} is {size}, which does not divide the model's {field} of {getattr(hf, field)}"

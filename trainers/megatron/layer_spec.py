@@ -1,0 +1,165 @@
+"""The layers of a Megatron model without TransformerEngine, on any device.
+
+Megatron's own local layers refuse sequence parallelism in their norm, and packed sequences and context
+parallelism in their attention. These two parts are made here; the rest is Megatron's.
+
+Shapes: T tokens that this rank holds of packed sequences, U the same of all context-parallel ranks, S and B
+of padded ones, h heads, d head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_block import (
+    TransformerBlockSubmodules,
+    get_num_layers_to_build,
+)
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from envsdk.trainers.megatron.cpu import device
+
+
+def block_spec(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
+    """Layers of one piece of the model: this pipeline rank's, or its virtual stage `vp_stage`."""
+    layer = get_gpt_layer_local_spec(
+        num_experts=config.num_moe_experts, qk_layernorm=config.qk_layernorm, normalization="RMSNorm"
+    )
+    parts = layer.submodules
+    parts.input_layernorm = parts.pre_mlp_layernorm = Norm
+    attention = parts.self_attention.submodules
+    attention.core_attention = PackedAttention
+    if config.qk_layernorm:
+        attention.q_layernorm = attention.k_layernorm = Norm
+    count = get_num_layers_to_build(config, vp_stage=vp_stage)
+    return TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=Norm)
+
+
+def zigzag(length: int, cp: int) -> Tensor:
+    """Positions of a sequence in the order in which `cp` context-parallel ranks hold it `[length]`.
+
+    Of 2 x cp equal pieces rank r holds number r from the front and from the back: under a causal mask
+    every rank has as much to attend to. `length` is a multiple of 2 x cp, unless there is one rank.
+    """
+    if cp == 1:
+        return torch.arange(length)
+    pieces = torch.arange(length).view(2 * cp, -1)
+    return torch.cat([pieces[index] for rank in range(cp) for index in (rank, 2 * cp - 1 - rank)])
+
+
+class Norm:
+    """Makes an RMSNorm that knows sequence parallelism. Megatron takes a class here, no function."""
+
+    def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> nn.RMSNorm:  # type: ignore[misc]
+        norm = nn.RMSNorm(hidden_size, eps=eps, dtype=config.params_dtype, device=device())
+        # Each rank sees a part of the sequence: Megatron adds up the gradients of what is marked so.
+        norm.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+        return norm
+
+
+class PackedAttention(MegatronModule):  # type: ignore[misc]
+    """Causal attention over `[S, B, h, d]`, or over packed sequences `[T, h, d]`.
+
+    With context parallelism keys and values are gathered from all ranks, queries are not: memory for
+    them grows with the whole sequence, that for attention with a rank's part.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: Any,
+        attention_type: str,
+        softmax_scale: float | None = None,
+        pg_collection: ProcessGroupCollection | None = None,
+        **_: Any,
+    ) -> None:
+        super().__init__(config=config)
+        self.scale = softmax_scale
+        groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups(required_pgs=["cp"])
+        self.context_group = groups.cp
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        attn_mask_type: Any = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: Any = None,
+        **_: Any,
+    ) -> Tensor:
+        """`[S, B, h x d]` or `[T, h x d]`. There is no mask but the causal one, whatever is passed."""
+        cp = self.context_group.size()
+        if cp > 1:
+            key, value = (
+                gather_from_sequence_parallel_region(
+                    part.contiguous(), tensor_parallel_output_grad=True, group=self.context_group
+                )
+                for part in (key, value)
+            )
+        if packed_seq_params is None:
+            padded = (part.transpose(0, 1) for part in (query, key, value))
+            return self._attend(*padded, length=key.shape[0]).transpose(0, 1).flatten(2)
+        ends = packed_seq_params.cu_seqlens_q_padded
+        if ends is None:
+            ends = packed_seq_params.cu_seqlens_q
+        return self._attend_packed(query, key, value, ends.diff().tolist()).flatten(1)
+
+    def _attend_packed(self, query: Tensor, key: Tensor, value: Tensor, lengths: list[int]) -> Tensor:
+        """Equally long sequences at once: short ones are many, and a call costs more than they do."""
+        cp = self.context_group.size()
+        held = [length // cp for length in lengths]
+        queries = torch.split(query, held)
+        keys, values = (_by_sequence(part, held, cp) for part in (key, value))
+        of_length: dict[int, list[int]] = {}
+        for index, length in enumerate(lengths):
+            of_length.setdefault(length, []).append(index)
+        outputs: dict[int, Tensor] = {}
+        for length, members in of_length.items():
+            together = self._attend(
+                *(_stacked(parts, members) for parts in (queries, keys, values)), length=length
+            )
+            outputs |= zip(members, together.unbind(), strict=True)
+        return torch.cat([outputs[index] for index in range(len(lengths))])
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, *, length: int) -> Tensor:
+        """Sequences of one length, `[B, S, h, d]`; of keys and values each rank's part in turn."""
+        cp, mask = self.context_group.size(), None
+        if cp > 1:
+            positions = zigzag(length, cp).to(query.device)
+            mine = positions.view(cp, -1)[self.context_group.rank()]
+            mask = mine[:, None] >= positions[None, :]
+        output: Tensor = scaled_dot_product_attention(
+            query.transpose(1, 2),
+            key.transpose(1, 2),
+            value.transpose(1, 2),
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=self.scale,
+            enable_gqa=True,
+        )
+        return output.transpose(1, 2)
+
+
+def _by_sequence(gathered: Tensor, held: list[int], cp: int) -> Sequence[Tensor]:
+    """`[U, h, d]`, rank by rank, cut into sequences, each rank by rank."""
+    if cp == 1:
+        return torch.split(gathered, held)
+    ranks = (torch.split(part, held) for part in gathered.chunk(cp))
+    return [torch.cat(parts) for parts in zip(*ranks, strict=True)]
+
+
+def _stacked(parts: Sequence[Tensor], members: list[int]) -> Tensor:
+    if len(members) == 1:
+        return parts[members[0]][None]
+    return torch.stack([parts[index] for index in members])

@@ -1,0 +1,149 @@
+"""A rank's part of the model: process groups, Megatron's configuration, and the pieces themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.module import Float16Module
+from torch import nn
+
+from envsdk.trainers.megatron import cpu
+from envsdk.trainers.megatron.args import MegatronStrategyConfig
+from envsdk.trainers.megatron.hf_config import check_supported, head_width, num_experts
+from envsdk.trainers.megatron.layer_spec import block_spec
+from envsdk.trainers.process_group import join_process_group
+from envsdk.training import TrainerRank
+
+
+def initialize_parallelism(strategy: MegatronStrategyConfig, rank: TrainerRank, seed: int) -> None:
+    """Meet the other ranks and share out the roles; returns when all have come."""
+    strategy.layout(rank.world_size)
+    torch.set_num_threads(strategy.num_threads)
+    if cpu.install():
+        join_process_group(rank, backend="gloo")
+    else:
+        torch.cuda.set_device(rank.local_rank)
+        # Objects (metrics, log-probabilities) are on the CPU and go by gloo.
+        join_process_group(rank, backend="cpu:gloo,cuda:nccl")
+    share_out_ranks(strategy, seed)
+
+
+def share_out_ranks(strategy: MegatronStrategyConfig, seed: int) -> None:
+    """Make the groups of the ranks that have met, and this rank's random state."""
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=strategy.tensor_model_parallel_size,
+        pipeline_model_parallel_size=strategy.pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size=strategy.virtual_pipeline_model_parallel_size,
+        context_parallel_size=strategy.context_parallel_size,
+        expert_model_parallel_size=strategy.expert_model_parallel_size,
+        expert_tensor_parallel_size=strategy.expert_tensor_parallel_size,
+    )
+    model_parallel_cuda_manual_seed(seed)
+
+
+def build_model(hf_config: Any, strategy: MegatronStrategyConfig) -> list[nn.Module]:
+    """This rank's pieces of the model, in the order of its virtual stages; one without them.
+
+    Each has Megatron's `config`. Weights are random until loaded. ConfigurationError when Megatron would
+    compute another model, or the layout does not fit it.
+    """
+    cpu.install()
+    check_supported(hf_config, strategy)
+    config = transformer_config(hf_config, strategy)
+    virtual_size = strategy.virtual_pipeline_model_parallel_size
+    stages = [None] if virtual_size is None else list(range(virtual_size))
+    chunks: list[nn.Module] = [_chunk(hf_config, config, stage) for stage in stages]
+    if config.bf16:
+        chunks = [Float16Module(config, chunk) for chunk in chunks]
+    return [chunk.to(cpu.device()) for chunk in chunks]
+
+
+def transformer_config(hf: Any, strategy: MegatronStrategyConfig) -> TransformerConfig:
+    """The model and its layout in Megatron's terms."""
+    dtype = torch.bfloat16 if strategy.dtype == "bfloat16" else torch.float32
+    is_interleaved = strategy.virtual_pipeline_model_parallel_size is not None
+    settings: dict[str, Any] = {
+        "num_layers": hf.num_hidden_layers,
+        "hidden_size": hf.hidden_size,
+        "ffn_hidden_size": hf.intermediate_size,
+        "num_attention_heads": hf.num_attention_heads,
+        "num_query_groups": hf.num_key_value_heads,
+        "kv_channels": head_width(hf),
+        "normalization": "RMSNorm",
+        "layernorm_epsilon": hf.rms_norm_eps,
+        "gated_linear_unit": True,
+        "activation_func": nn.functional.silu,
+        "add_bias_linear": False,
+        "add_qkv_bias": hf.model_type == "qwen2",
+        "qk_layernorm": hf.model_type in ("qwen3", "qwen3_moe"),
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+        # Fused kernels come with TransformerEngine or Apex.
+        "apply_rope_fusion": False,
+        "bias_activation_fusion": False,
+        "bias_dropout_fusion": False,
+        "gradient_accumulation_fusion": False,
+        "masked_softmax_fusion": False,
+        "persist_layer_norm": False,
+        # Also of dense models: micro-batches of different lengths are allowed with this one only.
+        "moe_token_dispatcher_type": "alltoall",
+        "tensor_model_parallel_size": strategy.tensor_model_parallel_size,
+        "pipeline_model_parallel_size": strategy.pipeline_model_parallel_size,
+        "virtual_pipeline_model_parallel_size": strategy.virtual_pipeline_model_parallel_size,
+        "context_parallel_size": strategy.context_parallel_size,
+        "expert_model_parallel_size": strategy.expert_model_parallel_size,
+        "expert_tensor_parallel_size": strategy.expert_tensor_size,
+        "sequence_parallel": strategy.sequence_parallel,
+        "recompute_granularity": strategy.recompute_granularity,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": dtype is torch.bfloat16,
+        # Interleaved stages send both ways between two ranks at once: which tensor is which can be told
+        # neither by its length nor in a batch of transfers.
+        "variable_seq_lengths": not is_interleaved,
+        "batch_p2p_comm": not is_interleaved,
+        "overlap_p2p_comm": is_interleaved,
+        # gloo still reads a sent tensor when Megatron would free it: gradients would be wrong in silence.
+        "deallocate_pipeline_outputs": torch.cuda.is_available(),
+        "calculate_per_token_loss": True,
+    }
+    if strategy.recompute_granularity == "full":
+        settings |= {"recompute_method": "uniform", "recompute_num_layers": 1}
+    if (experts := num_experts(hf)) is not None:
+        settings |= {
+            "num_moe_experts": experts,
+            "moe_ffn_hidden_size": hf.moe_intermediate_size,
+            "moe_router_topk": hf.num_experts_per_tok,
+            # A softmax over the chosen experts is one over all of them, normalized again.
+            "moe_router_pre_softmax": not hf.norm_topk_prob,
+            "moe_router_load_balancing_type": "none",
+            "moe_aux_loss_coeff": 0.0,
+            "moe_router_dtype": "fp32",
+        }
+    return TransformerConfig(**settings)
+
+
+def _chunk(hf: Any, config: TransformerConfig, vp_stage: int | None) -> nn.Module:
+    tp = config.tensor_model_parallel_size
+    rope = hf.rope_parameters
+    model: nn.Module = GPTModel(
+        config,
+        block_spec(config, vp_stage),
+        # Each rank has as many columns; the last ones may belong to no token.
+        vocab_size=-(-hf.vocab_size // tp) * tp,
+        max_sequence_length=hf.max_position_embeddings,
+        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
+        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
+        share_embeddings_and_output_weights=hf.tie_word_embeddings,
+        position_embedding_type="rope",
+        rotary_base=rope["rope_theta"],
+        rope_scaling=rope.get("rope_type") == "llama3",
+        rope_scaling_factor=rope.get("factor", 1.0),
+        vp_stage=vp_stage,
+    )
+    return model
