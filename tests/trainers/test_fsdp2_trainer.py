@@ -1,0 +1,374 @@
+"""`fsdp2_train` on 1, 2 and 4 ranks against the torch trainer; checkpoints under other numbers of ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ranks import RankError, run_ranks
+
+from envsdk.failures import ConfigurationError, EnvsdkError
+from envsdk.trainers.fsdp2_trainer import Fsdp2Trainer, mesh_shape
+from envsdk.trainers.torch_trainer import TorchTrainer
+from envsdk.trainers.training_args import FSDP2StrategyConfig
+from envsdk.training import TrainBatch, TrainerConfig, TrainerRank, TrainSequence
+
+Call = tuple[Any, ...]
+"""Name of a trainer's method and its arguments."""
+Played = list[Any]
+"""What each call returned, or the text of its error."""
+
+TIMES = {"actor/step_time_s", "sft/step_time_s"}
+LAYOUTS = {
+    "2 ranks": (2, {}),
+    "4 ranks": (4, {}),
+    "2 copies on 2 ranks each": (4, {"shard_size": 2}),
+    "2 copies on 1 rank each": (2, {"shard_size": 1}),
+    "2 ranks, saving traffic and memory": (
+        2,
+        {"reshard_after_forward": False, "gradient_checkpointing": True},
+    ),
+}
+
+
+def play(trainer_class: type[TorchTrainer], config: TrainerConfig, calls: list[Call]) -> Played:
+    trainer = trainer_class.create(config)
+    played: Played = []
+    for name, *args in calls:
+        try:
+            result = getattr(trainer, name)(*args)
+        except EnvsdkError as error:
+            result = f"{type(error).__name__}: {error}"
+        if name == "weights":
+            result = dict(result)
+        elif isinstance(result, dict):
+            result = {key: value for key, value in result.items() if key not in TIMES}
+        played.append(result)
+    trainer.close()
+    return played
+
+
+def play_rank(rank: TrainerRank, config: TrainerConfig, calls: list[Call]) -> Played:
+    return play(Fsdp2Trainer, dataclasses.replace(config, rank=rank), calls)
+
+
+def play_on(world_size: int, config: TrainerConfig, calls: list[Call]) -> Played:
+    """What all ranks found; they agree to the last bit."""
+    first, *others = run_ranks(world_size, play_rank, config, calls)
+    for other in others:
+        assert_close(first, other, tolerance=0.0)
+    return first
+
+
+def assert_close(one: Any, other: Any, *, tolerance: float, where: str = "") -> None:
+    """Numbers within `tolerance`, relative above 1; the padding is each layout's own."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one.keys() - ({"actor/padding_fraction"} if tolerance else set()):
+            assert_close(one[key], other[key], tolerance=tolerance, where=f"{where} {key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), where
+        for index, (left, right) in enumerate(zip(one, other, strict=True)):
+            assert_close(left, right, tolerance=tolerance, where=f"{where} {index}")
+    elif isinstance(one, str) or one is None:
+        assert one == other, where
+    else:
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance, err_msg=where)
+
+
+def ids_of(sequences: list[TrainSequence]) -> list[np.ndarray]:
+    return [sequence.ids for sequence in sequences]
+
+
+@pytest.fixture
+def make_batches(make_sequences) -> Callable[..., list[TrainBatch]]:
+    def make(count: int, *, first: int = 0, size: int = 12) -> list[TrainBatch]:
+        return [
+            TrainBatch(step=step, sequences=make_sequences(size, seed=step))
+            for step in range(first, first + count)
+        ]
+
+    return make
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_three_steps_are_those_of_the_torch_trainer(
+    layout, make_config, make_batches, make_sequences
+) -> None:
+    world_size, strategy = LAYOUTS[layout]
+    ids = ids_of(make_sequences(9))
+    calls: list[Call] = [("logprobs", ids)]
+    for batch in make_batches(3):
+        calls += [("train_step", batch), ("logprobs", ids), ("weights",)]
+    training = {"learning_rate": 1e-3, "max_grad_norm": 0.5, "max_tokens_per_microbatch": 100}
+    expected = play(TorchTrainer, make_config(training_args=training), calls)
+    found = play_on(world_size, make_config(training_args=training, strategy_config=strategy), calls)
+    assert_close(found, expected, tolerance=3e-6)
+    weights_moved = max(np.abs(found[-1][name] - found[3][name]).max() for name in found[-1])
+    assert weights_moved > 1e-3
+
+
+@pytest.mark.parametrize("layout", ["4 ranks", "2 copies on 2 ranks each"])
+def test_the_whole_loss_with_epochs_and_a_value_head_is_that_of_the_torch_trainer(
+    layout, make_config, make_batches, make_sequences
+) -> None:
+    world_size, strategy = LAYOUTS[layout]
+    ids = ids_of(make_sequences(5))
+    calls: list[Call] = [("values", ids)]
+    for batch in make_batches(2):
+        calls += [("train_step", batch), ("values", ids), ("logprobs", ids)]
+    settings: dict[str, Any] = {
+        "with_value_head": True,
+        "algorithm": {
+            "ppo_epochs": 2,
+            "ppo_mini_batch_size": 5,
+            "entropy_loss_coef": 0.01,
+            "kl_loss_coef": 0.1,
+            "loss_agg_mode": "seq-mean-token-mean",
+        },
+        "training_args": {
+            "learning_rate": 1e-3,
+            "weight_decay": 0.1,
+            "warmup_steps": 3,
+            "max_tokens_per_microbatch": 100,
+        },
+    }
+    expected = play(TorchTrainer, make_config(**settings), calls)
+    found = play_on(world_size, make_config(**settings, strategy_config=strategy), calls)
+    assert found[1]["actor/num_optimizer_steps"] == 6
+    assert_close(found, expected, tolerance=3e-5)
+
+
+def test_a_warming_critic_learns_as_in_the_torch_trainer_and_the_policy_stays(
+    make_config, make_batches, make_sequences
+) -> None:
+    config = make_config(with_value_head=True, training_args={"learning_rate": 1e-2, "weight_decay": 0.1})
+    warm, after = make_batches(2)
+    ids = ids_of(make_sequences(5))
+    calls: list[Call] = [
+        ("weights",),
+        ("train_step", dataclasses.replace(warm, critic_only=True)),
+        ("weights",),
+        ("values", ids),
+        ("train_step", after),
+        ("values", ids),
+    ]
+    found = play_on(2, config, calls)
+    assert_close(found[0], found[2], tolerance=0.0)
+    assert_close(play(TorchTrainer, config, calls), found, tolerance=1e-4)
+
+
+def test_one_rank_alone_is_the_torch_trainer_bit_for_bit(make_config, make_batches, make_sequences) -> None:
+    calls: list[Call] = [("train_step", batch) for batch in make_batches(2)]
+    calls += [("weights",), ("logprobs", ids_of(make_sequences(4)))]
+    config = make_config(training_args={"max_tokens_per_microbatch": 100})
+    assert_close(play_on(1, config, calls), play(TorchTrainer, config, calls), tolerance=0.0)
+
+
+def test_ranks_without_a_row_of_their_own_go_along(make_config, make_sequences, untied_model_folder) -> None:
+    """Fewer rows than ranks, one long row among short ones, no row at all; and an untied model."""
+    nothing = [
+        dataclasses.replace(sequence, response_mask=np.zeros_like(sequence.response_mask))
+        for sequence in make_sequences(2)
+    ]
+    by_length = sorted(make_sequences(20, seed=4), key=lambda sequence: len(sequence.ids))
+    batches = [make_sequences(1), [*by_length[:6], by_length[-1]], nothing, make_sequences(3, seed=1)]
+    calls: list[Call] = [
+        ("train_step", TrainBatch(step=step, sequences=sequences)) for step, sequences in enumerate(batches)
+    ]
+    one, none = np.array([5], np.int32), np.zeros(0, np.int32)
+    calls += [("logprobs", []), ("logprobs", [one, none]), ("logprobs", [by_length[0].ids, one])]
+    cloned = [(sequence.ids, sequence.response_mask) for sequence in make_sequences(3)]
+    calls += [("sft_step", cloned), ("weights",)]
+    config = make_config(model=untied_model_folder, training_args={"max_tokens_per_microbatch": 30})
+    assert_close(play_on(4, config, calls), play(TorchTrainer, config, calls), tolerance=3e-6)
+
+
+def test_bfloat16_stays_close_to_float32_and_keeps_float32_weights(make_config, make_batches) -> None:
+    calls: list[Call] = [*(("train_step", batch) for batch in make_batches(2)), ("weights",)]
+    plain = play(TorchTrainer, make_config(with_value_head=True), calls)
+    half = play_on(2, make_config(with_value_head=True, strategy_config={"dtype": "bfloat16"}), calls)
+    for before, after in zip(plain[:2], half[:2], strict=True):
+        assert after["actor/grad_norm"] == pytest.approx(before["actor/grad_norm"], rel=0.05)
+        assert after["actor/loss"] == pytest.approx(before["actor/loss"], abs=0.02)
+    assert half[0]["actor/loss"] != plain[0]["actor/loss"]
+    for name, weight in half[2].items():
+        assert weight.dtype == np.float32
+        np.testing.assert_allclose(weight, plain[2][name], rtol=0, atol=1e-3, err_msg=name)
+
+
+@pytest.mark.parametrize("damage", ["the loss is nan", "the gradient norm is inf"])
+@pytest.mark.parametrize("algorithm", [{}, {"ppo_epochs": 2, "ppo_mini_batch_size": 2}])
+def test_a_step_that_is_not_finite_fails_on_all_ranks_and_leaves_the_weights_untouched(
+    damage, algorithm, make_config, make_sequences
+) -> None:
+    bad = make_sequences(5, seed=2)
+    factor = np.float32(np.nan if "nan" in damage else 1e37)
+    bad[1] = dataclasses.replace(bad[1], advantages=bad[1].advantages * factor)
+    good = [TrainBatch(step=step, sequences=make_sequences(5, seed=step)) for step in range(2)]
+    calls: list[Call] = [
+        ("train_step", good[0]),
+        ("weights",),
+        ("train_step", TrainBatch(step=1, sequences=bad)),
+        ("weights",),
+        ("train_step", good[1]),
+    ]
+    config = make_config(algorithm=algorithm)
+    _, before, error, after, step = play_on(2, config, calls)
+    assert error.startswith(f"TrainerError: step 1: {damage}")
+    assert_close(before, after, tolerance=0.0)
+    assert_close(step, play_on(2, config, [calls[0], calls[4]])[1], tolerance=0.0)
+
+
+@pytest.mark.parametrize("layout", ["2 ranks", "2 copies on 2 ranks each"])
+def test_a_resumed_trainer_repeats_the_original_bit_for_bit(
+    layout, make_config, make_batches, tmp_path
+) -> None:
+    world_size, strategy = LAYOUTS[layout]
+    config = make_config(
+        algorithm={"ppo_epochs": 2, "ppo_mini_batch_size": 5},
+        training_args={"warmup_steps": 3, "lr_scheduler_type": "cosine", "max_steps": 40},
+        with_value_head=True,
+        strategy_config=strategy,
+    )
+    steps = [("train_step", batch) for batch in make_batches(4)]
+    rest: list[Call] = [*steps[2:], ("weights",)]
+    original = play_on(world_size, config, [*steps[:2], ("save", tmp_path), *rest])
+    assert original[2] is None
+    # Whatever the second trainer did before, load replaces.
+    resumed = play_on(world_size, config, [steps[3], ("load", tmp_path), *rest])
+    assert_close(original[3:], resumed[2:], tolerance=0.0)
+
+
+def test_checkpoints_load_under_any_number_of_ranks_and_in_the_torch_trainer(
+    make_config, make_batches, tmp_path
+) -> None:
+    """torch -> 2 ranks -> 4 ranks -> 2 ranks -> 1 rank -> torch, one step on each."""
+    config = make_config(with_value_head=True, training_args={"learning_rate": 1e-3})
+    steps = [("train_step", batch) for batch in make_batches(6)]
+    straight = play(TorchTrainer, config, [*steps, ("weights",)])
+
+    saved: Any = None
+    for index, world_size in enumerate([0, 2, 4, 2, 1, 0]):
+        folder = tmp_path / str(index)
+        folder.mkdir()
+        loading: list[Call] = [("load", tmp_path / str(index - 1)), ("weights",)] if index else []
+        calls = [*loading, steps[index], ("weights",), ("save", folder)]
+        played = play_on(world_size, config, calls) if world_size else play(TorchTrainer, config, calls)
+        if index:
+            assert_close(played[1], saved, tolerance=0.0)
+        *_, metrics, saved, done = played
+        assert done is None
+        assert_close(metrics, straight[index], tolerance=1e-5)
+    assert_close(saved, straight[-1], tolerance=1e-5)
+    assert sorted(path.name for path in (tmp_path / "3").iterdir()) == [
+        "optimizer-1-of-2.safetensors",
+        "optimizer-2-of-2.safetensors",
+        "trainer.json",
+        "weights-1-of-2.safetensors",
+        "weights-2-of-2.safetensors",
+    ]
+
+
+def test_a_damaged_checkpoint_file_is_named_on_all_ranks(
+    make_config, make_batches, untied_model_folder, tmp_path
+) -> None:
+    folders = {
+        name: tmp_path / name for name in ("weights-2-of-2.safetensors", "optimizer-1-of-2.safetensors")
+    }
+    folders |= {"trainer.json": tmp_path / "state", "nothing": tmp_path / "nothing"}
+    for folder in folders.values():
+        folder.mkdir()
+    saving: list[Call] = [("train_step", make_batches(1)[0])]
+    saving += [("save", folder) for name, folder in folders.items() if name != "nothing"]
+    play_on(2, make_config(), saving)
+
+    flipped = folders["weights-2-of-2.safetensors"] / "weights-2-of-2.safetensors"
+    content = bytearray(flipped.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    flipped.write_bytes(content)
+    (folders["optimizer-1-of-2.safetensors"] / "optimizer-1-of-2.safetensors").unlink()
+    (folders["trainer.json"] / "trainer.json").write_text('{"format": 99}')
+    loading: list[Call] = [call for folder in folders.values() for call in (("load", folder), ("weights",))]
+    played = play_on(2, make_config(), [("weights",), *loading])
+    for name, error in zip(folders, played[1::2], strict=True):
+        assert error.startswith("StorageError"), error
+        assert (name if name != "nothing" else "trainer.json") in error
+    for weights in played[2::2]:
+        assert_close(weights, played[0], tolerance=0.0)
+
+    good = tmp_path / "good"
+    good.mkdir()
+    play_on(2, make_config(), [("save", good)])
+    (error,) = play_on(2, make_config(model=untied_model_folder), [("load", good)])
+    assert "is of another model: model." in error
+
+
+def test_a_rank_that_cannot_write_fails_the_others_too(make_config, tmp_path) -> None:
+    (tmp_path / "weights-2-of-2.safetensors").mkdir()
+    (error,) = play_on(2, make_config(), [("save", tmp_path)])
+    assert error.startswith("StorageError: cannot write")
+    assert "weights-2-of-2.safetensors" in error
+    assert not (tmp_path / "trainer.json").exists()
+
+
+@pytest.mark.parametrize("folder", ["model_folder", "untied_model_folder"])
+def test_the_hugging_face_folder_is_that_of_the_torch_trainer(folder, make_config, tmp_path, request) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    config = make_config(model=request.getfixturevalue(folder), with_value_head=True)
+    assert play_on(2, config, [("save_pretrained", ours)]) == [None]
+    play(TorchTrainer, config, [("save_pretrained", theirs)])
+    assert sorted(path.name for path in ours.iterdir()) == sorted(path.name for path in theirs.iterdir())
+    for path in theirs.iterdir():
+        assert (ours / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_a_number_of_ranks_that_cannot_be_shared_out_is_refused() -> None:
+    assert mesh_shape(FSDP2StrategyConfig(), TrainerRank(world_size=4)) == (4,)
+    assert mesh_shape(FSDP2StrategyConfig(shard_size=2), TrainerRank(world_size=4)) == (2, 2)
+    with pytest.raises(ConfigurationError, match="shard_size: 3 does not divide the 4 ranks"):
+        mesh_shape(FSDP2StrategyConfig(shard_size=3), TrainerRank(world_size=4))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": Path("/nowhere")}, "not a Hugging Face model folder"),
+        ({"strategy_config": {"shard_sise": 2}}, "did you mean `shard_size`"),
+        ({"strategy_config": {"device": "cpu"}}, "device"),
+    ],
+)
+def test_wrong_settings_are_refused_before_the_ranks_meet(changes, message, make_config) -> None:
+    rank = TrainerRank(rank=1, world_size=2, master_port=1)
+    with pytest.raises(ConfigurationError, match=message):
+        Fsdp2Trainer.create(make_config(rank=rank, **changes))
+
+
+def fail_on_one(rank: TrainerRank, config: TrainerConfig, sequences: list[np.ndarray]) -> None:
+    trainer = Fsdp2Trainer.create(dataclasses.replace(config, rank=rank))
+    if rank.rank == 1:
+        raise OSError("the machine is on fire")
+    trainer.logprobs(sequences)
+
+
+def test_the_error_of_the_first_rank_to_fail_is_the_one_that_is_seen(make_config, make_sequences) -> None:
+    with pytest.raises(RankError, match=r"rank 1 of 2:\n(.|\n)*the machine is on fire"):
+        run_ranks(2, fail_on_one, make_config(), ids_of(make_sequences(2)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_on_gpus_three_steps_are_those_of_the_torch_trainer_on_one(
+    dtype, make_config, make_batches, make_sequences
+) -> None:
+    ids = ids_of(make_sequences(5))
+    calls: list[Call] = [*(("train_step", batch) for batch in make_batches(3)), ("logprobs", ids)]
+    calls += [("weights",)]
+    expected = play(TorchTrainer, make_config(strategy_config={"device": "cuda:0", "dtype": dtype}), calls)
+    found = play_on(torch.cuda.device_count(), make_config(strategy_config={"dtype": dtype}), calls)
+    assert_close(found, expected, tolerance=1e-4 if dtype == "float32" else 0.1)
