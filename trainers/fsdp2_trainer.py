@@ -8,9 +8,9 @@ ranks are in it together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -22,12 +22,13 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from envsdk.algorithms.args import AlgorithmArgs
-from envsdk.failures import ConfigurationError, StorageError
+from envsdk.failures import ConfigurationError
 from envsdk.trainers.causal_lm import CausalLM
 from envsdk.trainers.packing import Row, divide
 from envsdk.trainers.policy_trainer import ScoreKind, validated
 from envsdk.trainers.process_group import join_process_group
 from envsdk.trainers.sharded import whole
+from envsdk.trainers.together import alike, gathered, on_first_rank
 from envsdk.trainers.torch_checkpoint import StoredCheckpoint, write_state, write_tensors
 from envsdk.trainers.torch_trainer import Found, TorchTrainer
 from envsdk.trainers.training_args import FSDP2StrategyConfig, TrainingArgs
@@ -71,17 +72,15 @@ class Fsdp2Trainer(TorchTrainer):
             if index in mine:
                 tensors[name] = tensor.cpu()
         part = f"-{ranks.rank + 1}-of-{ranks.world_size}" if ranks.world_size > 1 else ""
-        written = self._alike(lambda: write_tensors(folder, tensors, part=part))
-        digests = {name: digest for digests in self._gathered(written) for name, digest in digests.items()}
-        self._on_first_rank(
-            lambda: write_state(folder, digests, num_optimizer_steps=self._optimizer.num_steps)
-        )
+        written = alike(lambda: write_tensors(folder, tensors, part=part))
+        digests = {name: digest for digests in gathered(written) for name, digest in digests.items()}
+        on_first_rank(lambda: write_state(folder, digests, num_optimizer_steps=self._optimizer.num_steps))
 
     def load(self, folder: Path) -> None:
         ranks = self.config.rank
-        checkpoint = self._alike(lambda: StoredCheckpoint(folder))
-        self._alike(lambda: checkpoint.verify(checkpoint.files[ranks.rank :: ranks.world_size]))
-        self._alike(lambda: self._restore(checkpoint))
+        checkpoint = alike(lambda: StoredCheckpoint(folder))
+        alike(lambda: checkpoint.verify(checkpoint.files[ranks.rank :: ranks.world_size]))
+        alike(lambda: self._restore(checkpoint))
 
     def save_pretrained(self, folder: Path) -> None:
         state: dict[str, Tensor] = {}
@@ -92,7 +91,7 @@ class Fsdp2Trainer(TorchTrainer):
             tensor = whole(tensor)
             if self.config.rank.rank == 0:
                 state[name] = tensor.cpu()
-        self._on_first_rank(lambda: self._write_pretrained(folder, state))
+        on_first_rank(lambda: self._write_pretrained(folder, state))
 
     def close(self) -> None:
         if dist.is_initialized():
@@ -107,24 +106,7 @@ class Fsdp2Trainer(TorchTrainer):
         return scores
 
     def _gathered(self, found: Found) -> list[Found]:
-        everything: list[Any] = [None] * self.config.rank.world_size
-        dist.all_gather_object(everything, found)
-        return everything
-
-    def _on_first_rank(self, write: Callable[[], None]) -> None:
-        self._alike(write if self.config.rank.rank == 0 else lambda: None)
-
-    def _alike(self, action: Callable[[], Found]) -> Found:
-        """What `action` returns; a StorageError of one rank is raised on all, so that none waits for it."""
-        failure: StorageError | None = None
-        try:
-            result = action()
-        except StorageError as error:
-            failure = error
-        for message in self._gathered(None if failure is None else str(failure)):
-            if message is not None:
-                raise StorageError(message) from failure
-        return result
+        return gathered(found)
 
 
 def mesh_shape(strategy: FSDP2StrategyConfig, rank: TrainerRank) -> tuple[int, ...]:

@@ -7,7 +7,6 @@ Shapes: B rows, T inputs, N scored (response) tokens of a micro-batch, H hidden 
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,24 +25,14 @@ from envsdk.trainers.causal_lm import CausalLM
 from envsdk.trainers.objective import TokenOutputs
 from envsdk.trainers.packing import MicroBatch, Row, make_row, pack
 from envsdk.trainers.policy_trainer import PolicyTrainer, ScoreKind, validated
+from envsdk.trainers.pretrained import write_pretrained
 from envsdk.trainers.sharded import whole
-from envsdk.trainers.torch_checkpoint import StoredCheckpoint, sync_to_disk, write_state, write_tensors
+from envsdk.trainers.torch_checkpoint import StoredCheckpoint, write_state, write_tensors
 from envsdk.trainers.torch_optimizer import Optimizer
 from envsdk.trainers.train_rows import TrainRow
 from envsdk.trainers.train_tally import TrainTally
 from envsdk.trainers.training_args import TorchStrategyConfig, TrainingArgs
 from envsdk.training import TrainerConfig
-
-TOKENIZER_FILES = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template*",
-    "vocab.*",
-    "merges.txt",
-    "*.model",
-)
-"""What `save_pretrained` copies from the folder the model was loaded from."""
 
 Found = TypeVar("Found")
 _Learn = Callable[[MicroBatch, Sequence[TrainRow], TrainTally], Tensor]
@@ -155,18 +144,7 @@ class TorchTrainer(PolicyTrainer):
         self._write_pretrained(folder, self.model.model.state_dict())
 
     def _write_pretrained(self, folder: Path, state: Mapping[str, Tensor]) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self.model.model.save_pretrained(folder, state_dict=state)
-            for pattern in TOKENIZER_FILES:
-                for source in sorted(self.config.model.glob(pattern)):
-                    if source.is_file() and source.resolve().parent != folder.resolve():
-                        shutil.copyfile(source, folder / source.name)
-            for path in folder.iterdir():
-                sync_to_disk(path)
-            sync_to_disk(folder)
-        except OSError as error:
-            raise StorageError(f"cannot write a model into {folder}: {error}") from error
+        write_pretrained(folder, model=self.model.model, state=state, source=self.config.model)
 
     def _optimizer_step(self) -> tuple[float, float]:
         return self._optimizer.step()

@@ -1,0 +1,37 @@
+"""What the ranks of one trainer do together. Every rank makes each of these calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from envsdk.failures import StorageError
+
+Found = TypeVar("Found")
+
+
+def gathered(found: Found) -> list[Found]:
+    """What every rank found, in the order of the ranks, on every rank; it is pickled on the way."""
+    everything: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everything, found)
+    return everything
+
+
+def alike(action: Callable[[], Found]) -> Found:
+    """What `action` returns; a StorageError of one rank is raised on all, so that none waits for it."""
+    failure: StorageError | None = None
+    try:
+        result = action()
+    except StorageError as error:
+        failure = error
+    for message in gathered(None if failure is None else str(failure)):
+        if message is not None:
+            raise StorageError(message) from failure
+    return result
+
+
+def on_first_rank(action: Callable[[], None]) -> None:
+    """`action` on rank 0, while the others wait; its StorageError is raised on all."""
+    alike(action if dist.get_rank() == 0 else lambda: None)
