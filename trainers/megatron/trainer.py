@@ -1,0 +1,330 @@
+"""The trainer on Megatron-core: tensor, pipeline, context, expert and data parallelism.
+
+    rows of an optimizer step -> each data-parallel rank its share -> packed micro-batches
+        -> the pipeline schedule -> gradients added up over the ranks -> one step
+
+Shapes: T inputs of a micro-batch that this rank holds, S of them scored, N scored tokens of all
+context-parallel ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from envsdk.algorithms.args import AlgorithmArgs
+from envsdk.failures import ConfigurationError
+from envsdk.trainers.megatron import checkpoint, cpu, hf_weights
+from envsdk.trainers.megatron.args import MegatronStrategyConfig
+from envsdk.trainers.megatron.hf_config import read_config
+from envsdk.trainers.megatron.model import build_model, initialize_parallelism
+from envsdk.trainers.megatron.optimizer import ParallelOptimizer
+from envsdk.trainers.megatron.packing import PackedBatch, PackingLayout, pack_rows
+from envsdk.trainers.megatron.scored_head import ScoredHead, add_value_head
+from envsdk.trainers.megatron.token_outputs import over_context, vocab_parallel_logprobs_and_entropy
+from envsdk.trainers.objective import TokenOutputs
+from envsdk.trainers.packing import Row
+from envsdk.trainers.policy_trainer import PolicyTrainer, ScoreKind, validated
+from envsdk.trainers.pretrained import write_pretrained
+from envsdk.trainers.together import gathered, on_first_rank
+from envsdk.trainers.train_rows import TrainRow
+from envsdk.trainers.train_tally import TrainTally
+from envsdk.trainers.training_args import TrainingArgs
+from envsdk.training import TrainerConfig
+
+_Use = Callable[[PackedBatch, TokenOutputs], Tensor]
+"""What is done with a micro-batch; the result is a scalar to go backward from."""
+
+
+class MegatronTrainer(PolicyTrainer):
+    """Strategy `megatron_train`: one object per rank, created and called on all ranks alike.
+
+    rank = TrainerRank(rank=0, world_size=2, master_port=29500)
+    trainer = MegatronTrainer.create(TrainerConfig(model=folder, sequence_length=1024, seed=0, rank=rank))
+    """
+
+    def __init__(
+        self,
+        chunks: Sequence[nn.Module],
+        hf_config: Any,
+        *,
+        config: TrainerConfig,
+        algorithm: AlgorithmArgs,
+        training: TrainingArgs,
+        strategy: MegatronStrategyConfig,
+    ) -> None:
+        super().__init__(config, algorithm)
+        self.training = training
+        self._hf_config = hf_config
+        self._is_last_stage = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
+        self._models = [hf_weights.unwrapped(chunk) for chunk in chunks]
+        if self._is_last_stage:
+            if config.with_value_head:
+                add_value_head(self._models[-1], hf_config.hidden_size, cpu.device())
+            self._head = ScoredHead(self._models[-1])
+        self._chunks = _data_parallel(chunks, strategy)
+        self._optimizer = ParallelOptimizer(
+            self._chunks,
+            training,
+            is_distributed=strategy.use_distributed_optimizer,
+            dtype=self._models[0].config.params_dtype,
+            overlap_param_gather=strategy.overlap_param_gather,
+        )
+        self._layout = _packing_layout(strategy)
+        self._reports = (
+            self._is_last_stage
+            and parallel_state.get_tensor_model_parallel_rank() == 0
+            and parallel_state.get_context_parallel_rank() == 0
+        )
+        """Whether this is the one of the ranks that compute the same loss that tells of it."""
+
+    @classmethod
+    def create(cls, config: TrainerConfig) -> Self:
+        algorithm = validated(AlgorithmArgs, config.algorithm, "algorithm")
+        training = validated(TrainingArgs, config.training_args, "training_args")
+        strategy = validated(MegatronStrategyConfig, config.strategy_config, "strategy_config")
+        cpu.install()
+        hf_config = read_config(config.model)
+        initialize_parallelism(strategy, config.rank, config.seed)
+        chunks = build_model(hf_config, strategy)
+        hf_weights.load(chunks, hf_weights.FolderWeights(config.model))
+        return cls(
+            chunks, hf_config, config=config, algorithm=algorithm, training=training, strategy=strategy
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._hf_config.vocab_size)
+
+    @property
+    def num_optimizer_steps(self) -> int:
+        """Optimizer steps taken since the first `create`, resumed runs included."""
+        return self._optimizer.num_steps
+
+    def weights(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Each parameter once, float32, as `save_pretrained` would store it; not the value head.
+
+        Collective: every rank goes through all of it. A tied output embedding comes under the input
+        embedding's name alone.
+        """
+        self._optimizer.finish_param_gather()
+        for name, tensor in hf_weights.export(self._chunks, self.vocab_size):
+            yield name, tensor.to("cpu", torch.float32, copy=True).numpy()
+
+    def save(self, folder: Path) -> None:
+        """Weights, moments and schedule, each rank a share. StorageError names what could not be written."""
+        checkpoint.save(
+            folder,
+            self._chunks,
+            self._optimizer,
+            vocab_size=self.vocab_size,
+            hidden_size=self._hf_config.hidden_size,
+            with_value_head=self.config.with_value_head,
+        )
+
+    def load(self, folder: Path) -> None:
+        """StorageError names a missing or damaged file, or one that belongs to another model."""
+        checkpoint.load(folder, self._chunks, self._optimizer)
+
+    def save_pretrained(self, folder: Path) -> None:
+        """The value head is not part of it. StorageError names what could not be written."""
+        state: dict[str, Tensor] = {}
+        for name, weight in self.weights():
+            if dist.get_rank() == 0:
+                state[name] = torch.from_numpy(weight)
+
+        def write() -> None:
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(self._hf_config, dtype=torch.float32)
+            write_pretrained(folder, model=model, state=state, source=self.config.model)
+
+        on_first_rank(write)
+
+    def close(self) -> None:
+        if dist.is_initialized():
+            parallel_state.destroy_model_parallel()
+            dist.destroy_process_group()
+
+    def _optimizer_step(self) -> tuple[float, float]:
+        return self._optimizer.step()
+
+    def _value_head_step(self) -> tuple[float, float]:
+        head = set(self._value_head_parameters())
+        return self._optimizer.step(only=lambda parameter: parameter in head)
+
+    def _value_head_parameters(self) -> list[nn.Parameter]:
+        head = getattr(self._models[-1], "value_head", None)
+        return [] if head is None else list(head.parameters())
+
+    def _zero_grad(self) -> None:
+        self._optimizer.zero_grad()
+
+    def _snapshot(self) -> Callable[[], None]:
+        return self._optimizer.snapshot()
+
+    def _accumulate(self, rows: Sequence[TrainRow], tally: TrainTally) -> None:
+        def learn(micro: PackedBatch, outputs: TokenOutputs) -> Tensor:
+            found = tally if self._reports else TrainTally()
+            loss = self.objective([rows[index] for index in micro.rows], outputs, found)
+            found.loss += float(loss.detach())
+            found.num_real_tokens += micro.num_real_tokens
+            found.num_padded_tokens += micro.num_tokens
+            return loss
+
+        self._run([row.row for row in rows], learn)
+
+    @torch.no_grad()
+    def _score(self, rows: Sequence[Row], kind: ScoreKind) -> list[NDArray[np.float32]]:
+        if kind is ScoreKind.VALUES and not self.config.with_value_head:
+            raise ConfigurationError("this trainer has no value head; it is built for adv_estimator: gae")
+        found: dict[int, NDArray[np.float32]] = {}
+
+        def keep(micro: PackedBatch, outputs: TokenOutputs) -> Tensor:
+            scores = outputs.logprobs_N if kind is ScoreKind.LOGPROBS else outputs.values_N
+            assert scores is not None
+            ends = np.cumsum([len(rows[index].scored) for index in micro.rows])
+            if self._reports:
+                found.update(zip(micro.rows, np.split(scores.cpu().numpy(), ends[:-1]), strict=True))
+            return scores.sum()
+
+        self._run(rows, keep, forward_only=True)
+        results = {index: scores for part in gathered(found) for index, scores in part.items()}
+        return [results[index] for index in range(len(rows))]
+
+    def _merged(self, tally: TrainTally) -> TrainTally:
+        return TrainTally.merge(gathered(tally))
+
+    def _run(self, rows: Sequence[Row], use: _Use, *, forward_only: bool = False) -> None:
+        """All rows through the model, in this rank's share of micro-batches and by the pipeline schedule."""
+        batches = pack_rows(rows, self.training.max_tokens_per_microbatch, self._layout)
+        if not batches:
+            return
+
+        def forward_step(iterator: Iterator[PackedBatch], chunk: Any) -> tuple[Tensor, Any]:
+            micro = next(iterator)
+            return self._forward(chunk, micro), lambda logits: self._loss(micro, logits, use)
+
+        iterators = [iter(batches) for _ in self._chunks]
+        get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=iterators if len(iterators) > 1 else iterators[0],
+            model=self._chunks if len(self._chunks) > 1 else self._chunks[0],
+            num_microbatches=len(batches),
+            seq_length=max(batch.num_tokens for batch in batches),
+            micro_batch_size=1,
+            forward_only=forward_only,
+        )
+
+    def _forward(self, chunk: Any, micro: PackedBatch) -> Tensor:
+        """Logits `[1, S, V]` on the last stage, hidden states before it."""
+        if self._is_last_stage:
+            self._head.ask(_on_device(micro.scored_S))
+        ends = _on_device(np.cumsum([0, *micro.lengths]).astype(np.int32))
+        longest = max(micro.lengths)
+        packed = PackedSeqParams(
+            qkv_format="thd",
+            cu_seqlens_q=ends,
+            cu_seqlens_kv=ends,
+            max_seqlen_q=longest,
+            max_seqlen_kv=longest,
+        )
+        output: Tensor = chunk(
+            _on_device(micro.input_ids_T)[None],
+            _on_device(micro.positions_T)[None],
+            None,
+            packed_seq_params=packed,
+        )
+        return output
+
+    def _loss(self, micro: PackedBatch, logits_1SV: Tensor, use: _Use) -> tuple[Tensor, Tensor, None]:
+        """In the form in which the schedules want it: loss, a number of tokens, anything."""
+        outputs = self._outputs(micro, logits_1SV[0])
+        loss = use(micro, outputs) if micro.rows else _nothing(outputs)
+        return loss, torch.zeros((), dtype=torch.int, device=loss.device), None
+
+    def _outputs(self, micro: PackedBatch, logits_SV: Tensor) -> TokenOutputs:
+        logprobs_S, entropy_S = vocab_parallel_logprobs_and_entropy(
+            logits_SV,
+            _on_device(micro.targets_S),
+            vocab_size=self.vocab_size,
+            group=parallel_state.get_tensor_model_parallel_group(),
+            temperature=self.algorithm.logprob_temperature,
+            entropy_gradient=self.objective.entropy_gradient,
+        )
+        values_S = self._head.take_values()
+        parts_KS = torch.stack([logprobs_S, entropy_S] + ([] if values_S is None else [values_S]))
+        parts_KN = parts_KS
+        if self._layout.context_size > 1:
+            parts_KN = over_context(
+                parts_KS,
+                _on_device(micro.places_S),
+                micro.num_scored,
+                parallel_state.get_context_parallel_group(),
+            )
+        return TokenOutputs(
+            logprobs_N=parts_KN[0],
+            entropy_N=parts_KN[1],
+            values_N=None if values_S is None else parts_KN[2],
+        )
+
+
+def _nothing(outputs: TokenOutputs) -> Tensor:
+    """The loss of a micro-batch without rows: a sum over no token, whose gradient reaches every weight."""
+    loss = outputs.logprobs_N.sum()
+    return loss if outputs.values_N is None else loss + outputs.values_N.sum()
+
+
+def _data_parallel(chunks: Sequence[nn.Module], strategy: MegatronStrategyConfig) -> list[Any]:
+    """The chunks, with gradients that are summed over the ranks: weights of rows are of the whole step."""
+    settings = DistributedDataParallelConfig(
+        use_distributed_optimizer=strategy.use_distributed_optimizer,
+        overlap_grad_reduce=strategy.overlap_grad_reduce,
+        overlap_param_gather=strategy.overlap_param_gather,
+        grad_reduce_in_fp32=True,
+    )
+    wrapped: list[Any] = []
+    for chunk in chunks:
+        config: Any = chunk.config
+        config.calculate_per_token_loss = True  # the data-parallel sum is divided by nothing
+        config.finalize_model_grads_func = lambda models, num_tokens=None, **groups: finalize_model_grads(
+            models, None, **groups
+        )
+        wrapped.append(DistributedDataParallel(config, settings, chunk))
+    if strategy.overlap_grad_reduce:
+        waits = [chunk.no_sync for chunk in wrapped]
+        for chunk in wrapped:
+            chunk.config.no_sync_func = waits if len(waits) > 1 else waits[0]
+    return wrapped
+
+
+def _packing_layout(strategy: MegatronStrategyConfig) -> PackingLayout:
+    is_interleaved = strategy.virtual_pipeline_model_parallel_size is not None
+    return PackingLayout(
+        data_rank=parallel_state.get_data_parallel_rank(),
+        data_size=parallel_state.get_data_parallel_world_size(),
+        context_rank=parallel_state.get_context_parallel_rank(),
+        context_size=parallel_state.get_context_parallel_world_size(),
+        length_multiple=strategy.tensor_model_parallel_size if strategy.sequence_parallel else 1,
+        count_multiple=strategy.pipeline_model_parallel_size if is_interleaved else 1,
+        same_length=is_interleaved,
+    )
+
+
+def _on_device(values: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(values).to(cpu.device())
