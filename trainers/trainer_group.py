@@ -10,6 +10,7 @@ that fails, with that rank's error: the others, which wait for it, are ended.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -214,7 +215,7 @@ class TrainerGroup:
         cause = getattr(error, "cause", None) or error
         if isinstance(cause, EnvsdkError):
             return cause
-        return TrainerError(f"{who} failed with {type(cause).__name__}: {error}")
+        return TrainerError(f"{who} failed with {type(cause).__name__}: {cause}\n{_remote_lines(error)}")
 
     def _end(self) -> None:
         for host in self._hosts:
@@ -255,6 +256,13 @@ def _death(error: BaseException) -> str:
     pid = next((line for line in lines if line.startswith("pid:")), "")
     detail = lines[-1].partition("Worker exit detail: ")[2] or lines[-1]
     return f"{pid.replace(':', '')}: {detail.partition(' If the process was killed')[0]}".removeprefix(": ")
+
+
+def _remote_lines(error: BaseException) -> str:
+    """The lines of the rank's code that the error came through, without Ray's own."""
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()
+    first = next((index for index, line in enumerate(lines) if line.lstrip().startswith("File ")), 0)
+    return "\n".join(line for line in lines[first:] if line.strip(" ^~"))
 
 
 def _amounts(resources: Mapping[str, float], of: Mapping[str, float]) -> str:
