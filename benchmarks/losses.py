@@ -28,7 +28,9 @@ from training_load import QUICKSTART, make_batch, num_tokens, write_model
 
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.logits import token_logprobs_and_entropy
-from envsdk.algorithms.losses import POLICY_LOSSES, PolicyTokens, policy_loss
+from envsdk.algorithms.loss_settings import POLICY_LOSSES
+from envsdk.algorithms.losses import PolicyTokens, load_policy_loss
+from envsdk.plugins import plugin_names
 from envsdk.trainers.causal_lm import CausalLM
 from envsdk.trainers.objective import Objective, TokenOutputs
 from envsdk.trainers.packing import MicroBatch, pack
@@ -108,7 +110,7 @@ def forward(model: CausalLM, micro: MicroBatch) -> tuple[torch.Tensor, torch.Ten
 
 
 def run_loss(variant: str, args: AlgorithmArgs, parts: Sequence[Part]) -> None:
-    loss = policy_loss(variant)
+    loss = load_policy_loss(args)
     for part in parts:
         logprobs_N = part.logprobs_N.requires_grad_()
         result = loss(_with(part.tokens, logprobs_N), args)
@@ -135,7 +137,7 @@ def cpu_ms(work: Callable[[], object]) -> float:
 
 def measure(model: CausalLM, batch: TrainBatch, repeats: int) -> tuple[float, list[Row]]:
     """Milliseconds of the forward pass, and a row for each registered loss."""
-    variants = sorted(POLICY_LOSSES)
+    variants = plugin_names(POLICY_LOSSES)
     settings = {name: AlgorithmArgs.model_validate({"pg_variant": name}) for name in variants}
     parts = make_parts(model, batch, AlgorithmArgs())
     objectives = {name: Objective(settings[name]) for name in variants}

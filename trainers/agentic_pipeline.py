@@ -34,6 +34,7 @@ from envsdk.tracking.tracker import Tracker
 from envsdk.trainers.batches import ModelScores, learnable, prepare_batch, token_ids
 from envsdk.trainers.checkpoints import Checkpoint, RunState, find_checkpoint, write_checkpoint
 from envsdk.trainers.cluster import Cluster
+from envsdk.trainers.notes import algorithm_notes
 from envsdk.trainers.rollout_metrics import num_sampled_tokens, rollout_metrics, validation_metrics
 from envsdk.trajectory import Trajectory
 
@@ -366,6 +367,8 @@ async def _run(config: RunConfig, folder: RunFolder, model: Path) -> None:
         try:
             display.phase("starting engines, workers and the trainer")
             await cluster.start()
+            for note in algorithm_notes(config):
+                display.note(note)
             if folder.checkpoint is not None:
                 await cluster.call(cluster.trainer.load(folder.checkpoint.folder.resolve()))
                 display.note(f"continuing {folder.path} from step {folder.first_step}")

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from envsdk.algorithms.args import AlgorithmArgs
+from envsdk.algorithms.correction import correction
 from envsdk.algorithms.kl import kl_estimate
-from envsdk.algorithms.losses import PolicyTokens, policy_loss, value_loss
-from envsdk.failures import ConfigurationError
+from envsdk.algorithms.loss_settings import own_args, weighs
+from envsdk.algorithms.losses import PolicyTokens, load_policy_loss, value_loss
 from envsdk.trainers.train_rows import TrainRow
 from envsdk.trainers.train_tally import TrainTally
 
@@ -43,10 +44,8 @@ class Objective:
 
     def __init__(self, args: AlgorithmArgs) -> None:
         self.args = args
-        try:
-            self._policy_loss = policy_loss(args.pg_variant)
-        except KeyError as error:
-            raise ConfigurationError(str(error.args[0])) from None
+        self._policy_loss = load_policy_loss(args)
+        self._weighted = weighs(args, own_args(args))
 
     @property
     def entropy_gradient(self) -> bool:
@@ -60,19 +59,15 @@ class Objective:
         weights_N = fields.repeated([row.weight for row in rows])
         behavior_N = fields["behavior"]
         proximal_N = fields.get("proximal", logprobs_N.detach())
-        policy = self._policy_loss(
-            PolicyTokens(
-                logprobs=logprobs_N,
-                proximal_logprobs=proximal_N,
-                behavior_logprobs=behavior_N,
-                advantages=fields["advantages"],
-                sequence_ids=fields.sequence_ids(),
-                segment_ids=fields.segment_ids(),
-            ),
-            args,
+        tokens = PolicyTokens(
+            logprobs=logprobs_N,
+            proximal_logprobs=proximal_N,
+            behavior_logprobs=behavior_N,
+            advantages=fields["advantages"],
+            sequence_ids=fields.sequence_ids(),
+            segment_ids=fields.segment_ids(),
         )
-        loss = (weights_N * policy.loss).sum()
-        tally.add("pg_loss", policy.loss.detach())
+        loss = (weights_N * self._corrected_policy_loss(tokens, tally)).sum()
         if self.entropy_gradient:
             loss = loss - args.entropy_loss_coef * (weights_N * outputs.entropy_N).sum()
         if args.kl_loss_coef > 0:
@@ -91,13 +86,25 @@ class Objective:
             tally.add("critic_return", returns_N)
         gap_N = (proximal_N - behavior_N).abs()
         tally.add("entropy", outputs.entropy_N.detach())
-        tally.add("clip_fraction", policy.clipped)
-        tally.add("ratio", policy.ratio, with_max=True)
-        tally.add("approx_kl", policy.ratio - 1 - policy.ratio.log())
-        tally.add("behavior_weight", policy.behavior_weight, with_max=True)
         tally.add("off_policy_fraction", (gap_N > 0.01).to(gap_N.dtype))
         tally.add("logprob_gap", gap_N, with_max=True)
         return loss
+
+    def _corrected_policy_loss(self, tokens: PolicyTokens, tally: TrainTally) -> Tensor:
+        """Per token, times the correction's factor."""
+        policy = self._policy_loss(tokens, self.args)
+        corrected = correction(tokens, self.args.train_infer_correction, weighted=self._weighted)
+        loss_N = corrected.factor * policy.loss
+        tally.add("pg_loss", loss_N.detach())
+        tally.add("clip_fraction", policy.clipped)
+        tally.add("ratio", policy.ratio, with_max=True)
+        tally.add("approx_kl", policy.ratio - 1 - policy.ratio.log())
+        weight_N = corrected.weight if policy.weight is None else policy.weight
+        if weight_N is not None:
+            tally.add_weight("is_weight", weight_N)
+        for name, share_N in corrected.shares.items():
+            tally.add(name, share_N)
+        return loss_N
 
 
 class _Fields:

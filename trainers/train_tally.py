@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -20,6 +21,8 @@ class TrainTally:
         self._sums: defaultdict[str, float] = defaultdict(float)
         self._counts: defaultdict[str, int] = defaultdict(int)
         self._maxima: dict[str, float] = {}
+        self._minima: dict[str, float] = {}
+        self._square_sums: defaultdict[str, float] = defaultdict(float)
         self._norms: list[float] = []
         self._learning_rate = 0.0
 
@@ -28,6 +31,13 @@ class TrainTally:
         self._counts[name] += values_N.numel()
         if with_max and values_N.numel():
             self._maxima[name] = max(self._maxima.get(name, 0.0), float(values_N.max()))
+
+    def add_weight(self, name: str, values_N: Tensor) -> None:
+        """A factor of the loss: its extremes and its effective sample size, too."""
+        self.add(name, values_N, with_max=True)
+        self._square_sums[name] += float(values_N.double().square().sum())
+        if values_N.numel():
+            self._minima[name] = min(self._minima.get(name, math.inf), float(values_N.min()))
 
     def add_step(self, grad_norm: float, learning_rate: float) -> None:
         self._norms.append(grad_norm)
@@ -46,6 +56,10 @@ class TrainTally:
                 merged._counts[name] += part._counts[name]
             for name, value in part._maxima.items():
                 merged._maxima[name] = max(merged._maxima.get(name, 0.0), value)
+            for name, value in part._minima.items():
+                merged._minima[name] = min(merged._minima.get(name, math.inf), value)
+            for name, total in part._square_sums.items():
+                merged._square_sums[name] += total
             merged._norms += part._norms
             merged._learning_rate = part._learning_rate
         return merged
@@ -73,4 +87,9 @@ class TrainTally:
                 metrics[f"{section}/{short}_max"] = self._maxima[name]
             else:
                 metrics[f"{section}/{short}"] = self.mean(name)
+        for name, smallest in self._minima.items():
+            metrics[f"actor/{name}_min"] = smallest
+            # Kish: of N tokens so weighted, this share says as much about a mean as all of them unweighted.
+            squares = self._square_sums[name] * self._counts[name]
+            metrics[f"actor/{name}_ess"] = self._sums[name] ** 2 / squares if squares else 0.0
         return metrics

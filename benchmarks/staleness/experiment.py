@@ -44,22 +44,23 @@ VARIANTS = (
     Variant(
         name="vanilla",
         about="no correction",
-        overrides=("pg_variant=vanilla", "behavior_weight=none"),
+        overrides=("pg_variant=vanilla", "train_infer_correction.is_weight.enabled=false"),
     ),
     Variant(
         name="ppo",
         about="clips current / behavior",
-        overrides=("pg_variant=ppo", "pg_ratio=behavior"),
+        overrides=("pg_variant=ppo", "pg_args.ratio_over=behavior"),
+    ),
+    # What `pg_variant: ppo` does by default, through `train_infer_correction`.
+    Variant(
+        name="decoupled_ppo",
+        about="weighs by proximal / behavior, at most 2",
+        overrides=("pg_variant=decoupled_ppo", "pg_args.weight_cap=2", "pg_args.beyond_cap=truncate"),
     ),
     Variant(
-        name="ppo_decoupled",
-        about="clips current / proximal, weighs by proximal / behavior",
-        overrides=("pg_variant=ppo", "pg_ratio=proximal", "behavior_weight=truncate"),
-    ),
-    Variant(
-        name="vanilla_weighted",
-        about="weighs by proximal / behavior",
-        overrides=("pg_variant=vanilla", "behavior_weight=truncate"),
+        name="topr",
+        about="weighs failures by current / behavior, at most 1",
+        overrides=("pg_variant=topr",),
     ),
 )
 

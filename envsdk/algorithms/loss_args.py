@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from envsdk.algorithms.advantage_args import KLEstimator
-
-PolicyGradientVariant = Literal["ppo", "vanilla"]
-RatioBase = Literal["proximal", "behavior"]
-BehaviorWeight = Literal["truncate", "none"]
+from envsdk.algorithms.correction_args import TrainInferCorrection
 
 
 class LossKeys(BaseModel):
@@ -18,20 +15,18 @@ class LossKeys(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    pg_variant: PolicyGradientVariant = "ppo"
-    """Name of the policy loss."""
-    pg_ratio: RatioBase = "proximal"
-    """What `ppo` compares the current policy with, hence the center of its trust region."""
+    pg_variant: str = "ppo"
+    """Policy loss: entry point in `envsdk.policy_losses`, or `package.module:function`."""
+    pg_args: dict[str, Any] = Field(default_factory=dict)
+    """Settings of that loss alone, which checks them."""
     pg_clip_low: float = Field(default=0.2, ge=0.0, le=1.0)
-    """The ratio is clipped from below at 1 - `pg_clip_low`."""
+    """`ppo`, `segment_ppo`, `decoupled_ppo`: the ratio is clipped from below at 1 - this."""
     pg_clip_high: float = Field(default=0.2, ge=0.0)
-    """The ratio is clipped from above at 1 + `pg_clip_high`."""
+    """The same losses: the ratio is clipped from above at 1 + this."""
     dual_clip: float | None = Field(default=None, gt=1.0)
-    """Bounds the loss of tokens with negative advantage at `dual_clip` x |advantage|; null is off."""
-    behavior_weight: BehaviorWeight = "truncate"
-    """Whether stale tokens are weighted by proximal / behavior. Not used with `pg_ratio: behavior`."""
-    behavior_weight_cap: float | None = Field(default=2.0, gt=0.0)
-    """That weight is at most this; null does not truncate."""
+    """The same losses: bounds that of tokens with negative advantage at this x |advantage|; null is off."""
+    train_infer_correction: TrainInferCorrection = Field(default_factory=TrainInferCorrection)
+    """Weights and filters for samples of another policy than the one before the step."""
     ppo_epochs: int = Field(default=1, ge=1)
     """Passes over each batch."""
     ppo_mini_batch_size: int | None = Field(default=None, ge=1)

@@ -12,6 +12,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from envsdk import registry
+from envsdk.algorithms.loss_settings import corrected_twice
+from envsdk.algorithms.policy_loss_args import PolicyLossArgs
 from envsdk.config import plugins
 from envsdk.config.advantage_checks import advantage_problems
 from envsdk.config.models import EMBEDDED_DEFAULT, CustomEnv, EnvManagerArgs, RunConfig, TrainerRole
@@ -37,6 +39,7 @@ def check(config: RunConfig) -> list[Problem]:
         _tags,
         _plugin_names,
         _plugin_settings,
+        _correction,
         _folders,
     )
     return [problem for each in checks for problem in each(config)]
@@ -234,6 +237,7 @@ def _plugin_names(config: RunConfig) -> Iterator[Problem]:
         (("reference", "strategy_args", "strategy_name"), config.reference.strategy_args.strategy_name,
          plugins.TRAINERS, "trainer", "trainers"),
     ]  # fmt: skip
+    wanted.append((("pg_variant",), config.pg_variant, plugins.POLICY_LOSSES, "policy loss", "policy losses"))
     wanted += [
         (("trackers", i), tracker, plugins.TRACKERS, "tracker", "trackers")
         for i, tracker in enumerate(config.trackers)
@@ -310,6 +314,19 @@ def _plugin_settings(config: RunConfig) -> Iterator[Problem]:
             except ValueError as error:
                 given = "" if role.device_mapping else " (it is absent: 1 rank)"
                 yield Problem((role_name, "device_mapping"), f"{error}{given}")
+
+
+def _correction(config: RunConfig) -> Iterator[Problem]:
+    model = plugins.settings_model("policy_losses", config.pg_variant, "pg_args")
+    if model is None or not issubclass(model, PolicyLossArgs):
+        return  # A loss that only its own module describes; the trainer checks it when it starts.
+    try:
+        own = model.model_validate(config.pg_args)
+    except ValidationError:
+        return  # `_plugin_settings` says so.
+    twice = corrected_twice(config, own)
+    if twice is not None:
+        yield Problem(("train_infer_correction", "is_weight", "enabled"), twice)
 
 
 def _folders(config: RunConfig) -> Iterator[Problem]:

@@ -35,6 +35,7 @@ ENV_MANAGERS = "envsdk.env_managers"
 GROUP_FILTERS = "envsdk.group_filters"
 ADVANTAGE_ESTIMATORS = "envsdk.advantage_estimators"
 SETTINGS = "envsdk.settings"
+POLICY_LOSSES = "envsdk.policy_losses"
 
 
 def is_importable(dotted_name: str) -> bool:
@@ -120,6 +121,11 @@ def settings_sections(config: RunConfig) -> Iterator[SettingsSection]:
             model=model,
             values=config.actor_train.training_args,
             also={},
+        )
+    model = settings_model("policy_losses", config.pg_variant, "pg_args")
+    if model is not None:
+        yield SettingsSection(
+            path=("pg_args",), plugin=config.pg_variant, model=model, values=config.pg_args, also={}
         )
 
 

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from envsdk.algorithms.args import AlgorithmKeys
+from envsdk.algorithms.correction_args import CorrectionFilter, ISWeightArgs
 from envsdk.config import models
 from envsdk.config.plugins import SETTINGS
 from envsdk.config.validation import shown
@@ -29,6 +30,8 @@ END = "<!-- keys: end -->"
 _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("The run", models.RunConfig),
     ("The algorithm", AlgorithmKeys),
+    ("`train_infer_correction.is_weight`", ISWeightArgs),
+    ("An entry of `train_infer_correction.filters`", CorrectionFilter),
     ("`custom_envs.TAG`", models.CustomEnv),
     ("`train_env_manager`, `val_env_manager`", models.EnvManagerArgs),
     ("`actor_train`", models.ActorTrain),
@@ -39,6 +42,8 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("`warm_start`", models.WarmStartArgs),
     ("`ray`", models.RayArgs),
 )
+
+_SINGULAR = {"policy_losses": "policy loss"}
 
 
 def reference() -> str:
@@ -58,8 +63,12 @@ def _plugin_sections() -> Iterator[tuple[str, type[BaseModel]]]:
     """Settings of the plug-ins that ship."""
     for entry in sorted(entry_points(group=SETTINGS), key=lambda entry: entry.name):
         kind, plugin, section = entry.name.split(".")
-        if entry.module.startswith("envsdk."):
-            yield f"`{section}` of the `{plugin}` {kind.removesuffix('s')}", entry.load()
+        if not entry.module.startswith("envsdk."):
+            continue
+        model = entry.load()
+        if model.model_fields:
+            what = _SINGULAR.get(kind, kind.removesuffix("s"))
+            yield f"`{section}` of the `{plugin}` {what}", model
 
 
 def _table(model: type[BaseModel]) -> str:

@@ -207,7 +207,7 @@ def test_on_fresh_samples_the_ratio_is_one_and_the_logprob_gap_is_zero(make_conf
     assert metrics["actor/clip_fraction"] == 0.0
     assert metrics["actor/logprob_gap_max"] < 1e-5
     assert metrics["actor/off_policy_fraction"] == 0.0
-    assert metrics["actor/behavior_weight_mean"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["actor/is_weight_mean"] == pytest.approx(1.0, abs=1e-5)
     stale = trainer.train_step(TrainBatch(step=1, sequences=drawn))
     assert stale["actor/logprob_gap_mean"] > 0.1
     assert stale["actor/off_policy_fraction"] > 0.5

@@ -57,7 +57,19 @@ BAD: list[tuple[str, Any, str, list[str]]] = [
     ("exp_name", "../up", "exp_name", ["'../up'", "letters"]),
     ("sequence_length", -5, "sequence_length", ["-5"]),
     ("async_generation_ratio", -0.5, "async_generation_ratio", ["greater than or equal to 0", "-0.5"]),
-    ("pg_variant", "ppoo", "pg_variant", ["'ppo' or 'vanilla'", "'ppoo'"]),
+    ("pg_variant", "ppoo", "pg_variant", ["unknown policy loss `ppoo`", "`ppo`"]),
+    ("pg_variant", "nobody.here:loss", "pg_variant", ["nobody.here:loss"]),
+    ("pg_args.ratio_ovr", "behavior", "pg_args.ratio_ovr", ["of ppo", "`ratio_over`"]),
+    ("pg_args.ratio_over", "reference", "pg_args.ratio_over", ["'proximal' or 'behavior'"]),
+    ("train_infer_correction.is_wait", {}, "train_infer_correction.is_wait", ["`is_weight`"]),
+    ("train_infer_correction.is_weight.weight_type", "tokn", "train_infer_correction.is_weight.weight_type",
+     ["'token'", "'sequence'"]),
+    ("train_infer_correction.is_weight.lower_bound", 3.0, "train_infer_correction.is_weight",
+     ["lower_bound=3", "upper_bound=2"]),
+    ("train_infer_correction.filters", [{"agg_typ": "token"}], "train_infer_correction.filters[0].agg_typ",
+     ["`agg_type`"]),
+    ("train_infer_correction.filters", [{"ratio_enabled": False}], "train_infer_correction.filters[0]",
+     ["neither ratio nor diff"]),
     ("whiten_advantages", "yes please", "whiten_advantages", ["true or false"]),
     ("train_env_manager", [1], "train_env_manager", ["section of keys"]),
     ("custom_envs", {}, "custom_envs", ["at least 1"]),
@@ -292,3 +304,12 @@ def test_an_estimator_and_a_filter_of_your_own_are_taken_by_dotted_name(tmp_path
 def test_braces_that_hold_no_name_are_plain_text(tmp_path: Path) -> None:
     path = write(tmp_path, {f"{LAKE}.agent_template": '{observation} {"move": 1} {} {1}'})
     assert load_config(path).config.custom_envs["Lake"].agent_template.endswith("{1}")
+
+
+def test_an_importance_weight_before_a_loss_that_has_its_own_is_refused(tmp_path: Path) -> None:
+    changes = {"pg_variant": "cispo", "train_infer_correction.is_weight.enabled": True}
+    text = message_of(write(tmp_path, changes))
+    assert "train_infer_correction.is_weight.enabled" in text
+    assert "correct twice" in text
+    assert "ratio_over to `proximal`" in text
+    load_config(write(tmp_path, changes | {"pg_args.ratio_over": "proximal"}))

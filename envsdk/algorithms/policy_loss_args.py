@@ -1,0 +1,173 @@
+"""`pg_args` of each policy loss, typed, and which policies the loss compares. Imports no torch.
+
+A loss declares its model in its registration; a subclass of `PolicyLossArgs` says two things besides the
+keys it takes, so that the configuration can refuse what makes no sense and the run can say what a ratio
+is worth: `ratio` and `corrects_staleness`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+if TYPE_CHECKING:
+    from envsdk.algorithms.args import AlgorithmKeys
+
+RatioOver = Literal["proximal", "behavior"]
+
+
+class PolicyLossArgs(BaseModel):
+    """Settings of one policy loss. This one takes none: a loss without a ratio."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    @property
+    def ratio(self) -> RatioOver | None:
+        """The policy that the current one is divided by; None for a loss without a ratio."""
+        return None
+
+    @property
+    def corrects_staleness(self) -> bool:
+        """Whether the loss itself divides by the behavior policy: an importance weight in front of it
+        would correct twice."""
+        return self.ratio == "behavior"
+
+    @property
+    def clips(self) -> bool:
+        """Whether `pg_clip_low`, `pg_clip_high` and `dual_clip` mean something to the loss."""
+        return False
+
+    def notes(self, keys: AlgorithmKeys) -> list[str]:
+        """What a user of this loss should know about the other settings; one sentence each."""
+        return []
+
+
+class OverProximal(PolicyLossArgs):
+    """A loss whose ratio has the proximal policy below, unless said otherwise."""
+
+    ratio_over: RatioOver = "proximal"
+    """The policy that the current one is divided by: `proximal` (before this batch) or `behavior`."""
+
+    @property
+    def ratio(self) -> RatioOver | None:
+        return self.ratio_over
+
+
+class OverBehavior(PolicyLossArgs):
+    """A loss whose ratio has the behavior policy below, unless said otherwise."""
+
+    ratio_over: RatioOver = "behavior"
+    """The policy that the current one is divided by: `behavior` (sampled the token) or `proximal`."""
+
+    @property
+    def ratio(self) -> RatioOver | None:
+        return self.ratio_over
+
+
+class VanillaArgs(PolicyLossArgs):
+    """`vanilla` takes no settings."""
+
+
+class PPOArgs(OverProximal):
+    """`ppo`, `segment_ppo`; the clip range is `pg_clip_low`, `pg_clip_high`, `dual_clip`."""
+
+    @property
+    def clips(self) -> bool:
+        return True
+
+
+class DAPOArgs(OverProximal):
+    """`dapo`."""
+
+    clip_low: float = Field(default=0.2, ge=0.0, le=1.0)
+    """The ratio is clipped from below at 1 - this."""
+    clip_high: float = Field(default=0.28, ge=0.0)
+    """The ratio is clipped from above at 1 + this."""
+
+    def notes(self, keys: AlgorithmKeys) -> list[str]:
+        if keys.loss_agg_mode == "token-mean":
+            return []
+        return [f"dapo averages over tokens; loss_agg_mode={keys.loss_agg_mode} departs from it"]
+
+
+class DecoupledPPOArgs(PolicyLossArgs):
+    """`decoupled_ppo`; the clip range is `pg_clip_low`, `pg_clip_high`, `dual_clip`."""
+
+    weight_cap: float | None = Field(default=5.0, gt=0.0)
+    """Largest weight proximal / behavior that is taken as it is; null is none."""
+    beyond_cap: Literal["mask", "truncate"] = "mask"
+    """A larger weight: the token is left out, or the weight moved to the cap."""
+
+    @property
+    def ratio(self) -> RatioOver | None:
+        return "proximal"
+
+    @property
+    def corrects_staleness(self) -> bool:
+        return True
+
+    @property
+    def clips(self) -> bool:
+        return True
+
+
+class GSPOArgs(OverProximal):
+    """`gspo`."""
+
+    clip_low: float = Field(default=3e-4, ge=0.0, le=1.0)
+    """The sequence's ratio is clipped from below at 1 - this."""
+    clip_high: float = Field(default=4e-4, ge=0.0)
+    """The sequence's ratio is clipped from above at 1 + this."""
+
+    def notes(self, keys: AlgorithmKeys) -> list[str]:
+        if keys.loss_agg_mode == "seq-mean-token-mean":
+            return []
+        return [
+            f"gspo is defined with loss_agg_mode=seq-mean-token-mean; with {keys.loss_agg_mode} "
+            "long sequences weigh more"
+        ]
+
+
+class TISArgs(OverBehavior):
+    """`tis`."""
+
+    upper_bound: float = Field(default=1.0, gt=0.0)
+    """The ratio is truncated at this."""
+
+
+class CISPOArgs(OverBehavior):
+    """`cispo`."""
+
+    clip_low: float | None = Field(default=None, ge=0.0, le=1.0)
+    """The weight is clipped from below at 1 - this; null is no bound, as in the paper's experiments."""
+    clip_high: float = Field(default=1.0, ge=0.0)
+    """The weight is clipped from above at 1 + this."""
+
+
+class TOPRArgs(OverBehavior):
+    """`topr`."""
+
+    level: Literal["sequence", "token"] = "sequence"
+    """Whether the ratio is that of the whole sequence, as in the paper, or of each token."""
+
+
+class Kimi15Args(OverProximal):
+    """`kimi15`."""
+
+    tau: float = Field(default=0.1, ge=0.0)
+    """Weight of the squared log-ratio."""
+    level: Literal["sequence", "token"] = "sequence"
+    """Whether the log-ratio of the whole sequence is squared, as in the paper, or that of each token."""
+
+    @property
+    def corrects_staleness(self) -> bool:
+        # The square holds the policy near another one; it is no importance weight.
+        return False
+
+
+class OPMDArgs(PolicyLossArgs):
+    """`opmd`."""
+
+    tau: float = Field(default=1.0, ge=0.0)
+    """Weight of the divergence from the current policy: the gradient is divided by 1 + this."""

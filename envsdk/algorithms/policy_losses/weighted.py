@@ -1,0 +1,93 @@
+"""Losses without a trust region: a coefficient times -A log pi, so that every token has a gradient.
+
+Below, A is a token's advantage, sg() takes the gradient away. Tensors are `[N]`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from envsdk.algorithms.args import AlgorithmArgs
+from envsdk.algorithms.losses import PolicyLoss, PolicyTokens, policy_loss
+from envsdk.algorithms.policy_loss_args import CISPOArgs, RatioOver, TISArgs, TOPRArgs, VanillaArgs
+from envsdk.algorithms.ratios import bounded_exp, log_ratio, sum_by
+
+
+@policy_loss(VanillaArgs)
+def vanilla(tokens: PolicyTokens, args: AlgorithmArgs, own: VanillaArgs) -> PolicyLoss:
+    """REINFORCE.
+
+        loss = -A log pi_current
+
+    Compares no policies; without a weight from the correction it takes stale tokens for fresh ones.
+    Source: Williams (1992), "Simple statistical gradient-following algorithms".
+    """
+    return _weighted(tokens, None, _ratio(tokens, "proximal"))
+
+
+@policy_loss(TISArgs)
+def tis(tokens: PolicyTokens, args: AlgorithmArgs, own: TISArgs) -> PolicyLoss:
+    """Truncated importance sampling.
+
+        loss = -sg(min(r, upper_bound)) A log pi_current,    r = pi_current / pi_base per token
+
+    Compares current with behavior, or with proximal. The bound of 1 is that of IMPALA's experiments and of
+    ROLL's `tis`.
+    Source: IMPALA, arXiv:1802.01561, sec. 4.1 (rho); Ionides (2008), "Truncated importance sampling".
+    """
+    ratio = _ratio(tokens, own.ratio_over)
+    return _weighted(tokens, ratio.clamp(max=own.upper_bound), ratio)
+
+
+@policy_loss(CISPOArgs)
+def cispo(tokens: PolicyTokens, args: AlgorithmArgs, own: CISPOArgs) -> PolicyLoss:
+    """Clipped importance weights; no token loses its gradient.
+
+        loss = -sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi_current,    r = pi_current / pi_base
+
+    Compares current with behavior, or with proximal; the paper's pi_old is the policy that sampled. The
+    paper's lower bound is out of effect and its upper one tuned; the default here bounds the weight at 2.
+
+    Source: MiniMax-M1, arXiv:2506.13585, eq. 4 and 5.
+    """
+    ratio = _ratio(tokens, own.ratio_over)
+    low = None if own.clip_low is None else 1 - own.clip_low
+    return _weighted(tokens, ratio.clamp(min=low, max=1 + own.clip_high), ratio)
+
+
+@policy_loss(TOPRArgs)
+def topr(tokens: PolicyTokens, args: AlgorithmArgs, own: TOPRArgs) -> PolicyLoss:
+    """Tapered off-policy REINFORCE: what went well is imitated, what went badly is avoided only as far as
+    the current policy would still do it.
+
+        loss = -A log pi_current                          for A >= 0
+        loss = -sg(min(r, 1)) A log pi_current            for A < 0
+        r = pi_current(y) / pi_base(y) over the whole sequence y, or of the token (`level: token`)
+
+    Compares current with behavior, or with proximal. The paper's sign is that of the trajectory's reward;
+    here it is that of the token's advantage, the same thing where an outcome is compared with a baseline.
+    ROLL's `topr` has the token's ratio, over proximal.
+
+    Source: TOPR, arXiv:2503.14286, eq. 8.
+    """
+    log_ratios = log_ratio(tokens.frozen_logprobs, tokens.base_logprobs(own.ratio_over))
+    if own.level == "sequence":
+        log_ratios = sum_by(tokens.sequence_ids, log_ratios)
+    ratio = bounded_exp(log_ratios)
+    tapered = torch.where(tokens.advantages < 0, ratio.clamp(max=1.0), 1.0)
+    return _weighted(tokens, tapered, ratio)
+
+
+def _ratio(tokens: PolicyTokens, over: RatioOver) -> Tensor:
+    return bounded_exp(log_ratio(tokens.frozen_logprobs, tokens.base_logprobs(over)))
+
+
+def _weighted(tokens: PolicyTokens, weight: Tensor | None, ratio: Tensor) -> PolicyLoss:
+    loss = -tokens.advantages * tokens.logprobs
+    return PolicyLoss(
+        loss=loss if weight is None else weight * loss,
+        ratio=ratio,
+        clipped=torch.zeros_like(ratio),
+        weight=weight,
+    )

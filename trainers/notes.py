@@ -1,0 +1,17 @@
+"""What a run tells its user about its algorithm when it starts, once."""
+
+from __future__ import annotations
+
+from envsdk.algorithms import loss_settings
+from envsdk.config.models import RunConfig
+
+
+def algorithm_notes(config: RunConfig) -> list[str]:
+    """Sentences about what the policy loss of this run does not do; see `loss_settings.notes`."""
+    sampling = config.actor_infer.generating_args
+    return loss_settings.notes(
+        config,
+        one_optimizer_step=config.ppo_epochs == 1 and config.ppo_mini_batch_size is None,
+        max_staleness=config.max_staleness,
+        truncated_sampling=sampling.top_p < 1 or sampling.top_k > 0,
+    )
