@@ -104,8 +104,9 @@ def conditions(results: Sequence[RunResult]) -> str:
     loads = sorted(result.load_average for result in results)
     minutes = sum(result.wall_s for result in results) / 60
     return (
-        f"{len(results)} runs on {os.cpu_count()} cores, {minutes:.0f} minutes together. Load average when a run "
-        f"began: {loads[len(loads) // 2]:.1f} in the median, {loads[-1]:.1f} at most; the run before it left about 2."
+        f"{len(results)} runs on {os.cpu_count()} cores, {minutes:.0f} minutes together. The load average "
+        f"when a run began, to which the one before it adds about 2, was {loads[len(loads) // 2]:.1f} in the "
+        f"median and {loads[-1]:.1f} at most."
     )
 
 
