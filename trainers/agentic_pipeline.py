@@ -151,7 +151,8 @@ class AgenticPipeline:
         """
         self.display.phase("publishing weights")
         with self._timed("publish", Track.PUBLISH):
-            await self.cluster.publish(self.step, to_rollouts=self.step not in self.folder.batches)
+            to_rollouts = self.step not in self.folder.batches
+            self._metrics |= await self.cluster.publish(self.step, to_rollouts=to_rollouts)
 
     async def validate(self) -> None:
         """Play the held-out tasks under the present weights; training episodes wait meanwhile."""

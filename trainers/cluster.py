@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,10 +20,12 @@ from envsdk.config.plugins import runs_on_several_ranks
 from envsdk.failures import EngineError, EnvsdkError
 from envsdk.inference.engine import EngineConfig, EngineHealth
 from envsdk.inference.engine_host import EngineHost
+from envsdk.inference.weight_transport import can_share_memory, choose_transport
 from envsdk.managers.ledger_types import LedgerState
 from envsdk.managers.scheduler import RolloutBatch, RolloutScheduler, SchedulerSetup, as_envsdk_error
 from envsdk.managers.wiring import VAL_SPLIT, train_ledger, validation_ledger, worker_setups
 from envsdk.trainers.trainer_group import TrainerGroup, TrainerSpec
+from envsdk.trainers.weight_update import update_engines
 from envsdk.training import TrainerConfig
 
 Result = TypeVar("Result")
@@ -89,6 +90,13 @@ class Cluster:
         self._alarms = {name: asyncio.ensure_future(_alarm(name, e)) for name, e in self._engines.items()}
         starting = [self.rollouts.start.remote(), self.held_out.start.remote()]
         await self.call(asyncio.gather(*starting, *(group.start() for group in self._trainers)))
+        engine_nodes = await self.call(asyncio.gather(*(e.node_id.remote() for e in self._engines.values())))
+        self._transport = choose_transport(
+            self._config.model_update_transport,
+            trainer_node=await self.call(self.trainer.node_id()),
+            engine_nodes=dict(zip(self._engines, engine_nodes, strict=True)),
+            can_share_memory=can_share_memory(),
+        )
 
     async def call(self, awaitable: Awaitable[Result]) -> Result:
         """Wait for an actor's answer, or for the last engine's alarm; raises EnvsdkError for a failure."""
@@ -111,19 +119,24 @@ class Cluster:
                 answer.cancel()
                 alarm.result()
 
-    async def publish(self, version: int, *, to_rollouts: bool = True) -> None:
-        """The trainer's weights to every engine, then the new version to the scheduler.
+    async def publish(self, version: int, *, to_rollouts: bool = True) -> dict[str, float]:
+        """The trainer's weights to every engine, then the new version to the scheduler; metrics.
 
         Rollouts begin with the first version they are told of.
         """
-        weights = await self.call(self.trainer.weights())
-        mode = self._config.weight_update
-        updates = [
-            _unless_gone(e.update_weights.remote(weights, version, mode)) for e in self._engines.values()
-        ]
-        await self.call(asyncio.gather(*updates))
+        report = await self.call(
+            update_engines(
+                dict(self._engines),
+                self.trainer.ship_weights,
+                version=version,
+                mode=self._config.weight_update,
+                transport=self._transport,
+                bucket_bytes=self._config.model_update_buffer_size_mb * 1024**2,
+            )
+        )
         if to_rollouts:
             await self.call(self.rollouts.publish.remote(version))
+        return report.metrics() if report is not None else {}
 
     async def validate(self, version: int, number: int) -> RolloutBatch:
         """The frozen held-out tasks under the weights the engines have now."""
@@ -198,12 +211,6 @@ async def _alarm(name: str, engine: Any) -> None:
         await engine.watch.remote()
     except (EnvsdkError, ray.exceptions.RayError) as error:
         raise EngineError(f"{name} is gone: {as_envsdk_error(error, 'its process ended')}") from error
-
-
-async def _unless_gone(call: Awaitable[Any]) -> None:
-    """An engine that died needs no weights; whether one is left is the alarms' business."""
-    with suppress(ray.exceptions.RayActorError):
-        await call
 
 
 async def _quiet(call: Awaitable[Any]) -> None:

@@ -1,6 +1,6 @@
 """One trainer as a group of processes: a `TrainerHost` actor per rank, in a Ray placement group.
 
-    start -> (load | train_step | logprobs | values | weights | save)* -> close
+    start -> (load | train_step | logprobs | values | ship_weights | save)* -> close
              any rank fails -> all ranks ended, TrainerError; the group is of no more use
 
 Every call goes to all ranks in the same order, and rank 0's answer counts. A call ends with the first rank
@@ -26,6 +26,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from envsdk.failures import ConfigurationError, EnvsdkError, TrainerError
 from envsdk.trainers.rank_placement import RankPlace, num_ranks_of, rank_places, rank_resources
 from envsdk.trainers.trainer_host import TrainerHost
+from envsdk.trainers.weight_update import Shipment, ShipReport
 from envsdk.training import TrainBatch, TrainerConfig, TrainerRank
 
 PLACEMENT_TIMEOUT_S = 60.0
@@ -119,10 +120,15 @@ class TrainerGroup:
         values: list[NDArray[np.float32]] = await self._on_all("values", ray.put(sequences))
         return values
 
-    async def weights(self) -> Any:
-        """A reference to the current weights in the object store."""
-        (reference,) = await self._on_all("weights")
-        return reference
+    async def ship_weights(self, shipment: Shipment) -> ShipReport:
+        """Send the current weights to engines; every rank gives its part, rank 0 sends."""
+        report: ShipReport = await self._on_all("ship_weights", shipment)
+        return report
+
+    async def node_id(self) -> str:
+        """The node that rank 0 is on, which sends the weights."""
+        node: str = await self._on_all("node_id")
+        return node
 
     async def save(self, folder: Path) -> None:
         """Every rank writes its part into `folder`, which all of them can reach."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import ray
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from envsdk.atomic import storage_error
 from envsdk.plugins import load_plugin
+from envsdk.trainers.weight_update import Shipment, ShipReport, WeightSender
 from envsdk.training import TrainBatch, Trainer, TrainerConfig, TrainerRank
 
 Scores = list[NDArray[np.float32]]
@@ -71,14 +71,17 @@ class TrainerHost:
         values = self._trainer.values(sequences)
         return values if self._answers else None
 
-    def weights(self) -> list[Any] | None:
-        """A reference to the current weights in the object store, which every engine reads in place."""
+    def ship_weights(self, shipment: Shipment) -> ShipReport | None:
+        """Rank 0 sends the current weights to the engines."""
         if not self._answers:
             for _ in self._trainer.weights():  # the other ranks take part in collecting each
                 pass
             return None
-        weights: Mapping[str, NDArray[Any]] = dict(self._trainer.weights())
-        return [ray.put(weights)]
+        return WeightSender(shipment).send(self._trainer.weights())
+
+    def node_id(self) -> str:
+        """The node of the cluster this rank is on."""
+        return str(ray.get_runtime_context().get_node_id())
 
     def save(self, folder: Path) -> None:
         """The trainer's state in `folder/trainer` and a Hugging Face model in `folder/model`."""

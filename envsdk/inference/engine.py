@@ -187,7 +187,7 @@ class Engine(ABC):
 
         With the ability `inflight_update` replies go on under the old weights while a stream is read, and the
         swap comes after its end. An engine without it is paused meanwhile, and may write over the old
-        weights as the new ones come.
+        weights as the new ones come; a stream that fails then ends the engine (`health().error`).
 
         Running requests go on: tokens sampled after this returns carry `version`, those before keep theirs,
         and cached keys and values of unfinished and finished sessions are recomputed under the new weights

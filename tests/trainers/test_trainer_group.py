@@ -20,6 +20,7 @@ from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.trainers.trainer_group import TrainerGroup, TrainerSpec
 from envsdk.training import TrainBatch, TrainerConfig, TrainSequence
 from tests.trainers import toy_trainers
+from tests.trainers.toy_engines import weights_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
@@ -90,7 +91,7 @@ async def test_every_call_goes_to_all_ranks_and_the_first_answers(tmp_path: Path
         assert (metrics["rank"], metrics["batch"]) == (0, 7)
         (logprobs,) = await group.logprobs([np.zeros(5, np.int32)])
         np.testing.assert_array_equal(logprobs, np.zeros(5))
-        np.testing.assert_array_equal(ray.get(await group.weights())["weight"], np.zeros(3))
+        np.testing.assert_array_equal((await weights_of(group, tmp_path))["weight"], np.zeros(3))
         await group.save(tmp_path)
         names = [f"rank_{rank}" for rank in range(4)]
         assert sorted(path.name for path in (tmp_path / "trainer").iterdir()) == names
@@ -149,7 +150,7 @@ async def test_two_ranks_learn_what_one_learns_and_listen_on_loopback_alone(
     async def learn(group: TrainerGroup) -> tuple[dict[str, float], dict[str, Any]]:
         await group.train_step(batches[0])
         metrics = await group.train_step(batches[1])
-        return metrics, ray.get(await group.weights())
+        return metrics, await weights_of(group, tmp_path)
 
     async with running(spec("torch", ranks=None, config=config)) as group:
         alone, expected = await learn(group)

@@ -11,6 +11,7 @@ import pytest
 from envsdk.failures import ConfigurationError, EngineError
 from envsdk.inference.engine import EngineConfig, FinishReason, GenerationRequest, SamplingParams
 from envsdk.inference.engine_host import BusyStretches, EngineHost
+from envsdk.inference.weight_buckets import Bucket, fill_buckets
 from envsdk.inference.wire import PackedResults, pack_requests, unpack_results
 from envsdk.trajectory import VersionSpan
 
@@ -105,6 +106,83 @@ async def test_an_engine_goes_on_when_new_weights_cannot_be_loaded() -> None:
         await host.update_weights(broken_stream(), 1, "restart")
     results = await soon(host.exchange("one", 0, pack_requests([request("a")]), []))
     assert results.request_ids == ["a"]
+
+
+def buckets_of(weights: dict[str, np.ndarray], num_bytes: int) -> list[Bucket]:
+    return list(fill_buckets(weights.items(), lambda: np.empty(num_bytes, np.uint8)))
+
+
+async def take(host: EngineHost, update_id: str, bucket: Bucket) -> bool:
+    return await asyncio.wait_for(
+        host.take_bucket(update_id, bucket.pieces, len(bucket.data), bucket.data), 10
+    )
+
+
+WEIGHTS = {str(index): np.full(100, index, np.float32) for index in range(4)}
+
+
+@pytest.mark.parametrize("mode", ["continue", "finish", "restart"])
+async def test_replies_go_on_while_buckets_travel_and_the_mode_counts_at_the_swap(mode: str) -> None:
+    host = await started_host(reply=[7])
+    await host.begin_update("u", 1, mode)
+    for number, bucket in enumerate(buckets_of(WEIGHTS, 500)):
+        assert await take(host, "u", bucket)
+        # A whole reply comes back between two buckets, under the old weights.
+        (reply,) = unpack_results(
+            await soon(host.exchange("one", number, pack_requests([request(f"r{number}")]), []))
+        )
+        assert [span.version for span in reply.version_spans] == [0]
+    await asyncio.wait_for(host.complete_update("u"), 10)
+    (reply,) = unpack_results(await soon(host.exchange("two", 0, pack_requests([request("after")]), [])))
+    assert [span.version for span in reply.version_spans] == [1]
+
+
+@pytest.mark.parametrize(("mode", "versions"), [("continue", [0, 1]), ("finish", [0]), ("restart", [0])])
+async def test_a_turn_that_runs_at_the_swap_is_treated_as_the_mode_says(
+    mode: str, versions: list[int]
+) -> None:
+    host = await started_host(reply=list(range(10)), latency={"kind": "constant", "mean_s": 0.5})
+    exchange = asyncio.ensure_future(host.exchange("one", 0, pack_requests([request("a")]), []))
+    await asyncio.sleep(0.2)
+    await host.begin_update("u", 1, mode)
+    for bucket in buckets_of(WEIGHTS, 10_000):
+        await take(host, "u", bucket)
+    await asyncio.wait_for(host.complete_update("u"), 10)
+    (result,) = unpack_results(await soon(exchange))
+    assert [span.version for span in result.version_spans] == versions
+    assert (result.finish_reason is FinishReason.ABORT) == (mode == "restart")
+    assert (await host.health()).version == 1
+
+
+async def test_an_update_that_is_abandoned_leaves_no_trace_and_the_next_one_takes_its_place() -> None:
+    host = await started_host(reply=[7])
+    first, *_ = buckets_of(WEIGHTS, 500)
+    await host.begin_update("abandoned", 1, "continue")
+    assert await take(host, "abandoned", first)
+    await host.abandon_update("abandoned")
+    assert not await take(host, "abandoned", first)
+    assert (await host.health()).version == 0
+    await host.begin_update("left behind", 2, "restart")
+    assert await take(host, "left behind", first)
+    await host.begin_update("whole", 3, "restart")
+    for bucket in buckets_of(WEIGHTS, 500):
+        assert await take(host, "whole", bucket)
+    await asyncio.wait_for(host.complete_update("whole"), 10)
+    assert (await host.health()).version == 3
+    answered = await soon(host.exchange("one", 0, pack_requests([request("a")]), []))
+    assert answered.request_ids == ["a"]
+
+
+async def test_a_tensor_whose_end_does_not_come_is_refused_and_the_old_version_stays() -> None:
+    host = await started_host(reply=[7])
+    first, *_ = buckets_of({"large": np.zeros(1000, np.float32)}, 500)
+    await host.begin_update("u", 1, "finish")
+    assert await take(host, "u", first)
+    with pytest.raises(EngineError, match="ends after 500 of 4000 bytes"):
+        await asyncio.wait_for(host.complete_update("u"), 10)
+    assert (await host.health()).version == 0
+    answered = await soon(host.exchange("one", 0, pack_requests([request("a")]), []))
+    assert answered.request_ids == ["a"]
 
 
 async def test_watching_ends_with_the_reason_when_the_engine_cannot_answer_any_more() -> None:

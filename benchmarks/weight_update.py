@@ -1,0 +1,179 @@
+"""A weight update in buckets against copying the weights, from one process to an engine in another.
+
+    python benchmarks/weight_update.py --sizes 50 500 --json figures.json
+
+Random float32 weights in the shapes of a decoder go from an actor to engine hosts in processes of their own,
+whose engine keeps a copy of every weight, as one does that goes on with the old ones meanwhile. `copy` is one
+plain copy of the same arrays in the sender's process, right before each update. An update copies twice at
+least: into the buckets, and out of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+from envsdk.config.models import RayArgs
+from envsdk.inference.engine import EngineConfig, WeightReference
+from envsdk.inference.engine_host import EngineHost
+from envsdk.inference.mock import MockEngine
+from envsdk.inference.weight_transport import Transport
+from envsdk.managers.ray_runtime import ray_runtime
+from envsdk.trainers.weight_update import Shipment, ShipReport, WeightSender, update_engines
+
+MB = 1024**2
+GOAL = 3.0
+"""The fastest transport at its best bucket size, over one copy, for the largest model."""
+
+
+class CopyingEngine(MockEngine):
+    """Keeps what it is given."""
+
+    async def load_weights(self, weights: WeightReference, version: int) -> None:
+        assert not isinstance(weights, Path | Mapping)
+        self.weights = await asyncio.to_thread(lambda: {name: array.copy() for name, array in weights})
+        await super().load_weights({}, version)
+
+
+class CopyingHost(EngineHost):
+    """An engine host around it."""
+
+    async def start(self) -> None:
+        self._engine = CopyingEngine.create(self._config)
+        await self._engine.start()
+
+
+class Sender:
+    """Stands for the trainer's first rank."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._weights = dict(decoder_weights(num_bytes))
+
+    def copy_s(self) -> float:
+        started = time.perf_counter()
+        copies = [array.copy() for array in self._weights.values()]
+        seconds = time.perf_counter() - started
+        del copies
+        return seconds
+
+    def ship(self, shipment: Shipment) -> ShipReport:
+        return WeightSender(shipment).send(self._weights.items())
+
+
+def decoder_weights(num_bytes: int) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Matrices of a decoder of about this size, an embedding that is a sixth of it and some norms."""
+    width = 512 if num_bytes < 200 * MB else 1024
+    rng = np.random.default_rng(0)
+    per_layer = (4 * width * width + 3 * width * 4 * width + 2 * width) * 4
+    yield "model.embed_tokens.weight", rng.random((num_bytes // 6 // width // 4, width), np.float32)
+    for layer in range(num_bytes * 5 // 6 // per_layer + 1):
+        prefix = f"model.layers.{layer}."
+        for part in "qkvo":
+            yield f"{prefix}self_attn.{part}_proj.weight", rng.random((width, width), np.float32)
+        for part in ("gate", "up", "down"):
+            yield f"{prefix}mlp.{part}_proj.weight", rng.random((width, 4 * width), np.float32)
+        for part in ("input", "post_attention"):
+            yield f"{prefix}{part}_layernorm.weight", rng.random(width, np.float32)
+
+
+async def measure(size_mb: int, bucket_mb: int, num_engines: int, repeats: int) -> list[dict[str, Any]]:
+    """Interleaved repeats over the transports: one row each."""
+    sender: Any = ray.remote(num_cpus=0)(Sender).remote(size_mb * MB)
+    host: Any = ray.remote(num_cpus=0)(CopyingHost)
+    config = EngineConfig(model=None, sequence_length=64)
+    engines: dict[str, Any] = {
+        f"engine-{index}": host.remote("copying", config) for index in range(num_engines)
+    }
+    await asyncio.gather(*(engine.start.remote() for engine in engines.values()))
+
+    async def ship(shipment: Shipment) -> ShipReport:
+        report: ShipReport = await sender.ship.remote(shipment)
+        return report
+
+    copies: list[float] = []
+    seconds: dict[Transport, list[float]] = {transport: [] for transport in Transport}
+    reports: dict[Transport, ShipReport] = {}
+    for version in range(1, repeats + 2):  # the first round loads libraries and is not counted
+        for transport in Transport:
+            copy_s = await sender.copy_s.remote()
+            started = time.perf_counter()
+            report = await update_engines(
+                engines,
+                ship,
+                version=version,
+                mode="continue",
+                transport=transport,
+                bucket_bytes=bucket_mb * MB,
+            )
+            elapsed = time.perf_counter() - started
+            assert report is not None
+            reports[transport] = report
+            if version > 1:
+                copies.append(copy_s)
+                seconds[transport].append(elapsed)
+    for engine in engines.values():
+        ray.kill(engine)
+    ray.kill(sender)
+    copy_s = statistics.median(copies)
+    return [
+        {
+            "size_mb": round(reports[transport].num_bytes / MB),
+            "bucket_mb": bucket_mb,
+            "engines": num_engines,
+            "transport": str(transport),
+            "buckets": reports[transport].num_buckets,
+            "copy_s": copy_s,
+            "update_s": statistics.median(times),
+            "ratio": statistics.median(times) / copy_s,
+        }
+        for transport, times in seconds.items()
+    ]
+
+
+async def measure_all(args: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = []
+    print(
+        f"{'MB':>5} {'bucket':>6} {'transport':<14} {'buckets':>7} {'copy s':>8} {'update s':>8} {'ratio':>6}"
+    )
+    for size_mb in args.sizes:
+        for bucket_mb in args.buckets:
+            for row in await measure(size_mb, bucket_mb, args.engines, args.repeats):
+                rows.append(row)
+                print(
+                    f"{row['size_mb']:>5} {bucket_mb:>6} {row['transport']:<14} {row['buckets']:>7} "
+                    f"{row['copy_s']:>8.3f} {row['update_s']:>8.3f} {row['ratio']:>6.2f}",
+                    flush=True,
+                )
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[50, 500], help="MB of weights")
+    parser.add_argument("--buckets", type=int, nargs="+", default=[8, 32, 128], help="MB of one bucket")
+    parser.add_argument("--engines", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    with ray_runtime(RayArgs()):
+        rows = asyncio.run(measure_all(args))
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=2))
+    best = min(row["ratio"] for row in rows if row["size_mb"] >= max(args.sizes))
+    print(f"best at {max(args.sizes)} MB: {best:.2f} times one copy (goal: at most {GOAL:g})")
+    return 0 if best <= GOAL else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+"""Weight updates: from the trainer's first rank to all engines, in buckets.
+
+    run's process:  begin on every engine -> ship on every rank -> complete on every engine
+    rank 0:         weights() -> buckets -> every engine, at most two buckets on their way
+
+An engine that dies is left out and the others go on. A trainer that fails leaves the engines with the
+weights and the version they had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+
+from envsdk.failures import EngineError
+from envsdk.inference.weight_buckets import Bucket, Buffer, fill_buckets
+from envsdk.inference.weight_transport import (
+    NUM_BUFFERS,
+    Outlet,
+    SharedMemoryOutlet,
+    Transport,
+    UpdateInterrupted,
+)
+
+LOOK_S = 0.01
+"""How often a sender that waits for engines looks whether they are still there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shipment:
+    """What every rank is asked to send, and where to."""
+
+    update_id: str
+    transport: Transport
+    bucket_bytes: int
+    """Most bytes of one bucket."""
+    engines: Mapping[str, Any]
+    """`EngineHost` actors by name, which expect the update."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShipReport:
+    """What rank 0 sent."""
+
+    num_buckets: int
+    num_bytes: int
+    """To each engine."""
+    seconds: float
+    interruption: str = ""
+    """Why the engines did not get everything; empty when they did."""
+
+    def metrics(self) -> dict[str, float]:
+        """As they stand in the metrics file."""
+        return {
+            "weight_update/bytes": float(self.num_bytes),
+            "weight_update/buckets": float(self.num_buckets),
+            "weight_update/ship_s": self.seconds,
+        }
+
+
+Ship = Callable[[Shipment], Awaitable[ShipReport]]
+
+
+async def update_engines(
+    engines: Mapping[str, Any],
+    ship: Ship,
+    *,
+    version: int,
+    mode: str,
+    transport: Transport,
+    bucket_bytes: int,
+) -> ShipReport | None:
+    """Give every engine that lives the weights that `ship` sends, as `version`; None when none lives.
+
+    Raises what `ship` or an engine raises; every engine then has all of the old weights or all of the new.
+    """
+    interruption = ""
+    for _ in range(len(engines) + 1):
+        update_id = uuid.uuid4().hex
+        engines = await _on_the_living(engines, "begin_update", update_id, version, mode)
+        if not engines:
+            return None
+        shipment = Shipment(
+            update_id=update_id, transport=transport, bucket_bytes=bucket_bytes, engines=engines
+        )
+        report = None
+        try:
+            report = await ship(shipment)
+        finally:
+            if report is None or report.interruption:
+                # An engine's own reason comes out here.
+                engines = await _on_the_living(engines, "abandon_update", update_id)
+        if not report.interruption:
+            await _on_the_living(engines, "complete_update", update_id)
+            return report
+        interruption = report.interruption
+    raise EngineError(f"the weights cannot be sent to the engines: {interruption}")
+
+
+async def _on_the_living(engines: Mapping[str, Any], method: str, *args: Any) -> dict[str, Any]:
+    """The engines that answered. One that died is left out; whether one is left is the cluster's business.
+
+    Raises the first error of an engine that lives, when all have answered.
+    """
+    calls = [getattr(engine, method).remote(*args) for engine in engines.values()]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    living = {}
+    for (name, engine), answer in zip(engines.items(), answers, strict=True):
+        if isinstance(answer, ray.exceptions.RayActorError):
+            continue
+        if isinstance(answer, BaseException):
+            raise answer
+        living[name] = engine
+    return living
+
+
+class ObjectStoreOutlet(Outlet):
+    """Ray keeps each bucket until the last engine has let go of it."""
+
+    def __init__(self, capacity: int) -> None:
+        self._buffer = np.empty(capacity, np.uint8)
+
+    def buffer(self, number: int) -> Buffer:
+        return self._buffer  # the store has a copy of what was in it
+
+    def parcels(self, bucket: Bucket, number: int, engines: Sequence[str]) -> dict[str, Any]:
+        return dict.fromkeys(engines, ray.put(bucket.data))
+
+
+class WeightSender:
+    """Rank 0's side of one shipment; used once, in a process where blocking is fine."""
+
+    def __init__(self, shipment: Shipment) -> None:
+        self._shipment = shipment
+        self._engines = dict(shipment.engines)
+        self._under_way: deque[dict[str, Any]] = deque()
+        """For each bucket that may still be read, the engines' answers to come."""
+        self._num_buckets = 0
+        self._num_bytes = 0
+
+    def send(self, weights: Iterable[tuple[str, Any]]) -> ShipReport:
+        """Send everything, and return when the engines have read it. Consumes `weights` to the end."""
+        started = time.perf_counter()
+        remaining = iter(weights)
+        interruption = ""
+        outlet: Outlet | None = None
+        try:
+            outlet = self._outlet()
+            for bucket in fill_buckets(remaining, self._next_buffer(outlet)):
+                self._announce(outlet, bucket)
+            while self._under_way:
+                self._settle(outlet)
+        except UpdateInterrupted as error:
+            interruption = str(error)
+            for _ in remaining:  # the other ranks take part in collecting each
+                pass
+        finally:
+            if outlet is not None:
+                outlet.close()
+        return ShipReport(
+            num_buckets=self._num_buckets,
+            num_bytes=self._num_bytes,
+            seconds=time.perf_counter() - started,
+            interruption=interruption,
+        )
+
+    def _outlet(self) -> Outlet:
+        capacity = self._shipment.bucket_bytes
+        match self._shipment.transport:
+            case Transport.OBJECT_STORE:
+                return ObjectStoreOutlet(capacity)
+            case Transport.SHARED_MEMORY:
+                return SharedMemoryOutlet(capacity)
+            case Transport.BROADCAST:
+                from envsdk.inference.weight_group import BroadcastOutlet
+
+                return BroadcastOutlet(capacity, ray.util.get_node_ip_address(), list(self._engines))
+
+    def _next_buffer(self, outlet: Outlet) -> Callable[[], Buffer]:
+        def next_buffer() -> Buffer:
+            while len(self._under_way) >= NUM_BUFFERS:
+                self._settle(outlet)
+            return outlet.buffer(self._num_buckets)
+
+        return next_buffer
+
+    def _announce(self, outlet: Outlet, bucket: Bucket) -> None:
+        parcels = outlet.parcels(bucket, self._num_buckets, list(self._engines))
+        answers = {
+            name: engine.take_bucket.remote(
+                self._shipment.update_id, bucket.pieces, len(bucket.data), parcels[name]
+            )
+            for name, engine in self._engines.items()
+        }
+        while not outlet.announced(bucket):
+            self._listen(answers, outlet)
+        self._under_way.append(answers)
+        self._num_buckets += 1
+        self._num_bytes += sum(piece.num_bytes for piece in bucket.pieces)
+
+    def _settle(self, outlet: Outlet) -> None:
+        """Wait until the oldest bucket under way has been read."""
+        answers = self._under_way.popleft()
+        while answers:
+            self._listen(answers, outlet)
+
+    def _listen(self, answers: dict[str, Any], outlet: Outlet) -> None:
+        """Drop the answers that came, and engines that died or want no more."""
+        ready, _ = ray.wait(list(answers.values()), num_returns=len(answers), timeout=LOOK_S)
+        for name in [name for name, answer in answers.items() if answer in ready]:
+            try:
+                goes_on = ray.get(answers.pop(name))
+            except ray.exceptions.RayActorError:
+                goes_on = False
+            if not goes_on and self._engines.pop(name, None) is not None:
+                outlet.lost(name)
+        outlet.check()
