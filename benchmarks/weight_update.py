@@ -3,9 +3,10 @@
     python benchmarks/weight_update.py --sizes 50 500 --json figures.json
 
 Random float32 weights in the shapes of a decoder go from an actor to engine hosts in processes of their own,
-whose engine keeps a copy of every weight, as one does that goes on with the old ones meanwhile. `copy` is one
-plain copy of the same arrays in the sender's process, right before each update. An update copies twice at
-least: into the buckets, and out of them.
+whose engine keeps a copy of every weight, as one does that goes on with the old ones meanwhile. Right before
+each update the sender copies the same arrays by itself: `memcpy` into memory that is there already, which is the
+bound, and `copy` into new memory, which is what the engine must do. An update copies twice at least: into the
+buckets, and out of them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from envsdk.trainers.weight_update import Shipment, ShipReport, WeightSender, up
 
 MB = 1024**2
 GOAL = 3.0
-"""The fastest transport at its best bucket size, over one copy, for the largest model."""
+"""The fastest transport at its best bucket size, over one copy into new memory, for the largest model."""
 
 
 class CopyingEngine(MockEngine):
@@ -59,13 +60,17 @@ class Sender:
 
     def __init__(self, num_bytes: int) -> None:
         self._weights = dict(decoder_weights(num_bytes))
+        self._copies = [array.copy() for array in self._weights.values()]
 
-    def copy_s(self) -> float:
-        started = time.perf_counter()
+    def memcpy_and_copy_s(self) -> tuple[float, float]:
+        began = time.perf_counter()
+        for target, array in zip(self._copies, self._weights.values(), strict=True):
+            np.copyto(target, array)
+        between = time.perf_counter()
         copies = [array.copy() for array in self._weights.values()]
-        seconds = time.perf_counter() - started
+        ended = time.perf_counter()
         del copies
-        return seconds
+        return between - began, ended - between
 
     def ship(self, shipment: Shipment) -> ShipReport:
         return WeightSender(shipment).send(self._weights.items())
@@ -101,12 +106,12 @@ async def measure(size_mb: int, bucket_mb: int, num_engines: int, repeats: int) 
         report: ShipReport = await sender.ship.remote(shipment)
         return report
 
-    copies: list[float] = []
+    copies: list[tuple[float, float]] = []
     seconds: dict[Transport, list[float]] = {transport: [] for transport in Transport}
     reports: dict[Transport, ShipReport] = {}
     for version in range(1, repeats + 2):  # the first round loads libraries and is not counted
         for transport in Transport:
-            copy_s = await sender.copy_s.remote()
+            copied_s = await sender.memcpy_and_copy_s.remote()
             started = time.perf_counter()
             report = await update_engines(
                 engines,
@@ -120,12 +125,12 @@ async def measure(size_mb: int, bucket_mb: int, num_engines: int, repeats: int) 
             assert report is not None
             reports[transport] = report
             if version > 1:
-                copies.append(copy_s)
+                copies.append(copied_s)
                 seconds[transport].append(elapsed)
     for engine in engines.values():
         ray.kill(engine)
     ray.kill(sender)
-    copy_s = statistics.median(copies)
+    memcpy_s, copy_s = (statistics.median(times) for times in zip(*copies, strict=True))
     return [
         {
             "size_mb": round(reports[transport].num_bytes / MB),
@@ -133,9 +138,11 @@ async def measure(size_mb: int, bucket_mb: int, num_engines: int, repeats: int) 
             "engines": num_engines,
             "transport": str(transport),
             "buckets": reports[transport].num_buckets,
+            "memcpy_s": memcpy_s,
             "copy_s": copy_s,
             "update_s": statistics.median(times),
-            "ratio": statistics.median(times) / copy_s,
+            "over_memcpy": statistics.median(times) / memcpy_s,
+            "over_copy": statistics.median(times) / copy_s,
         }
         for transport, times in seconds.items()
     ]
@@ -143,16 +150,16 @@ async def measure(size_mb: int, bucket_mb: int, num_engines: int, repeats: int) 
 
 async def measure_all(args: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
-    print(
-        f"{'MB':>5} {'bucket':>6} {'transport':<14} {'buckets':>7} {'copy s':>8} {'update s':>8} {'ratio':>6}"
-    )
+    names = ("MB", "bucket", "buckets", "memcpy s", "copy s", "update s", "/ memcpy", "/ copy")
+    print(f"{'transport':<14}" + "".join(f"{name:>10}" for name in names))
     for size_mb in args.sizes:
         for bucket_mb in args.buckets:
             for row in await measure(size_mb, bucket_mb, args.engines, args.repeats):
                 rows.append(row)
                 print(
-                    f"{row['size_mb']:>5} {bucket_mb:>6} {row['transport']:<14} {row['buckets']:>7} "
-                    f"{row['copy_s']:>8.3f} {row['update_s']:>8.3f} {row['ratio']:>6.2f}",
+                    f"{row['transport']:<14}{row['size_mb']:>10}{bucket_mb:>10}{row['buckets']:>10}"
+                    f"{row['memcpy_s']:>10.3f}{row['copy_s']:>10.3f}{row['update_s']:>10.3f}"
+                    f"{row['over_memcpy']:>10.2f}{row['over_copy']:>10.2f}",
                     flush=True,
                 )
     return rows
@@ -170,7 +177,7 @@ def main() -> int:
         rows = asyncio.run(measure_all(args))
     if args.json:
         args.json.write_text(json.dumps(rows, indent=2))
-    best = min(row["ratio"] for row in rows if row["size_mb"] >= max(args.sizes))
+    best = min(row["over_copy"] for row in rows if row["size_mb"] >= max(args.sizes))
     print(f"best at {max(args.sizes)} MB: {best:.2f} times one copy (goal: at most {GOAL:g})")
     return 0 if best <= GOAL else 1
 

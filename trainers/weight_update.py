@@ -196,7 +196,7 @@ class WeightSender:
         parcels = outlet.parcels(bucket, self._num_buckets, list(self._engines))
         answers = {
             name: engine.take_bucket.remote(
-                self._shipment.update_id, bucket.pieces, len(bucket.data), parcels[name]
+                self._shipment.update_id, self._num_buckets, bucket.pieces, len(bucket.data), parcels[name]
             )
             for name, engine in self._engines.items()
         }

@@ -185,11 +185,14 @@ class EngineHost:
         self._updates[update_id] = _Update(intake, asyncio.ensure_future(load()))
 
     async def take_bucket(
-        self, update_id: str, pieces: tuple[Piece, ...], num_bytes: int, parcel: Parcel
+        self, update_id: str, number: int, pieces: tuple[Piece, ...], num_bytes: int, parcel: Parcel
     ) -> bool:
-        """Returns when the bucket has been read; False when it never will be (see `complete_update`)."""
+        """Bucket `number` of the update. Returns when it has been read; False when it never will be.
+
+        Why not, `complete_update` or `abandon_update` tells.
+        """
         update = self._updates.get(update_id)
-        return update is not None and await update.intake.put(pieces, num_bytes, parcel)
+        return update is not None and await update.intake.put(number, pieces, num_bytes, parcel)
 
     async def complete_update(self, update_id: str) -> None:
         """All buckets were taken: swap. Raises what the engine raised; it then has its earlier weights."""

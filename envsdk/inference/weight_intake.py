@@ -42,20 +42,26 @@ class WeightIntake:
         self._before_end = before_end
         self._queue: queue.SimpleQueue[_Announced | _Mark] = queue.SimpleQueue()
         self._unread: set[asyncio.Future[bool]] = set()
+        self._early: dict[int, _Announced] = {}
+        """Announced before one that comes first: Ray's calls may overtake each other."""
+        self._num_queued = 0
         self._inlet = Inlet()
         self._is_closed = False
         self.is_ended = False
 
-    async def put(self, pieces: tuple[Piece, ...], num_bytes: int, parcel: Parcel) -> bool:
-        """Announce a bucket; returns when it has been read: its memory is the sender's again.
+    async def put(self, number: int, pieces: tuple[Piece, ...], num_bytes: int, parcel: Parcel) -> bool:
+        """Announce bucket `number`, from 0 and in any order.
 
-        False when it never will be, because the engine could not take what came before.
+        Returns when it has been read: its memory is the sender's again. False when it never will be, because the engine could not take what came before.
         """
         if self._is_closed:
             return False
         read: asyncio.Future[bool] = self._loop.create_future()
         self._unread.add(read)
-        self._queue.put(_Announced(pieces, num_bytes, parcel, read))
+        self._early[number] = _Announced(pieces, num_bytes, parcel, read)
+        while (following := self._early.pop(self._num_queued, None)) is not None:
+            self._queue.put(following)
+            self._num_queued += 1
         try:
             return await read
         finally:

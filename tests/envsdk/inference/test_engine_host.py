@@ -112,10 +112,9 @@ def buckets_of(weights: dict[str, np.ndarray], num_bytes: int) -> list[Bucket]:
     return list(fill_buckets(weights.items(), lambda: np.empty(num_bytes, np.uint8)))
 
 
-async def take(host: EngineHost, update_id: str, bucket: Bucket) -> bool:
-    return await asyncio.wait_for(
-        host.take_bucket(update_id, bucket.pieces, len(bucket.data), bucket.data), 10
-    )
+async def take(host: EngineHost, update_id: str, number: int, bucket: Bucket) -> bool:
+    call = host.take_bucket(update_id, number, bucket.pieces, len(bucket.data), bucket.data)
+    return await asyncio.wait_for(call, 10)
 
 
 WEIGHTS = {str(index): np.full(100, index, np.float32) for index in range(4)}
@@ -126,7 +125,7 @@ async def test_replies_go_on_while_buckets_travel_and_the_mode_counts_at_the_swa
     host = await started_host(reply=[7])
     await host.begin_update("u", 1, mode)
     for number, bucket in enumerate(buckets_of(WEIGHTS, 500)):
-        assert await take(host, "u", bucket)
+        assert await take(host, "u", number, bucket)
         # A whole reply comes back between two buckets, under the old weights.
         (reply,) = unpack_results(
             await soon(host.exchange("one", number, pack_requests([request(f"r{number}")]), []))
@@ -145,8 +144,8 @@ async def test_a_turn_that_runs_at_the_swap_is_treated_as_the_mode_says(
     exchange = asyncio.ensure_future(host.exchange("one", 0, pack_requests([request("a")]), []))
     await asyncio.sleep(0.2)
     await host.begin_update("u", 1, mode)
-    for bucket in buckets_of(WEIGHTS, 10_000):
-        await take(host, "u", bucket)
+    (bucket,) = buckets_of(WEIGHTS, 10_000)
+    await take(host, "u", 0, bucket)
     await asyncio.wait_for(host.complete_update("u"), 10)
     (result,) = unpack_results(await soon(exchange))
     assert [span.version for span in result.version_spans] == versions
@@ -154,19 +153,30 @@ async def test_a_turn_that_runs_at_the_swap_is_treated_as_the_mode_says(
     assert (await host.health()).version == 1
 
 
+async def test_buckets_that_overtake_each_other_are_read_in_their_order() -> None:
+    host = await started_host(reply=[7])
+    buckets = buckets_of({"large": np.arange(300, dtype=np.float32)}, 500)
+    assert len(buckets) == 3
+    await host.begin_update("u", 1, "continue")
+    calls = [asyncio.ensure_future(take(host, "u", number, buckets[number])) for number in (1, 0, 2)]
+    assert await asyncio.gather(*calls) == [True, True, True]
+    await asyncio.wait_for(host.complete_update("u"), 10)  # a torn tensor would raise
+    assert (await host.health()).version == 1
+
+
 async def test_an_update_that_is_abandoned_leaves_no_trace_and_the_next_one_takes_its_place() -> None:
     host = await started_host(reply=[7])
     first, *_ = buckets_of(WEIGHTS, 500)
     await host.begin_update("abandoned", 1, "continue")
-    assert await take(host, "abandoned", first)
+    assert await take(host, "abandoned", 0, first)
     await host.abandon_update("abandoned")
-    assert not await take(host, "abandoned", first)
+    assert not await take(host, "abandoned", 1, first)
     assert (await host.health()).version == 0
     await host.begin_update("left behind", 2, "restart")
-    assert await take(host, "left behind", first)
+    assert await take(host, "left behind", 0, first)
     await host.begin_update("whole", 3, "restart")
-    for bucket in buckets_of(WEIGHTS, 500):
-        assert await take(host, "whole", bucket)
+    for number, bucket in enumerate(buckets_of(WEIGHTS, 500)):
+        assert await take(host, "whole", number, bucket)
     await asyncio.wait_for(host.complete_update("whole"), 10)
     assert (await host.health()).version == 3
     answered = await soon(host.exchange("one", 0, pack_requests([request("a")]), []))
@@ -177,7 +187,7 @@ async def test_a_tensor_whose_end_does_not_come_is_refused_and_the_old_version_s
     host = await started_host(reply=[7])
     first, *_ = buckets_of({"large": np.zeros(1000, np.float32)}, 500)
     await host.begin_update("u", 1, "finish")
-    assert await take(host, "u", first)
+    assert await take(host, "u", 0, first)
     with pytest.raises(EngineError, match="ends after 500 of 4000 bytes"):
         await asyncio.wait_for(host.complete_update("u"), 10)
     assert (await host.health()).version == 0
