@@ -25,7 +25,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["envsdk.trainers.fsdp2_trainer"])
+_context.set_forkserver_preload(["envsdk.trainers.fsdp2_trainer", "envsdk.trainers.megatron.model"])
+# Libraries ask whether there is CUDA while they are imported: asked so, it can still be used after a fork.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
+
+TIMEOUT_S = 240.0
+"""Above what the slowest test takes on a machine with much else to do, below the limit of a test."""
 
 
 class RankError(Exception):
@@ -42,7 +48,7 @@ def run_ranks(
 
     No rank outlives the call, nor the test process.
     """
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + TIMEOUT_S
     port = _free_port()
     processes: list[ForkServerProcess] = []
     readers: dict[Connection, int] = {}
@@ -85,7 +91,7 @@ def _run(writer: Connection, body: Callable[..., Any], rank: TrainerRank, args: 
     torch.set_num_threads(1)
     try:
         writer.send((None, body(rank, *args, **kwargs)))
-    except BaseException:  # whatever it was, the test shows it
+    except BaseException:  # noqa: BLE001 - whatever it was, the test shows it
         writer.send((traceback.format_exc(), None))
 
 

@@ -6,3 +6,6 @@ import warnings
 warnings.filterwarnings(
     "ignore", message=".*(Apex|Transformer Engine).*not installed", module=r"megatron\.core"
 )
+# Of its own default and of its own calls, which are not ours to change.
+warnings.filterwarnings("ignore", message="full scope is deprecated", module=r"megatron\.core")
+warnings.filterwarnings("ignore", message=".*_(into|scatter)_tensor` is deprec", category=FutureWarning)

@@ -170,9 +170,8 @@ def _adapt(module: types.ModuleType, view: _TorchView) -> None:
     if vars(module).get("torch") is torch:
         vars(module)["torch"] = view
     for name, value in list(vars(module).items()):
-        original = getattr(value, "_torchdynamo_orig_callable", None)
-        if isinstance(value, types.FunctionType) and original is not None:
-            vars(module)[name] = original
+        if isinstance(value, types.FunctionType) and hasattr(value, "_torchdynamo_orig_callable"):
+            vars(module)[name] = value._torchdynamo_orig_callable
 
 
 def _on_cpu(create: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Tiny random models of every family in Hugging Face folders, each with logits of `transformers` beside it."""
+"""Tiny random models of every family in Hugging Face folders, and the logits of `transformers`."""
 
 from __future__ import annotations
 
