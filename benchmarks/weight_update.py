@@ -4,9 +4,9 @@
 
 Random float32 weights in the shapes of a decoder go from an actor to engine hosts in processes of their own,
 whose engine keeps a copy of every weight, as one does that goes on with the old ones meanwhile. Right before
-each update the sender copies the same arrays by itself: `memcpy` into memory that is there already, which is the
-bound, and `copy` into new memory, which is what the engine must do. An update copies twice at least: into the
-buckets, and out of them.
+each update the sender copies the same arrays by itself: `memcpy` into memory that is there already, which is
+the bound, and `copy` into new memory, which is what the engine must do. An update copies twice at least: into
+the buckets, and out of them.
 """
 
 from __future__ import annotations

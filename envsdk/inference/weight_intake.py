@@ -52,7 +52,8 @@ class WeightIntake:
     async def put(self, number: int, pieces: tuple[Piece, ...], num_bytes: int, parcel: Parcel) -> bool:
         """Announce bucket `number`, from 0 and in any order.
 
-        Returns when it has been read: its memory is the sender's again. False when it never will be, because the engine could not take what came before.
+        Returns when it has been read: its memory is the sender's again. False when it never will be, because
+        the engine could not take what came before.
         """
         if self._is_closed:
             return False

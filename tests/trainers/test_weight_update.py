@@ -173,7 +173,7 @@ class TestUpdates:
             assert await versions(hosts) == [3, 3]
             assert_has(tmp_path / "two", 3, step=0)
 
-    @EACH
+    @pytest.mark.parametrize("transport", [Transport.SHARED_MEMORY, Transport.BROADCAST])
     async def test_an_engine_that_refuses_the_weights_says_why_and_keeps_its_own(
         self, transport: Transport, tmp_path: Path
     ) -> None:
