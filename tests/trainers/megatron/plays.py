@@ -1,0 +1,115 @@
+"""The same calls to a trainer in one process and to one on several ranks, and what both answer."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from ranks import run_ranks
+
+from envsdk.failures import EnvsdkError
+from envsdk.trainers.policy_trainer import PolicyTrainer
+from envsdk.training import TrainBatch, TrainerConfig, TrainerRank
+
+Call = tuple[Any, ...]
+"""Name of a trainer's method and its arguments."""
+Played = list[Any]
+"""What each call returned, or the text of its error."""
+
+TRAINING = {
+    "learning_rate": 1e-3,
+    "weight_decay": 0.1,
+    "max_grad_norm": 0.5,
+    "max_tokens_per_microbatch": 100,
+    # Where a gradient is almost 0, Adam would turn a rounding error into a whole step.
+    "adam_epsilon": 1e-5,
+}
+OWN_TO_A_LAYOUT = {"actor/padding_fraction"}
+TIMES = {"actor/step_time_s"}
+
+
+def play(trainer_class: type[PolicyTrainer], config: TrainerConfig, calls: list[Call]) -> Played:
+    trainer = trainer_class.create(config)
+    assert isinstance(trainer, trainer_class)
+    played: Played = []
+    for name, *args in calls:
+        try:
+            result = getattr(trainer, name)(*args)
+        except EnvsdkError as error:
+            result = f"{type(error).__name__}: {error}"
+        if name == "weights":
+            result = dict(result)
+        elif isinstance(result, dict):
+            result = {key: value for key, value in result.items() if key not in TIMES}
+        played.append(result)
+    trainer.close()
+    return played
+
+
+def play_rank(rank: TrainerRank, config: TrainerConfig, calls: list[Call]) -> Played:
+    from envsdk.trainers.megatron.trainer import MegatronTrainer
+
+    return play(MegatronTrainer, dataclasses.replace(config, rank=rank), calls)
+
+
+def play_on_megatron(
+    world_size: int, config: TrainerConfig, strategy: dict[str, Any], calls: list[Call]
+) -> Played:
+    """What all ranks answered; they agree to the last bit."""
+    config = dataclasses.replace(config, strategy_config=strategy)
+    first, *others = run_ranks(world_size, play_rank, config, calls)
+    for other in others:
+        assert_close(first, other, tolerance=0.0)
+    return first
+
+
+def assert_close(one: Any, other: Any, *, tolerance: float, where: str = "") -> None:
+    """Numbers within `tolerance`, relative above 1; of dictionaries the entries that both have."""
+    if isinstance(one, dict):
+        for key in one.keys() & other.keys() - (OWN_TO_A_LAYOUT if tolerance else set()):
+            assert_close(one[key], other[key], tolerance=tolerance, where=f"{where} {key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), where
+        for index, (left, right) in enumerate(zip(one, other, strict=True)):
+            assert_close(left, right, tolerance=tolerance, where=f"{where} {index}")
+    elif isinstance(one, str) or one is None:
+        assert one == other, where
+    else:
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance, err_msg=where)
+
+
+def in_hugging_face_names(played: Played) -> Played:
+    """Weights as they are on disk: `transformers` keeps the experts of a layer in one tensor."""
+    return [_with_single_experts(result) if _is_weights(result) else result for result in played]
+
+
+def _is_weights(result: Any) -> bool:
+    return isinstance(result, dict) and "model.norm.weight" in result
+
+
+def _with_single_experts(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    single: dict[str, np.ndarray] = {}
+    for name, weight in weights.items():
+        layer, dot, kind = name.rpartition(".experts.")
+        if not dot:
+            single[name] = weight
+            continue
+        for expert, matrix in enumerate(weight):
+            prefix = f"{layer}.experts.{expert}."
+            if kind == "down_proj":
+                single[f"{prefix}down_proj.weight"] = matrix
+            else:
+                gate, up = np.split(matrix, 2)
+                single |= {f"{prefix}gate_proj.weight": gate, f"{prefix}up_proj.weight": up}
+    return single
+
+
+def steps_and_what_they_change(
+    batches: list[TrainBatch], ids: list[np.ndarray], *, values: bool
+) -> list[Call]:
+    calls: list[Call] = [("logprobs", ids)]
+    for batch in batches:
+        calls.append(("train_step", batch))
+    calls += [("weights",), ("logprobs", ids)]
+    return [*calls, ("values", ids)] if values else calls
