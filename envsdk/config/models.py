@@ -327,7 +327,7 @@ class RunConfig(AlgorithmKeys, Section):
     """Whether training generation is suspended while an evaluation runs."""
     weight_update: Literal["continue", "restart", "finish"] = "continue"
     """What happens to a reply that is being sampled when new weights arrive."""
-    model_update_buffer_size_mb: PositiveInt = 128
+    model_update_buffer_size_mb: PositiveInt = 32
     """Size of the buckets that weights travel to the engines in, in MiB; at most two are on their way."""
     model_update_transport: Literal["auto", "shared_memory", "object_store", "broadcast"] = "auto"
     """How weights reach the engines. `auto` is `shared_memory` when all engines are on the node of the
