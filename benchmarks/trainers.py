@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -99,6 +100,8 @@ class Step:
     cpu_s: float
     loss: float
     grad_norm: float
+    padding: float
+    """Share of the inputs that went through the model for nothing."""
 
 
 class TrainerFailed(Exception):
@@ -156,6 +159,8 @@ def _serve(
     connection: Connection, layout: Layout, model: Path, where: TrainerRank, batch: TrainBatch
 ) -> None:
     """A rank: answers each message with a `Step`, or with its traceback."""
+    # Megatron's and torch's remarks, once per rank, would drown the table.
+    warnings.simplefilter("ignore")
     try:
         trainer = load_plugin(TRAINERS, layout.strategy).create(
             TrainerConfig(
@@ -180,6 +185,7 @@ def _serve(
                     cpu_s=time.process_time() - cpu,
                     loss=metrics["actor/loss"],
                     grad_norm=metrics["actor/grad_norm"],
+                    padding=metrics["actor/padding_fraction"],
                 )
             )
     except EOFError:
@@ -202,6 +208,7 @@ class Row:
     loss: float
     """Of the first step."""
     grad_norm: float
+    padding: float
     over_torch: float
     """Its step time over that of torch."""
 
@@ -228,6 +235,7 @@ def measure(layouts: Sequence[Layout], model: Path, batch: TrainBatch, repeats: 
             tokens_per_s=num_tokens(batch) / step_s[layout.name],
             loss=taken[layout.name][0][0].loss,
             grad_norm=taken[layout.name][0][0].grad_norm,
+            padding=taken[layout.name][0][0].padding,
             over_torch=step_s[layout.name] / step_s[layouts[0].name],
         )
         for layout in layouts
@@ -238,15 +246,15 @@ def print_cpu(rows: Sequence[Row], batch: TrainBatch) -> None:
     print(
         f"{num_tokens(batch)} tokens in {len(batch.sequences)} sequences, {_millions(SMALL)}, float32, "
         f"one thread per rank, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n\n"
-        "trainer             s/step   CPU s  tokens/s  x torch  x its 1 rank  loss of step 1  gradient norm"
+        "trainer            s/step   CPU s  tokens/s  padding  x torch  x its 1 rank  loss, step 1  grad norm"
     )
     one_rank = {row.name.split(",")[0]: row.step_s for row in rows if row.num_ranks == 1}
     for row in rows:
         alone = one_rank.get(row.name.split(",")[0])
         faster = f"{alone / row.step_s:.2f}" if alone and row.num_ranks > 1 else "-"
         print(
-            f"{row.name:18} {row.step_s:7.3f} {row.cpu_s:7.3f} {row.tokens_per_s:9.0f} {row.over_torch:8.2f} "
-            f"{faster:>13} {row.loss:15.6f} {row.grad_norm:14.6f}"
+            f"{row.name:17} {row.step_s:7.3f} {row.cpu_s:7.3f} {row.tokens_per_s:9.0f} {row.padding:8.0%} "
+            f"{row.over_torch:8.2f} {faster:>13} {row.loss:13.6f} {row.grad_norm:11.6f}"
         )
 
 
