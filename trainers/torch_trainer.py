@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers.core_model_loading import revert_weight_conversion
 
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.logits import token_logprobs_and_entropy
@@ -112,10 +113,14 @@ class TorchTrainer(PolicyTrainer):
     def weights(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """Each parameter once, float32, as `save_pretrained` would store it; not the value head.
 
-        A tied output embedding comes under the input embedding's name alone.
+        A tied output embedding comes under the input embedding's name alone. Experts that are one tensor
+        in memory come one by one, as they are on disk.
         """
-        for name, parameter in self.model.model.named_parameters():
-            yield name, whole(parameter.detach()).to("cpu", copy=True).numpy()
+        model = self.model.model
+        for name, parameter in model.named_parameters():
+            tensor = whole(parameter.detach()).to("cpu", copy=True)
+            for stored_name, stored in revert_weight_conversion(model, {name: tensor}).items():
+                yield stored_name, stored.contiguous().numpy()
 
     def save(self, folder: Path) -> None:
         """Weights, moments and schedule, synced to disk. StorageError names what could not be written."""

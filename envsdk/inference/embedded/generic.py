@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import functional_call
+from transformers.core_model_loading import revert_weight_conversion
 
 from envsdk.failures import EngineError
 from envsdk.inference.embedded.decoder import Decoder, Tensors, checked
@@ -53,6 +54,12 @@ class GenericDecoder(Decoder[GenericWeights]):
         self._untied_shapes = {
             name: tuple(value.shape) for name, value in state.items() if name not in self._aliases
         }
+        self._stored_in = {
+            name: list(stored)
+            for name in self._untied_shapes
+            if name not in (stored := revert_weight_conversion(model, {name: state[name].to("meta")}))
+        }
+        """Names of the parts in which weights are on disk where they are fused in memory: experts."""
         self._weights: GenericWeights = {}
         self._ids = np.empty((0, 0), np.int64)
         self._lengths = np.empty(0, np.int64)
@@ -60,7 +67,7 @@ class GenericDecoder(Decoder[GenericWeights]):
     def build(self, tensors: Tensors) -> GenericWeights:
         return {
             name: tensor.to(self.device, self._dtypes[name], copy=True)
-            for name, tensor in checked(self._untied(tensors), self._untied_shapes)
+            for name, tensor in checked(self._fused(self._untied(tensors)), self._untied_shapes)
         }
 
     def _untied(self, tensors: Tensors) -> Tensors:
@@ -72,6 +79,22 @@ class GenericDecoder(Decoder[GenericWeights]):
                 yield name, tensor
             if name in tied:
                 seen.add(name)
+
+    def _fused(self, tensors: Tensors) -> Tensors:
+        """Weights as they are in memory, also those that come as they are on disk."""
+        part_of = {part: name for name, parts in self._stored_in.items() for part in parts}
+        waiting: dict[str, dict[str, Tensor]] = {}
+        for given, tensor in tensors:
+            name = part_of.get(given)
+            if name is None:
+                yield given, tensor
+                continue
+            found = waiting.setdefault(name, {})
+            found[given] = tensor.clone()
+            if len(found) == len(self._stored_in[name]):
+                parts = [found[part] for part in self._stored_in[name]]
+                yield name, _with_all_experts(parts, self._untied_shapes[name][0])
+                del waiting[name]
 
     def use(self, weights: GenericWeights) -> None:
         self._weights = weights
@@ -132,6 +155,12 @@ class GenericDecoder(Decoder[GenericWeights]):
 
     def clear(self, slot: int) -> None:
         """Nothing is kept in a slot."""
+
+
+def _with_all_experts(parts: list[Tensor], num_experts: int) -> Tensor:
+    """One kind of matrix of every expert, then the next kind; the kinds lie below each other."""
+    kinds = [torch.stack(parts[at : at + num_experts]) for at in range(0, len(parts), num_experts)]
+    return torch.cat(kinds, 1)
 
 
 def load_model(folder: Path, dtype: torch.dtype) -> Any:
