@@ -15,6 +15,7 @@ from typing import Any, Literal
 import megatron.core.optimizer
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 from megatron.core.optimizer import OptimizerConfig, ParamKey, get_megatron_optimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer_config import ParamPredicate
@@ -60,6 +61,7 @@ class ParallelOptimizer:
         self.num_steps = 0
         """Optimizer steps taken; the position in the schedule."""
         self._chunks: Sequence[Any] = chunks
+        self._is_distributed = is_distributed
         self._gathers_later = overlap_param_gather
         # One home for step counts and moments, whatever else is installed.
         megatron.core.optimizer.USING_PYTORCH_OPTIMIZER = True
@@ -136,9 +138,8 @@ class ParallelOptimizer:
         if part is not None:
             tensor = part.tensor(kind).detach().reshape(-1)
             flat[part.start : part.start + len(tensor)] = tensor
-        group = _sharing_group(self._members, parameter)
-        if group is not None:
-            dist.all_reduce(flat, group=group)
+        if self._is_distributed:
+            dist.all_reduce(flat, group=_sharing_group(parameter))
         return flat.view(parameter.shape)
 
     @torch.no_grad()
@@ -210,9 +211,8 @@ def _parts(members: Sequence[Any], parameters: Sequence[nn.Parameter]) -> dict[n
     return parts
 
 
-def _sharing_group(members: Sequence[Any], parameter: nn.Parameter) -> Any:
-    """The ranks that have parts of a parameter; None where each has all of it."""
-    for member in members:
-        if isinstance(member, DistributedOptimizer) and parameter in member.model_param_gbuf_map:
-            return member.data_parallel_group
-    return None
+def _sharing_group(parameter: nn.Parameter) -> Any:
+    """The ranks among which the distributed optimizer shares out a parameter, owners of a part or not."""
+    if getattr(parameter, "allreduce", True):
+        return parallel_state.get_data_parallel_group(with_context_parallel=True)
+    return parallel_state.get_expert_data_parallel_group()
