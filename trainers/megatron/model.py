@@ -12,6 +12,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
 from torch import nn
 
+from envsdk.failures import ConfigurationError
 from envsdk.trainers.megatron import cpu
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
 from envsdk.trainers.megatron.hf_config import check_supported, head_width, num_experts
@@ -21,8 +22,14 @@ from envsdk.training import TrainerRank
 
 
 def initialize_parallelism(strategy: MegatronStrategyConfig, rank: TrainerRank, seed: int) -> None:
-    """Meet the other ranks and share out the roles; returns when all have come."""
-    strategy.layout(rank.world_size)
+    """Meet the other ranks and share out the roles; returns when all have come.
+
+    ConfigurationError when the layout does not fit so many ranks.
+    """
+    try:
+        strategy.layout(rank.world_size)
+    except ValueError as error:
+        raise ConfigurationError(f"strategy_config: {error}") from error
     torch.set_num_threads(strategy.num_threads)
     if cpu.install():
         join_process_group(rank, backend="gloo")

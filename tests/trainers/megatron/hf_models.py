@@ -23,12 +23,13 @@ VOCAB_SIZE = 61
 """Divided by no number of ranks: the vocabulary is padded."""
 LLAMA3_ROPE = {
     "rope_type": "llama3",
-    "rope_theta": 50.0,
+    "rope_theta": 500000.0,
     "factor": 32.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+"""Of the eight wavelengths of a head of 16 some are kept, some scaled, and some between the two."""
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 32,
@@ -51,7 +52,7 @@ MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "qwen2 tied": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16, **_THETA_1000}),
     "qwen3 tied": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16, "tie_word_embeddings": True}),
-    "llama": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": LLAMA3_ROPE}),
+    "llama": (LlamaConfig, LlamaForCausalLM, {"head_dim": 16, "rope_parameters": LLAMA3_ROPE}),
     "llama tied": (LlamaConfig, LlamaForCausalLM, {"tie_word_embeddings": True}),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, {"norm_topk_prob": True, **_EXPERTS}),
     "qwen3_moe tied": (

@@ -10,7 +10,7 @@ from hf_models import LLAMA3_ROPE, MODELS, make_model, write_model
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from ranks import run_ranks
+from ranks import RankError, run_ranks
 from safetensors.torch import load_file, save_file
 
 from envsdk.failures import ConfigurationError
@@ -85,6 +85,17 @@ def test_a_folder_that_lacks_a_weight_or_has_another_shape_or_none_is_refused(tm
     assert "cannot read the weights" in run_ranks(1, _refusal, tmp_path)[0]
     path.unlink()
     assert "has no model.safetensors" in run_ranks(1, _refusal, tmp_path)[0]
+
+
+def _start_of_three(rank: TrainerRank) -> None:
+    from envsdk.trainers.megatron.model import initialize_parallelism
+
+    initialize_parallelism(MegatronStrategyConfig(tensor_model_parallel_size=2), rank, 0)
+
+
+def test_a_number_of_ranks_that_does_not_fit_is_refused_before_they_meet() -> None:
+    with pytest.raises(RankError, match="ConfigurationError: strategy_config: 3 ranks cannot be shared out"):
+        run_ranks(3, _start_of_three)
 
 
 @pytest.mark.parametrize("name", MODELS)
