@@ -111,12 +111,11 @@ class Fsdp2Trainer(TorchTrainer):
 
 def mesh_shape(strategy: FSDP2StrategyConfig, rank: TrainerRank) -> tuple[int, ...]:
     """Ranks that share out one copy, and before it the number of copies where there are several."""
+    try:
+        strategy.layout(rank.world_size)
+    except ValueError as error:
+        raise ConfigurationError(f"strategy_config: {error}") from error
     shard_size = strategy.shard_size or rank.world_size
-    if rank.world_size % shard_size:
-        raise ConfigurationError(
-            f"strategy_config.shard_size: {shard_size} does not divide the {rank.world_size} ranks of the "
-            "trainer; choose a divisor, or leave it out to share out the weights over all ranks"
-        )
     copies = rank.world_size // shard_size
     return (copies, shard_size) if copies > 1 else (shard_size,)
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.trainers.packing import make_row, pack
+from envsdk.trainers.packing import divide, make_row, pack
 
 masks = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=40), max_size=12)
 
@@ -49,3 +49,23 @@ def test_a_row_ends_before_its_last_scored_token() -> None:
 def test_a_sequence_whose_only_sampled_token_is_the_first_has_nothing_to_score() -> None:
     assert make_row(np.arange(3, dtype=np.int32), np.array([1, 0, 0], np.int8)) is None
     assert make_row(np.zeros(0, np.int32), np.zeros(0, np.int8)) is None
+
+
+@given(masks, st.integers(1, 100), st.integers(1, 5))
+def test_ranks_divide_the_rows_and_go_through_the_model_equally_often(rows, budget, world_size) -> None:
+    packed_rows = [
+        row for m in rows if (row := make_row(np.zeros(len(m), np.int32), np.array(m, np.int8))) is not None
+    ]
+    ranks = [pack(packed_rows, budget, rank=rank, world_size=world_size) for rank in range(world_size)]
+    assert len({len(batches) for batches in ranks}) == 1
+    real = [micro for batches in ranks for micro in batches if not micro.is_filler]
+    assert sorted(index for micro in real for index in micro.rows) == list(range(len(packed_rows)))
+    assert not packed_rows or any(not batches[-1].is_filler for batches in ranks)
+
+
+@given(st.lists(st.integers(1, 1000), max_size=30), st.integers(1, 6))
+def test_shares_differ_by_no_more_than_one_size(sizes, parts) -> None:
+    shares = divide(sizes, parts)
+    assert sorted(index for share in shares for index in share) == list(range(len(sizes)))
+    totals = [sum(sizes[index] for index in share) for share in shares]
+    assert max(totals) - min(totals) <= max(sizes, default=0)
