@@ -8,7 +8,7 @@ which each data-parallel rank has one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -195,20 +195,29 @@ def _parts(members: Sequence[Any], parameters: Sequence[nn.Parameter]) -> dict[n
                 "exp_avg": torch.zeros_like(main),
                 "exp_avg_sq": torch.zeros_like(main),
             }
-        for parameter in parameters:
-            start = 0
-            if isinstance(member, DistributedOptimizer):
-                if parameter not in member.model_param_group_index_map:
-                    continue
-                group, order = member.model_param_group_index_map[parameter]
-                main = member.optimizer.param_groups[group]["params"][order]
+        if isinstance(member, DistributedOptimizer):
+            for parameter, main in _sharded(member):
                 start = member._get_model_param_range_map(parameter)["param"].start
-            else:
-                main = getattr(parameter, "main_param", parameter)
-                if id(main) not in main_of:
-                    continue
-            parts[parameter] = _Part(start=start, main=main, state=member.optimizer.state[main])
+                parts[parameter] = _Part(start=start, main=main, state=member.optimizer.state[main])
+            continue
+        for parameter in parameters:
+            main = getattr(parameter, "main_param", parameter)
+            if id(main) in main_of:
+                parts[parameter] = _Part(start=0, main=main, state=member.optimizer.state[main])
     return parts
+
+
+def _sharded(member: Any) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    """Each parameter of which this rank has a part, and the part that is stepped.
+
+    Not by Megatron's own index of them, which is off where precisions are mixed.
+    """
+    for parameters, mains in (
+        (member.model_float16_groups, member.shard_fp32_from_float16_groups),
+        (member.model_fp32_groups, member.shard_fp32_groups),
+    ):
+        for group, main_group in zip(parameters, mains, strict=True):
+            yield from zip(group, main_group, strict=True)
 
 
 def _sharing_group(parameter: nn.Parameter) -> Any:
