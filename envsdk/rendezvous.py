@@ -14,7 +14,8 @@ def host_store(
 ) -> TCPStore:
     """The store that the others come to; listens on `address` alone. Port 0 is any, see `TCPStore.port`.
 
-    Returns when everyone has come (`wait_for_all`), or at once. `init_method="tcp://..."` would listen on all addresses of the machine.
+    Returns when everyone has come (`wait_for_all`), or at once. `init_method="tcp://..."` would listen
+    on all addresses of the machine.
     """
     listener = socket.create_server((address, port), backlog=128)
     port = int(listener.getsockname()[1])

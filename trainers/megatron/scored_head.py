@@ -32,7 +32,7 @@ class ScoredHead:
         self._gpt: Any = gpt
         self._scored_S: Tensor | None = None
         self._values_S: Tensor | None = None
-        layer = self._gpt.output_layer
+        layer: Any = self._gpt.output_layer
         self._gathers = layer.sequence_parallel
         if self._gathers:
             layer.sequence_parallel, layer.allreduce_dgrad = False, True
