@@ -79,32 +79,6 @@ def assert_close(one: Any, other: Any, *, tolerance: float, where: str = "") -> 
         np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance, err_msg=where)
 
 
-def in_hugging_face_names(played: Played) -> Played:
-    """Weights as they are on disk: `transformers` keeps the experts of a layer in one tensor."""
-    return [_with_single_experts(result) if _is_weights(result) else result for result in played]
-
-
-def _is_weights(result: Any) -> bool:
-    return isinstance(result, dict) and "model.norm.weight" in result
-
-
-def _with_single_experts(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    single: dict[str, np.ndarray] = {}
-    for name, weight in weights.items():
-        layer, dot, kind = name.rpartition(".experts.")
-        if not dot:
-            single[name] = weight
-            continue
-        for expert, matrix in enumerate(weight):
-            prefix = f"{layer}.experts.{expert}."
-            if kind == "down_proj":
-                single[f"{prefix}down_proj.weight"] = matrix
-            else:
-                gate, up = np.split(matrix, 2)
-                single |= {f"{prefix}gate_proj.weight": gate, f"{prefix}up_proj.weight": up}
-    return single
-
-
 def steps_and_what_they_change(
     batches: list[TrainBatch], ids: list[np.ndarray], *, values: bool
 ) -> list[Call]:

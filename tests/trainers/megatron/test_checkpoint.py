@@ -13,11 +13,9 @@ from hf_models import write_model
 from plays import (
     TRAINING,
     assert_close,
-    in_hugging_face_names,
     play,
     play_on_megatron,
 )
-from transformers import AutoModelForCausalLM
 
 from envsdk.trainers.torch_trainer import TorchTrainer
 from envsdk.training import TrainBatch, TrainerConfig
@@ -156,15 +154,13 @@ def test_a_damaged_missing_or_foreign_checkpoint_is_refused_by_name_and_changes_
     ("name", "strategy"),
     [("qwen3 tied", {**TP, "sequence_parallel": True}), ("qwen2", PP), ("qwen3_moe", EP)],
 )
-def test_transformers_loads_the_folder_and_finds_the_weights(
+def test_the_torch_trainer_loads_the_hugging_face_folder_and_finds_the_weights(
     name, strategy, config_of, batches, tmp_path
 ) -> None:
     folder = tmp_path / "pretrained"
     calls = [("train_step", batches[0]), ("save_pretrained", folder), ("weights",)]
     *_, weights = play_on_megatron(2, config_of(name), strategy, calls)
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    loaded = {key: parameter.detach().numpy() for key, parameter in model.named_parameters()}
-    (found,) = in_hugging_face_names([loaded])
+    (found,) = torch(config_of(name, model=folder), [("weights",)])
     assert found.keys() == weights.keys()
     assert_close(found, weights, tolerance=0.0)
     assert (folder / "tokenizer.json").read_text() == "{}"

@@ -14,7 +14,6 @@ from plays import (
     TRAINING,
     Played,
     assert_close,
-    in_hugging_face_names,
     play,
     play_on_megatron,
     steps_and_what_they_change,
@@ -97,7 +96,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
         batches.append(TrainBatch(step=2, sequences=sequences([25], seed=2)))
         ids = [sequence.ids for sequence in sequences([40, 2, 9, 63, 11], seed=7)]
         calls = steps_and_what_they_change(batches, ids, values=with_values)
-        return config, calls, in_hugging_face_names(play(TorchTrainer, config, calls))
+        return config, calls, play(TorchTrainer, config, calls)
 
     def of(name: str, algorithm: dict[str, Any], *, with_values: bool = False) -> Any:
         return answer(name, tuple(algorithm.items()), with_values)
