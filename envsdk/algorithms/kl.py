@@ -33,7 +33,8 @@ MAX_EXPONENT = 20.0
 def kl_estimate(logprobs: Array, reference_logprobs: Array, kind: KLEstimator) -> Array:
     """Per-token estimate `[...]` of KL(policy || reference); arguments `[...]` in nats.
 
-    `k1` must not be minimized as a loss: its gradient is the score function, zero on average.
+    `k1` must not be minimized as a loss: its gradient is the score function, zero on average. Below
+    d = -`MAX_EXPONENT` `k3` is constant, so that such a token has no gradient instead of one without end.
     """
     difference: Array = logprobs - reference_logprobs
     if kind == "k1":
@@ -42,9 +43,10 @@ def kl_estimate(logprobs: Array, reference_logprobs: Array, kind: KLEstimator) -
         half_square: Array = difference * difference / 2
         return half_square
     if kind == "k3":
-        inverse: Any = (-difference).clip(-MAX_EXPONENT, MAX_EXPONENT)
-        inverse_ratio: Any = np.exp(inverse) if isinstance(inverse, np.ndarray) else inverse.exp()
-        estimate: Array = inverse_ratio - 1 + difference
+        # In both terms: in the exponent alone it would leave the other one, which points away.
+        held: Any = difference.clip(min=-MAX_EXPONENT)
+        inverse_ratio: Any = np.exp(-held) if isinstance(held, np.ndarray) else (-held).exp()
+        estimate: Array = inverse_ratio - 1 + held
         return estimate
     raise ValueError(f"unknown KL estimator {kind!r}; known are k1, k2, k3")
 

@@ -78,6 +78,15 @@ def test_kl_estimators_agree_with_their_formulas_in_numpy_and_torch(rows) -> Non
         np.testing.assert_allclose(torched.numpy(), expected, rtol=1e-7, atol=1e-9)
 
 
+def test_a_penalty_on_k3_never_pushes_a_token_away_from_the_reference() -> None:
+    policy = torch.tensor([-1e4, -25.0, -21.0, -10.0, -1.0, 0.0], requires_grad=True)
+    estimate = kl_estimate(policy, torch.full((6,), -0.5), "k3")
+    assert torch.isfinite(estimate).all()
+    [gradient] = torch.autograd.grad(estimate.sum(), policy)
+    assert (gradient[:5] <= 0).all()  # less likely than under the reference: down the gradient is up
+    assert gradient[5] > 0
+
+
 @given(st.integers(0, 2**16))
 @settings(max_examples=25)
 def test_k1_and_k3_average_to_the_exact_divergence_and_k2_has_its_gradient(seed: int) -> None:
