@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from envsdk.algorithms.aggregation import sequence_weights
 from envsdk.algorithms.args import AlgorithmArgs
+from envsdk.algorithms.loss_settings import own_args
 from envsdk.failures import TrainerError
 from envsdk.seeds import stable_seed
 from envsdk.trainers.packing import Row, make_row
@@ -41,8 +42,14 @@ class BatchRows:
     def __init__(self, batch: TrainBatch, args: AlgorithmArgs, *, seed: int, with_values: bool) -> None:
         self._args = args
         self.rows = [make_row(sequence.ids, sequence.response_mask) for sequence in batch.sequences]
+        all_needed = (
+            with_values
+            or args.kl_loss_coef > 0
+            or args.entropy_loss_coef != 0
+            or own_args(args).moves_without_advantage
+        )
         self.needed = [
-            row is not None and _has_gradient(sequence, row, args, with_values)
+            row is not None and (all_needed or bool(np.any(sequence.advantages[row.scored])))
             for sequence, row in zip(batch.sequences, self.rows, strict=True)
         ]
         self._fields: list[Fields] = [
@@ -132,11 +139,6 @@ def check_sequences(
                 raise TrainerError(f"sequence {index} has no {name}, which the loss needs")
             if len(values) != length:
                 raise TrainerError(f"sequence {index} has {length} tokens but {len(values)} {name}")
-
-
-def _has_gradient(sequence: TrainSequence, row: Row, args: AlgorithmArgs, with_values: bool) -> bool:
-    others = args.kl_loss_coef > 0 or args.entropy_loss_coef != 0
-    return others or with_values or bool(np.any(sequence.advantages[row.scored]))
 
 
 def _fields(sequence: TrainSequence, row: Row, args: AlgorithmArgs, with_values: bool) -> Fields:

@@ -34,6 +34,12 @@ class PolicyLossArgs(BaseModel):
         return self.ratio == "behavior"
 
     @property
+    def moves_without_advantage(self) -> bool:
+        """Whether a token whose advantage is 0 can have a gradient: a pull towards another policy. Without
+        it sequences that have no advantage are left out of the computation."""
+        return False
+
+    @property
     def clips(self) -> bool:
         """Whether `pg_clip_low`, `pg_clip_high` and `dual_clip` mean something to the loss."""
         return False
@@ -164,6 +170,10 @@ class Kimi15Args(OverProximal):
     def corrects_staleness(self) -> bool:
         # The square holds the policy near another one; it is no importance weight.
         return False
+
+    @property
+    def moves_without_advantage(self) -> bool:
+        return self.tau > 0
 
 
 class OPMDArgs(PolicyLossArgs):

@@ -255,6 +255,16 @@ def test_leaving_out_sequences_without_advantage_changes_no_weight(make_config, 
     assert_same_weights(lean, full, tolerance=1e-6)
 
 
+def test_a_loss_that_pulls_without_an_advantage_gets_every_sequence(make_config, make_sequences) -> None:
+    idle = [dataclasses.replace(s, advantages=np.zeros_like(s.advantages)) for s in make_sequences(3)]
+    for tau, left_out in ((0.1, 0), (0.0, 3)):
+        own = {"pg_variant": "kimi15", "pg_args": {"tau": tau, "ratio_over": "behavior"}}
+        trainer = TorchTrainer.create(make_config(algorithm=own))
+        metrics = trainer.train_step(TrainBatch(step=0, sequences=idle))
+        assert metrics["actor/num_sequences_without_gradient"] == left_out
+        assert (metrics["actor/grad_norm"] > 0) == (tau > 0)
+
+
 def test_sequences_without_a_sampled_token_are_harmless_alone_and_in_company(
     make_config, make_sequences
 ) -> None:

@@ -20,20 +20,25 @@ def kimi15(tokens: PolicyTokens, args: AlgorithmArgs, own: Kimi15Args) -> Policy
         loss of a sequence y = -sum of A log pi_current + tau / 2 D^2
         D = log(pi_current(y) / pi_base(y)) = sum of d over y
 
-    given as -A log pi_current + tau / 2 D d per token; `level: token` has d^2 in place of D d. Compares
-    current with proximal (the paper's pi_i, the policy at the start of the iteration), or with behavior.
-    In the first step D is 0 over proximal, and so is the penalty's gradient. The square pulls back and
-    does not weigh: staleness is the correction's business. The paper's baseline is the group's mean reward:
-    `adv_estimator: grpo` with `grpo_normalize_std: false`. ROLL's `kimi15` has the token's square.
+    given as -A log pi_current + tau / 2 D d per token; `level: token` has d^2 in place of D d. The gradient
+    tau D of the square is each token's own, so that what the correction weighs or leaves out of a token is
+    all that it has. Compares current with proximal (the paper's pi_i, the policy at the start of the
+    iteration), or with behavior. In the first step D is 0 over proximal, and so is the penalty's gradient.
+    The square pulls back and does not weigh: staleness is the correction's business. The paper's baseline
+    is the group's mean reward: `adv_estimator: grpo` with `grpo_normalize_std: false`. ROLL's `kimi15` has
+    the token's square.
 
     Source: Kimi k1.5, arXiv:2501.12599, eq. 3.
     """
-    d = log_ratio(tokens.logprobs, tokens.base_logprobs(own.ratio_over))
-    squared = d * sum_by(tokens.sequence_ids, d) if own.level == "sequence" else d.square()
+    base = tokens.base_logprobs(own.ratio_over)
+    # Not held to a range: a square does not overflow, and a pull must not end where it is needed most.
+    d = tokens.frozen_logprobs - base
+    pull = sum_by(tokens.sequence_ids, d) if own.level == "sequence" else d
+    squared = pull * (2 * (tokens.logprobs - base) - d)
     return PolicyLoss(
         loss=-tokens.advantages * tokens.logprobs + own.tau / 2 * squared,
-        ratio=bounded_exp(d.detach()),
-        clipped=torch.zeros_like(d.detach()),
+        ratio=bounded_exp(d),
+        clipped=torch.zeros_like(d),
     )
 
 

@@ -292,6 +292,14 @@ def test_kimi15_sums_to_the_papers_squared_log_ratio_of_each_sequence() -> None:
         assert penalty[ids == sequence].sum() == pytest.approx(0.25 * whole**2, rel=1e-9)
 
 
+@pytest.mark.parametrize("level", ["sequence", "token"])
+def test_kimi15_pulls_back_a_token_however_far_it_went(level: str) -> None:
+    tokens = replace(random_tokens(3), proximal_logprobs=random_tokens(3).logprobs + 50.0)
+    args = make("kimi15", pg_args={"tau": 0.5, "level": level})
+    pull = evaluate(args, tokens)[1] - evaluate(make("vanilla"), tokens)[1]
+    assert (pull <= 0.5 * -50.0 + 1e-9).all()
+
+
 @given(seeds, st.floats(0.05, 0.5))
 @settings(max_examples=20, deadline=None)
 def test_a_huge_dual_clip_is_no_dual_clip(seed: int, low: float) -> None:
