@@ -19,6 +19,7 @@ from envsdk.algorithms.correction import correction
 from envsdk.algorithms.kl import kl_estimate
 from envsdk.algorithms.loss_settings import own_args, weighs
 from envsdk.algorithms.losses import PolicyTokens, load_policy_loss, value_loss
+from envsdk.algorithms.ratios import log_ratio
 from envsdk.trainers.train_rows import TrainRow
 from envsdk.trainers.train_tally import TrainTally
 
@@ -44,8 +45,10 @@ class Objective:
 
     def __init__(self, args: AlgorithmArgs) -> None:
         self.args = args
+        own = own_args(args)
         self._policy_loss = load_policy_loss(args)
-        self._weighted = weighs(args, own_args(args))
+        self._weighted = weighs(args, own)
+        self._base = own.ratio or "proximal"
 
     @property
     def entropy_gradient(self) -> bool:
@@ -98,10 +101,12 @@ class Objective:
         tally.add("pg_loss", loss_N.detach())
         tally.add("clip_fraction", policy.clipped)
         tally.add("ratio", policy.ratio, with_max=True)
-        tally.add("approx_kl", policy.ratio - 1 - policy.ratio.log())
-        weight_N = corrected.weight if policy.weight is None else policy.weight
-        if weight_N is not None:
-            tally.add_weight("is_weight", weight_N)
+        # k3 from the base's side, of tokens: the loss's own ratio may be that of a whole sequence.
+        moved_N = log_ratio(tokens.logprobs.detach(), tokens.base_logprobs(self._base))
+        tally.add("approx_kl", moved_N.expm1() - moved_N)
+        weights = [each for each in (corrected.weight, policy.weight) if each is not None]
+        if weights:
+            tally.add_weight("is_weight", torch.stack(weights).prod(0))
         for name, share_N in corrected.shares.items():
             tally.add(name, share_N)
         return loss_N

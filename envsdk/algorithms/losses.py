@@ -74,7 +74,7 @@ class PolicyLoss:
     clipped: Tensor
     """1 where clipping took the token's gradient away. Without gradient."""
     weight: Tensor | None = None
-    """The loss's own factor for who sampled, where it has one. Without gradient."""
+    """The loss's own importance weight, where it has one. Without gradient."""
 
 
 class PolicyLossFunction(Protocol):

@@ -207,6 +207,28 @@ def test_a_loss_that_corrects_itself_is_not_weighed_again_and_asking_for_it_is_r
     assert weighed[0] != objective(tokens, pg_variant="cispo", train_infer_correction=off, **over)[0]
 
 
+@pytest.mark.parametrize(
+    ("variant", "base"),
+    [("ppo", "proximal"), ("gspo", "proximal"), ("vanilla", "proximal"), ("topr", "behavior")],
+)
+def test_the_divergence_that_is_reported_is_per_token_whatever_the_ratio_is_of(variant, base) -> None:
+    tokens = random_tokens(11, spread=1.0)
+    _, _, metrics = objective(tokens, pg_variant=variant)
+    d = (tokens.logprobs - getattr(tokens, f"{base}_logprobs")).numpy()
+    assert metrics["actor/approx_kl"] == pytest.approx((np.exp(d) - 1 - d).mean(), rel=1e-4)
+
+
+def test_the_importance_weight_that_is_reported_is_all_that_stands_before_a_token() -> None:
+    tokens = random_tokens(12, spread=0.6)
+    _, _, metrics = objective(tokens, pg_variant="tis", pg_args={"ratio_over": "proximal"})
+    current, proximal, behavior = (
+        np.exp(each.numpy()) for each in (tokens.logprobs, tokens.proximal_logprobs, tokens.behavior_logprobs)
+    )
+    weight = np.minimum(current / proximal, 1) * np.minimum(proximal / behavior, 2)
+    assert metrics["actor/is_weight_mean"] == pytest.approx(weight.mean(), rel=1e-5)
+    assert metrics["actor/is_weight_min"] == pytest.approx(weight.min(), rel=1e-5)
+
+
 def test_the_metrics_of_ranks_and_steps_add_up_to_those_of_all_tokens() -> None:
     weights = torch.tensor([0.5, 2.0, 1.0, 0.25])
     whole, parts = TrainTally(), [TrainTally(), TrainTally()]
