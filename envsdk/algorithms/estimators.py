@@ -122,8 +122,11 @@ def gigpo_step_advantages(
 def discounted_returns(rewards: ArrayLike, gamma: float) -> Floats:
     """G_s = r_s + gamma G_{s+1}, `[S]`."""
     returns_S = np.array(rewards, np.float64)
-    for step in range(len(returns_S) - 2, -1, -1):
-        returns_S[step] += gamma * returns_S[step + 1]
+    # Sums over the next 1, 2, 4, ... steps, each from two of the one before: no loop over steps.
+    span = 1
+    while span < len(returns_S):
+        returns_S[:-span] += gamma**span * returns_S[span:]
+        span *= 2
     return returns_S
 
 
@@ -138,15 +141,10 @@ def gae(
     and is 0 for an episode that ended. One that was cut off by a limit had a future, whose value belongs
     in there (arXiv:1712.00378). Source: arXiv:1506.02438, eq. 16.
     """
-    rewards_S = np.asarray(rewards, np.float64)
     values_S = np.asarray(values, np.float64)
-    advantages_S = np.zeros_like(rewards_S)
-    following_advantage, following_value = 0.0, last_value
-    for step in range(len(rewards_S) - 1, -1, -1):
-        delta = rewards_S[step] + gamma * following_value - values_S[step]
-        following_advantage = delta + gamma * lambd * following_advantage
-        following_value = values_S[step]
-        advantages_S[step] = following_advantage
+    following_values_S = np.append(values_S, last_value)[1:]
+    deltas_S = np.asarray(rewards, np.float64) + gamma * following_values_S - values_S
+    advantages_S = discounted_returns(deltas_S, gamma * lambd)
     return advantages_S, advantages_S + values_S
 
 

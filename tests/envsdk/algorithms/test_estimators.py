@@ -108,6 +108,14 @@ def test_gae_agrees_with_the_double_sum_of_its_definition(steps, gamma, lambd, l
     np.testing.assert_allclose(returns, np.array(expected) + np.array(values), rtol=1e-6, atol=1e-6)
 
 
+@given(st.lists(rewards, max_size=40), st.floats(0, 1))
+def test_a_return_is_what_a_step_earns_and_the_discounted_return_of_the_next(earned, gamma) -> None:
+    expected: list[float] = []
+    for reward in reversed(earned):
+        expected.insert(0, reward + gamma * (expected[0] if expected else 0.0))
+    np.testing.assert_allclose(discounted_returns(earned, gamma), expected, rtol=1e-9, atol=1e-9)
+
+
 def test_gae_with_lambda_one_and_no_values_is_the_discounted_return() -> None:
     advantages, _ = gae([1.0, 2.0, 3.0], [0.0] * 3, gamma=0.5, lambd=1.0)
     np.testing.assert_allclose(advantages, discounted_returns([1.0, 2.0, 3.0], 0.5))
