@@ -17,6 +17,7 @@ from torch import Tensor
 
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.losses import PolicyLoss, PolicyLossFunction, PolicyLossPlugin, PolicyTokens
+from envsdk.algorithms.policy_loss_args import PolicyLossArgs
 
 seeds = st.integers(min_value=0, max_value=2**31 - 1)
 
@@ -116,7 +117,13 @@ class PolicyLossSuite:
     @property
     def function(self) -> PolicyLossFunction:
         """The loss."""
-        return self.loss.bound(self.loss.settings.model_validate(self.args.pg_args))
+        return self.loss.bound(self.own)
+
+    @property
+    def own(self) -> PolicyLossArgs:
+        """Its own settings."""
+        own: PolicyLossArgs = self.loss.settings.model_validate(self.args.pg_args)
+        return own
 
     def test_gives_one_finite_number_per_token(self) -> None:
         self._check(self._gives_one_finite_number_per_token, seed=seeds)
@@ -138,6 +145,12 @@ class PolicyLossSuite:
 
     def test_without_an_advantage_and_with_equal_policies_nothing_moves(self) -> None:
         self._check(self._without_an_advantage_and_with_equal_policies_nothing_moves, seed=seeds)
+
+    def test_without_an_advantage_nothing_moves_unless_its_settings_say_so(self) -> None:
+        self._check(self._without_an_advantage_nothing_moves_unless_its_settings_say_so, seed=seeds)
+
+    def test_reads_no_policy_that_its_settings_do_not_name(self) -> None:
+        self._check(self._reads_no_policy_that_its_settings_do_not_name, seed=seeds)
 
     def _check(self, holds: Callable[..., None], **strategies: st.SearchStrategy[Any]) -> None:
         @settings(max_examples=self.max_examples, deadline=None)
@@ -222,6 +235,31 @@ class PolicyLossSuite:
         )
         _, gradient = loss_and_gradient(self.function, agreeing, self.args)
         torch.testing.assert_close(gradient, torch.zeros_like(gradient))
+
+    def _without_an_advantage_nothing_moves_unless_its_settings_say_so(self, seed: int) -> None:
+        tokens = random_tokens(seed)
+        tokens = replace(tokens, advantages=torch.zeros_like(tokens.advantages))
+        _, gradient = loss_and_gradient(self.function, tokens, self.args)
+        assert self.own.moves_without_advantage or not gradient.any(), (
+            "settings must override moves_without_advantage: sequences whose advantages are all 0 are "
+            "not computed otherwise"
+        )
+
+    def _reads_no_policy_that_its_settings_do_not_name(self, seed: int) -> None:
+        tokens, other = random_tokens(seed), random_tokens(seed).logprobs - 0.1
+        _, slope = loss_and_gradient(self.function, tokens, self.args)
+        own = self.own
+        if own.ratio != "proximal":
+            moved = replace(tokens, proximal_logprobs=other)
+            assert torch.equal(loss_and_gradient(self.function, moved, self.args)[1], slope), (
+                "settings must say ratio `proximal`: where a batch makes several steps that policy is not "
+                "computed otherwise"
+            )
+        if own.ratio != "behavior" and not own.corrects_staleness:
+            moved = replace(tokens, behavior_logprobs=other)
+            assert torch.equal(loss_and_gradient(self.function, moved, self.args)[1], slope), (
+                "settings must say corrects_staleness, or ratio `behavior`: it would be corrected twice"
+            )
 
 
 def check_policy_loss(policy_loss: PolicyLossPlugin[Any], **keys: Any) -> None:

@@ -21,7 +21,7 @@ from envsdk.algorithms.losses import (
     load_policy_loss,
     policy_loss,
 )
-from envsdk.algorithms.policy_loss_args import OverProximal
+from envsdk.algorithms.policy_loss_args import OverBehavior, OverProximal, PolicyLossArgs
 from envsdk.failures import ConfigurationError
 from envsdk.plugins import load_plugin, plugin_names
 from envsdk.testing.losses import PolicyLossSuite, check_policy_loss, loss_and_gradient, random_tokens, seeds
@@ -391,8 +391,36 @@ def depends_on_the_neighbor(tokens: PolicyTokens, args: AlgorithmArgs, own: Over
     return _result(-tokens.advantages.roll(1) * tokens.logprobs)
 
 
+@policy_loss(OverProximal)
+def pulls_without_saying_so(tokens: PolicyTokens, args: AlgorithmArgs, own: OverProximal) -> PolicyLoss:
+    return _result(
+        (tokens.logprobs - tokens.proximal_logprobs).square() - tokens.advantages * tokens.logprobs
+    )
+
+
+@policy_loss(OverBehavior)
+def reads_the_proximal_policy_too(tokens: PolicyTokens, args: AlgorithmArgs, own: OverBehavior) -> PolicyLoss:
+    weight = (tokens.proximal_logprobs - tokens.behavior_logprobs).clamp(-20, 20).exp()
+    return _result(-weight * tokens.advantages * tokens.logprobs)
+
+
+@policy_loss(PolicyLossArgs)
+def corrects_without_saying_so(tokens: PolicyTokens, args: AlgorithmArgs, own: PolicyLossArgs) -> PolicyLoss:
+    weight = (tokens.frozen_logprobs - tokens.behavior_logprobs).clamp(-20, 20).exp()
+    return _result(-weight * tokens.advantages * tokens.logprobs)
+
+
 @pytest.mark.parametrize(
-    "wrong", [detaches, normalizes_by_the_micro_batch, overflows, depends_on_the_neighbor]
+    "wrong",
+    [
+        detaches,
+        normalizes_by_the_micro_batch,
+        overflows,
+        depends_on_the_neighbor,
+        pulls_without_saying_so,
+        reads_the_proximal_policy_too,
+        corrects_without_saying_so,
+    ],
 )
 def test_the_suite_finds_what_is_wrong_with_a_loss(wrong: PolicyLossPlugin[Any]) -> None:
     with pytest.raises(AssertionError):
