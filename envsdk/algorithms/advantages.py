@@ -82,7 +82,7 @@ def final_rewards(
 ) -> list[AdvantageSample]:
     """The samples with normalized, clipped rewards and the KL penalty -kl_coef KL_t in `token_rewards`.
 
-    The penalty is that of Ziegler et al., arXiv:1909.08593, eq. 2.
+    The penalty is that of Ziegler et al., arXiv:1909.08593.
     """
     shift_N, scale_N = reward_statistics(
         [sum(sample.turn_rewards) for sample in samples],

@@ -13,7 +13,7 @@ are of one trajectory, alone:
     trajectory-mean-token-mean   w_i = 1 / (M' L'_i)    each trajectory counts the same, however many
                                                         sequences it is cut into; L'_i tokens in all of them
 
-Sources: DAPO, arXiv:2503.14476, eq. 8 (token-mean); Dr. GRPO, arXiv:2503.20783, sec. 3 (token-sum, and
+Sources: DAPO, arXiv:2503.14476, eq. 8 (token-mean); Dr. GRPO, arXiv:2503.20783 (token-sum, and
 its constant norm); GRPO, arXiv:2402.03300, eq. 3 (seq-mean-token-mean). The trajectory modes are the same
 formulas with the tokens of a trajectory for those of a sequence.
 

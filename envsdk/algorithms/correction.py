@@ -4,7 +4,7 @@ Samples come from the behavior policy: an older version of the weights, in the a
 factor is a function of proximal and behavior alone, has no gradient, and is computed before the loss; a
 token it sets to 0 stays in the denominator of the aggregation. Shapes: N sampled tokens.
 
-Source: importance weights and their truncation, IMPALA, arXiv:1802.01561, sec. 4.1; levels and filters as
+Source: importance weights and their truncation, IMPALA, arXiv:1802.01561 (V-trace); levels and filters as
 in ROLL's section of this name. Its `segment` is the geometric mean over a reply too.
 """
 

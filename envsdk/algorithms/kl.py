@@ -59,7 +59,8 @@ def adapted_kl_coef(
         e = clip(mean_kl / target - 1, -0.2, 0.2)        coef' = coef (1 + e min(1, n / horizon))
 
     n trajectories in the batch; `mean_kl` and `target` in the same unit (here nats per sampled token).
-    Source: Ziegler et al., arXiv:1909.08593, sec. 2.2, with K_beta = n / horizon as in their code.
+    Source: Ziegler et al., arXiv:1909.08593, sec. 2.2, with K_beta = n / horizon as in their code in place
+    of 0.1; the cap at 1 keeps a batch larger than the horizon from overshooting.
     """
     error = min(0.2, max(-0.2, mean_kl / target - 1))
     return coef * (1 + error * min(1.0, num_trajectories / horizon))

@@ -61,7 +61,7 @@ def decoupled_ppo(tokens: PolicyTokens, args: AlgorithmArgs, own: DecoupledPPOAr
     the denominator of the aggregation. With `beyond_cap: truncate` it equals `ppo` under
     `train_infer_correction.is_weight`.
 
-    Source: Hilton et al., arXiv:2110.00641, eq. 3; AReaL, arXiv:2505.24298, eq. 5.
+    Source: Hilton et al., arXiv:2110.00641, sec. 2; AReaL, arXiv:2505.24298, eq. 5.
     """
     weight = bounded_exp(log_ratio(tokens.proximal_logprobs, tokens.behavior_logprobs))
     if own.weight_cap is not None:

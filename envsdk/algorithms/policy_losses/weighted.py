@@ -34,7 +34,7 @@ def tis(tokens: PolicyTokens, args: AlgorithmArgs, own: TISArgs) -> PolicyLoss:
 
     Compares current with behavior, or with proximal. The bound of 1 is that of IMPALA's experiments and of
     ROLL's `tis`.
-    Source: IMPALA, arXiv:1802.01561, sec. 4.1 (rho); Ionides (2008), "Truncated importance sampling".
+    Source: IMPALA, arXiv:1802.01561 (rho of V-trace); Ionides (2008), "Truncated importance sampling".
     """
     ratio = _ratio(tokens, own.ratio_over)
     return _weighted(tokens, ratio.clamp(max=own.upper_bound), ratio)
