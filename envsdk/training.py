@@ -122,7 +122,8 @@ class Trainer(ABC):
 
     @abstractmethod
     def load(self, folder: Path) -> None:
-        """Read what `save` wrote: the next steps are bit for bit those the saver would have made."""
+        """Read what `save` wrote: the next steps are bit for bit those the saver would have made, as far as
+        the device repeats itself."""
 
     @abstractmethod
     def save_pretrained(self, folder: Path) -> None:

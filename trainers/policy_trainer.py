@@ -48,7 +48,7 @@ class PolicyTrainer(Trainer):
     """The algorithm of a step. A subclass carries the model: the abstract methods below.
 
     Draws no random number outside the mini-batch order, which is a hash of (seed, step, epoch): a
-    resumed run repeats the original bit for bit.
+    resumed run repeats the original bit for bit, where the device's kernels add in a fixed order (CPUs').
     """
 
     def __init__(self, config: TrainerConfig, algorithm: AlgorithmArgs) -> None:

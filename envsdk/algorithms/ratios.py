@@ -25,7 +25,8 @@ def bounded_exp(exponents: Tensor) -> Tensor:
 
 def sum_by(ids: Tensor, values: Tensor) -> Tensor:
     """For each token the sum of `values` `[N]` over the tokens with its id; ids `[N]` are below N."""
-    # N slots are always enough, and asking for the largest id would wait for the accelerator.
+    # N slots are always enough, and asking for the largest id would wait for the accelerator. On CUDA the
+    # order of the additions is open unless torch.use_deterministic_algorithms is on.
     return torch.zeros_like(values).index_add(0, ids, values)[ids]
 
 
