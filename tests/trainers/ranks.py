@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import secrets
 import socket
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import pytest
 
 from envsdk.training import TrainerRank
 
@@ -44,10 +48,38 @@ def run_ranks(
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> list[T]:
-    """`body(rank, *args)` on every rank at once. RankError tells what went wrong on the first to fail.
+    """`body(rank, *args)` on every rank at once, on CPUs also where there are GPUs. RankError tells what went
+    wrong on the first to fail.
 
     No rank outlives the call, nor the test process.
     """
+    return _run_ranks(world_size, False, body, args, kwargs)
+
+
+def run_ranks_on_gpus(
+    world_size: int,
+    body: Callable[Concatenate[TrainerRank, P], T],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> list[T]:
+    """`run_ranks`, each rank on its GPU. With fewer GPUs than ranks the test is skipped."""
+    need_gpus(world_size)
+    return _run_ranks(world_size, True, body, args, kwargs)
+
+
+def need_gpus(count: int = 1) -> int:
+    """How many CUDA devices there are; with fewer than `count` the test is skipped."""
+    import torch
+
+    num_gpus = torch.cuda.device_count()
+    if num_gpus < count:
+        pytest.skip(f"CUDA devices needed: {count}, found: {num_gpus}")
+    return num_gpus
+
+
+def _run_ranks(
+    world_size: int, sees_gpus: bool, body: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[T]:
     deadline = time.monotonic() + TIMEOUT_S
     port = _free_port()
     processes: list[ForkServerProcess] = []
@@ -57,7 +89,8 @@ def run_ranks(
         for index in range(world_size):
             rank = TrainerRank(rank=index, world_size=world_size, local_rank=index, master_port=port)
             reader, writer = _context.Pipe(duplex=False)
-            process = _context.Process(target=_run, args=(writer, body, rank, args, kwargs), daemon=True)
+            what = (writer, sees_gpus, body, rank, args, kwargs)
+            process = _context.Process(target=_run, args=what, daemon=True)
             process.start()
             writer.close()
             processes.append(process)
@@ -84,9 +117,18 @@ def run_ranks(
             process.join()
 
 
-def _run(writer: Connection, body: Callable[..., Any], rank: TrainerRank, args: Any, kwargs: Any) -> None:
+def _run(
+    writer: Connection,
+    sees_gpus: bool,
+    body: Callable[..., Any],
+    rank: TrainerRank,
+    args: Any,
+    kwargs: Any,
+) -> None:
     import torch
 
+    if not sees_gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     try:
@@ -103,5 +145,8 @@ def _end_with_parent() -> None:
 
 
 def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    """Below the ports that the system gives to whoever connects: nobody takes it before the ranks do."""
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port

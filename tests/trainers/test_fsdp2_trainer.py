@@ -9,21 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from ranks import RankError, run_ranks
+from plays import Call, Played, assert_close, play, play_on
+from ranks import RankError, need_gpus, run_ranks
 
-from envsdk.failures import ConfigurationError, EnvsdkError
+from envsdk.failures import ConfigurationError
 from envsdk.trainers.fsdp2_trainer import Fsdp2Trainer, mesh_shape
-from envsdk.trainers.torch_trainer import TorchTrainer
 from envsdk.trainers.training_args import FSDP2StrategyConfig
 from envsdk.training import TrainBatch, TrainerConfig, TrainerRank, TrainSequence
 
-Call = tuple[Any, ...]
-"""Name of a trainer's method and its arguments."""
-Played = list[Any]
-"""What each call returned, or the text of its error."""
-
-TIMES = {"actor/step_time_s", "sft/step_time_s"}
 LAYOUTS = {
     "2 ranks": (2, {}),
     "4 ranks": (4, {}),
@@ -36,49 +29,8 @@ LAYOUTS = {
 }
 
 
-def play(trainer_class: type[TorchTrainer], config: TrainerConfig, calls: list[Call]) -> Played:
-    trainer = trainer_class.create(config)
-    played: Played = []
-    for name, *args in calls:
-        try:
-            result = getattr(trainer, name)(*args)
-        except EnvsdkError as error:
-            result = f"{type(error).__name__}: {error}"
-        if name == "weights":
-            result = dict(result)
-        elif isinstance(result, dict):
-            result = {key: value for key, value in result.items() if key not in TIMES}
-        played.append(result)
-    trainer.close()
-    return played
-
-
-def play_rank(rank: TrainerRank, config: TrainerConfig, calls: list[Call]) -> Played:
-    return play(Fsdp2Trainer, dataclasses.replace(config, rank=rank), calls)
-
-
-def play_on(world_size: int, config: TrainerConfig, calls: list[Call]) -> Played:
-    """What all ranks found; they agree to the last bit."""
-    first, *others = run_ranks(world_size, play_rank, config, calls)
-    for other in others:
-        assert_close(first, other, tolerance=0.0)
-    return first
-
-
-def assert_close(one: Any, other: Any, *, tolerance: float, where: str = "") -> None:
-    """Numbers within `tolerance`, relative above 1; the padding is each layout's own."""
-    if isinstance(one, dict):
-        assert one.keys() == other.keys(), where
-        for key in one.keys() - ({"actor/padding_fraction"} if tolerance else set()):
-            assert_close(one[key], other[key], tolerance=tolerance, where=f"{where} {key}")
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(other), where
-        for index, (left, right) in enumerate(zip(one, other, strict=True)):
-            assert_close(left, right, tolerance=tolerance, where=f"{where} {index}")
-    elif isinstance(one, str) or one is None:
-        assert one == other, where
-    else:
-        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance, err_msg=where)
+def play_on_fsdp2(world_size: int, config: TrainerConfig, calls: list[Call]) -> Played:
+    return play_on("fsdp2_train", world_size, config, calls)
 
 
 def ids_of(sequences: list[TrainSequence]) -> list[np.ndarray]:
@@ -113,8 +65,8 @@ def test_three_steps_are_those_of_the_torch_trainer(
         "max_grad_norm": 0.5,
         "max_tokens_per_microbatch": 100,
     }
-    expected = play(TorchTrainer, make_config(training_args=training), calls)
-    found = play_on(world_size, make_config(training_args=training, strategy_config=strategy), calls)
+    expected = play("torch", make_config(training_args=training), calls)
+    found = play_on_fsdp2(world_size, make_config(training_args=training, strategy_config=strategy), calls)
     assert_close(found, expected, tolerance=1e-6)
     weights_moved = max(np.abs(found[-1][name] - found[3][name]).max() for name in found[-1])
     assert weights_moved > 1e-3
@@ -146,8 +98,8 @@ def test_the_whole_loss_with_epochs_and_a_value_head_is_that_of_the_torch_traine
             "max_tokens_per_microbatch": 100,
         },
     }
-    expected = play(TorchTrainer, make_config(**settings), calls)
-    found = play_on(world_size, make_config(**settings, strategy_config=strategy), calls)
+    expected = play("torch", make_config(**settings), calls)
+    found = play_on_fsdp2(world_size, make_config(**settings, strategy_config=strategy), calls)
     assert found[1]["actor/num_optimizer_steps"] == 6
     assert_close(found, expected, tolerance=3e-5)
 
@@ -166,16 +118,16 @@ def test_a_warming_critic_learns_as_in_the_torch_trainer_and_the_policy_stays(
         ("train_step", after),
         ("values", ids),
     ]
-    found = play_on(2, config, calls)
+    found = play_on_fsdp2(2, config, calls)
     assert_close(found[0], found[2], tolerance=0.0)
-    assert_close(play(TorchTrainer, config, calls), found, tolerance=1e-4)
+    assert_close(play("torch", config, calls), found, tolerance=1e-4)
 
 
 def test_one_rank_alone_is_the_torch_trainer_bit_for_bit(make_config, make_batches, make_sequences) -> None:
     calls: list[Call] = [("train_step", batch) for batch in make_batches(2)]
     calls += [("weights",), ("logprobs", ids_of(make_sequences(4)))]
     config = make_config(training_args={"max_tokens_per_microbatch": 100})
-    assert_close(play_on(1, config, calls), play(TorchTrainer, config, calls), tolerance=0.0)
+    assert_close(play_on_fsdp2(1, config, calls), play("torch", config, calls), tolerance=0.0)
 
 
 def test_ranks_without_a_row_of_their_own_go_along(make_config, make_sequences, untied_model_folder) -> None:
@@ -194,13 +146,13 @@ def test_ranks_without_a_row_of_their_own_go_along(make_config, make_sequences, 
     cloned = [(sequence.ids, sequence.response_mask) for sequence in make_sequences(3)]
     calls += [("sft_step", cloned), ("weights",)]
     config = make_config(model=untied_model_folder, training_args={"max_tokens_per_microbatch": 30})
-    assert_close(play_on(4, config, calls), play(TorchTrainer, config, calls), tolerance=3e-6)
+    assert_close(play_on_fsdp2(4, config, calls), play("torch", config, calls), tolerance=3e-6)
 
 
 def test_bfloat16_stays_close_to_float32_and_keeps_float32_weights(make_config, make_batches) -> None:
     calls: list[Call] = [*(("train_step", batch) for batch in make_batches(2)), ("weights",)]
-    plain = play(TorchTrainer, make_config(with_value_head=True), calls)
-    half = play_on(2, make_config(with_value_head=True, strategy_config={"dtype": "bfloat16"}), calls)
+    plain = play("torch", make_config(with_value_head=True), calls)
+    half = play_on_fsdp2(2, make_config(with_value_head=True, strategy_config={"dtype": "bfloat16"}), calls)
     for before, after in zip(plain[:2], half[:2], strict=True):
         assert after["actor/grad_norm"] == pytest.approx(before["actor/grad_norm"], rel=0.05)
         assert after["actor/loss"] == pytest.approx(before["actor/loss"], abs=0.02)
@@ -225,11 +177,11 @@ def test_a_step_that_is_not_finite_fails_on_all_ranks_and_leaves_the_weights_unt
     end: list[Call] = [("weights",), ("train_step", good[1])]
     bad: list[Call] = [("train_step", damaged(np.nan)), ("train_step", damaged(1e37))]
     config = make_config(algorithm=algorithm)
-    _, before, nan, inf, after, step = play_on(2, config, [*start, *bad, *end])
+    _, before, nan, inf, after, step = play_on_fsdp2(2, config, [*start, *bad, *end])
     assert nan.startswith("TrainerError: step 1: the loss is nan")
     assert inf.startswith("TrainerError: step 1: the gradient norm is inf")
     assert_close(before, after, tolerance=0.0)
-    assert_close(step, play_on(2, config, [*start, *end])[3], tolerance=0.0)
+    assert_close(step, play_on_fsdp2(2, config, [*start, *end])[3], tolerance=0.0)
 
 
 @pytest.mark.parametrize("layout", ["2 ranks", "2 copies on 2 ranks each"])
@@ -245,10 +197,10 @@ def test_a_resumed_trainer_repeats_the_original_bit_for_bit(
     )
     steps = [("train_step", batch) for batch in make_batches(4)]
     rest: list[Call] = [*steps[2:], ("weights",)]
-    original = play_on(world_size, config, [*steps[:2], ("save", tmp_path), *rest])
+    original = play_on_fsdp2(world_size, config, [*steps[:2], ("save", tmp_path), *rest])
     assert original[2] is None
     # Whatever the second trainer did before, load replaces.
-    resumed = play_on(world_size, config, [steps[3], ("load", tmp_path), *rest])
+    resumed = play_on_fsdp2(world_size, config, [steps[3], ("load", tmp_path), *rest])
     assert_close(original[3:], resumed[2:], tolerance=0.0)
 
 
@@ -258,7 +210,7 @@ def test_checkpoints_load_under_any_number_of_ranks_and_in_the_torch_trainer(
     """torch -> 2 ranks -> 4 ranks -> 2 ranks -> 1 rank -> torch, one step on each."""
     config = make_config(with_value_head=True, training_args={"learning_rate": 1e-3})
     steps = [("train_step", batch) for batch in make_batches(6)]
-    straight = play(TorchTrainer, config, [*steps, ("weights",)])
+    straight = play("torch", config, [*steps, ("weights",)])
 
     saved: Any = None
     for index, world_size in enumerate([0, 2, 4, 2, 1, 0]):
@@ -266,7 +218,7 @@ def test_checkpoints_load_under_any_number_of_ranks_and_in_the_torch_trainer(
         folder.mkdir()
         loading: list[Call] = [("load", tmp_path / str(index - 1)), ("weights",)] if index else []
         calls = [*loading, steps[index], ("weights",), ("save", folder)]
-        played = play_on(world_size, config, calls) if world_size else play(TorchTrainer, config, calls)
+        played = play_on_fsdp2(world_size, config, calls) if world_size else play("torch", config, calls)
         if index:
             assert_close(played[1], saved, tolerance=0.0)
         *_, metrics, saved, done = played
@@ -293,7 +245,7 @@ def test_a_damaged_checkpoint_file_is_named_on_all_ranks(
         folder.mkdir()
     saving: list[Call] = [("train_step", make_batches(1)[0])]
     saving += [("save", folder) for name, folder in folders.items() if name != "nothing"]
-    play_on(2, make_config(), saving)
+    play_on_fsdp2(2, make_config(), saving)
 
     flipped = folders["weights-2-of-2.safetensors"] / "weights-2-of-2.safetensors"
     content = bytearray(flipped.read_bytes())
@@ -302,7 +254,7 @@ def test_a_damaged_checkpoint_file_is_named_on_all_ranks(
     (folders["optimizer-1-of-2.safetensors"] / "optimizer-1-of-2.safetensors").unlink()
     (folders["trainer.json"] / "trainer.json").write_text('{"format": 99}')
     loading: list[Call] = [call for folder in folders.values() for call in (("load", folder), ("weights",))]
-    played = play_on(2, make_config(), [("weights",), *loading])
+    played = play_on_fsdp2(2, make_config(), [("weights",), *loading])
     for name, error in zip(folders, played[1::2], strict=True):
         assert error.startswith("StorageError"), error
         assert (name if name != "nothing" else "trainer.json") in error
@@ -311,14 +263,14 @@ def test_a_damaged_checkpoint_file_is_named_on_all_ranks(
 
     good = tmp_path / "good"
     good.mkdir()
-    play_on(2, make_config(), [("save", good)])
-    (error,) = play_on(2, make_config(model=untied_model_folder), [("load", good)])
+    play_on_fsdp2(2, make_config(), [("save", good)])
+    (error,) = play_on_fsdp2(2, make_config(model=untied_model_folder), [("load", good)])
     assert "is of another model: model." in error
 
 
 def test_a_rank_that_cannot_write_fails_the_others_too(make_config, tmp_path) -> None:
     (tmp_path / "weights-2-of-2.safetensors").mkdir()
-    (error,) = play_on(2, make_config(), [("save", tmp_path)])
+    (error,) = play_on_fsdp2(2, make_config(), [("save", tmp_path)])
     assert error.startswith("StorageError: cannot write")
     assert "weights-2-of-2.safetensors" in error
     assert not (tmp_path / "trainer.json").exists()
@@ -328,8 +280,8 @@ def test_a_rank_that_cannot_write_fails_the_others_too(make_config, tmp_path) ->
 def test_the_hugging_face_folder_is_that_of_the_torch_trainer(folder, make_config, tmp_path, request) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     config = make_config(model=request.getfixturevalue(folder), with_value_head=True)
-    assert play_on(2, config, [("save_pretrained", ours)]) == [None]
-    play(TorchTrainer, config, [("save_pretrained", theirs)])
+    assert play_on_fsdp2(2, config, [("save_pretrained", ours)]) == [None]
+    play("torch", config, [("save_pretrained", theirs)])
     assert sorted(path.name for path in ours.iterdir()) == sorted(path.name for path in theirs.iterdir())
     for path in theirs.iterdir():
         assert (ours / path.name).read_bytes() == path.read_bytes(), path.name
@@ -373,9 +325,10 @@ def test_the_error_of_the_first_rank_to_fail_is_the_one_that_is_seen(make_config
 def test_on_gpus_three_steps_are_those_of_the_torch_trainer_on_one(
     dtype, make_config, make_batches, make_sequences
 ) -> None:
+    num_ranks = need_gpus()
     ids = ids_of(make_sequences(5))
     calls: list[Call] = [*(("train_step", batch) for batch in make_batches(3)), ("logprobs", ids)]
     calls += [("weights",)]
-    expected = play(TorchTrainer, make_config(strategy_config={"device": "cuda:0", "dtype": dtype}), calls)
-    found = play_on(torch.cuda.device_count(), make_config(strategy_config={"dtype": dtype}), calls)
+    expected = play("torch", make_config(strategy_config={"device": "cuda:0", "dtype": dtype}), calls)
+    found = play_on("fsdp2_train", num_ranks, make_config(strategy_config={"dtype": dtype}), calls, gpus=True)
     assert_close(found, expected, tolerance=1e-4 if dtype == "float32" else 0.1)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from envsdk.trainers.megatron.cpu import device
+from envsdk.trainers.megatron.packing import held_positions
 
 
 def block_spec(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
@@ -44,15 +46,8 @@ def block_spec(config: TransformerConfig, vp_stage: int | None) -> TransformerBl
 
 
 def zigzag(length: int, cp: int) -> Tensor:
-    """Positions of a sequence in the order in which `cp` context-parallel ranks hold it `[length]`.
-
-    Of 2 x cp equal pieces rank r holds number r from the front and from the back: under a causal mask
-    every rank has as much to attend to. `length` is a multiple of 2 x cp, unless there is one rank.
-    """
-    if cp == 1:
-        return torch.arange(length)
-    pieces = torch.arange(length).view(2 * cp, -1)
-    return torch.cat([pieces[index] for rank in range(cp) for index in (rank, 2 * cp - 1 - rank)])
+    """`held_positions` of each of `cp` context-parallel ranks `[cp, length / cp]`."""
+    return torch.from_numpy(np.stack([held_positions(length, rank, cp) for rank in range(cp)]))
 
 
 class Norm:
@@ -137,8 +132,8 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         cp, mask = self.context_group.size(), None
         if cp > 1:
             positions = zigzag(length, cp).to(query.device)
-            mine = positions.view(cp, -1)[self.context_group.rank()]
-            mask = mine[:, None] >= positions[None, :]
+            mine = positions[self.context_group.rank()]
+            mask = mine[:, None] >= positions.flatten()[None, :]
         output: Tensor = scaled_dot_product_attention(
             query.transpose(1, 2),
             key.transpose(1, 2),

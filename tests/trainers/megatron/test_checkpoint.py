@@ -10,14 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from hf_models import write_model
-from plays import (
-    TRAINING,
-    assert_close,
-    play,
-    play_on_megatron,
-)
+from plays import TRAINING, assert_close, play, play_on_megatron
 
-from envsdk.trainers.torch_trainer import TorchTrainer
 from envsdk.training import TrainBatch, TrainerConfig
 
 TP, PP, EP = ({f"{kind}_model_parallel_size": 2} for kind in ("tensor", "pipeline", "expert"))
@@ -103,7 +97,7 @@ def megatron(config: TrainerConfig, calls: list[Any]) -> list[Any]:
 
 
 def torch(config: TrainerConfig, calls: list[Any]) -> list[Any]:
-    return play(TorchTrainer, config, calls)
+    return play("torch", config, calls)
 
 
 def test_steps_of_the_value_head_alone_are_those_of_the_torch_trainer(config_of, batches) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,20 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 from hf_models import write_model
-from plays import (
-    TRAINING,
-    Played,
-    assert_close,
-    play,
-    play_on_megatron,
-    steps_and_what_they_change,
-)
+from plays import TRAINING, Call, Played, assert_close, play, play_on_megatron
+from ranks import need_gpus
 
-from envsdk.trainers.torch_trainer import TorchTrainer
 from envsdk.training import TrainBatch, TrainerConfig, TrainSequence
 
-TOLERANCE = 3e-5
-"""Of log-probabilities, values, metrics and weights after three steps: absolute, relative above 1."""
+TOLERANCE = {"cpu": 3e-5, "cuda:0": 1e-4}
+"""Of log-probabilities, values, metrics and weights after three steps: absolute, relative above 1. Measured
+on the CPU, guessed for GPUs."""
+BFLOAT16_TOLERANCE = 4e-2
+"""Of log-probabilities and metrics, between a run in bfloat16 and one in float32."""
+DEVICES = ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)]
+"""Of the torch trainer; Megatron's ranks are on CPUs or each on its GPU accordingly."""
 
 TP, PP, CP, EP = (
     {f"{kind}_parallel_size": 2} for kind in ("tensor_model", "pipeline_model", "context", "expert_model")
@@ -66,28 +65,65 @@ LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "DP of 4": (4, "llama tied", {}),
 }
 
-Reference = Callable[..., tuple[TrainerConfig, Any, Played]]
+LOSSES: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "gspo": (
+        ["CP", "PP", "DP"],
+        {
+            "pg_variant": "gspo",
+            "pg_args": {"clip_low": 0.05, "clip_high": 0.05},
+            "loss_agg_mode": "seq-mean-token-mean",
+        },
+    ),
+    "segment_ppo": (["CP", "TP with SP"], {"pg_variant": "segment_ppo"}),
+    "topr": (["CP", "DP"], {"pg_variant": "topr"}),
+    "kimi15": (["CP", "VPP"], {"pg_variant": "kimi15"}),
+    "cispo": (["TP with SP"], {"pg_variant": "cispo", "pg_args": {"clip_high": 0.3}}),
+    "weights of sequences, by their means": (
+        ["CP"],
+        {
+            "train_infer_correction": {
+                "is_weight": {"weight_type": "geometric", "upper_bound": 0.7, "lower_bound": 0.3},
+                "filters": [{"agg_type": "sequence", "ratio_low": 1e-4, "ratio_high": 1e4}],
+            }
+        },
+    ),
+    "weights of sequences, masked": (
+        ["DP"],
+        {
+            "train_infer_correction": {
+                "is_weight": {"weight_type": "sequence", "upper_bound": 3.0, "beyond_bounds": "mask"},
+                "filters": [
+                    {"agg_type": "geometric", "ratio_low": 0.3, "ratio_high": 3.0},
+                    {"agg_type": "segment", "ratio_enabled": False, "diff_enabled": True, "diff_low": -0.03},
+                ],
+            }
+        },
+    ),
+}
+"""Each under layouts that part the tokens of a sequence, the layers they go through, or the sequences."""
+
+Reference = Callable[..., tuple[TrainerConfig, list[Call], Played]]
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """Of a model and an algorithm: the configuration, the calls, and what the torch trainer answers."""
-    root = tmp_path_factory.mktemp("models")
 
     @functools.cache
-    def folder_of(name: str) -> Path:
-        folder = root / name.replace(" ", "-")
-        write_model(folder, name)
+    def folder_of(name: str, **changes: Any) -> Path:
+        folder = tmp_path_factory.mktemp("model")
+        write_model(folder, name, **changes)
         return folder
 
     @functools.cache
-    def answer(name: str, algorithm: tuple[tuple[str, Any], ...], with_values: bool) -> Any:
+    def answer(name: str, algorithm: str, with_values: bool, device: str, **changes: Any) -> Any:
         config = TrainerConfig(
-            model=folder_of(name),
+            model=folder_of(name, **changes),
             sequence_length=256,
             seed=3,
-            algorithm=dict(algorithm),
+            algorithm=json.loads(algorithm),
             training_args=TRAINING,
+            strategy_config={"device": device},
             with_value_head=with_values,
         )
         lengths = [37, 12, 100, 3, 29, 21, 60, 17]
@@ -95,11 +131,16 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
         # Fewer sequences than ranks.
         batches.append(TrainBatch(step=2, sequences=sequences([25], seed=2)))
         ids = [sequence.ids for sequence in sequences([40, 2, 9, 63, 11], seed=7)]
-        calls = steps_and_what_they_change(batches, ids, values=with_values)
-        return config, calls, play(TorchTrainer, config, calls)
+        calls: list[Call] = [("logprobs", ids), *(("train_step", batch) for batch in batches)]
+        calls += [("weights",), ("logprobs", ids)]
+        calls += [("values", ids)] if with_values else []
+        return config, calls, play("torch", config, calls)
 
-    def of(name: str, algorithm: dict[str, Any], *, with_values: bool = False) -> Any:
-        return answer(name, tuple(algorithm.items()), with_values)
+    def of(
+        name: str, algorithm: dict[str, Any], *, with_values: bool = False, device: str, **changes: Any
+    ) -> Any:
+        # Settings of an algorithm are nested: their text can be a key.
+        return answer(name, json.dumps(algorithm), with_values, device, **changes)
 
     return of
 
@@ -126,23 +167,72 @@ def sequences(lengths: list[int], seed: int) -> list[TrainSequence]:
     return drawn
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_three_steps_are_those_of_the_torch_trainer(layout: str, reference: Reference) -> None:
-    world_size, name, strategy = LAYOUTS[layout]
-    config, calls, expected = reference(name, {"entropy_loss_coef": 0.02})
-    found = play_on_megatron(world_size, config, strategy, calls)
-    weights = found[-2]
-    assert weights.keys() == expected[-2].keys()
-    assert_close(found, expected, tolerance=TOLERANCE)
+def test_three_steps_are_those_of_the_torch_trainer(layout: str, device: str, reference: Reference) -> None:
+    found, expected = both(layout, device, reference, {"entropy_loss_coef": 0.02})
+    assert_close(found, expected, tolerance=TOLERANCE[device])
     assert max(np.abs(found[-1][0] - found[0][0])) > 1e-2
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("layout", ["TP with SP", "PP", "VPP", "CP", "DP, overlapped", "EP"])
 def test_the_whole_loss_with_epochs_and_a_value_head_is_that_of_the_torch_trainer(
-    layout: str, reference: Reference
+    layout: str, device: str, reference: Reference
 ) -> None:
-    world_size, name, strategy = LAYOUTS[layout]
-    config, calls, expected = reference(name, WHOLE_LOSS, with_values=True)
-    found = play_on_megatron(world_size, config, strategy, calls)
-    assert_close(found, expected, tolerance=TOLERANCE)
+    found, expected = both(layout, device, reference, WHOLE_LOSS, with_values=True)
+    assert_close(found, expected, tolerance=TOLERANCE[device])
     assert max(np.abs(found[-1][0])) > 1e-3
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("loss", "layout"), [(loss, layout) for loss, (layouts, _) in LOSSES.items() for layout in layouts]
+)
+def test_losses_over_sequences_and_segments_are_those_of_the_torch_trainer(
+    loss: str, layout: str, device: str, reference: Reference
+) -> None:
+    _, settings = LOSSES[loss]
+    algorithm = {"ppo_epochs": 2, "ppo_mini_batch_size": 5, **settings}
+    found, expected = both(layout, device, reference, algorithm)
+    assert_close(found, expected, tolerance=TOLERANCE[device])
+    metrics = found[1]
+    assert metrics["actor/ratio_max"] > 1.1
+    if "train_infer_correction" in settings:
+        assert 0.1 < metrics["actor/filters_masked"] < 0.9
+        assert metrics["actor/is_weight_min"] < metrics["actor/is_weight_max"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("layout", ["TP", "DP"])
+def test_three_steps_in_bfloat16_are_near_those_of_the_torch_trainer_in_float32(
+    layout: str, device: str, reference: Reference
+) -> None:
+    found, expected = both(layout, device, reference, {}, dtype="bfloat16", initializer_range=0.05)
+    *found, weights, after = found
+    *expected, expected_weights, expected_after = expected
+    assert_close([found, after], [expected, expected_after], tolerance=BFLOAT16_TOLERANCE)
+    assert max(np.abs(after[0] - found[0][0])) > 5 * BFLOAT16_TOLERANCE
+    for name, weight in expected_weights.items():
+        # On average: Adam may turn a single weight around, its gradient almost 0. Matrices move by 1.6e-3.
+        rounding = 2.0**-8 * np.abs(weight).mean()
+        assert np.abs(weights[name] - weight).mean() < 1e-4 + rounding, name
+
+
+def both(
+    layout: str,
+    device: str,
+    reference: Reference,
+    algorithm: dict[str, Any],
+    *,
+    dtype: str = "float32",
+    **changes: Any,
+) -> tuple[Played, Played]:
+    """What Megatron answers under `layout`, and the torch trainer on one device in float32."""
+    world_size, name, strategy = LAYOUTS[layout]
+    on_gpus = device != "cpu"
+    if on_gpus:
+        need_gpus(world_size)
+    config, calls, expected = reference(name, algorithm, device=device, **changes)
+    strategy = {**strategy, "dtype": dtype}
+    return play_on_megatron(world_size, config, strategy, calls, gpus=on_gpus), expected

@@ -6,11 +6,11 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-from ranks import run_ranks
+from ranks import run_ranks, run_ranks_on_gpus
 
 from envsdk.failures import EnvsdkError
-from envsdk.trainers.policy_trainer import PolicyTrainer
-from envsdk.training import TrainBatch, TrainerConfig, TrainerRank
+from envsdk.plugins import load_plugin
+from envsdk.training import TrainerConfig, TrainerRank
 
 Call = tuple[Any, ...]
 """Name of a trainer's method and its arguments."""
@@ -26,12 +26,12 @@ TRAINING = {
     "adam_epsilon": 1e-5,
 }
 OWN_TO_A_LAYOUT = {"actor/padding_fraction"}
-TIMES = {"actor/step_time_s"}
+TIMES = {"actor/step_time_s", "sft/step_time_s"}
 
 
-def play(trainer_class: type[PolicyTrainer], config: TrainerConfig, calls: list[Call]) -> Played:
-    trainer = trainer_class.create(config)
-    assert isinstance(trainer, trainer_class)
+def play(strategy_name: str, config: TrainerConfig, calls: list[Call]) -> Played:
+    """On a trainer in this process."""
+    trainer = load_plugin("envsdk.trainers", strategy_name).create(config)
     played: Played = []
     for name, *args in calls:
         try:
@@ -47,27 +47,38 @@ def play(trainer_class: type[PolicyTrainer], config: TrainerConfig, calls: list[
     return played
 
 
-def play_rank(rank: TrainerRank, config: TrainerConfig, calls: list[Call]) -> Played:
-    from envsdk.trainers.megatron.trainer import MegatronTrainer
-
-    return play(MegatronTrainer, dataclasses.replace(config, rank=rank), calls)
+def play_rank(rank: TrainerRank, strategy_name: str, config: TrainerConfig, calls: list[Call]) -> Played:
+    return play(strategy_name, dataclasses.replace(config, rank=rank), calls)
 
 
-def play_on_megatron(
-    world_size: int, config: TrainerConfig, strategy: dict[str, Any], calls: list[Call]
+def play_on(
+    strategy_name: str, world_size: int, config: TrainerConfig, calls: list[Call], *, gpus: bool = False
 ) -> Played:
     """What all ranks answered; they agree to the last bit."""
-    config = dataclasses.replace(config, strategy_config=strategy)
-    first, *others = run_ranks(world_size, play_rank, config, calls)
+    run = run_ranks_on_gpus if gpus else run_ranks
+    first, *others = run(world_size, play_rank, strategy_name, config, calls)
     for other in others:
         assert_close(first, other, tolerance=0.0)
     return first
 
 
+def play_on_megatron(
+    world_size: int,
+    config: TrainerConfig,
+    strategy: dict[str, Any],
+    calls: list[Call],
+    *,
+    gpus: bool = False,
+) -> Played:
+    config = dataclasses.replace(config, strategy_config=strategy)
+    return play_on("megatron_train", world_size, config, calls, gpus=gpus)
+
+
 def assert_close(one: Any, other: Any, *, tolerance: float, where: str = "") -> None:
-    """Numbers within `tolerance`, relative above 1; of dictionaries the entries that both have."""
+    """Numbers within `tolerance`, relative above 1; the padding is each layout's own."""
     if isinstance(one, dict):
-        for key in one.keys() & other.keys() - (OWN_TO_A_LAYOUT if tolerance else set()):
+        assert one.keys() == other.keys(), where
+        for key in one.keys() - (OWN_TO_A_LAYOUT if tolerance else set()):
             assert_close(one[key], other[key], tolerance=tolerance, where=f"{where} {key}")
     elif isinstance(one, list | tuple):
         assert len(one) == len(other), where
@@ -77,13 +88,3 @@ def assert_close(one: Any, other: Any, *, tolerance: float, where: str = "") -> 
         assert one == other, where
     else:
         np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance, err_msg=where)
-
-
-def steps_and_what_they_change(
-    batches: list[TrainBatch], ids: list[np.ndarray], *, values: bool
-) -> list[Call]:
-    calls: list[Call] = [("logprobs", ids)]
-    for batch in batches:
-        calls.append(("train_step", batch))
-    calls += [("weights",), ("logprobs", ids)]
-    return [*calls, ("values", ids)] if values else calls
