@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -192,6 +193,25 @@ def test_the_objective_multiplies_any_loss_and_keeps_masked_tokens_in_the_denomi
     truncated = done.shares["is_weight_truncated"].mean().item()
     assert metrics["actor/is_weight_truncated"] == pytest.approx(truncated)
     assert metrics["actor/filters_masked"] == pytest.approx(done.shares["filters_masked"].mean().item())
+
+
+def test_rows_without_proximal_log_probabilities_take_the_current_ones_and_leave_the_others_theirs() -> None:
+    tokens = random_tokens(13, spread=0.6)
+    rows = rows_of(tokens)
+    without = [replace(row, fields={k: v for k, v in row.fields.items() if k != "proximal"}) for row in rows]
+    is_known = tokens.sequence_ids % 2 == 0
+    proximal = torch.where(is_known, tokens.proximal_logprobs, tokens.logprobs)
+    mixed = [rows[i] if i % 2 == 0 else without[i] for i in range(len(rows))]
+    given = rows_of(replace(tokens, proximal_logprobs=proximal))
+    results = []
+    for each in (mixed, given):
+        current = tokens.logprobs.float().requires_grad_()
+        outputs = TokenOutputs(logprobs_N=current, entropy_N=torch.zeros_like(current))
+        tally = TrainTally()
+        loss = Objective(AlgorithmArgs())(each, outputs, tally)
+        results.append((torch.autograd.grad(loss, current)[0], tally.metrics()))
+    torch.testing.assert_close(results[0][0], results[1][0])
+    assert results[0][1] == results[1][1]
 
 
 def test_a_loss_that_corrects_itself_is_not_weighed_again_and_asking_for_it_is_refused() -> None:
