@@ -29,11 +29,18 @@ from envsdk.config import EMBEDDED_DEFAULT, RunConfig, find_config, load_config
 from envsdk.config.checks import check
 from envsdk.config.models import split_evenly
 from envsdk.config.nearest import suggest
-from envsdk.config.plugins import environment_class, environment_ids, environment_spec, own_turn_limit
+from envsdk.config.plugins import (
+    environment_class,
+    environment_ids,
+    environment_spec,
+    own_turn_limit,
+    settings_model,
+)
 from envsdk.config.problems import describe
 from envsdk.config.validation import problems_in
 from envsdk.env import Isolation, TextEnv
 from envsdk.failures import ConfigurationError
+from envsdk.inference.settings import StrictSettings
 from envsdk.policies import REQUIRED_ABILITY, make_policy
 from envsdk.policy import Policy
 from envsdk.trajectory import Task, Trajectory
@@ -95,7 +102,8 @@ def resolve_source(source: str | Path | RunConfig, overrides: Sequence[str] = ()
     if name in known:
         return Source(name=name, config=_around_environment(name, overrides), is_environment=True)
     if name.endswith((".yaml", ".yml")) or _is_configuration(name):
-        return Source(name=name, config=load_config(source, overrides).config, is_environment=False)
+        loaded = load_config(source, overrides, for_training=False)
+        return Source(name=name, config=loaded.config, is_environment=False)
     hint = suggest(name, known, known="registered environments")
     raise ConfigurationError(
         f"there is no environment {name!r}; {hint} "
@@ -139,7 +147,7 @@ def _around_environment(env_id: str, overrides: Sequence[str]) -> RunConfig:
         config = RunConfig.model_validate(
             OmegaConf.to_container(OmegaConf.merge(data, run_keys), resolve=True)
         )
-        problems = check(config)
+        problems = check(config, for_training=False)
     except ValidationError as error:
         problems = list(problems_in(error, RunConfig))
     except OmegaConfBaseException as error:
@@ -191,9 +199,18 @@ class ModelSource:
             "folder": str(self.folder.resolve()),
             "content": _content_digest(self.folder),
             "engine": self.engine,
+            **self._engine_identity(),
             "generating": asdict(self.generating),
             "sequence_length": self.sequence_length,
         }
+
+    def _engine_identity(self) -> dict[str, Any]:
+        """The engine's own word on which of its settings decide the replies; nothing for most engines."""
+        model = settings_model("engines", self.engine, "strategy_config")
+        if model is None or not issubclass(model, StrictSettings):
+            return {}
+        identity = model.model_validate(self.settings).identity()
+        return {"settings": identity} if identity else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

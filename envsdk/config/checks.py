@@ -22,14 +22,18 @@ from envsdk.config.problems import KeyPath, Problem, dotted
 from envsdk.config.validation import problems_in
 from envsdk.env import EnvSpec, Isolation
 from envsdk.failures import ConfigurationError
+from envsdk.inference.settings import StrictSettings
 from envsdk.plugins import plugin_names
 from envsdk.prompts import PLACEHOLDERS
 
 _BRACED_NAME = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
-def check(config: RunConfig) -> list[Problem]:
-    """Everything that would make the run fail or mean something else than its user thinks."""
+def check(config: RunConfig, *, for_training: bool = True) -> list[Problem]:
+    """Everything that would make the run fail or mean something else than its user thinks.
+
+    Not `for_training`: the file is only played with, to collect or to evaluate.
+    """
     checks: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
         _managers,
         _batches,
@@ -42,6 +46,8 @@ def check(config: RunConfig) -> list[Problem]:
         _correction,
         _folders,
     )
+    if for_training:
+        checks += (_engine_learns,)
     return [problem for each in checks for problem in each(config)]
 
 
@@ -314,6 +320,17 @@ def _plugin_settings(config: RunConfig) -> Iterator[Problem]:
             except ValueError as error:
                 given = "" if role.device_mapping else " (it is absent: 1 rank)"
                 yield Problem((role_name, "device_mapping"), f"{error}{given}")
+
+
+def _engine_learns(config: RunConfig) -> Iterator[Problem]:
+    engine = config.actor_infer.strategy_args.strategy_name
+    model = plugins.settings_model("engines", engine, "strategy_config")
+    if model is not None and issubclass(model, StrictSettings) and not model.takes_new_weights:
+        yield Problem(
+            ("actor_infer", "strategy_args", "strategy_name"),
+            f"`{engine}` takes no new weights, so nothing it plays could follow the training; use it with "
+            "`envsdk collect` or `envsdk evaluate`, and train with another engine",
+        )
 
 
 def _correction(config: RunConfig) -> Iterator[Problem]:

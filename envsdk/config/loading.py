@@ -55,9 +55,12 @@ class LoadedConfig:
         return text
 
 
-def load_config(source: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
+def load_config(
+    source: str | Path, overrides: Sequence[str] = (), *, for_training: bool = True
+) -> LoadedConfig:
     """Read `source` (see `find_config`), apply `key=value` overrides in order, validate.
 
+    Not `for_training`: what only training forbids is allowed, such as an engine that takes no weights.
     Raises ConfigurationError, whose message tells all that is wrong at once.
     """
     path = find_config(source)
@@ -66,7 +69,7 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> LoadedConf
     for override in overrides:
         reading.override(merged, override)
     data = _resolve(merged, reading, str(source))
-    config = _validate(data, reading, str(source))
+    config = _validate(data, reading, str(source), for_training=for_training)
     written = set(leaf_paths(data))
     return LoadedConfig(
         config=config,
@@ -264,7 +267,7 @@ def _resolve(merged: DictConfig, reading: _Reading, source: str) -> dict[str, An
     return {str(key): value for key, value in container.items()}
 
 
-def _validate(data: dict[str, Any], reading: _Reading, source: str) -> RunConfig:
+def _validate(data: dict[str, Any], reading: _Reading, source: str, *, for_training: bool) -> RunConfig:
     """The typed configuration; problems of the types and, where that is possible, of the checks together."""
     problems: list[Problem] = []
     config: RunConfig | None = None
@@ -276,7 +279,7 @@ def _validate(data: dict[str, Any], reading: _Reading, source: str) -> RunConfig
         if len(unknown) == len(error.errors()):
             config = RunConfig.model_validate(_without(data, unknown))
     if config is not None:
-        problems += check(config)
+        problems += check(config, for_training=for_training)
     if problems or config is None:
         raise ConfigurationError(describe(problems, source=source, origin=reading.origin))
     return config

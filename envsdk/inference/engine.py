@@ -72,7 +72,8 @@ class GenerationResult:
     token_ids: NDArray[np.int32]
     """`[num_sampled]`, a stop token included."""
     logprobs: NDArray[np.float32]
-    """`[num_sampled]`, nats, under the sampling distribution (after temperature, top_p, top_k)."""
+    """`[num_sampled]`, nats, under the sampling distribution (after temperature, top_p, top_k), as far as
+    the abilities `logprobs` and `processed_logprobs` go."""
     version_spans: tuple[VersionSpan, ...]
     """Cover `[0, num_sampled)` in order."""
     finish_reason: FinishReason
@@ -94,6 +95,8 @@ class PauseMode(StrEnum):
 class EngineAbilities:
     """What an engine can do; asked before a feature is used, and then tested by the suite."""
 
+    weight_updates: bool = True
+    """Takes new weights at all. An engine that does not can collect and evaluate, not train."""
     inflight_update: bool = False
     """Takes new weights between two tokens of running requests."""
     version_spans: bool = True
@@ -101,6 +104,8 @@ class EngineAbilities:
     prefix_reuse: bool = False
     structured_output: bool = False
     lora: bool = False
+    logprobs: bool = True
+    """Gives log-probabilities; those of an engine that does not are NaN."""
     processed_logprobs: bool = True
     """Log-probabilities are those of the sampling distribution, not of the raw one."""
 
@@ -184,6 +189,8 @@ class Engine(ABC):
     @abstractmethod
     async def load_weights(self, weights: WeightReference, version: int) -> None:
         """Swap in new weights between two steps, all of them or, when the stream or a weight fails, none.
+
+        EngineError from an engine without the ability `weight_updates`.
 
         With the ability `inflight_update` replies go on under the old weights while a stream is read, and the
         swap comes after its end. An engine without it is paused meanwhile, and may write over the old

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -16,6 +16,13 @@ class StrictSettings(BaseModel):
     """Base of every engine's settings: typed, immutable, and deaf to no key."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    takes_new_weights: ClassVar[bool] = True
+    """Whether the engine can be trained with: its ability `weight_updates`, known without importing it."""
+
+    def identity(self) -> dict[str, Any]:
+        """What of these settings decides the replies to a given prompt and seed, as JSON."""
+        return {}
 
 
 SettingsT = TypeVar("SettingsT", bound=StrictSettings)

@@ -315,6 +315,7 @@ class EngineSuite:
 
     def test_replies_after_an_update_carry_its_version(self) -> None:
         async def test(engine: Engine) -> None:
+            _needs_weight_updates(engine)
             before = await engine.submit(self.request("before"))
             await engine.load_weights(self.weights(), 3)
             after = await engine.submit(self.request("after"))
@@ -342,6 +343,7 @@ class EngineSuite:
 
     def test_weights_can_be_loaded_while_paused(self) -> None:
         async def test(engine: Engine) -> None:
+            _needs_weight_updates(engine)
             running = engine.submit(self.long_request())
             queued = engine.submit(self.request("queued"))
             await self.mid_reply(engine)
@@ -393,6 +395,7 @@ class EngineSuite:
         async def test(engine: Engine) -> None:
             if not engine.abilities.prefix_reuse:
                 pytest.skip("the engine keeps no prefixes")
+            _needs_weight_updates(engine)
             first = self.request("first", length=40, session_id="episode")
             reply = await engine.submit(first)
             await engine.load_weights(self.weights(), 1)
@@ -471,7 +474,7 @@ class EngineSuite:
                     await engine.pause(mode)
                 elif action == "resume":
                     await engine.resume()
-                elif action == "load":
+                elif action == "load" and engine.abilities.weight_updates:
                     version += 1
                     await engine.load_weights(self.weights(), version)
                 else:
@@ -509,6 +512,11 @@ def check_result(request: GenerationRequest, result: GenerationResult, *, sequen
     assert ends[-1] == count
     assert all(span.end > span.start for span in result.version_spans)
     assert bool(result.error) == (result.finish_reason is FinishReason.ERROR)
+
+
+def _needs_weight_updates(engine: Engine) -> None:
+    if not engine.abilities.weight_updates:
+        pytest.skip("the engine takes no weights")
 
 
 async def gather(engine: Engine, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:

@@ -1,0 +1,1 @@
+"""The `openai` engine: any server that speaks OpenAI's completions protocol and gives token ids."""

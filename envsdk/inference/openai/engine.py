@@ -1,0 +1,355 @@
+"""The `openai` engine: a fixed model behind a server that speaks the completions protocol.
+
+    submit -> (queued while paused or full ->) streaming -> resolved, exactly once
+                                                  |-> broken off: asked again, from the start
+
+For collecting and evaluating: weights cannot be loaded. Tokens go and come as ids. A pause in mode
+`keep` stops reading: the server may sample ahead, which changes nothing, as its weights stay the same.
+
+    engine = OpenAIEngine.create(EngineConfig(model=None, sequence_length=4096, strategy_config={
+        "base_url": "http://127.0.0.1:8000/v1", "model": "Qwen/Qwen3-0.6B"}))
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import os
+import random
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from envsdk.failures import ConfigurationError, EngineError
+from envsdk.inference.engine import (
+    Engine,
+    EngineAbilities,
+    EngineConfig,
+    EngineHealth,
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+    PauseMode,
+    SamplingParams,
+    WeightReference,
+)
+from envsdk.inference.openai.client import CompletionsClient
+from envsdk.inference.openai.settings import OpenAISettings
+from envsdk.inference.openai.wire import (
+    Delta,
+    ReplyRefused,
+    Unavailable,
+    completion_body,
+    read_event,
+    wait_s,
+)
+from envsdk.inference.settings import parse_settings
+from envsdk.trajectory import VersionSpan
+
+VERSION = 0
+"""Of the weights: there is only one."""
+_CERTAIN = -1e-4
+"""Log-probability above which a token was the only one to choose from."""
+
+
+@dataclass(slots=True)
+class _Running:
+    request: GenerationRequest
+    future: asyncio.Future[GenerationResult]
+    task: asyncio.Task[None] | None = None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    def take(self, delta: Delta) -> None:
+        self.token_ids.extend(delta.token_ids)
+        self.logprobs.extend(delta.logprobs)
+
+
+class OpenAIEngine(Engine):
+    """See the module's text; settings in `OpenAISettings`."""
+
+    def __init__(self, config: EngineConfig, settings: OpenAISettings, api_key: str | None) -> None:
+        self.abilities = EngineAbilities(
+            weight_updates=OpenAISettings.takes_new_weights,
+            priority=True,
+            logprobs=settings.logprobs != "none",
+            processed_logprobs=settings.logprobs == "sampling",
+        )
+        self._settings = settings
+        self._client = CompletionsClient(settings, api_key)
+        self._sequence_length = config.sequence_length
+        self._max_running = config.max_running
+        self._draw = random.Random(config.seed)
+        self._arrivals = itertools.count()
+        self._queue: list[tuple[int, int, GenerationRequest, asyncio.Future[GenerationResult]]] = []
+        self._queued_ids: set[str] = set()
+        self._running: dict[str, _Running] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._started = False
+        self._paused = False
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._idle = asyncio.Event()
+        self._error = ""
+        self._num_tokens_sampled = 0
+        self._num_prompt_tokens = 0
+
+    @classmethod
+    def create(cls, config: EngineConfig) -> OpenAIEngine:
+        if config.sequence_length < 2:
+            raise ConfigurationError(f"sequence_length is {config.sequence_length}; it must be at least 2")
+        settings = parse_settings(OpenAISettings, config.strategy_config, engine="openai")
+        return cls(config, settings, _api_key(settings.api_key_env))
+
+    async def start(self) -> None:
+        """Ask the server for a few tokens, to see that it gives what the contract promises.
+
+        Raises EngineError when it does not answer, ConfigurationError when it answers something else.
+        """
+        try:
+            await self._check_server()
+        except BaseException:
+            await self.close()
+            raise
+        self._num_tokens_sampled = self._num_prompt_tokens = 0
+        self._started = True
+        self._dispatch()
+
+    async def _check_server(self) -> None:
+        first = await self._probe(max_new_tokens=1)
+        if len(first.token_ids) == 0:
+            return  # it has nothing to say to this prompt, which tells nothing
+        if self.abilities.processed_logprobs and first.logprobs[0] < _CERTAIN:
+            raise ConfigurationError(
+                f"{self._settings.base_url} gives log-probability {first.logprobs[0]:.4g} to the only token "
+                "that top_k=1 leaves: it does not give those of the sampling distribution. Start vLLM with "
+                "`--logprobs-mode processed_logprobs`, or set `logprobs: raw`"
+            )
+        token = int(first.token_ids[0])
+        stopped = (await self._probe(max_new_tokens=2, stop_token_ids=(token,))).token_ids.tolist()
+        if not stopped or token in stopped[:-1]:
+            did = "does not heed `stop_token_ids`" if stopped else "leaves the stop token out of the reply"
+            raise ConfigurationError(
+                f"{self._settings.base_url} {did}; replies could not be continued exactly"
+            )
+
+    async def _probe(self, *, max_new_tokens: int, stop_token_ids: tuple[int, ...] = ()) -> GenerationResult:
+        request = GenerationRequest(
+            request_id="probe",
+            prompt_ids=np.zeros(1, np.int32),
+            sampling=SamplingParams(
+                max_new_tokens=min(max_new_tokens, self._sequence_length - 1),
+                top_k=1,
+                stop_token_ids=stop_token_ids,
+                seed=0,
+            ),
+        )
+        future: asyncio.Future[GenerationResult] = asyncio.get_running_loop().create_future()
+        self._run(request, future)
+        result = await future
+        if result.finish_reason is FinishReason.ERROR:
+            raise EngineError(f"engine `openai` cannot use its server: {result.error}")
+        return result
+
+    def submit(self, request: GenerationRequest) -> asyncio.Future[GenerationResult]:
+        future: asyncio.Future[GenerationResult] = asyncio.get_running_loop().create_future()
+        if refusal := self._refusal(request):
+            future.set_result(_result(request.request_id, FinishReason.ERROR, error=refusal))
+            return future
+        self._num_prompt_tokens += len(request.prompt_ids)
+        heapq.heappush(self._queue, (request.priority, next(self._arrivals), request, future))
+        self._queued_ids.add(request.request_id)
+        future.add_done_callback(lambda done: self.abort([request.request_id]) if done.cancelled() else None)
+        self._dispatch()
+        return future
+
+    def _refusal(self, request: GenerationRequest) -> str:
+        """Why this request cannot be run; empty when it can."""
+        if self._error:
+            return self._error
+        num_prompt = len(request.prompt_ids)
+        if num_prompt == 0:
+            return "the prompt is empty"
+        if num_prompt >= self._sequence_length:
+            return (
+                f"a prompt of {num_prompt} tokens leaves no room for a reply: "
+                f"sequence_length is {self._sequence_length}"
+            )
+        if request.sampling.max_new_tokens < 1:
+            return f"max_new_tokens is {request.sampling.max_new_tokens}; it must be at least 1"
+        if request.request_id in self._running or request.request_id in self._queued_ids:
+            return f"request id {request.request_id!r} is not answered yet"
+        return ""
+
+    def _dispatch(self) -> None:
+        while (
+            self._queue
+            and len(self._running) < self._max_running
+            and self._started
+            and not (self._paused or self._error)
+        ):
+            _, _, request, future = heapq.heappop(self._queue)
+            self._queued_ids.discard(request.request_id)
+            self._run(request, future)
+
+    def _run(self, request: GenerationRequest, future: asyncio.Future[GenerationResult]) -> None:
+        running = self._running[request.request_id] = _Running(request, future)
+        running.task = asyncio.ensure_future(self._answer(running))
+        self._tasks.add(running.task)
+        running.task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, running: _Running) -> None:
+        try:
+            await self._ask_until_answered(running)
+        except ReplyRefused as error:
+            self._end(running, FinishReason.ERROR, str(error))
+        except Exception as error:  # noqa: BLE001 - every request is answered, whatever went wrong
+            self._end(running, FinishReason.ERROR, f"{type(error).__name__}: {error}")
+
+    async def _ask_until_answered(self, running: _Running) -> None:
+        settings = self._settings
+        for attempt in itertools.count():
+            await self._flowing.wait()
+            try:
+                await self._ask(running)
+                return
+            except Unavailable as error:
+                if running.future.done():
+                    return  # it broke after the last token
+                if attempt == settings.max_retries:
+                    raise ReplyRefused(f"{error} (asked {attempt + 1} times)") from error
+                # The server forgets a request whose connection broke: its tokens cannot be gone on from
+                # under the same seed.
+                running.token_ids.clear()
+                running.logprobs.clear()
+                await asyncio.sleep(
+                    wait_s(
+                        attempt,
+                        backoff_s=settings.backoff_s,
+                        at_least_s=error.retry_after_s,
+                        uniform=self._draw.random(),
+                    )
+                )
+
+    async def _ask(self, running: _Running) -> None:
+        """One request to the server. Answers `running`, or raises Unavailable or ReplyRefused."""
+        request = running.request
+        prompt_ids = request.prompt_ids.tolist()
+        room = self._sequence_length - len(prompt_ids)
+        body = completion_body(self._settings, request, min(request.sampling.max_new_tokens, room))
+        async with aclosing(self._client.events(body)) as events:
+            async for data in events:
+                await self._flowing.wait()
+                if running.future.done():
+                    continue
+                delta = read_event(data, prompt_ids=prompt_ids, with_logprobs=self.abilities.logprobs)
+                running.take(delta)
+                if delta.finish_reason is not None:
+                    self._end(running, delta.finish_reason)
+        if not running.future.done():
+            raise Unavailable("the reply ended without a finish_reason")
+
+    def _end(self, running: _Running, reason: FinishReason, error: str = "") -> None:
+        """Answer with the tokens so far. Does nothing when it was answered before."""
+        if self._running.get(running.request.request_id) is not running:
+            return
+        del self._running[running.request.request_id]
+        if running.task is not None and running.task is not asyncio.current_task():
+            running.task.cancel()
+        self._num_tokens_sampled += len(running.token_ids)
+        if not running.future.done():
+            running.future.set_result(
+                _result(running.request.request_id, reason, running.token_ids, running.logprobs, error)
+            )
+        if not self._running:
+            self._idle.set()
+        self._dispatch()
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            if running := self._running.get(request_id):
+                self._end(running, FinishReason.ABORT)
+        if doomed := self._queued_ids.intersection(request_ids):
+            ended = [entry for entry in self._queue if entry[2].request_id in doomed]
+            self._queue = [entry for entry in self._queue if entry[2].request_id not in doomed]
+            heapq.heapify(self._queue)
+            self._queued_ids -= doomed
+            for _, _, request, future in ended:
+                if not future.done():
+                    future.set_result(_result(request.request_id, FinishReason.ABORT))
+
+    async def pause(self, mode: PauseMode) -> None:
+        self._paused = True
+        if mode is PauseMode.KEEP:
+            self._flowing.clear()
+            return
+        self._flowing.set()
+        if mode is PauseMode.ABORT:
+            self.abort(list(self._running))
+        while self._running and self._paused:
+            self._idle.clear()
+            await self._idle.wait()
+
+    async def resume(self) -> None:
+        self._paused = False
+        self._flowing.set()
+        self._idle.set()
+        self._dispatch()
+
+    async def load_weights(self, weights: WeightReference, version: int) -> None:
+        raise EngineError(
+            "engine `openai` cannot load weights: its model is the server's. It is for collecting and "
+            "evaluating; train with another engine"
+        )
+
+    def health(self) -> EngineHealth:
+        return EngineHealth(
+            version=VERSION,
+            num_running=len(self._running),
+            num_queued=len(self._queue),
+            num_tokens_sampled=self._num_tokens_sampled,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_prefilled_tokens=self._num_prompt_tokens,
+            error=self._error,
+        )
+
+    async def close(self) -> None:
+        self._error = self._error or "the engine is closed"
+        self.abort([*self._running, *self._queued_ids])
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._client.close()
+
+
+def _api_key(name: str | None) -> str | None:
+    if name is None:
+        return None
+    # A key written where its variable's name belongs must not end up in a log.
+    if not name.isidentifier():
+        raise ConfigurationError("strategy_config of engine `openai`: `api_key_env` is no name of a variable")
+    key = os.environ.get(name)
+    if not key:
+        raise ConfigurationError(
+            f"strategy_config of engine `openai`: the environment variable {name} of `api_key_env` is not set"
+        )
+    return key
+
+
+def _result(
+    request_id: str,
+    reason: FinishReason,
+    token_ids: Sequence[int] = (),
+    logprobs: Sequence[float] = (),
+    error: str = "",
+) -> GenerationResult:
+    count = len(token_ids)
+    return GenerationResult(
+        request_id=request_id,
+        token_ids=np.array(token_ids, np.int32),
+        logprobs=np.array(logprobs, np.float32),
+        version_spans=(VersionSpan(version=VERSION, start=0, end=count),) if count else (),
+        finish_reason=reason,
+        error=error,
+    )

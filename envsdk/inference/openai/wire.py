@@ -1,0 +1,157 @@
+"""Pure: what is asked of `/completions`, and what its events say.
+
+The fields are those of OpenAI's completions with vLLM's additions `return_token_ids`, `stop_token_ids`,
+`top_k`, `min_p` and `repetition_penalty`. A prompt goes as token ids and comes back as token ids; text
+is never read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from envsdk.inference.engine import FinishReason, GenerationRequest
+from envsdk.inference.openai.settings import OpenAISettings
+
+TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
+MAX_BACKOFF_S = 30.0
+
+
+class ReplyRefused(Exception):
+    """The reply cannot be used or had, and asking again would not help."""
+
+
+class Unavailable(Exception):
+    """No whole reply came this time; the same request may be sent again."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one event adds to a reply."""
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    """As many as `token_ids`; NaN when none were asked for."""
+    finish_reason: FinishReason | None
+
+
+class _Logprobs(BaseModel):
+    token_logprobs: list[float | None] | None = None
+
+
+class _Choice(BaseModel):
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
+    text: str = ""
+
+
+class _Event(BaseModel):
+    choices: list[_Choice] = []
+    error: Any = None
+
+
+_FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+
+
+def completion_body(settings: OpenAISettings, request: GenerationRequest, max_tokens: int) -> dict[str, Any]:
+    """The request as JSON.
+
+    `min_p` and `repetition_penalty` are named because servers take defaults from a model's
+    `generation_config.json`, which would bend the distribution behind the run's back.
+    """
+    sampling = request.sampling
+    body = {
+        **settings.extra_body,
+        "model": settings.model,
+        "prompt": [int(token) for token in request.prompt_ids],
+        "max_tokens": max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "n": 1,
+        "stream": True,
+        "return_token_ids": True,
+    }
+    if sampling.seed is not None:
+        body["seed"] = sampling.seed % 2**63
+    if settings.logprobs != "none":
+        body["logprobs"] = 0  # the sampled token's, and no alternatives
+    return body
+
+
+def read_event(data: str, *, prompt_ids: Sequence[int], with_logprobs: bool) -> Delta:
+    """The `data` of one server-sent event.
+
+    Raises Unavailable when it tells of a failure, ReplyRefused when it lacks what was asked for.
+    """
+    try:
+        event = _Event.model_validate_json(data)
+    except ValidationError as error:
+        raise ReplyRefused(f"the server sent no completion event but {data[:200]!r}") from error
+    if event.error is not None:
+        raise Unavailable(f"the server broke the reply off: {error_text(event.error)}")
+    if not event.choices:
+        return Delta((), (), None)
+    choice = event.choices[0]
+    if choice.prompt_token_ids is not None and choice.prompt_token_ids != list(prompt_ids):
+        raise ReplyRefused("the server changed the prompt: the prompt_token_ids it returned are others")
+    reason = None
+    if choice.finish_reason is not None:
+        reason = _FINISH_REASONS.get(choice.finish_reason)
+        if reason is None:
+            raise ReplyRefused(f"the server ended the reply with finish_reason `{choice.finish_reason}`")
+    if choice.token_ids is None:
+        if choice.text or reason is not None:
+            raise ReplyRefused(
+                "the server returned text without token ids; it must understand `return_token_ids`, as vLLM "
+                "does: text cannot be turned back into the tokens that were sampled"
+            )
+        return Delta((), (), reason)
+    return Delta(choice.token_ids, _logprobs(choice, len(choice.token_ids), with_logprobs), reason)
+
+
+def _logprobs(choice: _Choice, count: int, with_logprobs: bool) -> Sequence[float]:
+    if not with_logprobs:
+        return [math.nan] * count
+    given = (choice.logprobs and choice.logprobs.token_logprobs) or []
+    values = [value for value in given if value is not None and math.isfinite(value)]
+    if len(values) != count:
+        raise ReplyRefused(
+            f"the server returned {len(values)} log-probabilities for {count} tokens; if it has none to "
+            "give, set `logprobs: none`"
+        )
+    return [min(value, 0.0) for value in values]  # rounding may leave a certain token above 0
+
+
+def error_text(error: Any) -> str:
+    """The message in an `error` object, on one line."""
+    message = error.get("message", error) if isinstance(error, Mapping) else error
+    return " ".join(str(message).split())[:300]
+
+
+def retry_after_s(header: str | None) -> float:
+    """Seconds of a `Retry-After`; 0 when there is none, or a date."""
+    try:
+        seconds = float(header or 0)
+    except ValueError:
+        return 0.0
+    return max(0.0, seconds) if math.isfinite(seconds) else 0.0
+
+
+def wait_s(attempt: int, *, backoff_s: float, at_least_s: float, uniform: float) -> float:
+    """Before retry number `attempt` (from 0): exponential, the upper half of it drawn by `uniform`."""
+    longest_s = min(MAX_BACKOFF_S, backoff_s * 2.0 ** min(attempt, 60))
+    return max(at_least_s, longest_s * (1 + uniform) / 2)
