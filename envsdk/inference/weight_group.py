@@ -23,7 +23,7 @@ from envsdk.inference.weight_buckets import Bucket, Buffer
 from envsdk.inference.weight_transport import BroadcastParcel, Outlet, UpdateInterrupted
 from envsdk.rendezvous import address_towards, host_store, interface_of, join_store
 
-TIMEOUT = timedelta(seconds=60)
+TIMEOUT = timedelta(seconds=30)
 """How long a member waits for one that is there but does not answer."""
 
 
@@ -31,7 +31,7 @@ class WeightGroup:
     """One process's membership."""
 
     def __init__(self, store: TCPStore, address: str, *, rank: int, world_size: int) -> None:
-        self._store = store
+        self._store: TCPStore | None = store
         self._address = address
         self._rank = rank
         self._world_size = world_size
@@ -58,10 +58,12 @@ class WeightGroup:
 
     @property
     def port(self) -> int:
+        assert self._store is not None, "closed"
         return int(self._store.port)
 
     def gather(self) -> bool:
         """Whether all engines are here, and rank 0 connected with them. UpdateInterrupted."""
+        assert self._store is not None, "closed"
         if self._group is None and self._store.check([f"here/{r}" for r in range(1, self._world_size)]):
             try:
                 self._connect()
@@ -92,6 +94,8 @@ class WeightGroup:
         if self._group is not None:
             self._group.abort()
             self._group = None
+        # An engine that still waits for one that died on the way meets nobody any more, and hears of it.
+        self._store = None
 
     def _connect(self) -> None:
         gloo: Any = ProcessGroupGloo
@@ -142,4 +146,5 @@ class BroadcastOutlet(Outlet):
         self._works = [work for work in self._works if not work.is_completed()]
 
     def close(self) -> None:
+        self._works.clear()  # each keeps the connections of its group open
         self._group.close()

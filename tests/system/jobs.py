@@ -22,6 +22,7 @@ rollout_batch_size: 8
 val_batch_size: 4
 sequence_length: 256
 max_steps: {max_steps}
+entropy_loss_coef: 0.01  # a random policy's groups often agree: something to learn in every batch
 eval_steps: 3
 save_steps: 2
 pretrain: {model}
