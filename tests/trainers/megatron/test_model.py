@@ -161,7 +161,8 @@ def logits_of(chunks: list[Any], strategy: MegatronStrategyConfig) -> dict[str, 
 
 
 EVERYWHERE = ("llama", "qwen2 tied", "qwen3", "qwen3_moe")
-"""Under all layouts (two thirds of a mixture's 55 by `make test-slow`); the others where an embedding is shared out or is on two ranks."""
+"""Under all layouts, two thirds of a mixture's 55 by `make test-slow`; the others where an embedding is
+shared out or is on two ranks."""
 
 
 @pytest.mark.parametrize(
