@@ -47,6 +47,8 @@ class WorkerSetup:
     turn_timeout_s: float
     engines: Mapping[str, Any]
     """Name -> EngineHost actor."""
+    engines_return: bool = False
+    """An engine that is lost may come back: requests wait for it."""
     manager_classes: Mapping[str, str] = field(default_factory=dict)
     """Tag -> plug-in of `envsdk.env_managers`."""
 
@@ -84,6 +86,14 @@ class Stop:
     lease_id: int
 
 
+@dataclass(frozen=True, slots=True)
+class EngineJoined:
+    """Scheduler to worker: the engine of this name is this actor now."""
+
+    name: str
+    actor: Any
+
+
 class Control(Enum):
     """Scheduler to worker."""
 
@@ -95,7 +105,7 @@ class Control(Enum):
 
 
 FromWorker = Finished | Released
-ToWorker = Play | Stop | Control
+ToWorker = Play | Stop | EngineJoined | Control
 
 
 class EnvWorker(LeaseSource):
@@ -186,6 +196,8 @@ class EnvWorker(LeaseSource):
                 self._orders[message.slot_id].put_nowait(message.order)
             elif isinstance(message, Stop):
                 self._stop(message)
+            elif isinstance(message, EngineJoined):
+                self._proxy.add_engine(message.name, self._link(message.actor))
             elif message is Control.SUSPEND:
                 self._proxy.suspend()
             elif message is Control.RESUME:
@@ -207,13 +219,18 @@ class EnvWorker(LeaseSource):
     # Wiring
 
     def _open_proxy(self) -> InferenceProxy:
-        self._links = [RayLink(self._worker_id, actor) for actor in self._setup.engines.values()]
         proxy = InferenceProxy(
-            dict(zip(self._setup.engines, self._links, strict=True)),
+            {name: self._link(actor) for name, actor in self._setup.engines.items()},
             turn_timeout_s=self._setup.turn_timeout_s,
+            engines_return=self._setup.engines_return,
         )
         proxy.start()
         return proxy
+
+    def _link(self, actor: Any) -> RayLink:
+        link = RayLink(self._worker_id, actor)
+        self._links.append(link)
+        return link
 
     def _make_policies(self, proxy: InferenceProxy) -> dict[str, EnginePolicy]:
         chat = ChatTokenizer.load(self._setup.model)

@@ -30,6 +30,7 @@ from envsdk.failures import Boundary, ConfigurationError, EnvsdkError, Failure, 
 from envsdk.long_poll import Outbox
 from envsdk.managers.env_worker import (
     Control,
+    EngineJoined,
     EnvWorker,
     Finished,
     FromWorker,
@@ -124,6 +125,8 @@ class RolloutScheduler:
         self._filtered: dict[int, str] = {}
         """Why a filter dropped a lease's group, until the lease is discarded."""
         self._begun = False
+        self._engines: dict[str, Any] = {}
+        """Those that were started again."""
         self._workers: dict[str, _Worker] = {}
         self._worker_of_slot = {slot: name for name, worker in setup.workers.items() for slot in worker.slots}
         self._held: dict[int, Trajectory] = {}
@@ -222,6 +225,13 @@ class RolloutScheduler:
                 idle = {s: tag for s, tag in worker.setup.slots.items() if s not in self._stragglers}
                 self._execute(self._ledger.add_slots(idle, now))
 
+    async def engine_joined(self, name: str, actor: Any) -> None:
+        """The engine of this name was started again, and has the newest weights."""
+        self._engines[name] = actor
+        for worker in self._workers.values():
+            if worker.checked_in:
+                worker.outbox.put(EngineJoined(name, actor))
+
     async def num_ready(self) -> int:
         """Trajectories in groups that are ready for the next batch."""
         return self._ledger.num_ready_groups * self._setup.ledger.group_size
@@ -265,6 +275,9 @@ class RolloutScheduler:
         worker.checked_in = True
         if self._ledger.is_suspended:
             worker.outbox.put(Control.SUSPEND)
+        for engine, actor in self._engines.items():
+            if worker.setup.engines[engine] is not actor:
+                worker.outbox.put(EngineJoined(engine, actor))
         self._execute(self._ledger.add_slots(worker.setup.slots, now))
         if len(self._workers) == len(self._setup.workers) and all(
             worker.checked_in for worker in self._workers.values()
@@ -434,10 +447,11 @@ class RolloutScheduler:
 
     async def _supervise(self, name: str, me: Any) -> None:
         """Keep one worker running: a dead one is replaced and its leases run elsewhere."""
-        setup = self._setup.workers[name]
+        first_setup = self._setup.workers[name]
         remote_worker: Any = ray.remote(num_cpus=0, max_restarts=0)(EnvWorker)
         for incarnation in itertools.count():
             worker_id = f"{name}#{incarnation}"
+            setup = replace(first_setup, engines={**first_setup.engines, **self._engines})
             actor = remote_worker.remote(worker_id, setup)
             self._workers[name] = _Worker(worker_id, setup, actor)
             try:

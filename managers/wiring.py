@@ -90,6 +90,7 @@ def worker_setups(
             sequence_length=config.sequence_length,
             turn_timeout_s=manager.turn_timeout_s,
             engines=engines,
+            engines_return=True,
             manager_classes={
                 tag: config.custom_envs[tag].env_manager_cls or manager.env_manager_cls for tag in setups
             },

@@ -189,7 +189,7 @@ class AgenticPipeline:
             prepared = prepare_batch(
                 self.config.algorithm, self.step, trajectories, scores, kl_coef=self._kl_coef
             )
-            metrics = await self.cluster.call(self.cluster.trainer.train_step(prepared.batch))
+            metrics = await self.cluster.train_step(prepared.batch)
         self._kl_coef = prepared.kl_coef
         self._metrics |= prepared.metrics | metrics
 
@@ -271,12 +271,12 @@ class AgenticPipeline:
         self._metrics = {}
 
     async def _generation_metrics(self, step_s: float, batch: RolloutBatch) -> Mapping[str, float]:
-        stretches = await self.cluster.busy_stretches()
+        stretches = await self.cluster.call(self.cluster.engines.busy_stretches())
         for start, end in stretches:
             self.timeline.span(Track.GENERATION, "generate", start, end, step=self.step)
         num_engines = self.config.actor_infer.num_engines
         busy_s = sum(end - start for start, end in stretches) / num_engines
-        health = await self.cluster.engine_health()
+        health = await self.cluster.call(self.cluster.engines.health())
         num_tokens = sum(map(num_sampled_tokens, batch.trajectories)) + batch.discarded_tokens
         return {
             "rollout/tokens_per_s": num_tokens / step_s,
@@ -284,6 +284,8 @@ class AgenticPipeline:
             "engine/tokens_sampled": float(sum(look.num_tokens_sampled for look in health.values())),
             "engine/prompt_tokens": float(sum(look.num_prompt_tokens for look in health.values())),
             "engine/prefilled_tokens": float(sum(look.num_prefilled_tokens for look in health.values())),
+            "engine/serving": float(self.cluster.engines.num_serving),
+            "engine/restarts": float(self.cluster.engines.num_restarts),
             "engine/queued": float(sum(look.num_queued for look in health.values())),
         }
 

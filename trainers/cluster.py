@@ -2,8 +2,8 @@
 
     start -> (publish | train | get_batch | validate ...)* -> close
 
-Whatever the pipeline waits for, it also waits for the engines' own alarm: when the last one can no
-longer answer, the run ends with its error instead of a silent wait.
+Whatever the pipeline waits for, it also waits for the end of the engines: when the last one cannot come
+back, the run ends with its error instead of a silent wait.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ import ray
 
 from envsdk.config.models import RunConfig, TrainerRole
 from envsdk.config.plugins import runs_on_several_ranks
-from envsdk.failures import EngineError, EnvsdkError
-from envsdk.inference.engine import EngineConfig, EngineHealth
-from envsdk.inference.engine_host import EngineHost
-from envsdk.inference.weight_transport import can_share_memory, choose_transport
+from envsdk.failures import EnvsdkError
+from envsdk.inference.engine import EngineConfig
+from envsdk.inference.engine_pool import PoolConfig
 from envsdk.managers.ledger_types import LedgerState
 from envsdk.managers.scheduler import RolloutBatch, RolloutScheduler, SchedulerSetup, as_envsdk_error
 from envsdk.managers.wiring import VAL_SPLIT, train_ledger, validation_ledger, worker_setups
+from envsdk.trainers.engine_group import EngineGroup, EngineGroupSpec
 from envsdk.trainers.trainer_group import TrainerGroup, TrainerSpec
-from envsdk.trainers.weight_update import update_engines
-from envsdk.training import TrainerConfig
+from envsdk.training import TrainBatch, TrainerConfig
 
 Result = TypeVar("Result")
 
@@ -38,32 +37,15 @@ class Cluster:
         self, config: RunConfig, *, model: Path, trajectories: Path, state: LedgerState | None
     ) -> None:
         self._config = config
-        self._alarms: dict[str, asyncio.Future[None]] = {}
-        infer = config.actor_infer
-
-        engine = _actor(EngineHost)
-        self._engines = {
-            f"engine-{index}": engine.remote(
-                infer.strategy_args.strategy_name,
-                EngineConfig(
-                    model=model,
-                    sequence_length=config.sequence_length,
-                    max_running=infer.infer_batch_size,
-                    strategy_config=infer.settings,
-                    seed=config.seed + index,
-                ),
-            )
-            for index in range(infer.num_engines)
-        }
-
         self.trainer, self.reference = _trainers(config, model)
+        self.engines = EngineGroup(_engines_spec(config, model), self.trainer, self._announce)
 
         scheduler = _actor(RolloutScheduler)
         self.rollouts = scheduler.remote(
             SchedulerSetup(
                 ledger=train_ledger(config),
                 workers=worker_setups(
-                    config, config.train_env_manager, split="train", model=model, engines=self._engines
+                    config, config.train_env_manager, split="train", model=model, engines=self.engines.actors
                 ),
                 run_seed=config.seed,
                 folder=trajectories,
@@ -76,7 +58,7 @@ class Cluster:
             SchedulerSetup(
                 ledger=validation_ledger(config),
                 workers=worker_setups(
-                    config, config.val_env_manager, split=VAL_SPLIT, model=model, engines=self._engines
+                    config, config.val_env_manager, split=VAL_SPLIT, model=model, engines=self.engines.actors
                 ),
                 run_seed=config.seed,
                 folder=trajectories,
@@ -86,57 +68,37 @@ class Cluster:
 
     async def start(self) -> None:
         """Start everything side by side; returns when every worker has checked in."""
-        await self.call(asyncio.gather(*(engine.start.remote() for engine in self._engines.values())))
-        self._alarms = {name: asyncio.ensure_future(_alarm(name, e)) for name, e in self._engines.items()}
+        await self.call(self.engines.start())
         starting = [self.rollouts.start.remote(), self.held_out.start.remote()]
         await self.call(asyncio.gather(*starting, *(group.start() for group in self._trainers)))
-        engine_nodes = await self.call(asyncio.gather(*(e.node_id.remote() for e in self._engines.values())))
-        self._transport = choose_transport(
-            self._config.model_update_transport,
-            trainer_node=await self.call(self.trainer.node_id()),
-            engine_nodes=dict(zip(self._engines, engine_nodes, strict=True)),
-            can_share_memory=can_share_memory(),
-        )
+        await self.call(self.engines.choose_transport())
 
     async def call(self, awaitable: Awaitable[Result]) -> Result:
-        """Wait for an actor's answer, or for the last engine's alarm; raises EnvsdkError for a failure."""
-        answer = asyncio.ensure_future(awaitable)
-        while not answer.done():
-            waited_for: set[asyncio.Future[Any]] = {answer, *self._alarms.values()}
-            await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
-            self._drop_lost_engines(answer)
+        """Wait for an actor's answer, or for the end of the engines; raises EnvsdkError for a failure."""
+        answer, failed = asyncio.ensure_future(awaitable), self.engines.failed
+        waited_for: set[asyncio.Future[Any]] = {answer, failed}
+        await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
         try:
+            if failed.done():
+                answer.cancel()
+                failed.result()
             return answer.result()
         except (EnvsdkError, ray.exceptions.RayError) as error:
             raise as_envsdk_error(error, "a part of the run failed") from error
-
-    def _drop_lost_engines(self, answer: asyncio.Future[Any]) -> None:
-        """Go on without an engine that is gone, unless it was the last: then raise its error."""
-        for name in [name for name, alarm in self._alarms.items() if alarm.done()]:
-            alarm = self._alarms.pop(name)
-            del self._engines[name]
-            if not self._engines:
-                answer.cancel()
-                alarm.result()
 
     async def publish(self, version: int, *, to_rollouts: bool = True) -> dict[str, float]:
         """The trainer's weights to every engine, then the new version to the scheduler; metrics.
 
         Rollouts begin with the first version they are told of.
         """
-        report = await self.call(
-            update_engines(
-                dict(self._engines),
-                self.trainer.ship_weights,
-                version=version,
-                mode=self._config.weight_update,
-                transport=self._transport,
-                bucket_bytes=self._config.model_update_buffer_size_mb * 1024**2,
-            )
-        )
+        report = await self.call(self.engines.publish(version))
         if to_rollouts:
             await self.call(self.rollouts.publish.remote(version))
         return report.metrics() if report is not None else {}
+
+    async def train_step(self, batch: TrainBatch) -> dict[str, float]:
+        """Metrics of the step."""
+        return await self.call(self.engines.train_step(batch))
 
     async def validate(self, version: int, number: int) -> RolloutBatch:
         """The frozen held-out tasks under the weights the engines have now."""
@@ -146,27 +108,42 @@ class Cluster:
         )
         return batch
 
-    async def engine_health(self) -> dict[str, EngineHealth]:
-        """One look at every engine."""
-        looks = await self.call(asyncio.gather(*(e.health.remote() for e in self._engines.values())))
-        return dict(zip(self._engines, looks, strict=True))
-
-    async def busy_stretches(self) -> list[tuple[float, float]]:
-        """When any engine had requests, since the last call; Unix seconds."""
-        found = await self.call(asyncio.gather(*(e.busy_stretches.remote() for e in self._engines.values())))
-        return [stretch for stretches in found for stretch in stretches]
-
     async def close(self) -> None:
         """End everything; what is already gone is ignored."""
-        for alarm in self._alarms.values():
-            alarm.cancel()
+        self.engines.close()
         closing = [self.rollouts.close.remote(), self.held_out.close.remote()]
         closing += [group.close() for group in self._trainers]
         await asyncio.wait([asyncio.ensure_future(_quiet(call)) for call in closing], timeout=5)
 
+    async def _announce(self, engine: str, actor: Any) -> None:
+        """To the workers of both schedulers."""
+        told = [scheduler.engine_joined.remote(engine, actor) for scheduler in (self.rollouts, self.held_out)]
+        await asyncio.gather(*told)
+
     @property
     def _trainers(self) -> list[TrainerGroup]:
         return [self.trainer] if self.reference is None else [self.trainer, self.reference]
+
+
+def _engines_spec(config: RunConfig, model: Path) -> EngineGroupSpec:
+    infer = config.actor_infer
+    return EngineGroupSpec(
+        strategy_name=infer.strategy_args.strategy_name,
+        configs={
+            f"engine-{index}": EngineConfig(
+                model=model,
+                sequence_length=config.sequence_length,
+                max_running=infer.infer_batch_size,
+                strategy_config=infer.settings,
+                seed=config.seed + index,
+            )
+            for index in range(infer.num_engines)
+        },
+        pool=PoolConfig(max_restarts=infer.max_engine_restarts, silence_s=infer.engine_timeout_s),
+        weight_update=config.weight_update,
+        transport=config.model_update_transport,
+        bucket_bytes=config.model_update_buffer_size_mb * 1024**2,
+    )
 
 
 def _trainers(config: RunConfig, model: Path) -> tuple[TrainerGroup, TrainerGroup | None]:
@@ -204,13 +181,6 @@ def _trainer_spec(config: RunConfig, key: str, role: TrainerRole, model: Path) -
 
 def _actor(body: type[Any]) -> Any:
     return ray.remote(num_cpus=0, max_restarts=0)(body)
-
-
-async def _alarm(name: str, engine: Any) -> None:
-    try:
-        await engine.watch.remote()
-    except (EnvsdkError, ray.exceptions.RayError) as error:
-        raise EngineError(f"{name} is gone: {as_envsdk_error(error, 'its process ended')}") from error
 
 
 async def _quiet(call: Awaitable[Any]) -> None:

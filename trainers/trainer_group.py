@@ -217,7 +217,7 @@ class TrainerGroup:
         rank, error = min(failed, key=lambda pair: (not _is_death(pair[1]), not _is_cause(pair[1])))
         who = f"{self._spec.key}: rank {rank} of {self.world_size}"
         if _is_death(error):
-            return TrainerError(f"{who} died: {_death(error)}")
+            return TrainerError(f"{who} died: {reason_of_death(error)}")
         cause = getattr(error, "cause", None) or error
         if isinstance(cause, EnvsdkError):
             return cause
@@ -256,7 +256,7 @@ def _is_cause(error: BaseException) -> bool:
     return _is_death(error) or isinstance(getattr(error, "cause", None) or error, EnvsdkError)
 
 
-def _death(error: BaseException) -> str:
+def reason_of_death(error: BaseException) -> str:
     """What Ray knows of a process that is gone, on one line, without its advice."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     pid = next((line for line in lines if line.startswith("pid:")), "")

@@ -14,7 +14,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,8 @@ class ShipReport:
     seconds: float
     interruption: str = ""
     """Why the engines did not get everything; empty when they did."""
+    engines: Sequence[str] = ()
+    """Names of those that have the weights now."""
 
     def metrics(self) -> dict[str, float]:
         """As they stand in the metrics file."""
@@ -99,8 +101,8 @@ async def update_engines(
                 # An engine's own reason comes out here.
                 engines = await _on_the_living(engines, "abandon_update", update_id)
         if not report.interruption:
-            await _on_the_living(engines, "complete_update", update_id)
-            return report
+            updated = await _on_the_living(engines, "complete_update", update_id)
+            return replace(report, engines=tuple(updated))
         interruption = report.interruption
     raise EngineError(f"the weights cannot be sent to the engines: {interruption}")
 

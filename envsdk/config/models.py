@@ -253,6 +253,11 @@ class ActorInfer(Role):
     """Requests one engine decodes together."""
     num_engines: PositiveInt = 1
     """Copies of the model that answer side by side."""
+    max_engine_restarts: NonNegativeInt = 3
+    """How often in a row an engine that died, broke or hung is started again. Five minutes of service
+    clear the count; the run goes on while one engine is left."""
+    engine_timeout_s: PositiveFloat = 60.0
+    """An engine that shows no sign of life for so many seconds hangs, and is replaced."""
 
 
 class Reference(TrainerRole):

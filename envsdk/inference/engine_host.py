@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from envsdk.failures import EngineError
 from envsdk.inference.engine import (
     Engine,
     EngineConfig,
@@ -36,8 +35,6 @@ from envsdk.inference.wire import (
 )
 from envsdk.long_poll import LongPoll, Outbox
 from envsdk.plugins import load_plugin
-
-HEALTH_CHECK_S = 1.0
 
 
 class BusyStretches:
@@ -228,14 +225,6 @@ class EngineHost:
     async def busy_stretches(self) -> list[tuple[float, float]]:
         """When at least one request was open, since the last call: `(start, end)` in Unix seconds."""
         return self._busy.drain()
-
-    async def watch(self) -> None:
-        """Runs until the engine cannot answer any more; then raises EngineError."""
-        while True:
-            error = self._engine.health().error
-            if error:
-                raise EngineError(f"the engine stopped: {error}")
-            await asyncio.sleep(HEALTH_CHECK_S)
 
     async def close(self) -> None:
         await self._engine.close()

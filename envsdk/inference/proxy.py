@@ -113,11 +113,14 @@ class InferenceProxy:
         router: Router | None = None,
         turn_timeout_s: float = 300.0,
         keep_interrupted_tokens: bool = False,
+        engines_return: bool = False,
     ) -> None:
+        """`engines_return`: a broken engine is replaced, so even the last one's requests wait for that."""
         self._links = dict(links)
         self._router = router or Router()
         self._turn_timeout_s = turn_timeout_s
         self._keep_interrupted_tokens = keep_interrupted_tokens
+        self._engines_return = engines_return
         self._pending: dict[str, _Pending] = {}
         self._held: list[str] = []
         self._suspended = False
@@ -203,9 +206,11 @@ class InferenceProxy:
     ) -> None:
         if health is not None:
             self.health[engine] = health
+        # The last engine's errors are the answer, unless it comes back: nobody else could give a better one.
         is_broken = health is not None and bool(health.error)
+        is_given_up = is_broken and (self._engines_return or len(self._links) > 1)
         for result in results:
-            if is_broken and result.finish_reason is FinishReason.ERROR and len(self._links) > 1:
+            if is_given_up and result.finish_reason is FinishReason.ERROR:
                 continue
             if self._router.engine_of(result.request_id) != engine:
                 continue
@@ -217,8 +222,7 @@ class InferenceProxy:
                 self._interrupted(pending, result)
             else:
                 self._resolve(pending, _stitched(pending.so_far, result))
-        # The last engine's errors are the answer: nobody else could give a better one.
-        if is_broken and len(self._links) > 1:
+        if is_given_up:
             self._give_up(engine)
 
     def _interrupted(self, pending: _Pending, result: GenerationResult) -> None:

@@ -55,8 +55,13 @@ _OPTIMIZATION_FIRST = ("loss", "entropy", "clip", "kl", "logprob", "ratio", "gra
 """Order of the charts of `actor/...`: the first word that a name contains."""
 
 
-_ENGINE_COUNTERS = {"engine/tokens_sampled", "engine/prompt_tokens", "engine/prefilled_tokens"}
-"""Counted from the engine's start: a curve of these shows nothing but time."""
+_ENGINE_COUNTERS = {
+    "engine/tokens_sampled",
+    "engine/prompt_tokens",
+    "engine/prefilled_tokens",
+    "engine/restarts",
+}
+"""Counted from a start: a curve of these shows nothing but time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

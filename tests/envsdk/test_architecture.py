@@ -24,6 +24,7 @@ COMMAND_LINES = {"cli", "train", "collect", "evaluate", "playing"}
 PURE_CORES = {
     "envsdk/seeds.py",
     "envsdk/trajectory.py",
+    "envsdk/inference/engine_pool.py",
     "managers/ledger.py",
 }
 """No clock, no randomness of their own, no I/O, no framework."""

@@ -11,17 +11,20 @@ import signal
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
 
 from envsdk.env import Isolation
 from envsdk.failures import ConfigurationError, RolloutStalled
+from envsdk.inference.engine import EngineConfig
+from envsdk.inference.engine_host import EngineHost
 from envsdk.managers.ledger_types import LedgerState
 from envsdk.managers.scheduler import RolloutBatch
 from envsdk.storage import read_metadata, read_trajectories
 from envsdk.trajectory import Outcome
-from tests.system.conftest import Rollouts, StartRollouts, toy_tag, troublesome, wait_until
+from tests.system.conftest import Rollouts, StartRollouts, toy_tag, troublesome, wait_until, worker_processes
 
 pytestmark = pytest.mark.system
 
@@ -370,10 +373,33 @@ def test_with_two_engines_losing_one_costs_nothing_but_time(start_rollouts: Star
         assert not batch.failures
 
 
-def test_an_engine_that_breaks_says_so_to_whoever_watches_it(start_rollouts: StartRollouts) -> None:
+def test_an_engine_that_comes_back_answers_all_workers_and_those_that_are_replaced(
+    start_rollouts: StartRollouts,
+) -> None:
+    rollouts = start_rollouts(engine=SLOW_REPLIES, num_workers=2, batch_size=8, max_group_attempts=100)
+    rollouts.next_batch()
+    ray.kill(rollouts.engines.pop("engine-0"))
+    host: Any = ray.remote(num_cpus=0, max_restarts=0)(EngineHost)
+    config = EngineConfig(model=None, sequence_length=512, strategy_config=SLOW_REPLIES)
+    again = rollouts.engines["engine-0"] = host.remote("mock", config)
+    try:
+        ray.get(again.start.remote(), timeout=60)
+        rollouts.update_engines(0)
+        rollouts.engine_joined("engine-0", again)
+        for version in range(1, 4):
+            rollouts.advance(version)
+            batch = rollouts.next_batch()
+            assert all(t.success for t in batch.trajectories)
+            if version == 1:
+                os.kill(min(rollouts.worker_pids), signal.SIGKILL)
+        wait_until(lambda: len(worker_processes() - {min(rollouts.worker_pids)}) == 2)
+    finally:
+        ray.kill(again)
+
+
+def test_an_engine_that_breaks_says_so_in_its_health(start_rollouts: StartRollouts) -> None:
     rollouts: Rollouts = start_rollouts(engine={"failure": {"rate": 1.0, "kind": "crash"}})
     (engine,) = rollouts.engines.values()
-    with pytest.raises(Exception, match="the engine stopped: the mock engine crashed"):
-        ray.get(engine.watch.remote(), timeout=20)
+    wait_until(lambda: "the mock engine crashed" in ray.get(engine.health.remote(), timeout=20).error)
     with contextlib.suppress(ray.exceptions.RayError, RolloutStalled):
         rollouts.next_batch()

@@ -195,16 +195,6 @@ async def test_a_tensor_whose_end_does_not_come_is_refused_and_the_old_version_s
     assert answered.request_ids == ["a"]
 
 
-async def test_watching_ends_with_the_reason_when_the_engine_cannot_answer_any_more() -> None:
-    host = await started_host(failure={"rate": 1.0, "kind": "crash"})
-    watching = asyncio.ensure_future(host.watch())
-    await turns_of_the_loop()
-    assert not watching.done()
-    await soon(host.exchange("one", 0, pack_requests([request("a")]), []))
-    with pytest.raises(EngineError, match=r"the engine stopped: .*crashed"):
-        await asyncio.wait_for(watching, timeout=10)
-
-
 async def test_an_unknown_engine_is_answered_with_the_nearest_one() -> None:
     with pytest.raises(ConfigurationError, match="did you mean 'mock'"):
         await EngineHost("mick", EngineConfig(model=None, sequence_length=64)).start()

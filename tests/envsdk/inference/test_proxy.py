@@ -321,6 +321,16 @@ async def test_the_last_engines_errors_are_the_answer() -> None:
         assert "crashed" in result.error
 
 
+async def test_the_last_engines_requests_wait_where_it_will_come_back() -> None:
+    broken = await engine_link(failure={"rate": 1.0, "kind": "crash"})
+    async with running_proxy({"engine": broken}, engines_return=True) as proxy:
+        future = proxy.generate(request(0))
+        await turns_of_the_loop(5)
+        assert not future.done()
+        proxy.add_engine("engine", await engine_link())
+        assert_whole(await soon(future), request(0))
+
+
 async def restart(link: MortalLink, version: int) -> None:
     """A weight update in mode `restart`."""
     await link.engine.pause(PauseMode.ABORT)

@@ -1,0 +1,390 @@
+"""The pool of engines: single rules, and deaths, hangs, updates and requests in any order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from envsdk.inference.engine import FinishReason, GenerationRequest, GenerationResult, SamplingParams
+from envsdk.inference.engine_pool import (
+    End,
+    EnginePool,
+    EngineState,
+    Join,
+    Life,
+    PoolCommand,
+    PoolConfig,
+    Start,
+    Update,
+)
+from envsdk.inference.proxy import Deliver, EngineLink, InferenceProxy
+from envsdk.trajectory import VersionSpan
+
+FIRST, SECOND = Life("one", 0), Life("one", 1)
+
+
+def serving_pool(*names: str, **config: float) -> EnginePool:
+    pool = EnginePool(names or ["one"], PoolConfig(**config))  # type: ignore[arg-type]
+    for name in names or ["one"]:
+        assert pool.started(Life(name, 0)) == []
+    assert pool.published(0, pool.lives) == []  # the workers know the first lives
+    return pool
+
+
+def test_a_lost_engine_is_ended_started_again_updated_and_joins() -> None:
+    pool = serving_pool()
+    assert pool.lost(FIRST, "killed") == [End(FIRST)]
+    assert pool.state("one") is EngineState.DOWN
+    assert pool.tick(0.9) == []
+    assert pool.tick(0.1) == [Start(SECOND)]
+    assert pool.started(SECOND) == [Update(SECOND)]
+    assert pool.version_for(SECOND) == 0
+    assert pool.given(SECOND, 0) == [Join(SECOND)]
+    assert pool.state("one") is EngineState.SERVING
+    assert pool.num_restarts == 1
+
+
+def test_while_the_trainer_learns_an_engine_waits_for_the_next_publication() -> None:
+    pool = serving_pool()
+    pool.lost(FIRST, "killed")
+    pool.tick(1.0)
+    pool.weights_move()
+    assert pool.started(SECOND) == []
+    assert pool.version_for(SECOND) is None
+    assert pool.lives == [SECOND]
+    assert pool.published(1, [SECOND]) == [Join(SECOND)]
+
+
+def test_an_update_that_newer_weights_overtook_is_repeated() -> None:
+    pool = serving_pool()
+    pool.lost(FIRST, "killed")
+    pool.tick(1.0)
+    pool.started(SECOND)
+    assert pool.published(1, []) == [Update(SECOND)]
+    assert pool.given(SECOND, 0) == [Update(SECOND)]
+    assert pool.given(SECOND, 1) == [Join(SECOND)]
+
+
+def test_an_engine_that_missed_a_publication_serves_no_more() -> None:
+    pool = serving_pool("one", "two")
+    assert pool.published(1, [Life("two", 0)]) == [End(FIRST)]
+    assert pool.num_serving == 1
+
+
+def test_silence_is_a_loss_and_a_sign_of_life_is_not() -> None:
+    pool = serving_pool(silence_s=10)
+    for _ in range(5):
+        assert pool.tick(9) == []
+        pool.heard(FIRST)
+    assert pool.tick(9) == []
+    assert pool.tick(2) == [End(FIRST)]
+
+
+def test_a_start_may_take_longer_than_a_sign_of_life_but_not_for_ever() -> None:
+    pool = EnginePool(["one"], PoolConfig(silence_s=10, start_s=100))
+    assert pool.tick(99) == []
+    assert pool.tick(2) == [End(FIRST)]
+
+
+def test_each_loss_in_a_row_doubles_the_wait_up_to_its_limit() -> None:
+    pool = serving_pool(max_restarts=5, max_backoff_s=5)
+    for number, wait_s in enumerate([1.0, 2.0, 4.0, 5.0, 5.0]):
+        pool.lost(Life("one", number), "killed")
+        assert pool.tick(wait_s - 0.01) == []
+        assert pool.tick(0.02) == [Start(Life("one", number + 1))]
+
+
+def test_an_engine_lost_too_often_is_gone_and_the_last_ones_end_says_why() -> None:
+    pool = serving_pool("one", "two", max_restarts=1)
+    for name in ("one", "two"):
+        assert pool.failure == ""
+        pool.lost(Life(name, 0), "killed")
+        pool.tick(1.0)
+        assert pool.lost(Life(name, 1), "out of memory") == [End(Life(name, 1))]
+        assert pool.state(name) is EngineState.GONE
+    assert pool.tick(1000.0) == []
+    assert "max_engine_restarts=1: one was lost 2 times in a row, last: out of memory; two" in pool.failure
+
+
+def test_a_long_service_clears_the_count_of_losses() -> None:
+    pool = serving_pool(max_restarts=1, steady_s=60, silence_s=100)
+    for number in range(5):
+        pool.tick(60)
+        pool.lost(Life("one", number), "killed")
+        pool.tick(1.0)
+        pool.started(Life("one", number + 1))
+        pool.given(Life("one", number + 1), 0)
+    assert pool.state("one") is EngineState.SERVING
+
+
+def test_what_an_earlier_life_does_counts_for_nothing() -> None:
+    pool = serving_pool()
+    pool.lost(FIRST, "killed")
+    pool.tick(1.0)
+    pool.started(SECOND)
+    pool.given(SECOND, 0)
+    assert pool.lost(FIRST, "late news") == pool.started(FIRST) == pool.given(FIRST, 0) == []
+    assert pool.state("one") is EngineState.SERVING
+
+
+@dataclass(eq=False)
+class SimulatedEngine(EngineLink):
+    """A process and the link to it."""
+
+    life: Life
+    version: int = -1
+    has_started: bool = False
+    hangs: bool = False
+    requests: dict[str, GenerationRequest] = field(default_factory=dict)
+    deliver: Deliver | None = None
+    is_dead: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def connect(self, deliver: Deliver) -> None:
+        self.deliver = deliver
+
+    def send(self, request: GenerationRequest) -> None:
+        self.requests[request.request_id] = request
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self.requests.pop(request_id, None)
+
+    async def lost(self) -> str:
+        await self.is_dead.wait()
+        return "dead"
+
+    def close(self) -> None:
+        self.deliver = None
+
+    def answer(self, request_id: str) -> None:
+        request = self.requests.pop(request_id)
+        result = GenerationResult(
+            request_id=request_id,
+            token_ids=request.prompt_ids,
+            logprobs=np.zeros(1, np.float32),
+            version_spans=(VersionSpan(version=self.version, start=0, end=1),),
+            finish_reason=FinishReason.STOP,
+        )
+        if self.deliver is not None:
+            self.deliver([result], None)
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """The pool, a real proxy, simulated engines; this is their shell."""
+
+    names = ("one", "two", "three")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.pool = EnginePool(
+            self.names,
+            PoolConfig(max_restarts=3, silence_s=5, start_s=50, steady_s=20, max_backoff_s=4),
+        )
+        self.engines = {name: SimulatedEngine(Life(name, 0)) for name in self.names}
+        self.version = -1
+        self.is_suspended = True
+        self.updates: list[Life] = []
+        self.under_way: list[tuple[SimulatedEngine, int]] = []
+        self.answers: dict[str, asyncio.Future[GenerationResult]] = {}
+        self.num_requests = 0
+
+    @initialize()
+    def begin(self) -> None:
+        async def opened() -> InferenceProxy:
+            proxy = InferenceProxy(self.engines, engines_return=True)
+            proxy.start()
+            proxy.suspend()
+            return proxy
+
+        self.proxy = self.loop.run_until_complete(opened())
+        for which in range(3):
+            self.start_up(which)
+
+    def pump(self) -> None:
+        """Let the proxy notice what happened."""
+        for _ in range(4):
+            self.loop.run_until_complete(asyncio.sleep(0))
+
+    def execute(self, commands: Iterable[PoolCommand]) -> None:
+        for command in commands:
+            life = command.life
+            if isinstance(command, Start):
+                assert self.engines[life.name].is_dead.is_set(), "two processes of one name"
+                self.engines[life.name] = SimulatedEngine(life)
+            elif isinstance(command, End):
+                self.kill(self.engines[life.name])
+            elif isinstance(command, Update):
+                self.updates.append(life)
+            else:
+                engine = self.engines[life.name]
+                assert engine.life == life
+                self.loop.call_soon(self.proxy.add_engine, life.name, engine)
+        self.pump()
+
+    def kill(self, engine: SimulatedEngine) -> None:
+        engine.is_dead.set()
+        engine.requests.clear()
+        self.pump()
+
+    def living(self) -> list[SimulatedEngine]:
+        return [engine for engine in self.engines.values() if not engine.is_dead.is_set()]
+
+    # What happens
+
+    @rule(session=st.sampled_from(["", "a", "b", "c"]))
+    def request(self, session: str) -> None:
+        self.num_requests += 1
+        request = GenerationRequest(
+            request_id=f"r{self.num_requests}",
+            prompt_ids=np.array([self.num_requests], np.int32),
+            sampling=SamplingParams(max_new_tokens=4),
+            session_id=session,
+        )
+
+        async def asked() -> asyncio.Future[GenerationResult]:
+            return self.proxy.generate(request)
+
+        self.answers[request.request_id] = self.loop.run_until_complete(asked())
+
+    @rule(which=st.integers(0, 2))
+    def answer(self, which: int) -> None:
+        engine = self.engines[self.names[which]]
+        if engine.requests and not engine.hangs:
+            request_id = next(iter(engine.requests))
+            assert not self.answers[request_id].done(), "answered twice"
+            assert engine.version == self.version
+            engine.answer(request_id)
+            assert self.answers[request_id].done()
+
+    @rule(which=st.integers(0, 2), is_told=st.booleans())
+    def die(self, which: int, is_told: bool) -> None:
+        engine = self.engines[self.names[which]]
+        if not engine.is_dead.is_set():
+            self.kill(engine)
+            if is_told:
+                self.execute(self.pool.lost(engine.life, "killed"))
+
+    @rule()
+    def die_together(self) -> None:
+        for which in range(3):
+            self.die(which, is_told=True)
+
+    @rule(which=st.integers(0, 2))
+    def hang(self, which: int) -> None:
+        self.engines[self.names[which]].hangs = True
+
+    @rule(which=st.integers(0, 2))
+    def start_up(self, which: int) -> None:
+        engine = self.engines[self.names[which]]
+        if not engine.has_started and not engine.hangs and not engine.is_dead.is_set():
+            engine.has_started = True
+            self.execute(self.pool.started(engine.life))
+
+    @rule(elapsed_s=st.sampled_from([0.5, 1.0, 3.0]))
+    def time_passes(self, elapsed_s: float) -> None:
+        for engine in self.living():
+            if not engine.hangs:
+                self.pool.heard(engine.life)
+        self.execute(self.pool.tick(elapsed_s))
+
+    @rule()
+    def learn(self) -> None:
+        self.pool.weights_move()
+
+    @rule()
+    def publish(self) -> None:
+        self.version += 1
+        lives = set(self.pool.lives)
+        updated = [engine for engine in self.living() if engine.life in lives and not engine.hangs]
+        for engine in updated:
+            engine.version = self.version
+        self.execute(self.pool.published(self.version, [engine.life for engine in updated]))
+        if self.version == 0:
+            self.resume()
+
+    @precondition(lambda self: self.updates)
+    @rule()
+    def begin_to_give(self) -> None:
+        life = self.updates.pop(0)
+        version = self.pool.version_for(life)
+        engine = self.engines[life.name]
+        if version is not None and engine.life == life:
+            self.under_way.append((engine, version))
+
+    @precondition(lambda self: self.under_way)
+    @rule()
+    def end_to_give(self) -> None:
+        engine, version = self.under_way.pop(0)
+        if not engine.hangs and not engine.is_dead.is_set():
+            engine.version = max(engine.version, version)
+            self.execute(self.pool.given(engine.life, version))
+
+    @rule()
+    def recover(self) -> None:
+        self.time_passes(3.0)
+        for which in range(3):
+            self.start_up(which)
+        while self.updates:
+            self.begin_to_give()
+        while self.under_way:
+            self.end_to_give()
+
+    @rule()
+    def suspend(self) -> None:
+        self.is_suspended = True
+        self.proxy.suspend()
+
+    @precondition(lambda self: self.version >= 0)
+    @rule()
+    def resume(self) -> None:
+        self.is_suspended = False
+        self.proxy.resume()
+
+    # What always holds
+
+    @invariant()
+    def only_serving_engines_with_the_newest_weights_have_requests(self) -> None:
+        for engine in self.engines.values():
+            if engine.requests:
+                assert self.pool.state(engine.life.name) is EngineState.SERVING
+                assert engine.version == self.version
+
+    @invariant()
+    def each_open_request_is_in_one_place_and_waits_for_no_other_engine(self) -> None:
+        places = [request_id for engine in self.engines.values() for request_id in engine.requests]
+        assert len(places) == len(set(places))
+        unanswered = {request_id for request_id, answer in self.answers.items() if not answer.done()}
+        assert set(places) <= unanswered
+        serving = [e for e in self.living() if self.pool.state(e.life.name) is EngineState.SERVING]
+        if serving and not self.is_suspended:
+            assert set(places) == unanswered
+
+    def teardown(self) -> None:
+        """Without further trouble everything is answered, unless all engines are gone."""
+        for _ in range(100):
+            for which in range(3):
+                self.start_up(which)
+            self.publish()
+            self.resume()
+            for which in range(3):
+                while self.engines[self.names[which]].requests and not self.engines[self.names[which]].hangs:
+                    self.answer(which)
+            self.time_passes(1.0)
+        assert bool(self.pool.failure) == (self.pool.num_serving == 0)
+        if not self.pool.failure:
+            for request_id, answer in self.answers.items():
+                assert answer.result().token_ids.tolist() == [int(request_id[1:])]
+        self.loop.run_until_complete(self.proxy.close())
+        self.pump()
+        self.loop.close()
+
+
+TestPool = PoolMachine.TestCase
+TestPool.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)

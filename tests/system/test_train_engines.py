@@ -1,0 +1,69 @@
+"""Engines of a real run are killed: the run goes on, and they come back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from envsdk.storage import read_trajectories
+from envsdk.tracking import read_metrics
+from envsdk.trajectory import Outcome
+from tests.system.jobs import Job, wait_until
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+
+
+@pytest.mark.parametrize("num_engines", [1, 2])
+def test_a_killed_engine_comes_back_and_no_trajectory_is_lost(
+    num_engines: int, tmp_path: Path, model: Path
+) -> None:
+    job = Job(tmp_path, model, max_steps=1000)
+    process = job.start(f"actor_infer.num_engines={num_engines}", "save_steps=0", "eval_steps=0")
+    wait_until(job.batch(2).is_file, process)
+    victim = min(engine_processes(process.pid))
+    os.kill(victim, signal.SIGKILL)
+
+    def is_back() -> bool:
+        last = rows(job)[-1]
+        return bool(last["engine/restarts"] == 1 and last["engine/serving"] == num_engines)
+
+    wait_until(is_back, process)
+    num_steps = len(rows(job))
+    wait_until(job.batch(num_steps + 2).is_file, process)
+    assert victim not in engine_processes(process.pid)
+    assert len(engine_processes(process.pid)) == num_engines
+
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    job_rows = rows(job)
+    assert [row["step"] for row in job_rows] == list(range(len(job_rows)))
+    assert all(row["staleness/max"] <= 1 for row in job_rows)
+    ids = []
+    for step in range(len(job_rows)):
+        batch = read_trajectories(job.batch(step))
+        assert len(batch) == 8
+        assert all(trajectory.outcome is not Outcome.FAILED for trajectory in batch)
+        ids += [trajectory.trajectory_id for trajectory in batch]
+    assert len(ids) == len(set(ids))
+
+
+def rows(job: Job) -> list[dict[str, Any]]:
+    """The metrics of each step."""
+    return [dict(row) for row in read_metrics(job.run / "metrics.jsonl")]
+
+
+def engine_processes(pid: int) -> set[int]:
+    """Pids of the engines of a run."""
+    found = set()
+    for process in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if process.cmdline()[:1] and process.cmdline()[0].startswith("ray::EngineHost"):
+                found.add(process.pid)
+    return found
