@@ -15,7 +15,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import socket
 import statistics
 import sys
 import tempfile
@@ -34,6 +33,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from training_load import HALF_BILLION, SMALL, make_batch, num_tokens, train_flops, write_model
 
 from envsdk.plugins import load_plugin, plugin_names
+from envsdk.rendezvous import free_port
 from envsdk.training import TrainBatch, TrainerConfig, TrainerRank
 
 TRAINERS = "envsdk.trainers"
@@ -114,7 +114,7 @@ class Ranks:
     def __init__(self, layout: Layout, model: Path, batch: TrainBatch) -> None:
         self.layout = layout
         context = multiprocessing.get_context("spawn")
-        port = _free_port()
+        port = free_port("127.0.0.1")
         self._connections: list[Connection] = []
         self._processes = []
         for rank in range(layout.num_ranks):
@@ -322,12 +322,6 @@ def _ranks(layout: Layout, model: Path, batch: TrainBatch) -> Iterator[Ranks]:
         yield ranks
     finally:
         ranks.stop()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _millions(shape: Any) -> str:

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
+from contextlib import suppress
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import psutil
-from torch._C._distributed_c10d import TCPStore
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
+
+
+def free_port(address: str) -> int:
+    """A port to meet at later. It is below those that systems give to whoever connects, so that hardly
+    anybody takes it in the meantime."""
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with suppress(OSError), socket.create_server((address, port)):
+            return port
 
 
 def host_store(
@@ -17,6 +31,8 @@ def host_store(
     Returns when everyone has come (`wait_for_all`), or at once. `init_method="tcp://..."` would listen
     on all addresses of the machine.
     """
+    from torch._C._distributed_c10d import TCPStore
+
     listener = socket.create_server((address, port), backlog=128)
     port = int(listener.getsockname()[1])
     return TCPStore(
@@ -34,6 +50,8 @@ def join_store(
     address: str, port: int, world_size: int, *, timeout: timedelta, wait_for_all: bool
 ) -> TCPStore:
     """Come to the store at `address`; waits until it is there. `wait_for_all` is alike on all sides."""
+    from torch._C._distributed_c10d import TCPStore
+
     return TCPStore(
         address, port, world_size, is_master=False, wait_for_workers=wait_for_all, timeout=timeout
     )

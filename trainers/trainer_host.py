@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from envsdk.atomic import storage_error
 from envsdk.plugins import load_plugin
+from envsdk.rendezvous import free_port
 from envsdk.trainers.weight_update import Shipment, ShipReport, WeightSender
 from envsdk.training import TrainBatch, Trainer, TrainerConfig, TrainerRank
 
@@ -36,8 +36,7 @@ class TrainerHost:
     def meeting_point(self) -> tuple[str, int]:
         """Address of this node in the cluster, and a port that is free there."""
         address = ray.util.get_node_ip_address()
-        with socket.create_server((address, 0)) as listener:
-            return address, int(listener.getsockname()[1])
+        return address, free_port(address)
 
     def start(self, rank: TrainerRank, devices: Sequence[int]) -> None:
         """Load the model. Not in the constructor, whose errors Ray turns into text.

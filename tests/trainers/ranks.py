@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import secrets
-import socket
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pytest
 
+from envsdk.rendezvous import free_port
 from envsdk.training import TrainerRank
 
 P = ParamSpec("P")
@@ -81,7 +79,7 @@ def _run_ranks(
     world_size: int, sees_gpus: bool, body: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[T]:
     deadline = time.monotonic() + TIMEOUT_S
-    port = _free_port()
+    port = free_port("127.0.0.1")
     processes: list[ForkServerProcess] = []
     readers: dict[Connection, int] = {}
     results: dict[int, T] = {}
@@ -142,11 +140,3 @@ def _end_with_parent() -> None:
     assert parent is not None
     wait([parent.sentinel])
     os._exit(1)
-
-
-def _free_port() -> int:
-    """Below the ports that the system gives to whoever connects: nobody takes it before the ranks do."""
-    while True:
-        port = 20_000 + secrets.randbelow(12_000)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
