@@ -88,7 +88,7 @@ class PauseMode(StrEnum):
     ABORT = "abort"
     """Return them with what they have, finish reason `abort`."""
     WAIT = "wait"
-    """Let them finish first."""
+    """Let them finish first, those too that an earlier pause froze."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -242,6 +242,7 @@ class MockEngine(Engine):
     async def pause(self, mode: PauseMode) -> None:
         self._paused = True
         if mode is PauseMode.WAIT:
+            self._start_frozen_clocks()
             while self._running and self._paused:
                 self._idle.clear()
                 await self._idle.wait()
@@ -259,10 +260,13 @@ class MockEngine(Engine):
     async def resume(self) -> None:
         self._paused = False
         self._idle.set()
+        self._start_frozen_clocks()
+        self._dispatch()
+
+    def _start_frozen_clocks(self) -> None:
         for running in self._running.values():
             if running.since is None:
                 self._start_clock(running)
-        self._dispatch()
 
     async def load_weights(self, weights: WeightReference, version: int) -> None:
         if not isinstance(weights, Mapping | Path):

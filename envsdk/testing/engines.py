@@ -311,6 +311,16 @@ class EngineSuite:
 
         self.run(test)
 
+    def test_pause_wait_lets_replies_end_that_another_pause_froze(self) -> None:
+        async def test(engine: Engine) -> None:
+            frozen = engine.submit(self.long_request())
+            await self.mid_reply(engine)
+            await engine.pause(PauseMode.KEEP)
+            await engine.pause(PauseMode.WAIT)
+            assert (await frozen).finish_reason is FinishReason.LENGTH
+
+        self.run(test)
+
     # ---- weights
 
     def test_replies_after_an_update_carry_its_version(self) -> None:
