@@ -26,7 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from experiment import ALPHAS, SEEDS, VARIANTS, Cell, Experiment, RunFailed, cells, variant
 from figure import draw
-from results import RunResult, markdown_table, run_result, summaries
+from results import QUIET_LOAD, RunResult, markdown_table, run_result, summaries, with_shared_runs
 
 from envsdk.tracking import read_metrics
 
@@ -84,7 +84,8 @@ def finished(experiment: Experiment, matrix: Sequence[Cell]) -> list[RunResult]:
 def report(folder: Path, results: Sequence[RunResult], *, into_docs: bool) -> None:
     """Write and print what the results say."""
     order = [one.name for one in VARIANTS]
-    rows = sorted(summaries(results), key=lambda row: (order.index(row.variant), row.alpha))
+    everywhere = with_shared_runs(results, list(dict.fromkeys(one.cell.variant for one in results)))
+    rows = sorted(summaries(everywhere), key=lambda row: (order.index(row.variant), row.alpha))
     figure = draw(rows, {row.variant: variant(row.variant).about for row in rows})
     text = f"{markdown_table(rows)}\n{conditions(results)}\n"
     (folder / "table.md").write_text(text)
@@ -101,12 +102,10 @@ def report(folder: Path, results: Sequence[RunResult], *, into_docs: bool) -> No
 
 def conditions(results: Sequence[RunResult]) -> str:
     """Under what circumstances the times were taken, in a sentence."""
-    loads = sorted(result.load_average for result in results)
-    minutes = sum(result.wall_s for result in results) / 60
+    quiet = sum(result.had_the_machine for result in results)
     return (
-        f"{len(results)} runs on {os.cpu_count()} cores, {minutes:.0f} minutes together. The load average "
-        f"when a run began, to which the one before it adds about 2, was {loads[len(loads) // 2]:.1f} in the "
-        f"median and {loads[-1]:.1f} at most."
+        f"{len(results)} runs on {os.cpu_count()} cores. Seconds are of the {quiet} that had the machine to "
+        f"themselves, which left a load average of at most {QUIET_LOAD:g} behind."
     )
 
 

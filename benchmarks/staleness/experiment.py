@@ -188,10 +188,17 @@ def variant(name: str) -> Variant:
 
 
 def cells(variants: Iterable[str], alphas: Iterable[int], seeds: Iterable[int]) -> list[Cell]:
-    """The matrix, seed by seed: a part of it that is done compares all variants and alphas."""
+    """The matrix, seed by seed: a part of it that is done compares all variants and alphas.
+
+    Under alpha 0 the variants compute the same gradient but for rounding: the first one stands for all.
+    """
     names, ratios = list(variants), list(alphas)
     return [
-        Cell(variant=name, alpha=alpha, seed=seed) for seed in seeds for name in names for alpha in ratios
+        Cell(variant=name, alpha=alpha, seed=seed)
+        for seed in seeds
+        for name in names
+        for alpha in ratios
+        if alpha or name == names[0]
     ]
 
 

@@ -108,7 +108,11 @@ def draw(summaries: Sequence[Summary], about: Mapping[str, str]) -> str:
         _bar_panel(
             "Seconds per step",
             "all variants; line: fastest to slowest",
-            {alpha: _pooled(summaries, alpha, lambda one: one.training_s) for alpha in alphas},
+            {
+                alpha: _pooled(summaries, alpha, lambda one: one.training_s)
+                for alpha in alphas
+                if any(one.training_s for one in summaries if one.alpha == alpha)
+            },
             colors,
             label=lambda value: f"{value:.2f}",
             x=beside,
@@ -187,8 +191,8 @@ def _bar_panel(
     y: float,
 ) -> BarPanel:
     left, right, top, bottom = 40.0, _BARS.width - 6.0, 20.0, _BARS.height - 28.0
-    highest = max(spread.high for spread in spreads.values()) or 1.0
-    slot = (right - left) / len(spreads)
+    highest = max((spread.high for spread in spreads.values()), default=0.0) or 1.0
+    slot = (right - left) / max(1, len(spreads))
 
     def height(value: float) -> float:
         return round(bottom - (bottom - top) * value / highest, 1)
@@ -221,9 +225,9 @@ def _bar_panel(
     )
 
 
-def _pooled(summaries: Sequence[Summary], alpha: int, pick: Callable[[Summary], Spread]) -> Spread:
-    """Over the variants of one alpha."""
-    spreads = [pick(one) for one in summaries if one.alpha == alpha]
+def _pooled(summaries: Sequence[Summary], alpha: int, pick: Callable[[Summary], Spread | None]) -> Spread:
+    """Over the variants of one alpha that have it."""
+    spreads = [spread for one in summaries if one.alpha == alpha and (spread := pick(one)) is not None]
     return Spread(
         sum(one.mean for one in spreads) / len(spreads),
         min(one.low for one in spreads),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from experiment import Cell, Record
@@ -13,6 +13,8 @@ Row = Mapping[str, float]
 """Metrics of one step, as in metrics.jsonl."""
 
 SUCCESS = "val/success/mean"
+QUIET_LOAD = 5.0
+"""A run alone on two cores leaves a load average of 2.5 to 4.5 behind; times are of those only."""
 
 
 class Spread(NamedTuple):
@@ -44,11 +46,18 @@ class RunResult:
     """The whole process."""
     load_average: float
     """Of the machine when the run began."""
+    load_average_after: float
+    """When it had ended."""
     staleness: float
     """Weight updates between sampling and training; mean over the trajectories of all steps but the first
     alpha + 1, which have nothing older to learn from."""
     off_policy: float
     """Share of the tokens trained on whose probability had moved by more than 1%; same steps."""
+
+    @property
+    def had_the_machine(self) -> bool:
+        """Whether hardly anything else ran beside it."""
+        return self.load_average_after <= QUIET_LOAD
 
     @property
     def before(self) -> float:
@@ -77,8 +86,9 @@ class Summary:
     late: Spread
     lowest: Spread
     """Of each run's evaluations after the first."""
-    training_s: Spread
-    wall_s: Spread
+    training_s: Spread | None
+    """None when none of the runs had the machine to itself."""
+    wall_s: Spread | None
     staleness: float
     off_policy: float
     curve: dict[int, Spread]
@@ -102,12 +112,25 @@ def run_result(record: Record, rows: Sequence[Row]) -> RunResult:
         ),
         wall_s=record.wall_s,
         load_average=record.load_average,
+        load_average_after=record.load_average_after,
         staleness=statistics.fmean(row["staleness/mean"] for row in settled),
         # A batch in which every group agrees trains no token and has no such share.
         off_policy=statistics.fmean(
             row["actor/off_policy_fraction"] for row in settled if "actor/off_policy_fraction" in row
         ),
     )
+
+
+def with_shared_runs(results: Sequence[RunResult], variants: Sequence[str]) -> list[RunResult]:
+    """Runs under alpha 0 also as those of the other variants, which were not repeated (see `cells`)."""
+    known = {result.cell for result in results}
+    shared = [
+        replace(result, cell=replace(result.cell, variant=name))
+        for result in results
+        for name in variants
+        if result.cell.alpha == 0
+    ]
+    return [*results, *(result for result in shared if result.cell not in known)]
 
 
 def summaries(results: Iterable[RunResult]) -> list[Summary]:
@@ -126,6 +149,7 @@ def _summary(name: str, alpha: int, runs: Sequence[RunResult]) -> Summary:
     for run in runs:
         if sorted(run.curve) != steps:
             raise ValueError(f"{run.cell.name} was not evaluated at the steps of {runs[0].cell.name}")
+    timed = [run for run in runs if run.had_the_machine]
     return Summary(
         variant=name,
         alpha=alpha,
@@ -134,8 +158,8 @@ def _summary(name: str, alpha: int, runs: Sequence[RunResult]) -> Summary:
         after=Spread.of(run.after for run in runs),
         late=Spread.of(run.late for run in runs),
         lowest=Spread.of(min(run.curve[step] for step in steps[1:]) for run in runs),
-        training_s=Spread.of(run.training_s for run in runs),
-        wall_s=Spread.of(run.wall_s for run in runs),
+        training_s=Spread.of(run.training_s for run in timed) if timed else None,
+        wall_s=Spread.of(run.wall_s for run in timed) if timed else None,
         staleness=statistics.fmean(run.staleness for run in runs),
         off_policy=statistics.fmean(run.off_policy for run in runs),
         curve={step: Spread.of(run.curve[step] for run in runs) for step in steps},
@@ -156,9 +180,13 @@ def markdown_table(rows: Sequence[Summary]) -> str:
             f"| `{row.variant}` | {alpha} | {row.before.mean:.1%} "
             f"| {_percent(row.after)} | {_percent(row.late)} | {_percent(row.lowest)} "
             f"| {row.staleness:.2f} | {row.off_policy:.0%} "
-            f"| {row.training_s.mean:.2f} | {row.wall_s.mean:.0f} |"
+            f"| {_seconds(row.training_s, 2)} | {_seconds(row.wall_s, 0)} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _seconds(spread: Spread | None, digits: int) -> str:
+    return "not timed" if spread is None else f"{spread.mean:.{digits}f}"
 
 
 def _percent(spread: Spread) -> str:

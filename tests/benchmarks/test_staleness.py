@@ -54,10 +54,12 @@ def rows(successes: dict[int, float], num_steps: int, *, staleness: float = 0.0)
 
 @pytest.fixture
 def result(modules):
-    def make(variant: str, alpha: int, seed: int, successes: dict[int, float]) -> object:
+    def make(
+        variant: str, alpha: int, seed: int, successes: dict[int, float], *, load: float = 2.0
+    ) -> object:
         cell = modules["experiment"].Cell(variant=variant, alpha=alpha, seed=seed)
         record = modules["experiment"].Record(
-            cell=cell, overrides=(), wall_s=30.0 + seed, load_average=0.1, load_average_after=2.0
+            cell=cell, overrides=(), wall_s=30.0 + seed, load_average=0.1, load_average_after=load
         )
         return modules["results"].run_result(record, rows(successes, 12, staleness=alpha))
 
@@ -68,11 +70,31 @@ def test_a_part_of_the_matrix_compares_every_variant_and_alpha(modules) -> None:
     experiment = modules["experiment"]
     names = [one.name for one in experiment.VARIANTS]
     matrix = experiment.cells(names, experiment.ALPHAS, experiment.SEEDS)
-    assert len({cell.name for cell in matrix}) == len(matrix) == 48
-    assert {cell.seed for cell in matrix[:16]} == {1}
-    assert {(cell.variant, cell.alpha) for cell in matrix[:16]} == {
-        (n, a) for n in names for a in (0, 1, 2, 4)
+    assert len({cell.name for cell in matrix}) == len(matrix) == 39
+    assert {cell.seed for cell in matrix[:13]} == {1}
+    assert {(cell.variant, cell.alpha) for cell in matrix[:13]} == {
+        (names[0], 0),
+        *((n, a) for n in names for a in (1, 2, 4)),
     }
+
+
+def test_a_run_under_alpha_0_stands_for_the_variants_that_did_not_repeat_it(modules, result) -> None:
+    curve = {0: 0.4, 6: 0.5, 12: 0.7}
+    runs = [result("vanilla", 0, 1, curve), result("ppo", 2, 1, curve)]
+    shared = modules["results"].with_shared_runs(runs, ["vanilla", "ppo"])
+    assert [(run.cell.variant, run.cell.alpha) for run in shared] == [("vanilla", 0), ("ppo", 2), ("ppo", 0)]
+    assert modules["results"].with_shared_runs(shared, ["vanilla", "ppo"]) == shared
+
+
+def test_seconds_are_those_of_runs_that_had_the_machine_to_themselves(modules, result) -> None:
+    curve = {0: 0.4, 6: 0.5, 12: 0.7}
+    quiet, shared = result("ppo", 2, 1, curve), result("ppo", 2, 2, curve, load=30.0)
+    (both,) = modules["results"].summaries([quiet, shared])
+    assert both.wall_s == (31.0, 31.0, 31.0)
+    (busy,) = modules["results"].summaries([shared])
+    assert busy.wall_s is None
+    assert "| not timed | not timed |" in modules["results"].markdown_table([busy])
+    modules["figure"].draw([busy], {"ppo": "clips"})
 
 
 def test_every_run_of_the_matrix_is_a_configuration_that_loads(modules, tmp_path) -> None:
