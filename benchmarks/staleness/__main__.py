@@ -4,7 +4,7 @@
     python benchmarks/staleness --out /tmp/staleness --only-report   figure and table of what has finished
     python benchmarks/staleness --out /tmp/staleness --docs          ... and into docs/staleness.md
 
-Trains examples/staleness_experiment.yaml once for each variant, alpha and seed, one after the other: 48 runs,
+Trains examples/staleness_experiment.yaml once for each variant, alpha and seed, one after the other: 39 runs,
 about a minute each on two cores. Stopped and started again, it goes on with the first run that has not
 ended. Writes OUT/staleness.svg, OUT/table.md and OUT/results.json. Wall times mean something only on an
 otherwise idle machine; the load average beside each run tells. The exit code is 1 when a run failed.
