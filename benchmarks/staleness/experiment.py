@@ -86,6 +86,8 @@ class Record:
     cell: Cell
     overrides: tuple[str, ...]
     """The settings that make this run, as on its command line."""
+    alone: bool
+    """Whether it had the machine to itself."""
     wall_s: float
     """The whole process: start, training, evaluations, end."""
     load_average: float
@@ -106,10 +108,12 @@ class Experiment:
         experiment.run(cell)
     """
 
-    def __init__(self, folder: Path, *, overrides: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, *, overrides: Sequence[str] = (), alone: bool = True) -> None:
         self.folder = folder.resolve()
         self.overrides = tuple(overrides)
         """For every run, after those of its cell."""
+        self.alone = alone
+        """Whether the runs have the machine to themselves."""
 
     def record(self, cell: Cell) -> Record | None:
         """That of a finished run; None where there is none yet. RunFailed when its settings were others."""
@@ -146,6 +150,7 @@ class Experiment:
         record = Record(
             cell=cell,
             overrides=self._settings(cell),
+            alone=self.alone,
             wall_s=time.monotonic() - began,
             load_average=load_average,
             load_average_after=os.getloadavg()[0],

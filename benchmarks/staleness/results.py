@@ -13,8 +13,6 @@ Row = Mapping[str, float]
 """Metrics of one step, as in metrics.jsonl."""
 
 SUCCESS = "val/success/mean"
-QUIET_LOAD = 5.0
-"""A run alone on two cores leaves a load average of 2.5 to 4.5 behind; times are of those only."""
 
 
 class Spread(NamedTuple):
@@ -44,20 +42,13 @@ class RunResult:
     """From the end of the first step to that of the last, evaluations left out; per step."""
     wall_s: float
     """The whole process."""
-    load_average: float
-    """Of the machine when the run began."""
-    load_average_after: float
-    """When it had ended."""
+    alone: bool
+    """Whether it had the machine to itself, so that its seconds mean something."""
     staleness: float
     """Weight updates between sampling and training; mean over the trajectories of all steps but the first
     alpha + 1, which have nothing older to learn from."""
     off_policy: float
     """Share of the tokens trained on whose probability had moved by more than 1%; same steps."""
-
-    @property
-    def had_the_machine(self) -> bool:
-        """Whether hardly anything else ran beside it."""
-        return self.load_average_after <= QUIET_LOAD
 
     @property
     def before(self) -> float:
@@ -111,8 +102,7 @@ def run_result(record: Record, rows: Sequence[Row]) -> RunResult:
             row["time/step_s"] - row.get("time/validate_s", 0.0) for row in trained[1:]
         ),
         wall_s=record.wall_s,
-        load_average=record.load_average,
-        load_average_after=record.load_average_after,
+        alone=record.alone,
         staleness=statistics.fmean(row["staleness/mean"] for row in settled),
         # A batch in which every group agrees trains no token and has no such share.
         off_policy=statistics.fmean(
@@ -149,7 +139,7 @@ def _summary(name: str, alpha: int, runs: Sequence[RunResult]) -> Summary:
     for run in runs:
         if sorted(run.curve) != steps:
             raise ValueError(f"{run.cell.name} was not evaluated at the steps of {runs[0].cell.name}")
-    timed = [run for run in runs if run.had_the_machine]
+    timed = [run for run in runs if run.alone]
     return Summary(
         variant=name,
         alpha=alpha,

@@ -55,11 +55,11 @@ def rows(successes: dict[int, float], num_steps: int, *, staleness: float = 0.0)
 @pytest.fixture
 def result(modules):
     def make(
-        variant: str, alpha: int, seed: int, successes: dict[int, float], *, load: float = 2.0
+        variant: str, alpha: int, seed: int, successes: dict[int, float], *, alone: bool = True
     ) -> object:
         cell = modules["experiment"].Cell(variant=variant, alpha=alpha, seed=seed)
         record = modules["experiment"].Record(
-            cell=cell, overrides=(), wall_s=30.0 + seed, load_average=0.1, load_average_after=load
+            cell=cell, overrides=(), wall_s=30.0 + seed, alone=alone, load_average=0.1, load_average_after=2.0
         )
         return modules["results"].run_result(record, rows(successes, 12, staleness=alpha))
 
@@ -88,7 +88,7 @@ def test_a_run_under_alpha_0_stands_for_the_variants_that_did_not_repeat_it(modu
 
 def test_seconds_are_those_of_runs_that_had_the_machine_to_themselves(modules, result) -> None:
     curve = {0: 0.4, 6: 0.5, 12: 0.7}
-    quiet, shared = result("ppo", 2, 1, curve), result("ppo", 2, 2, curve, load=30.0)
+    quiet, shared = result("ppo", 2, 1, curve), result("ppo", 2, 2, curve, alone=False)
     (both,) = modules["results"].summaries([quiet, shared])
     assert both.wall_s == (31.0, 31.0, 31.0)
     (busy,) = modules["results"].summaries([shared])
