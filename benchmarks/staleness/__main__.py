@@ -6,8 +6,8 @@
 
 Trains examples/staleness_experiment.yaml once for each variant, alpha and seed, one after the other: 39 runs,
 about a minute each on two cores. Stopped and started again, it goes on with the first run that has not
-ended. Writes OUT/staleness.svg, OUT/table.md and OUT/results.json. Seconds mean something only on an otherwise
-idle machine: say --beside-other-work where it is not. The exit code is 1 when a run failed.
+ended. Writes OUT/staleness.svg, OUT/table.md and OUT/results.json. Seconds mean something only on an
+otherwise idle machine: say --beside-other-work where it is not. The exit code is 1 when a run failed.
 """
 
 from __future__ import annotations
