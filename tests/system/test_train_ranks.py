@@ -91,7 +91,8 @@ def test_two_megatron_ranks_play_and_learn_what_one_torch_process_does(tmp_path:
     for name, overrides in (("torch", ()), ("megatron", MEGATRON)):
         (tmp_path / name).mkdir()
         job = Job(tmp_path / name, model, max_steps=4, alpha=0)
-        code, output = job.finish("save_steps=0", "eval_steps=0", *overrides)
+        # Without the entropy's tiny gradients, of which Adam makes steps as large as any other.
+        code, output = job.finish("save_steps=0", "eval_steps=0", "entropy_loss_coef=0", *overrides)
         assert code == 0, output
         batches = [read_trajectories(job.batch(step)) for step in range(4)]
         tokens = [t.tokens.ids.tolist() for batch in batches for t in batch if t.tokens is not None]
