@@ -104,20 +104,20 @@ def draw(summaries: Sequence[Summary], about: Mapping[str, str]) -> str:
             )
         )
     beside = 2 * (_CURVES.width + _GAP)
-    bars = [
-        _bar_panel(
-            "Seconds per step",
-            "all variants; line: fastest to slowest",
-            {
-                alpha: _pooled(summaries, alpha, lambda one: one.training_s)
-                for alpha in alphas
-                if any(one.training_s for one in summaries if one.alpha == alpha)
-            },
-            colors,
-            label=lambda value: f"{value:.2f}",
-            x=beside,
-            y=0.0,
-        ),
+    bars = []
+    if all(any(one.training_s for one in summaries if one.alpha == alpha) for alpha in alphas):
+        bars.append(
+            _bar_panel(
+                "Seconds per step",
+                "all variants; line: fastest to slowest",
+                {alpha: _pooled(summaries, alpha, lambda one: one.training_s) for alpha in alphas},
+                colors,
+                label=lambda value: f"{value:.2f}",
+                x=beside,
+                y=0.0,
+            )
+        )
+    bars.append(
         _bar_panel(
             "Staleness of the samples",
             "weight updates since sampling",
@@ -130,9 +130,9 @@ def draw(summaries: Sequence[Summary], about: Mapping[str, str]) -> str:
             colors,
             label=lambda value: f"{value:.1f}",
             x=beside,
-            y=_CURVES.height + _TITLE + _GAP,
-        ),
-    ]
+            y=len(bars) * (_CURVES.height + _TITLE + _GAP),
+        )
+    )
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
