@@ -142,6 +142,15 @@ class InferenceProxy:
         if not self._suspended:
             self._release_held()
 
+    def drain_engine(self, engine: str) -> None:
+        """Send it nothing more. What runs there ends there; then the link is closed and the engine forgotten.
+
+        An engine that is not known (any more) is ignored.
+        """
+        if engine in self._links:
+            self._router.drain_engine(engine)
+            self._forget_if_drained(engine)
+
     def generate(self, request: GenerationRequest) -> asyncio.Future[GenerationResult]:
         """Queue a request. The future resolves with a result; cancelling it aborts the request."""
         future: asyncio.Future[GenerationResult] = asyncio.get_running_loop().create_future()
@@ -223,6 +232,12 @@ class InferenceProxy:
             else:
                 self._resolve(pending, _stitched(pending.so_far, result))
         if is_given_up:
+            self._give_up(engine)
+        else:
+            self._forget_if_drained(engine)
+
+    def _forget_if_drained(self, engine: str) -> None:
+        if self._router.is_drained(engine):
             self._give_up(engine)
 
     def _interrupted(self, pending: _Pending, result: GenerationResult) -> None:

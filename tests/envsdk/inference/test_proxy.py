@@ -126,6 +126,7 @@ events = st.lists(
         st.tuples(st.just("resume"), st.just(0)),
         st.tuples(st.just("update"), st.sampled_from(["abort", "keep"])),
         st.tuples(st.just("kill"), st.integers(0, 3)),
+        st.tuples(st.just("drain"), st.integers(0, 3)),
         st.tuples(st.just("add"), st.integers(0, 3)),
         st.tuples(st.just("wait"), st.integers(1, 12)),
     ),
@@ -146,6 +147,7 @@ async def live_through(events: list[tuple[str, Any]], keep_tokens: bool) -> None
     links = {"e0": await engine_link(latency=latency), "e1": await engine_link(latency=latency)}
     asked: dict[asyncio.Future[GenerationResult], GenerationRequest] = {}
     num_resolved: dict[asyncio.Future[GenerationResult], int] = {}
+    drained: list[tuple[MortalLink, int]] = []
     version, is_suspended = 0, False
     async with running_proxy(dict(links), keep_interrupted_tokens=keep_tokens) as proxy:
         for what, detail in events:
@@ -175,6 +177,10 @@ async def live_through(events: list[tuple[str, Any]], keep_tokens: bool) -> None
                     await link.engine.resume()
             elif what == "kill" and f"e{detail}" in links:
                 links.pop(f"e{detail}").kill()
+            elif what == "drain" and f"e{detail}" in links:
+                link = links.pop(f"e{detail}")
+                proxy.drain_engine(f"e{detail}")
+                drained.append((link, len(link.sent)))
             elif what == "add":
                 # Under the name of a running one it is a restart that nobody saw coming.
                 if f"e{detail}" in links:
@@ -200,6 +206,9 @@ async def live_through(events: list[tuple[str, Any]], keep_tokens: bool) -> None
         await turns_of_the_loop(5)
         assert set(num_resolved.values()) <= {1}
         assert not proxy._pending
+        for link, num_sent in drained:
+            assert len(link.sent) == num_sent
+            assert link not in proxy._links.values()
         for engine in proxy._router.engines:
             await asyncio.sleep(0)
             assert proxy._router.outstanding_tokens(engine) >= 0
@@ -311,6 +320,53 @@ async def test_a_broken_engine_is_given_up_while_another_works() -> None:
         for future, asking in zip(futures, asked, strict=True):
             assert_whole(await soon(future), asking)
         assert proxy._router.engines == ("well",)
+
+
+async def test_what_runs_on_a_drained_engine_ends_there_and_then_the_engine_is_forgotten() -> None:
+    leaving, staying = await engine_link(latency=SLOW), await engine_link()
+    async with running_proxy({"leaving": leaving}) as proxy:
+        running = proxy.generate(request(0, session="s"))
+        proxy.add_engine("staying", staying)
+        proxy.drain_engine("leaving")
+        assert_whole(await soon(proxy.generate(request(1, session="s"))), request(1))
+        assert not running.done()
+        assert "leaving" in proxy._links
+        assert_whole(await soon(running), request(0))
+        assert [len(link.sent) for link in (leaving, staying)] == [1, 1]
+        assert list(proxy._links) == ["staying"]
+        proxy.drain_engine("leaving")  # it is gone: nothing to do
+
+
+async def test_an_idle_engine_that_is_drained_is_forgotten_at_once_and_requests_wait_for_another() -> None:
+    async with running_proxy({"e": await engine_link()}) as proxy:
+        proxy.drain_engine("e")
+        assert not proxy._links
+        future = proxy.generate(request(0))
+        await turns_of_the_loop(5)
+        assert not future.done()
+        proxy.add_engine("e", await engine_link())
+        assert_whole(await soon(future), request(0))
+
+
+async def test_a_drained_engine_that_is_lost_leaves_its_turns_to_the_others() -> None:
+    leaving, staying = await engine_link(latency=FOREVER), await engine_link()
+    async with running_proxy({"leaving": leaving}) as proxy:
+        running = proxy.generate(request(0))
+        proxy.add_engine("staying", staying)
+        proxy.drain_engine("leaving")
+        leaving.kill()
+        assert_whole(await soon(running), request(0))
+        assert [r.request_id for r in staying.sent] == ["r0"]
+
+
+async def test_a_canceled_turn_does_not_hold_up_a_drain() -> None:
+    link = await engine_link(latency=FOREVER)
+    async with running_proxy({"e": link}) as proxy:
+        running = proxy.generate(request(0))
+        proxy.drain_engine("e")
+        running.cancel()
+        await turns_of_the_loop(5)
+        assert not proxy._links
 
 
 async def test_the_last_engines_errors_are_the_answer() -> None:

@@ -17,6 +17,7 @@ class RouterMachine(RuleBasedStateMachine):
         super().__init__()
         self.router = Router(CONFIG)
         self.engines: set[str] = set()
+        self.draining: set[str] = set()
         self.outstanding: dict[str, tuple[str, int]] = {}
         self.num_requests = 0
 
@@ -27,6 +28,15 @@ class RouterMachine(RuleBasedStateMachine):
     def add(self, engine: str) -> None:
         self.router.add_engine(engine)
         self.engines.add(engine)
+        self.draining.discard(engine)
+
+    @precondition(lambda self: self.engines)
+    @rule(data=st.data())
+    def drain(self, data: st.DataObject) -> None:
+        engine = data.draw(st.sampled_from(sorted(self.engines)))
+        self.router.drain_engine(engine)
+        self.engines.discard(engine)
+        self.draining.add(engine)
 
     @rule(engine=st.sampled_from(ENGINES))
     def remove(self, engine: str) -> None:
@@ -35,6 +45,7 @@ class RouterMachine(RuleBasedStateMachine):
         for request in lost:
             del self.outstanding[request]
         self.engines.discard(engine)
+        self.draining.discard(engine)
 
     @precondition(lambda self: self.engines)
     @rule(session=st.sampled_from(["", "s", "t", "u", "v", "w"]), tokens=st.integers(0, 400))
@@ -44,6 +55,7 @@ class RouterMachine(RuleBasedStateMachine):
         least = min(map(self.load, self.engines))
         before = {engine: self.load(engine) for engine in self.engines}
         engine = self.router.dispatch(request, session, tokens)
+        assert engine in self.engines
         assert before[engine] <= CONFIG.spill_factor * least + CONFIG.spill_slack
         if not session:
             assert before[engine] == least
@@ -68,8 +80,14 @@ class RouterMachine(RuleBasedStateMachine):
     @invariant()
     def loads_are_what_is_outstanding(self) -> None:
         assert set(self.router.engines) == self.engines
-        for engine in self.engines:
+        for engine in self.engines | self.draining:
             assert self.router.outstanding_tokens(engine) == self.load(engine) >= 0
+
+    @invariant()
+    def an_engine_is_drained_when_nothing_is_outstanding_there_any_more(self) -> None:
+        busy = {engine for engine, _ in self.outstanding.values()}
+        for engine in ENGINES:
+            assert self.router.is_drained(engine) == (engine in self.draining - busy)
 
 
 TestRouter = RouterMachine.TestCase
@@ -114,3 +132,21 @@ def test_a_session_whose_engine_is_gone_goes_elsewhere() -> None:
     assert router.remove_engine("a") == ["r0"]
     assert router.dispatch("r0", "s", 10) == "b"
     assert router.outstanding_tokens("b") == 10
+
+
+def test_a_session_does_not_return_to_an_engine_that_restarted_under_its_name() -> None:
+    router = two_engines()
+    assert router.dispatch("r0", "s", 10) == "a"
+    router.remove_engine("a")
+    router.add_engine("a")
+    assert router.dispatch("r0", "s", 10) == "b"
+
+
+def test_a_session_does_not_return_to_an_engine_that_is_drained() -> None:
+    router = two_engines()
+    assert router.dispatch("r0", "s", 10) == "a"
+    router.drain_engine("a")
+    assert router.dispatch("r1", "s", 10) == "b"
+    assert not router.is_drained("a")
+    router.done("r0")
+    assert router.is_drained("a")
