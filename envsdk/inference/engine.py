@@ -80,6 +80,19 @@ class GenerationResult:
     error: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenDelta:
+    """Some more tokens of one reply; a reply's deltas, end to end, are its result's tokens."""
+
+    request_id: str
+    token_ids: NDArray[np.int32]
+    """`[num_tokens]`, at least one."""
+    logprobs: NDArray[np.float32]
+    """`[num_tokens]`, as in the result."""
+    version_spans: tuple[VersionSpan, ...]
+    """Cover `[0, num_tokens)` of this delta in order."""
+
+
 class PauseMode(StrEnum):
     """What `pause` does to running requests. Queued requests always stay queued."""
 

@@ -25,11 +25,14 @@ from envsdk.inference.engine import (
     FinishReason,
     GenerationRequest,
     GenerationResult,
+    TokenDelta,
 )
 from envsdk.inference.router import NoEngineLeft, Router
 from envsdk.trajectory import VersionSpan
 
 Deliver = Callable[[Sequence[GenerationResult], EngineHealth | None], None]
+
+OnTokens = Callable[[TokenDelta], None]
 
 MAX_INTERRUPTIONS = 3
 """After so many restarts by weight updates a turn goes on from the tokens it has."""
@@ -94,6 +97,7 @@ class _Pending:
     request: GenerationRequest
     """As asked for."""
     future: asyncio.Future[GenerationResult]
+    on_tokens: OnTokens | None = None
     dispatched_at: float = 0.0
     so_far: GenerationResult | None = None
     """What was sampled before an interruption the turn goes on from."""
@@ -151,13 +155,19 @@ class InferenceProxy:
             self._router.drain_engine(engine)
             self._forget_if_drained(engine)
 
-    def generate(self, request: GenerationRequest) -> asyncio.Future[GenerationResult]:
-        """Queue a request. The future resolves with a result; cancelling it aborts the request."""
+    def generate(
+        self, request: GenerationRequest, on_tokens: OnTokens | None = None
+    ) -> asyncio.Future[GenerationResult]:
+        """Queue a request. The future resolves with a result; cancelling it aborts the request.
+
+        `on_tokens` gets the reply as it comes: deltas in order that make up exactly the result's tokens, the
+        last one before the future resolves. It is called on the event loop and must not raise.
+        """
         future: asyncio.Future[GenerationResult] = asyncio.get_running_loop().create_future()
         future.add_done_callback(
             lambda done: self._cancelled(request.request_id) if done.cancelled() else None
         )
-        self._pending[request.request_id] = _Pending(request, future)
+        self._pending[request.request_id] = _Pending(request, future, on_tokens)
         self._dispatch_or_hold(request.request_id)
         return future
 
@@ -254,6 +264,15 @@ class InferenceProxy:
     def _resolve(self, pending: _Pending, result: GenerationResult) -> None:
         del self._pending[pending.request.request_id]
         if not pending.future.done():
+            if pending.on_tokens is not None and len(result.token_ids):
+                pending.on_tokens(
+                    TokenDelta(
+                        request_id=result.request_id,
+                        token_ids=result.token_ids,
+                        logprobs=result.logprobs,
+                        version_spans=result.version_spans,
+                    )
+                )
             pending.future.set_result(result)
 
     def _cancelled(self, request_id: str) -> None:

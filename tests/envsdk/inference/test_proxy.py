@@ -17,6 +17,7 @@ from envsdk.inference.engine import (
     GenerationResult,
     PauseMode,
     SamplingParams,
+    TokenDelta,
 )
 from envsdk.inference.mock import MockEngine
 from envsdk.inference.proxy import MAX_INTERRUPTIONS, Deliver, EngineLink, InferenceProxy, LocalLink
@@ -246,6 +247,17 @@ async def test_cancelling_frees_the_engine_and_its_place_in_the_balance() -> Non
         assert link.aborted == ["r0"]
         assert link.engine.health().num_running == 0
         assert proxy._router.outstanding_tokens("e") == 0
+
+
+async def test_the_tokens_of_a_reply_are_told_before_it_is_over() -> None:
+    link = await engine_link()
+    told: list[TokenDelta] = []
+    async with running_proxy({"e": link}) as proxy:
+        future = proxy.generate(request(0), on_tokens=told.append)
+        future.add_done_callback(lambda _: told.append(None))  # type: ignore[arg-type]
+        result = await soon(future)
+    assert told[-1] is None
+    assert [token for delta in told[:-1] for token in delta.token_ids.tolist()] == result.token_ids.tolist()
 
 
 async def test_an_overdue_turn_is_answered_with_an_error_and_taken_off_the_engine() -> None:
