@@ -86,6 +86,25 @@ def test_whatever_ends_a_run_no_rank_outlives_it_and_the_same_command_goes_on(
     assert not list(job.run.glob("**/.*.partial"))
 
 
+@pytest.mark.slow
+def test_a_killed_megatron_rank_ends_the_run_and_another_layout_goes_on(tmp_path: Path, model: Path) -> None:
+    job = Job(tmp_path, model, max_steps=6)
+    run = job.start(*MEGATRON)
+    wait_until(job.checkpoint(2).is_dir, run)
+    first, second = rank_processes(run)
+    second.kill()
+    output, _ = run.communicate(timeout=120)
+    assert run.returncode == 1, output
+    assert f"of 2 died: pid {second.pid}: " in output
+    assert "Traceback" not in output
+    assert_gone([first, second])
+
+    two_copies = "actor_train.strategy_args.strategy_config.tensor_model_parallel_size=1"
+    code, output = job.finish(*MEGATRON, two_copies)
+    assert code == 0, output
+    job.assert_each_step_once(6)
+
+
 def test_two_megatron_ranks_play_and_learn_what_one_torch_process_does(tmp_path: Path, model: Path) -> None:
     runs: list[tuple[list[list[int]], list[dict[str, float]], dict[str, np.ndarray]]] = []
     for name, overrides in (("torch", ()), ("megatron", MEGATRON)):
