@@ -94,6 +94,13 @@ class EngineJoined:
     actor: Any
 
 
+@dataclass(frozen=True, slots=True)
+class EngineLeft:
+    """Scheduler to worker: send this engine no more requests; what runs there may end there."""
+
+    name: str
+
+
 class Control(Enum):
     """Scheduler to worker."""
 
@@ -105,7 +112,7 @@ class Control(Enum):
 
 
 FromWorker = Finished | Released
-ToWorker = Play | Stop | EngineJoined | Control
+ToWorker = Play | Stop | EngineJoined | EngineLeft | Control
 
 
 class EnvWorker(LeaseSource):
@@ -198,6 +205,8 @@ class EnvWorker(LeaseSource):
                 self._stop(message)
             elif isinstance(message, EngineJoined):
                 self._proxy.add_engine(message.name, self._link(message.actor))
+            elif isinstance(message, EngineLeft):
+                self._proxy.drain_engine(message.name)
             elif message is Control.SUSPEND:
                 self._proxy.suspend()
             elif message is Control.RESUME:

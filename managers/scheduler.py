@@ -31,6 +31,7 @@ from envsdk.long_poll import Outbox
 from envsdk.managers.env_worker import (
     Control,
     EngineJoined,
+    EngineLeft,
     EnvWorker,
     Finished,
     FromWorker,
@@ -126,7 +127,9 @@ class RolloutScheduler:
         """Why a filter dropped a lease's group, until the lease is discarded."""
         self._begun = False
         self._engines: dict[str, Any] = {}
-        """Those that were started again."""
+        """Those that workers may send requests to, by name."""
+        for worker in setup.workers.values():
+            self._engines |= worker.engines
         self._workers: dict[str, _Worker] = {}
         self._worker_of_slot = {slot: name for name, worker in setup.workers.items() for slot in worker.slots}
         self._held: dict[int, Trajectory] = {}
@@ -226,11 +229,14 @@ class RolloutScheduler:
                 self._execute(self._ledger.add_slots(idle, now))
 
     async def engine_joined(self, name: str, actor: Any) -> None:
-        """The engine of this name was started again, and has the newest weights."""
+        """The engine of this name was started, or started again, and has the newest weights."""
         self._engines[name] = actor
-        for worker in self._workers.values():
-            if worker.checked_in:
-                worker.outbox.put(EngineJoined(name, actor))
+        self._broadcast(EngineJoined(name, actor))
+
+    async def engine_left(self, name: str) -> None:
+        """This engine takes no more requests until it joins again; what runs there may end there."""
+        self._engines.pop(name, None)
+        self._broadcast(EngineLeft(name))
 
     async def num_ready(self) -> int:
         """Trajectories in groups that are ready for the next batch."""
@@ -275,8 +281,10 @@ class RolloutScheduler:
         worker.checked_in = True
         if self._ledger.is_suspended:
             worker.outbox.put(Control.SUSPEND)
+        for engine in worker.setup.engines.keys() - self._engines.keys():
+            worker.outbox.put(EngineLeft(engine))
         for engine, actor in self._engines.items():
-            if worker.setup.engines[engine] is not actor:
+            if worker.setup.engines.get(engine) is not actor:
                 worker.outbox.put(EngineJoined(engine, actor))
         self._execute(self._ledger.add_slots(worker.setup.slots, now))
         if len(self._workers) == len(self._setup.workers) and all(
@@ -364,10 +372,10 @@ class RolloutScheduler:
     def _put(self, slot_id: str, message: ToWorker) -> None:
         self._workers[self._worker_of_slot[slot_id]].outbox.put(message)
 
-    def _broadcast(self, control: Control) -> None:
+    def _broadcast(self, message: ToWorker) -> None:
         for worker in self._workers.values():
             if worker.checked_in:
-                worker.outbox.put(control)
+                worker.outbox.put(message)
 
     # Batches
 
@@ -451,7 +459,7 @@ class RolloutScheduler:
         remote_worker: Any = ray.remote(num_cpus=0, max_restarts=0)(EnvWorker)
         for incarnation in itertools.count():
             worker_id = f"{name}#{incarnation}"
-            setup = replace(first_setup, engines={**first_setup.engines, **self._engines})
+            setup = replace(first_setup, engines=dict(self._engines))
             actor = remote_worker.remote(worker_id, setup)
             self._workers[name] = _Worker(worker_id, setup, actor)
             try:

@@ -274,8 +274,7 @@ class AgenticPipeline:
         stretches = await self.cluster.call(self.cluster.engines.busy_stretches())
         for start, end in stretches:
             self.timeline.span(Track.GENERATION, "generate", start, end, step=self.step)
-        num_engines = self.config.actor_infer.num_engines
-        busy_s = sum(end - start for start, end in stretches) / num_engines
+        busy_s = sum(end - start for start, end in stretches) / max(1, self.cluster.engines.num_engines)
         health = await self.cluster.call(self.cluster.engines.health())
         num_tokens = sum(map(num_sampled_tokens, batch.trajectories)) + batch.discarded_tokens
         return {

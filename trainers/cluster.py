@@ -19,6 +19,7 @@ from envsdk.config.models import RunConfig, TrainerRole
 from envsdk.config.plugins import runs_on_several_ranks
 from envsdk.failures import EnvsdkError
 from envsdk.inference.engine import EngineConfig
+from envsdk.inference.engine_demand import DemandConfig
 from envsdk.inference.engine_pool import PoolConfig
 from envsdk.managers.ledger_types import LedgerState
 from envsdk.managers.scheduler import RolloutBatch, RolloutScheduler, SchedulerSetup, as_envsdk_error
@@ -115,10 +116,13 @@ class Cluster:
         closing += [group.close() for group in self._trainers]
         await asyncio.wait([asyncio.ensure_future(_quiet(call)) for call in closing], timeout=5)
 
-    async def _announce(self, engine: str, actor: Any) -> None:
+    async def _announce(self, engine: str, actor: Any | None) -> None:
         """To the workers of both schedulers."""
-        told = [scheduler.engine_joined.remote(engine, actor) for scheduler in (self.rollouts, self.held_out)]
-        await asyncio.gather(*told)
+        schedulers = (self.rollouts, self.held_out)
+        if actor is None:
+            await asyncio.gather(*(scheduler.engine_left.remote(engine) for scheduler in schedulers))
+        else:
+            await asyncio.gather(*(scheduler.engine_joined.remote(engine, actor) for scheduler in schedulers))
 
     @property
     def _trainers(self) -> list[TrainerGroup]:
@@ -127,6 +131,7 @@ class Cluster:
 
 def _engines_spec(config: RunConfig, model: Path) -> EngineGroupSpec:
     infer = config.actor_infer
+    fewest, most = infer.engines_between
     return EngineGroupSpec(
         strategy_name=infer.strategy_args.strategy_name,
         configs={
@@ -137,26 +142,45 @@ def _engines_spec(config: RunConfig, model: Path) -> EngineGroupSpec:
                 strategy_config=infer.settings,
                 seed=config.seed + index,
             )
-            for index in range(infer.num_engines)
+            for index in range(most)
         },
-        pool=PoolConfig(max_restarts=infer.max_engine_restarts, silence_s=infer.engine_timeout_s),
+        num_started=infer.num_engines,
+        pool=PoolConfig(
+            max_restarts=infer.max_engine_restarts,
+            silence_s=infer.engine_timeout_s,
+            stall_s=infer.engine_stall_s,
+            slow_ratio=infer.slow_engine_ratio,
+            min_engines=fewest,
+            demand=DemandConfig(
+                places=infer.infer_batch_size,
+                max_queued=infer.max_queued_per_engine,
+                idle_s=infer.engine_idle_s,
+            ),
+        ),
         weight_update=config.weight_update,
         transport=config.model_update_transport,
         bucket_bytes=config.model_update_buffer_size_mb * 1024**2,
+        device_mapping=infer.device_mapping,
+        other_mappings=[role.device_mapping for role in _trainer_roles(config).values()],
     )
 
 
 def _trainers(config: RunConfig, model: Path) -> tuple[TrainerGroup, TrainerGroup | None]:
     """The policy that learns, and the reference model where a KL term asks for one."""
-    roles: dict[str, TrainerRole] = {"actor_train": config.actor_train}
-    if config.algorithm.needs_reference:
-        roles["reference"] = config.reference
+    roles = _trainer_roles(config)
     mappings = [role.device_mapping for role in roles.values()]
+    if config.actor_infer.device_mapping is not None:
+        mappings.append(config.actor_infer.device_mapping)
     groups = [
         TrainerGroup(_trainer_spec(config, key, role, model), all_mappings=mappings)
         for key, role in roles.items()
     ]
     return groups[0], groups[1] if len(groups) > 1 else None
+
+
+def _trainer_roles(config: RunConfig) -> dict[str, TrainerRole]:
+    roles: dict[str, TrainerRole] = {"actor_train": config.actor_train}
+    return roles | {"reference": config.reference} if config.algorithm.needs_reference else roles
 
 
 def _trainer_spec(config: RunConfig, key: str, role: TrainerRole, model: Path) -> TrainerSpec:

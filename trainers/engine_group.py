@@ -1,8 +1,8 @@
-"""Shell: the engines of one run as Ray actors. One that is lost is started again, gets the newest weights
-and joins the workers.
+"""Shell: the engines of one run as Ray actors. One that is lost, hangs or is slow is started again, gets the
+newest weights and joins the workers; their number follows the load where it may.
 
     start -> (publish -> train_step)* -> close
-             an engine is lost -> EnginePool's commands: end, start, update, join
+             looks at engines, losses, time -> EnginePool's commands: end, start, update, join, leave
              the last one cannot come back -> `failed` has its error
 """
 
@@ -10,27 +10,41 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from envsdk.failures import EngineError, EnvsdkError
 from envsdk.inference.engine import EngineConfig, EngineHealth
 from envsdk.inference.engine_host import EngineHost
-from envsdk.inference.engine_pool import End, EnginePool, Join, Life, PoolCommand, PoolConfig, Start, Update
+from envsdk.inference.engine_pool import (
+    End,
+    EnginePool,
+    Join,
+    Leave,
+    Life,
+    PoolCommand,
+    PoolConfig,
+    Start,
+    Update,
+)
 from envsdk.inference.weight_transport import Transport, can_share_memory, choose_transport
 from envsdk.managers.scheduler import as_envsdk_error
+from envsdk.trainers.engine_placement import EnginePlace, device_bundle, engine_places
+from envsdk.trainers.reservation import KEEP_DEVICES, Reservation, show_only
 from envsdk.trainers.trainer_group import TrainerGroup, reason_of_death
 from envsdk.trainers.weight_update import ShipReport, update_engines
 from envsdk.training import TrainBatch
 
 HEALTH_CHECK_S = 1.0
+CLOSE_TIMEOUT_S = 5.0
 
-Announce = Callable[[str, Any], Awaitable[None]]
-"""Tells the workers that the actor of an engine is another one."""
+Announce = Callable[[str, Any | None], Awaitable[None]]
+"""Tells the workers which actor an engine is now. None: it leaves, and what runs there may end there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +53,26 @@ class EngineGroupSpec:
 
     strategy_name: str
     configs: Mapping[str, EngineConfig]
-    """By the engine's name."""
+    """By the engine's name: all there may ever be."""
+    num_started: int | None = None
+    """How many the run begins with, in their order; None: all."""
     pool: PoolConfig
     weight_update: str
     transport: str
     """As configured."""
     bucket_bytes: int
+    device_mapping: Sequence[int] | None = None
+    """Accelerators, as many for each engine; they are reserved for engines that are not started too."""
+    other_mappings: Sequence[Sequence[int] | None] = ()
+    """Of trainers, which may share accelerators with the engines."""
+
+
+class PlacedEngineHost(EngineHost):
+    """An engine that sees the accelerators of its place, and no others."""
+
+    def __init__(self, devices: Sequence[int], strategy_name: str, config: EngineConfig) -> None:
+        show_only(devices)
+        super().__init__(strategy_name, config)
 
 
 class EngineGroup:
@@ -54,11 +82,17 @@ class EngineGroup:
         self._spec = spec
         self._trainer = trainer
         self._announce = announce
-        self._pool = EnginePool(list(spec.configs), spec.pool)
-        self._nodes: dict[str, str] = {}
+        names = list(spec.configs)
+        self._pool = EnginePool(names, spec.pool, num_started=spec.num_started)
+        self._reservation: Reservation | None = None
+        self._places = self._reserve(names)
+        self._nodes: dict[str, str] = {name: place.node for name, place in self._places.items()}
         self._transport = Transport.OBJECT_STORE
-        self.actors: dict[str, Any] = {name: self._new_actor(name) for name in spec.configs}
-        """The newest of each engine, dead or alive."""
+        self.actors: dict[str, Any] = {name: self._new_actor(name) for name in names[: spec.num_started]}
+        """The newest of each engine that was ever started, dead or alive."""
+        self._being_updated: set[Life] = set()
+        self._announcing = asyncio.Lock()
+        """Workers hear the news in their order."""
         self._weights = asyncio.Lock()
         """Held by whoever needs the trainer's weights to stay as they are, or changes them."""
         self._watches: dict[Life, asyncio.Task[None]] = {}
@@ -76,15 +110,20 @@ class EngineGroup:
         return self._pool.num_serving
 
     @property
+    def num_engines(self) -> int:
+        """Engines that serve or soon will."""
+        return self._pool.num_engines
+
+    @property
     def num_restarts(self) -> int:
-        """Since the start of the run."""
+        """Of lost and slow engines, since the start of the run."""
         return self._pool.num_restarts
 
     async def start(self) -> None:
         """Load the model everywhere. An engine that cannot even begin ends the run."""
         await asyncio.gather(*(actor.start.remote() for actor in self.actors.values()))
         nodes = await asyncio.gather(*(actor.node_id.remote() for actor in self.actors.values()))
-        self._nodes = dict(zip(self.actors, nodes, strict=True))
+        self._nodes |= dict(zip(self.actors, nodes, strict=True))
         for name, actor in self.actors.items():
             life = Life(name, 0)
             self._do(self._pool.started(life))
@@ -93,12 +132,16 @@ class EngineGroup:
 
     async def choose_transport(self) -> None:
         """Find the way of the weights; both sides have started."""
+        trainer_node = await self._trainer.node_id()
         self._transport = choose_transport(
             self._spec.transport,
-            trainer_node=await self._trainer.node_id(),
+            trainer_node=trainer_node,
             engine_nodes=self._nodes,
             can_share_memory=can_share_memory(),
         )
+        if self._transport is Transport.SHARED_MEMORY:
+            # Where all others are, an engine that is started later must be too.
+            self._nodes = dict.fromkeys(self._spec.configs, trainer_node)
 
     async def publish(self, version: int) -> ShipReport | None:
         """The trainer's weights to every engine that runs; None when none does."""
@@ -125,10 +168,12 @@ class EngineGroup:
         return [stretch for stretches in found.values() for stretch in stretches]
 
     def close(self) -> None:
-        """Watch no more."""
+        """Watch no more, and leave the accelerators."""
         for task in self._tasks:
             task.cancel()
         self.failed.cancel()
+        if self._reservation is not None:
+            self._reservation.release()
 
     # Commands of the pool
 
@@ -139,21 +184,71 @@ class EngineGroup:
                 self.actors[life.name] = actor = self._new_actor(life.name)
                 self._watches[life] = self._in_background(self._start_again(life, actor))
             elif isinstance(command, End):
-                ray.kill(self.actors[life.name])
+                self._end(self.actors[life.name], is_well=command.is_well)
                 self._watches.pop(life).cancel()
             elif isinstance(command, Update):
                 self._in_background(self._give_weights(life))
             elif isinstance(command, Join):
-                self._in_background(self._announce(life.name, self.actors[life.name]))
+                self._in_background(self._tell(life.name, self.actors[life.name]))
+            elif isinstance(command, Leave):
+                self._in_background(self._tell(life.name, None))
         if self._pool.failure:
             self._fail(EngineError(self._pool.failure))
 
     def _new_actor(self, name: str) -> Any:
+        args = (self._spec.strategy_name, self._spec.configs[name])
+        if name in self._places:
+            return self._placed_actor(self._places[name], *args)
         actor: Any = ray.remote(num_cpus=0, max_restarts=0)(EngineHost)
-        if name in self._nodes and self._transport is Transport.SHARED_MEMORY:
+        if self._transport is Transport.SHARED_MEMORY:
             here = NodeAffinitySchedulingStrategy(self._nodes[name], soft=False)
             actor = actor.options(scheduling_strategy=here)
-        return actor.remote(self._spec.strategy_name, self._spec.configs[name])
+        return actor.remote(*args)
+
+    def _reserve(self, names: Sequence[str]) -> dict[str, EnginePlace]:
+        """Each engine's accelerators, where Ray has any and the engines are mapped to them.
+
+        ConfigurationError when the cluster can never hold them, EngineError when it is too busy.
+        """
+        mapping = self._spec.device_mapping
+        if not mapping or ray.cluster_resources().get("GPU", 0) < 1:
+            return {}
+        per_engine = len(mapping) // len(names)
+        self._reservation = Reservation(
+            device_bundle(mapping, self._spec.other_mappings),
+            mapping,
+            count=len(mapping),
+            key="actor_infer",
+            of_what=f"{len(names)} engines of {per_engine}",
+            error=EngineError,
+        )
+        places = self._reservation.take()
+        found = engine_places(places, self._reservation.nodes, per_engine=per_engine)
+        return dict(zip(names, found, strict=True))
+
+    def _placed_actor(self, place: EnginePlace, *args: Any) -> Any:
+        assert self._reservation is not None
+        there = PlacementGroupSchedulingStrategy(
+            self._reservation.group, placement_group_bundle_index=place.bundle
+        )
+        actor: Any = ray.remote(
+            num_cpus=0,
+            num_gpus=self._reservation.bundle["GPU"],
+            max_restarts=0,
+            scheduling_strategy=there,
+            runtime_env=KEEP_DEVICES,
+        )(PlacedEngineHost)
+        return actor.remote(place.devices, *args)
+
+    def _end(self, actor: Any, *, is_well: bool) -> None:
+        if is_well:
+            self._in_background(_close_and_kill(actor))
+        else:
+            ray.kill(actor)
+
+    async def _tell(self, name: str, actor: Any | None) -> None:
+        async with self._announcing:
+            await self._announce(name, actor)
 
     async def _start_again(self, life: Life, actor: Any) -> None:
         try:
@@ -166,8 +261,11 @@ class EngineGroup:
 
     async def _watch(self, life: Life, actor: Any) -> None:
         try:
-            while not (error := (await actor.health.remote()).error):
-                self._pool.heard(life)
+            while not (error := (look := await actor.health.remote()).error):
+                if life in self._being_updated:
+                    self._pool.heard(life)
+                else:
+                    self._do(self._pool.seen(life, look))
                 await asyncio.sleep(HEALTH_CHECK_S)
         except ray.exceptions.RayError as lost:
             error = _reason(lost)
@@ -196,14 +294,19 @@ class EngineGroup:
                 self._do(self._pool.given(life, version))
 
     async def _update(self, lives: Iterable[Life], version: int) -> ShipReport | None:
-        return await update_engines(
-            {life.name: self.actors[life.name] for life in lives},
-            self._trainer.ship_weights,
-            version=version,
-            mode=self._spec.weight_update,
-            transport=self._transport,
-            bucket_bytes=self._spec.bucket_bytes,
-        )
+        engines = {life: self.actors[life.name] for life in lives}
+        self._being_updated |= engines.keys()
+        try:
+            return await update_engines(
+                {life.name: actor for life, actor in engines.items()},
+                self._trainer.ship_weights,
+                version=version,
+                mode=self._spec.weight_update,
+                transport=self._transport,
+                bucket_bytes=self._spec.bucket_bytes,
+            )
+        finally:
+            self._being_updated -= engines.keys()
 
     # Around them
 
@@ -241,6 +344,12 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, ray.exceptions.RayActorError):
         return f"its process ended: {reason_of_death(error)}"
     return str(as_envsdk_error(error, "it failed"))
+
+
+async def _close_and_kill(actor: Any) -> None:
+    with suppress(ray.exceptions.RayError, TimeoutError):
+        await asyncio.wait_for(_awaited(actor.close.remote()), CLOSE_TIMEOUT_S)
+    ray.kill(actor)
 
 
 async def _awaited(work: Awaitable[None]) -> None:

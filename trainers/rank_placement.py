@@ -33,9 +33,9 @@ def rank_resources(
 ) -> dict[str, float]:
     """What one rank asks for: a CPU, and an accelerator where the cluster has them and the trainer uses them.
 
-    `all_mappings` are those of all trainers of the run, this one's included. Models mapped to the same
-    accelerator take turns on it, so they share it; and a machine with fewer cores than ranks and
-    no accelerator still runs them, each with its share of the cores.
+    `all_mappings` are those of all trainers of the run, this one's included, and of its engines. Models
+    mapped to the same accelerator take turns on it, so they share it; and a machine with fewer cores than
+    ranks and no accelerator still runs them, each with its share of the cores.
     """
     gpus = cluster.get("GPU", 0.0)
     if uses_accelerators and gpus >= 1:

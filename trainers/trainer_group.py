@@ -20,17 +20,15 @@ from typing import Any
 import numpy as np
 import ray
 from numpy.typing import NDArray
-from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from envsdk.failures import ConfigurationError, EnvsdkError, TrainerError
-from envsdk.trainers.rank_placement import RankPlace, num_ranks_of, rank_places, rank_resources
+from envsdk.failures import EnvsdkError, TrainerError
+from envsdk.trainers.rank_placement import RankPlace, num_ranks_of, rank_resources
+from envsdk.trainers.reservation import KEEP_DEVICES, PLACEMENT_TIMEOUT_S, Reservation
 from envsdk.trainers.trainer_host import TrainerHost
 from envsdk.trainers.weight_update import Shipment, ShipReport
 from envsdk.training import TrainBatch, TrainerConfig, TrainerRank
 
-PLACEMENT_TIMEOUT_S = 60.0
-"""How long the ranks wait for others to leave the cluster's CPUs and accelerators."""
 CAUSE_GRACE_S = 5.0
 """A rank that lost its peer may say so before Ray notices that the peer died."""
 CLOSE_TIMEOUT_S = 5.0
@@ -68,7 +66,7 @@ class TrainerGroup:
         self._all_mappings = all_mappings
         self._placement_timeout_s = placement_timeout_s
         self._hosts: list[Any] = []
-        self._placement: Any = None
+        self._reservation: Reservation | None = None
         self._failure: EnvsdkError | None = None
         self._num_calls = 0
 
@@ -89,7 +87,16 @@ class TrainerGroup:
             all_mappings=self._all_mappings,
             uses_accelerators=self._spec.uses_accelerators,
         )
-        places = await self._place(bundle, cluster)
+        self._reservation = Reservation(
+            bundle,
+            self._spec.device_mapping,
+            count=self.world_size,
+            key=self._spec.key,
+            of_what="1 rank" if self.world_size == 1 else f"{self.world_size} ranks",
+            error=TrainerError,
+            timeout_s=self._placement_timeout_s,
+        )
+        places = await asyncio.to_thread(self._reservation.take)
         self._hosts = [self._host(place, bundle) for place in places]
         address, port = await self._first_to_fail([self._hosts[0].meeting_point.remote()])
         starting = [
@@ -144,48 +151,15 @@ class TrainerGroup:
             await asyncio.wait({closing}, timeout=CLOSE_TIMEOUT_S)
         self._end()
 
-    async def _place(self, bundle: Mapping[str, float], cluster: Mapping[str, float]) -> list[RankPlace]:
-        """Reserve a bundle per rank, on as few nodes as hold them."""
-        self._refuse_too_many(bundle, cluster)
-        self._placement = placement_group([dict(bundle)] * self.world_size, strategy="PACK")
-        deadline = time.monotonic() + self._placement_timeout_s
-        while not await asyncio.to_thread(self._placement.wait, 0.5):
-            if time.monotonic() > deadline:
-                free = _amounts(ray.available_resources(), bundle)
-                raise TrainerError(
-                    f"{self._asked_for(bundle)} and got no room within {self._placement_timeout_s:g} s. "
-                    f"Ray has {_amounts(cluster, bundle)}, of which are free {free}: end what else runs "
-                    f"there, or shorten {self._spec.key}.device_mapping"
-                )
-        nodes = placement_group_table(self._placement)["bundles_to_node_id"]
-        gpus = {node["NodeID"]: int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]}
-        return rank_places(
-            nodes,
-            gpus if "GPU" in bundle else {},
-            self._spec.device_mapping,
-            key=f"{self._spec.key}.device_mapping",
-        )
-
-    def _refuse_too_many(self, bundle: Mapping[str, float], cluster: Mapping[str, float]) -> None:
-        if any(amount * self.world_size > cluster.get(name, 0.0) for name, amount in bundle.items()):
-            raise ConfigurationError(
-                f"{self._asked_for(bundle)}, and Ray has {_amounts(cluster, bundle)}: shorten "
-                f"{self._spec.key}.device_mapping, or join a larger cluster by ray.address"
-            )
-
-    def _asked_for(self, bundle: Mapping[str, float]) -> str:
-        total = {name: amount * self.world_size for name, amount in bundle.items()}
-        ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
-        return f"{self._spec.key} asked for {_amounts(total, bundle)} ({ranks})"
-
     def _host(self, place: RankPlace, bundle: Mapping[str, float]) -> Any:
+        assert self._reservation is not None
         # The ranks of a node see all its accelerators that they use: peers reach each other's memory.
-        keep = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}} if place.devices else {}
+        keep = KEEP_DEVICES if place.devices else {}
         actor = ray.remote(
             num_cpus=bundle["CPU"], num_gpus=bundle.get("GPU", 0.0), max_restarts=0, runtime_env=keep
         )(TrainerHost)
         strategy = PlacementGroupSchedulingStrategy(
-            self._placement, placement_group_bundle_index=place.bundle
+            self._reservation.group, placement_group_bundle_index=place.bundle
         )
         return actor.options(scheduling_strategy=strategy).remote(self._spec.strategy_name, self._spec.config)
 
@@ -227,9 +201,9 @@ class TrainerGroup:
         for host in self._hosts:
             ray.kill(host)
         self._hosts = []
-        if self._placement is not None:
-            remove_placement_group(self._placement)
-            self._placement = None
+        if self._reservation is not None:
+            self._reservation.release()
+            self._reservation = None
 
 
 async def _until_cause(answers: Sequence[asyncio.Future[Any]]) -> None:
@@ -269,7 +243,3 @@ def _remote_lines(error: BaseException) -> str:
     lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()
     first = next((index for index, line in enumerate(lines) if line.lstrip().startswith("File ")), 0)
     return "\n".join(line for line in lines[first:] if line.strip(" ^~"))
-
-
-def _amounts(resources: Mapping[str, float], of: Mapping[str, float]) -> str:
-    return " and ".join(f"{resources.get(name, 0.0):g} {name}" for name in of)

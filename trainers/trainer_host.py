@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from envsdk.atomic import storage_error
 from envsdk.plugins import load_plugin
 from envsdk.rendezvous import free_port
+from envsdk.trainers.reservation import show_only
 from envsdk.trainers.weight_update import Shipment, ShipReport, WeightSender
 from envsdk.training import TrainBatch, Trainer, TrainerConfig, TrainerRank
 
@@ -45,11 +45,7 @@ class TrainerHost:
         that are there.
         """
         if devices:
-            # Before anything asks CUDA. Numbers count within what this machine lets Ray use.
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-            names = visible.split(",") if visible else None
-            chosen = [names[device] if names else str(device) for device in devices]
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(chosen)
+            show_only(devices)
         self._rank = rank
         trainer_class: type[Trainer] = load_plugin("envsdk.trainers", self._strategy_name)
         self._trainer = trainer_class.create(replace(self._config, rank=rank))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -16,7 +17,14 @@ from envsdk.algorithms.loss_settings import corrected_twice
 from envsdk.algorithms.policy_loss_args import PolicyLossArgs
 from envsdk.config import plugins
 from envsdk.config.advantage_checks import advantage_problems
-from envsdk.config.models import EMBEDDED_DEFAULT, CustomEnv, EnvManagerArgs, RunConfig, TrainerRole
+from envsdk.config.models import (
+    EMBEDDED_DEFAULT,
+    ActorInfer,
+    CustomEnv,
+    EnvManagerArgs,
+    RunConfig,
+    TrainerRole,
+)
 from envsdk.config.nearest import suggest
 from envsdk.config.problems import KeyPath, Problem, dotted
 from envsdk.config.validation import problems_in
@@ -39,6 +47,7 @@ def check(config: RunConfig, *, for_training: bool = True) -> list[Problem]:
         _batches,
         _algorithm,
         advantage_problems,
+        _engines,
         _lengths,
         _tags,
         _plugin_names,
@@ -137,13 +146,46 @@ def _algorithm(config: RunConfig) -> Iterator[Problem]:
             ("warm_start", "num_heads"),
             f"{warm_start.num_heads} does not divide warm_start.hidden_size={warm_start.hidden_size}",
         )
+
+
+def _engines(config: RunConfig) -> Iterator[Problem]:
     infer = config.actor_infer
-    if infer.device_mapping is not None and len(infer.device_mapping) % infer.num_engines:
+    fewest, most = infer.engines_between
+    if fewest > infer.num_engines:
         yield Problem(
-            ("actor_infer", "num_engines"),
-            f"{len(infer.device_mapping)} devices in actor_infer.device_mapping cannot be shared out evenly "
-            f"between {infer.num_engines} engines",
+            ("actor_infer", "min_engines"),
+            f"{fewest} is more than num_engines={infer.num_engines}, which the run begins with",
         )
+    if most < infer.num_engines:
+        yield Problem(
+            ("actor_infer", "max_engines"),
+            f"{most} is less than num_engines={infer.num_engines}, which the run begins with",
+        )
+    if infer.device_mapping is None:
+        return
+    num_devices = len(infer.device_mapping)
+    key = "num_engines" if infer.max_engines is None else "max_engines"
+    if num_devices % most:
+        yield Problem(
+            ("actor_infer", key),
+            f"{num_devices} devices in actor_infer.device_mapping cannot be shared out evenly "
+            f"between {most} engines",
+        )
+        return
+    size = _tensor_parallel_size(infer)
+    if isinstance(size, int) and size != num_devices // most:
+        yield Problem(
+            ("actor_infer", "device_mapping"),
+            f"{num_devices} devices for {key}={most} are {num_devices // most} for each, and an engine of "
+            f"tensor_parallel_size={size} takes {size}: name {size * most} devices",
+        )
+
+
+def _tensor_parallel_size(infer: ActorInfer) -> Any:
+    """Devices of one engine, from its own settings; None when it has no such setting."""
+    model = plugins.settings_model("engines", infer.strategy_args.strategy_name, "strategy_config")
+    declared = model.model_fields.get("tensor_parallel_size") if model is not None else None
+    return infer.settings.get("tensor_parallel_size", declared.default if declared else None)
 
 
 def _lengths(config: RunConfig) -> Iterator[Problem]:

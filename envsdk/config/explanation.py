@@ -112,7 +112,9 @@ def _ranks(role: TrainerRole) -> str:
 def _engines(config: RunConfig) -> str:
     infer = config.actor_infer
     plural = "" if infer.num_engines == 1 else "s"
-    return f"{infer.num_engines} {infer.strategy_args.strategy_name} engine{plural}"
+    fewest, most = infer.engines_between
+    elastic = f", {fewest} to {most} as the queue asks" if fewest < most else ""
+    return f"{infer.num_engines} {infer.strategy_args.strategy_name} engine{plural}{elastic}"
 
 
 def _leaves(loaded: LoadedConfig) -> Iterator[tuple[KeyPath, Any]]:

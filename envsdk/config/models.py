@@ -251,13 +251,35 @@ class ActorInfer(Role):
     """How replies are sampled."""
     infer_batch_size: PositiveInt = 128
     """Requests one engine decodes together."""
+    device_mapping: DeviceMapping = None
+    """Accelerators, shared out evenly between `max_engines` engines in their order, as a list or as
+    `list(range(0,4))`; absent, each engine chooses its own."""
     num_engines: PositiveInt = 1
     """Copies of the model that answer side by side."""
+    min_engines: PositiveInt | None = None
+    """Fewest of them when there is little to do; `num_engines` when absent."""
+    max_engines: PositiveInt | None = None
+    """Most of them when requests queue up; `num_engines` when absent."""
+    max_queued_per_engine: PositiveFloat = 8.0
+    """With more requests waiting per engine for ten seconds, one more is started, up to `max_engines`."""
+    engine_idle_s: PositiveFloat = 300.0
+    """When for so many seconds all requests would have filled less than half of one engine fewer, one is
+    drained and ended, down to `min_engines`."""
     max_engine_restarts: NonNegativeInt = 3
     """How often in a row an engine that died, broke or hung is started again. Five minutes of service
     clear the count; the run goes on while one engine is left."""
     engine_timeout_s: PositiveFloat = 60.0
     """An engine that shows no sign of life for so many seconds hangs, and is replaced."""
+    engine_stall_s: PositiveFloat = 300.0
+    """The same for one that has requests and computes nothing."""
+    slow_engine_ratio: Annotated[float, Field(ge=0)] = 10.0
+    """An engine that is so many times slower than the others for two minutes, whatever its load, is drained
+    and started again; 0: none is."""
+
+    @property
+    def engines_between(self) -> tuple[int, int]:
+        """Fewest and most engines."""
+        return self.min_engines or self.num_engines, self.max_engines or self.num_engines
 
 
 class Reference(TrainerRole):

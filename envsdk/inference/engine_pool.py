@@ -1,19 +1,26 @@
 """Which engines of a run serve, and what is done about one that does not. Pure: events in, commands out.
 
-    starting --started--> waiting --newest weights--> serving
-        |                    |                           |
-        +------- lost, or silent for too long -----------+--> down --back-off over--> starting
-                                                                \\-> lost too often: gone
+    resting --the queue is long--> starting
+    starting --started--> waiting --newest weights--> serving --slow, or not needed--> draining
+        |                    |                           |                                |
+        +------------ lost, silent or stalled for too long ----------> down               | its turns ended
+                                                                        |                 |
+            starting <--back-off over-- down;  lost too often: gone     slow: down;  not needed: resting
 
 An engine joins the workers when it has the weights that all the others have. The trainer can give them
-while it is at a published version; while it learns, an engine waits for the next publication.
+while it is at a published version; while it learns, an engine waits for the next publication. A draining
+engine gets new weights as long as turns run on it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+
+from envsdk.inference.engine import EngineHealth
+from envsdk.inference.engine_demand import Demand, DemandConfig
+from envsdk.inference.engine_pace import Pace, num_open, slow_engines
 
 
 class EngineState(StrEnum):
@@ -21,10 +28,20 @@ class EngineState(StrEnum):
     WAITING = "waiting"
     """Without the newest weights; no worker knows of it."""
     SERVING = "serving"
+    DRAINING = "draining"
+    """Its turns end there, and no worker sends it another."""
     DOWN = "down"
     """Until its back-off is over."""
     GONE = "gone"
     """For the rest of the run."""
+    RESTING = "resting"
+    """Without a process, until the load asks for it."""
+
+
+_WITH_PROCESS = {EngineState.STARTING, EngineState.WAITING, EngineState.SERVING, EngineState.DRAINING}
+_COMING = {EngineState.STARTING, EngineState.WAITING, EngineState.DOWN}
+DRAINED_S = 2.0
+"""A draining engine without requests for so long has ended its turns: what was on its way has come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +56,19 @@ class PoolConfig:
     first_backoff_s: float = 1.0
     """Doubles with each loss in a row."""
     max_backoff_s: float = 30.0
+    stall_s: float = 300.0
+    """An engine that has requests and computes nothing for so long hangs, whatever it says."""
+    slow_ratio: float = 10.0
+    """How much slower than the others an engine must be to be started again; 0: none is."""
+    slow_s: float = 120.0
+    """For so long. Doubles with each restart of an engine for being slow, which may be its place's fault."""
+    stretch_s: float = 20.0
+    """Engines are compared over such stretches of time."""
+    drain_s: float = 120.0
+    """The turns of a draining engine may take so long; what is left then moves to another."""
+    min_engines: int = 1
+    """Kept without load."""
+    demand: DemandConfig = field(default_factory=DemandConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +92,15 @@ class End:
     """End what may be left of it."""
 
     life: Life
+    is_well: bool = False
+    """Let it close in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Tell the workers to send it nothing more; what runs there may end there. `End` follows."""
+
+    life: Life
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +117,7 @@ class Join:
     life: Life
 
 
-PoolCommand = Start | End | Update | Join
+PoolCommand = Start | End | Update | Join | Leave
 
 
 @dataclass(slots=True)
@@ -91,6 +130,19 @@ class _Engine:
     num_losses: int = 0
     """In a row."""
     last_loss: str = ""
+    pace: Pace = field(default_factory=Pace)
+    health: EngineHealth | None = None
+    """Newest look; None while weights move, and before the first."""
+    seen_at_s: float = 0.0
+    slow_s: float = 0.0
+    """In a row."""
+    num_slow_restarts: int = 0
+    drained_s: float = 0.0
+    """Since it began to drain."""
+    empty_s: float = 0.0
+    """In a row, while draining."""
+    returns: bool = False
+    """When drained, it is started again."""
 
 
 class EnginePool:
@@ -103,10 +155,18 @@ class EnginePool:
     commands = pool.tick(1.0)                       # [Start(Life("engine-0", 1))]
     """
 
-    def __init__(self, names: Sequence[str], config: PoolConfig | None = None) -> None:
+    def __init__(
+        self, names: Sequence[str], config: PoolConfig | None = None, *, num_started: int | None = None
+    ) -> None:
+        """All engines there may ever be. The first `num_started`, or all, are starting; the others rest."""
         self._config = config or PoolConfig()
         self._engines = {name: _Engine(Life(name, 0)) for name in names}
+        for name in names[num_started:] if num_started is not None else ():
+            self._engines[name].state = EngineState.RESTING
         self._version: int | None = None
+        self._demand = Demand(self._config.demand)
+        self._now_s = 0.0
+        self._stretch_s = 0.0
         self.num_restarts = 0
         """Of all engines, since the start of the run."""
 
@@ -116,12 +176,19 @@ class EnginePool:
     @property
     def lives(self) -> list[Life]:
         """Of the engines that have started: those a publication is for."""
-        started = {EngineState.WAITING, EngineState.SERVING}
+        started = _WITH_PROCESS - {EngineState.STARTING}
         return [engine.life for engine in self._engines.values() if engine.state in started]
 
     @property
     def num_serving(self) -> int:
-        return sum(engine.state is EngineState.SERVING for engine in self._engines.values())
+        return len(self._in({EngineState.SERVING}))
+
+    @property
+    def num_engines(self) -> int:
+        """Those that serve, or will unless they are lost for good."""
+        return len(self._in({EngineState.SERVING, *_COMING})) + sum(
+            engine.returns for engine in self._in({EngineState.DRAINING})
+        )
 
     @property
     def failure(self) -> str:
@@ -144,16 +211,38 @@ class EnginePool:
         engine.silence_s = 0.0
         return self._updates()
 
+    def seen(self, life: Life, health: EngineHealth) -> list[PoolCommand]:
+        """Its counters now, while it samples as it can."""
+        engine = self._living(life)
+        if engine is None:
+            return []
+        engine.silence_s = 0.0
+        elapsed_s, engine.seen_at_s = self._now_s - engine.seen_at_s, self._now_s
+        engine.health = health
+        engine.pace.look(health, elapsed_s)
+        if engine.pace.stalled_s > self._config.stall_s:
+            return self.lost(life, f"it had requests and computed nothing in {self._config.stall_s:g} s")
+        if engine.state is EngineState.DRAINING:
+            engine.empty_s = 0.0 if num_open(health) else engine.empty_s + elapsed_s
+            if engine.empty_s >= DRAINED_S:
+                return self._end_drained(engine, is_well=True)
+        return []
+
     def heard(self, life: Life) -> None:
-        """It says that it is well."""
+        """It is well, and paused on purpose: its counters say nothing."""
         if (engine := self._living(life)) is not None:
             engine.silence_s = 0.0
+            engine.seen_at_s = self._now_s
+            engine.health = None
+            engine.pace.skip()
 
     def lost(self, life: Life, why: str) -> list[PoolCommand]:
         """Its process ended, it says that it is broken, or the weights could not be given to it."""
         engine = self._living(life)
         if engine is None:
             return []
+        if engine.state is EngineState.DRAINING and not engine.returns:
+            return self._end_drained(engine, is_well=False)
         engine.num_losses += 1
         engine.last_loss = why
         engine.served_s = 0.0
@@ -182,7 +271,9 @@ class EnginePool:
         for engine in self._engines.values():
             if engine.life in given:
                 commands += self._serve(engine)
-            elif engine.state is EngineState.SERVING or self._waits_in_its_first_life(engine):
+            elif engine.state in {EngineState.SERVING, EngineState.DRAINING} or self._waits_in_its_first_life(
+                engine
+            ):
                 commands += self.lost(engine.life, f"it did not get the weights of version {version}")
         return commands + self._updates()
 
@@ -202,15 +293,17 @@ class EnginePool:
 
     def tick(self, elapsed_s: float) -> list[PoolCommand]:
         """So much time passed in which engines were listened to."""
+        self._now_s += elapsed_s
         commands: list[PoolCommand] = []
         for engine in self._engines.values():
             if engine.state is EngineState.DOWN:
                 engine.backoff_s -= elapsed_s
                 if engine.backoff_s <= 0:
-                    commands.append(self._start_again(engine))
-            elif engine.state is not EngineState.GONE:
+                    self.num_restarts += 1
+                    commands.append(self._start(engine))
+            elif engine.state in _WITH_PROCESS:
                 commands += self._grow_older(engine, elapsed_s)
-        return commands
+        return commands + self._drain_slow(elapsed_s) + self._follow_demand(elapsed_s)
 
     def _grow_older(self, engine: _Engine, elapsed_s: float) -> list[PoolCommand]:
         engine.silence_s += elapsed_s
@@ -218,6 +311,10 @@ class EnginePool:
             engine.served_s += elapsed_s
             if engine.served_s >= self._config.steady_s:
                 engine.num_losses = 0
+        if engine.state is EngineState.DRAINING:
+            engine.drained_s += elapsed_s
+            if engine.drained_s > self._config.drain_s:
+                return self._end_drained(engine, is_well=False)
         starts = engine.state is EngineState.STARTING
         limit_s = self._config.start_s if starts else self._config.silence_s
         if engine.silence_s <= limit_s:
@@ -226,12 +323,67 @@ class EnginePool:
             engine.life, f"{'it did not start' if starts else 'no sign of life'} in {limit_s:g} s"
         )
 
-    def _start_again(self, engine: _Engine) -> PoolCommand:
-        engine.life = Life(engine.life.name, engine.life.number + 1)
-        engine.state = EngineState.STARTING
-        engine.silence_s = 0.0
-        self.num_restarts += 1
-        return Start(engine.life)
+    def _drain_slow(self, elapsed_s: float) -> list[PoolCommand]:
+        """At the end of a stretch, the engine that has been slow for longest."""
+        self._stretch_s += elapsed_s
+        if self._stretch_s < self._config.stretch_s:
+            return []
+        stretch_s, self._stretch_s = self._stretch_s, 0.0
+        serving = {engine.life.name: engine for engine in self._in({EngineState.SERVING})}
+        rates = {name: engine.pace.end_stretch() for name, engine in serving.items()}
+        slow = slow_engines(rates, self._config.slow_ratio)
+        for name, engine in serving.items():
+            engine.slow_s = engine.slow_s + stretch_s if name in slow else 0.0
+        due = [engine for engine in serving.values() if engine.slow_s >= self._slow_limit_s(engine)]
+        if not due or self._in({EngineState.DRAINING}):
+            return []
+        slowest = max(due, key=lambda engine: engine.slow_s)
+        slowest.num_slow_restarts += 1
+        return self._drain(slowest, returns=True)
+
+    def _slow_limit_s(self, engine: _Engine) -> float:
+        return self._config.slow_s * 2.0 ** min(engine.num_slow_restarts, 32)
+
+    def _follow_demand(self, elapsed_s: float) -> list[PoolCommand]:
+        resting = self._in({EngineState.RESTING})
+        if resting and self.num_engines < self._config.min_engines:
+            return [self._start(resting[0])]
+        if self._in({EngineState.DRAINING, *_COMING}):
+            self._demand.begin_again()
+            return []
+        serving = self._in({EngineState.SERVING})
+        looks = [engine.health for engine in serving if engine.health is not None]
+        if len(looks) < len(serving):
+            return []
+        self._demand.look(looks, elapsed_s)
+        if self._demand.wants_more and resting:
+            self._demand.begin_again()
+            return [self._start(resting[0])]
+        if self._demand.wants_fewer and len(serving) > max(1, self._config.min_engines):
+            self._demand.begin_again()
+            return self._drain(serving[-1], returns=False)
+        return []
+
+    # Moves
+
+    def _start(self, engine: _Engine) -> PoolCommand:
+        """Begin its next life."""
+        kept = (engine.num_losses, engine.last_loss, engine.num_slow_restarts)
+        life = Life(engine.life.name, engine.life.number + 1)
+        begun = _Engine(life, seen_at_s=self._now_s)
+        begun.num_losses, begun.last_loss, begun.num_slow_restarts = kept
+        self._engines[life.name] = begun
+        return Start(life)
+
+    def _drain(self, engine: _Engine, *, returns: bool) -> list[PoolCommand]:
+        engine.state = EngineState.DRAINING
+        engine.returns = returns
+        return [Leave(engine.life)]
+
+    def _end_drained(self, engine: _Engine, *, is_well: bool) -> list[PoolCommand]:
+        engine.state = EngineState.DOWN if engine.returns else EngineState.RESTING
+        engine.backoff_s = 0.0
+        return [End(engine.life, is_well)]
 
     def _serve(self, engine: _Engine) -> list[PoolCommand]:
         if engine.state is not EngineState.WAITING:
@@ -247,10 +399,12 @@ class EnginePool:
             return []
         return [Update(e.life) for e in self._engines.values() if e.state is EngineState.WAITING]
 
+    def _in(self, states: set[EngineState]) -> list[_Engine]:
+        return [engine for engine in self._engines.values() if engine.state in states]
+
     def _living(self, life: Life) -> _Engine | None:
         engine = self._engines[life.name]
-        over = {EngineState.DOWN, EngineState.GONE}
-        return engine if engine.life == life and engine.state not in over else None
+        return engine if engine.life == life and engine.state in _WITH_PROCESS else None
 
 
 def _times(count: int) -> str:

@@ -1,0 +1,106 @@
+"""How fast engines answer: which one stands still, and which one is slow. Pure.
+
+    look -> look -> ... -> rates of the stretch -> slow_engines(rates of all)
+
+**Slow** is an engine that does less than `1 / ratio` of what the others do, in each of four measures: tokens
+per second, and tokens per second and request, of sampled tokens and of all computed ones (prompts included).
+Load alone does not make an engine slow. One with more requests than the others gives more tokens per second,
+one with fewer gives each request more; one with longer prompts computes more tokens, one with longer replies
+samples more. Each is ahead of the others in one measure, which is enough.
+
+An engine that has no other to be compared with, or that was idle most of the time, is not judged.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from envsdk.inference.engine import EngineHealth
+
+MIN_BUSY_SHARE = 0.5
+"""Of a stretch: with requests for less of it, an engine is neither judged nor compared with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What an engine did in a stretch of time in which it had requests; tokens per second."""
+
+    sampled: float
+    computed: float
+    """Sampled tokens and those of prompts that were not reused."""
+    sampled_per_request: float
+    computed_per_request: float
+
+    def reaches(self, share: float, others: list[Rates]) -> bool:
+        """Whether it does `share` of what is usual among `others`, in any measure."""
+        return any(
+            getattr(self, measure) >= share * statistics.median_low(getattr(one, measure) for one in others)
+            for measure in ("sampled", "computed", "sampled_per_request", "computed_per_request")
+        )
+
+
+def slow_engines(rates: Mapping[str, Rates | None], ratio: float) -> set[str]:
+    """Names of the slow ones; `ratio` 0 finds none. None: an engine that is not judged."""
+    known = {name: rate for name, rate in rates.items() if rate is not None}
+    slow = set()
+    for name, rate in known.items():
+        others = [one for other, one in known.items() if other != name]
+        if ratio and others and not rate.reaches(1 / ratio, others):
+            slow.add(name)
+    return slow
+
+
+class Pace:
+    """One engine's counters, look by look. Owner: its life in the pool."""
+
+    def __init__(self) -> None:
+        self._last: EngineHealth | None = None
+        self._begin_stretch()
+        self.stalled_s = 0.0
+        """For so long it had requests and computed nothing."""
+
+    def look(self, health: EngineHealth, elapsed_s: float) -> None:
+        """Its counters now, so much time after the last look."""
+        last, self._last = self._last, health
+        if last is None:
+            return
+        self._stretch_s += elapsed_s
+        sampled = health.num_tokens_sampled - last.num_tokens_sampled
+        computed = sampled + health.num_prefilled_tokens - last.num_prefilled_tokens
+        stands_still = computed == 0 and health.version == last.version
+        has_requests = min(num_open(last), num_open(health)) > 0
+        self.stalled_s = self.stalled_s + elapsed_s if stands_still and has_requests else 0.0
+        num_running = (last.num_running + health.num_running) / 2
+        self._request_s += num_running * elapsed_s
+        self._busy_s += elapsed_s if num_running else 0.0
+        self._sampled += sampled
+        self._computed += computed
+
+    def skip(self) -> None:
+        """It is paused on purpose: what lies between the looks around this counts for nothing."""
+        self._last = None
+        self.stalled_s = 0.0
+
+    def end_stretch(self) -> Rates | None:
+        """The rates since the last call; None when it had too little to do."""
+        rates = None
+        if self._busy_s > 0 and self._busy_s >= MIN_BUSY_SHARE * self._stretch_s:
+            rates = Rates(
+                sampled=self._sampled / self._busy_s,
+                computed=self._computed / self._busy_s,
+                sampled_per_request=self._sampled / self._request_s,
+                computed_per_request=self._computed / self._request_s,
+            )
+        self._begin_stretch()
+        return rates
+
+    def _begin_stretch(self) -> None:
+        self._stretch_s = self._busy_s = self._request_s = 0.0
+        self._sampled = self._computed = 0
+
+
+def num_open(health: EngineHealth) -> int:
+    """Requests it has not answered."""
+    return health.num_running + health.num_queued
