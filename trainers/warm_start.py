@@ -34,6 +34,7 @@ from rich.console import Console
 
 import envsdk
 from envsdk.atomic import fsync_folder, make_folder, storage_error, write_json_atomically
+from envsdk.cache import cache_folder
 from envsdk.chat import ChatTokenizer
 from envsdk.collect import collect
 from envsdk.config import EMBEDDED_DEFAULT
@@ -67,14 +68,6 @@ class Demonstration:
     ids: NDArray[np.int32]
     response_mask: NDArray[np.int8]
     """1 on the demonstrator's replies, their end of turn included."""
-
-
-def cache_folder() -> Path:
-    """`$ENVSDK_CACHE`, else `envsdk` in `$XDG_CACHE_HOME` or `~/.cache`."""
-    own = os.environ.get("ENVSDK_CACHE")
-    if own:
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "envsdk"
 
 
 def prepare_policy(config: RunConfig, *, console: Console | None = None) -> Path:

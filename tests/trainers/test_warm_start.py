@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from safetensors.numpy import load_file
 
+from envsdk.cache import cache_folder
 from envsdk.chat import ChatTokenizer
 from envsdk.config import RunConfig, load_config
 from envsdk.env import TextEnv
@@ -26,7 +27,7 @@ from envsdk.prompts import AgentPrompts
 from envsdk.storage import read_trajectories
 from envsdk.trainers import warm_start
 from envsdk.trainers.tiny_policy import SPECIAL_TOKENS, build_tokenizer
-from envsdk.trainers.warm_start import RECORD, batches, cache_folder, demonstration, prepare_policy
+from envsdk.trainers.warm_start import RECORD, batches, demonstration, prepare_policy
 from envsdk.trajectory import Outcome, Task, Trajectory, Turn
 
 SMALL = [

@@ -1,0 +1,14 @@
+"""Where envsdk keeps what it makes once: the tiny policy, translated games, built stores."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """`$ENVSDK_CACHE`, else `envsdk` in `$XDG_CACHE_HOME` or `~/.cache`. It need not be there yet."""
+    own = os.environ.get("ENVSDK_CACHE")
+    if own:
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "envsdk"
