@@ -13,9 +13,7 @@ For collecting and evaluating: weights cannot be loaded. Tokens go and come as i
 from __future__ import annotations
 
 import asyncio
-import heapq
 import itertools
-import os
 import random
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -38,14 +36,10 @@ from envsdk.inference.engine import (
 )
 from envsdk.inference.openai.client import CompletionsClient
 from envsdk.inference.openai.settings import OpenAISettings
-from envsdk.inference.openai.wire import (
-    Delta,
-    ReplyRefused,
-    Unavailable,
-    completion_body,
-    read_event,
-    wait_s,
-)
+from envsdk.inference.openai.wire import Delta, completion_body, read_event
+from envsdk.inference.remote.failures import ReplyRefused, Unavailable, wait_s
+from envsdk.inference.remote.http import api_key_of
+from envsdk.inference.remote.requests import Answer, WaitingRequests, in_use, result_of, why_impossible
 from envsdk.inference.settings import parse_settings
 from envsdk.trajectory import VersionSpan
 
@@ -58,7 +52,7 @@ _CERTAIN = -1e-4
 @dataclass(slots=True)
 class _Running:
     request: GenerationRequest
-    future: asyncio.Future[GenerationResult]
+    future: Answer
     task: asyncio.Task[None] | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -83,9 +77,7 @@ class OpenAIEngine(Engine):
         self._sequence_length = config.sequence_length
         self._max_running = config.max_running
         self._draw = random.Random(config.seed)
-        self._arrivals = itertools.count()
-        self._queue: list[tuple[int, int, GenerationRequest, asyncio.Future[GenerationResult]]] = []
-        self._queued_ids: set[str] = set()
+        self._waiting = WaitingRequests()
         self._running: dict[str, _Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._started = False
@@ -102,7 +94,7 @@ class OpenAIEngine(Engine):
         if config.sequence_length < 2:
             raise ConfigurationError(f"sequence_length is {config.sequence_length}; it must be at least 2")
         settings = parse_settings(OpenAISettings, config.strategy_config, engine="openai")
-        return cls(config, settings, _api_key(settings.api_key_env))
+        return cls(config, settings, api_key_of(settings.api_key_env, engine="openai"))
 
     async def start(self) -> None:
         """Ask the server for a few tokens, to see that it gives what the contract promises.
@@ -147,7 +139,7 @@ class OpenAIEngine(Engine):
                 seed=0,
             ),
         )
-        future: asyncio.Future[GenerationResult] = asyncio.get_running_loop().create_future()
+        future: Answer = asyncio.get_running_loop().create_future()
         self._run(request, future)
         result = await future
         if result.finish_reason is FinishReason.ERROR:
@@ -155,13 +147,12 @@ class OpenAIEngine(Engine):
         return result
 
     def submit(self, request: GenerationRequest) -> asyncio.Future[GenerationResult]:
-        future: asyncio.Future[GenerationResult] = asyncio.get_running_loop().create_future()
+        future: Answer = asyncio.get_running_loop().create_future()
         if refusal := self._refusal(request):
             future.set_result(_result(request.request_id, FinishReason.ERROR, error=refusal))
             return future
         self._num_prompt_tokens += len(request.prompt_ids)
-        heapq.heappush(self._queue, (request.priority, next(self._arrivals), request, future))
-        self._queued_ids.add(request.request_id)
+        self._waiting.push(request, future)
         future.add_done_callback(lambda done: self.abort([request.request_id]) if done.cancelled() else None)
         self._dispatch()
         return future
@@ -170,32 +161,20 @@ class OpenAIEngine(Engine):
         """Why this request cannot be run; empty when it can."""
         if self._error:
             return self._error
-        num_prompt = len(request.prompt_ids)
-        if num_prompt == 0:
-            return "the prompt is empty"
-        if num_prompt >= self._sequence_length:
-            return (
-                f"a prompt of {num_prompt} tokens leaves no room for a reply: "
-                f"sequence_length is {self._sequence_length}"
-            )
-        if request.sampling.max_new_tokens < 1:
-            return f"max_new_tokens is {request.sampling.max_new_tokens}; it must be at least 1"
-        if request.request_id in self._running or request.request_id in self._queued_ids:
-            return f"request id {request.request_id!r} is not answered yet"
-        return ""
+        if request.request_id in self._running or request.request_id in self._waiting:
+            return in_use(request.request_id)
+        return why_impossible(request, sequence_length=self._sequence_length)
 
     def _dispatch(self) -> None:
         while (
-            self._queue
+            self._waiting
             and len(self._running) < self._max_running
             and self._started
             and not (self._paused or self._error)
         ):
-            _, _, request, future = heapq.heappop(self._queue)
-            self._queued_ids.discard(request.request_id)
-            self._run(request, future)
+            self._run(*self._waiting.pop())
 
-    def _run(self, request: GenerationRequest, future: asyncio.Future[GenerationResult]) -> None:
+    def _run(self, request: GenerationRequest, future: Answer) -> None:
         running = self._running[request.request_id] = _Running(request, future)
         running.task = asyncio.ensure_future(self._answer(running))
         self._tasks.add(running.task)
@@ -272,14 +251,9 @@ class OpenAIEngine(Engine):
         for request_id in request_ids:
             if running := self._running.get(request_id):
                 self._end(running, FinishReason.ABORT)
-        if doomed := self._queued_ids.intersection(request_ids):
-            ended = [entry for entry in self._queue if entry[2].request_id in doomed]
-            self._queue = [entry for entry in self._queue if entry[2].request_id not in doomed]
-            heapq.heapify(self._queue)
-            self._queued_ids -= doomed
-            for _, _, request, future in ended:
-                if not future.done():
-                    future.set_result(_result(request.request_id, FinishReason.ABORT))
+        for request, future in self._waiting.remove(request_ids):
+            if not future.done():
+                future.set_result(_result(request.request_id, FinishReason.ABORT))
 
     async def pause(self, mode: PauseMode) -> None:
         self._paused = True
@@ -309,7 +283,7 @@ class OpenAIEngine(Engine):
         return EngineHealth(
             version=VERSION,
             num_running=len(self._running),
-            num_queued=len(self._queue),
+            num_queued=len(self._waiting),
             num_tokens_sampled=self._num_tokens_sampled,
             num_prompt_tokens=self._num_prompt_tokens,
             num_prefilled_tokens=self._num_prompt_tokens,
@@ -318,23 +292,9 @@ class OpenAIEngine(Engine):
 
     async def close(self) -> None:
         self._error = self._error or "the engine is closed"
-        self.abort([*self._running, *self._queued_ids])
+        self.abort([*self._running, *self._waiting.ids])
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._client.close()
-
-
-def _api_key(name: str | None) -> str | None:
-    if name is None:
-        return None
-    # A key written where its variable's name belongs must not end up in a log.
-    if not name.isidentifier():
-        raise ConfigurationError("strategy_config of engine `openai`: `api_key_env` is no name of a variable")
-    key = os.environ.get(name)
-    if not key:
-        raise ConfigurationError(
-            f"strategy_config of engine `openai`: the environment variable {name} of `api_key_env` is not set"
-        )
-    return key
 
 
 def _result(
@@ -345,11 +305,5 @@ def _result(
     error: str = "",
 ) -> GenerationResult:
     count = len(token_ids)
-    return GenerationResult(
-        request_id=request_id,
-        token_ids=np.array(token_ids, np.int32),
-        logprobs=np.array(logprobs, np.float32),
-        version_spans=(VersionSpan(version=VERSION, start=0, end=count),) if count else (),
-        finish_reason=reason,
-        error=error,
-    )
+    spans = (VersionSpan(version=VERSION, start=0, end=count),) if count else ()
+    return result_of(request_id, reason, token_ids, logprobs, spans, error)

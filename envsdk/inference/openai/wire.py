@@ -8,7 +8,7 @@ is never read.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,21 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from envsdk.inference.engine import FinishReason, GenerationRequest
 from envsdk.inference.openai.settings import OpenAISettings
-
-TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
-MAX_BACKOFF_S = 30.0
-
-
-class ReplyRefused(Exception):
-    """The reply cannot be used or had, and asking again would not help."""
-
-
-class Unavailable(Exception):
-    """No whole reply came this time; the same request may be sent again."""
-
-    def __init__(self, message: str, *, retry_after_s: float = 0.0) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
+from envsdk.inference.remote.failures import ReplyRefused, Unavailable, error_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,24 +120,3 @@ def _logprobs(choice: _Choice, count: int, with_logprobs: bool) -> Sequence[floa
             "give, set `logprobs: none`"
         )
     return [min(value, 0.0) for value in values]  # rounding may leave a certain token above 0
-
-
-def error_text(error: Any) -> str:
-    """The message in an `error` object, on one line."""
-    message = error.get("message", error) if isinstance(error, Mapping) else error
-    return " ".join(str(message).split())[:300]
-
-
-def retry_after_s(header: str | None) -> float:
-    """Seconds of a `Retry-After`; 0 when there is none, or a date."""
-    try:
-        seconds = float(header or 0)
-    except ValueError:
-        return 0.0
-    return max(0.0, seconds) if math.isfinite(seconds) else 0.0
-
-
-def wait_s(attempt: int, *, backoff_s: float, at_least_s: float, uniform: float) -> float:
-    """Before retry number `attempt` (from 0): exponential, the upper half of it drawn by `uniform`."""
-    longest_s = min(MAX_BACKOFF_S, backoff_s * 2.0 ** min(attempt, 60))
-    return max(at_least_s, longest_s * (1 + uniform) / 2)

@@ -29,14 +29,8 @@ from envsdk.inference.engine import (
 )
 from envsdk.inference.openai.engine import OpenAIEngine
 from envsdk.inference.openai.settings import SET_BY_ENGINE, OpenAISettings
-from envsdk.inference.openai.wire import (
-    MAX_BACKOFF_S,
-    ReplyRefused,
-    completion_body,
-    read_event,
-    retry_after_s,
-    wait_s,
-)
+from envsdk.inference.openai.wire import completion_body, read_event
+from envsdk.inference.remote.failures import MAX_BACKOFF_S, ReplyRefused, retry_after_s, wait_s
 from envsdk.storage import read_trajectories
 from envsdk.testing.engines import EngineSuite, until
 from envsdk.trainers.tiny_policy import build_tokenizer, write_tokenizer

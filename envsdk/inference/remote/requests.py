@@ -1,0 +1,95 @@
+"""Pure: requests that wait for a place at the server, and results."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from envsdk.inference.engine import FinishReason, GenerationRequest, GenerationResult
+from envsdk.trajectory import VersionSpan
+
+Answer = asyncio.Future[GenerationResult]
+
+
+class WaitingRequests:
+    """Lowest priority number first; among equals, first come first served."""
+
+    def __init__(self) -> None:
+        self._arrivals = itertools.count()
+        self._heap: list[tuple[int, int, GenerationRequest, Answer]] = []
+        self._ids: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._ids
+
+    @property
+    def ids(self) -> frozenset[str]:
+        return frozenset(self._ids)
+
+    def push(self, request: GenerationRequest, answer: Answer) -> None:
+        """`request.request_id` is not waiting yet."""
+        heapq.heappush(self._heap, (request.priority, next(self._arrivals), request, answer))
+        self._ids.add(request.request_id)
+
+    def pop(self) -> tuple[GenerationRequest, Answer]:
+        """The next one. IndexError when none waits."""
+        _, _, request, answer = heapq.heappop(self._heap)
+        self._ids.discard(request.request_id)
+        return request, answer
+
+    def remove(self, request_ids: Iterable[str]) -> list[tuple[GenerationRequest, Answer]]:
+        """Take these out; unknown ids are passed over."""
+        removed = self._ids.intersection(request_ids)
+        if not removed:
+            return []
+        gone = [entry for entry in self._heap if entry[2].request_id in removed]
+        self._heap = [entry for entry in self._heap if entry[2].request_id not in removed]
+        heapq.heapify(self._heap)
+        self._ids -= removed
+        return [(request, answer) for _, _, request, answer in gone]
+
+
+def why_impossible(request: GenerationRequest, *, sequence_length: int) -> str:
+    """Why this request cannot be run by any engine of this context; empty when it can."""
+    num_prompt = len(request.prompt_ids)
+    if num_prompt == 0:
+        return "the prompt is empty"
+    if num_prompt >= sequence_length:
+        return (
+            f"a prompt of {num_prompt} tokens leaves no room for a reply: "
+            f"sequence_length is {sequence_length}"
+        )
+    if request.sampling.max_new_tokens < 1:
+        return f"max_new_tokens is {request.sampling.max_new_tokens}; it must be at least 1"
+    return ""
+
+
+def in_use(request_id: str) -> str:
+    """Why a request whose id another one still has is refused."""
+    return f"request id {request_id!r} is not answered yet"
+
+
+def result_of(
+    request_id: str,
+    reason: FinishReason,
+    token_ids: Sequence[int] = (),
+    logprobs: Sequence[float] = (),
+    version_spans: Iterable[VersionSpan] = (),
+    error: str = "",
+) -> GenerationResult:
+    """What was sampled, as arrays."""
+    return GenerationResult(
+        request_id=request_id,
+        token_ids=np.array(token_ids, np.int32),
+        logprobs=np.array(logprobs, np.float32),
+        version_spans=tuple(version_spans),
+        finish_reason=reason,
+        error=error,
+    )
