@@ -66,7 +66,7 @@ def fill_buckets(
     pieces: list[Piece] = []
     used = 0
     for name, weight in weights:
-        data, dtype, shape = _as_bytes(weight)
+        data, dtype, shape = as_bytes(weight)
         start = 0
         while True:
             offset = -(-used // ALIGNMENT) * ALIGNMENT
@@ -122,7 +122,7 @@ def read_buckets(buckets: Iterable[Bucket]) -> Iterator[tuple[str, NDArray[Any] 
         raise EngineError(f"the last weight ends after {filled} of {len(whole)} bytes")
 
 
-def _as_bytes(weight: NDArray[Any] | Tensor) -> tuple[Buffer, str, tuple[int, ...]]:
+def as_bytes(weight: NDArray[Any] | Tensor) -> tuple[Buffer, str, tuple[int, ...]]:
     """Bytes, dtype and shape."""
     if isinstance(weight, np.ndarray):
         data = np.ascontiguousarray(weight).reshape(-1).view(np.uint8)
