@@ -32,11 +32,23 @@ class Outbox(Generic[Item]):
         self._items: list[Item] = []
         self._waiter: asyncio.Future[None] | None = None
         self._newest = -1
+        self._is_due = False
 
     def put(self, item: Item) -> None:
         """Leave an item; wakes the open call."""
         self._items.append(item)
+        self._is_due = True
         self.wake()
+
+    def put_quietly(self, item: Item) -> None:
+        """Leave an item that can wait: it travels with the next one that is `put`, or after `flush`."""
+        self._items.append(item)
+
+    def flush(self) -> None:
+        """What was left quietly has waited long enough."""
+        if self._items:
+            self._is_due = True
+            self.wake()
 
     def close(self) -> None:
         """The client is gone: end its open call and drop what it has not fetched."""
@@ -49,7 +61,7 @@ class Outbox(Generic[Item]):
             self._waiter.set_result(None)
 
     async def collect(self, number: int) -> list[Item]:
-        """Wait for the first item and take all that are there once the event loop has had a turn.
+        """Wait for the first item that is due and take all that are there once the event loop has had a turn.
 
         Ends the `collect` of any earlier call with an empty list.
         """
@@ -57,13 +69,14 @@ class Outbox(Generic[Item]):
             return []
         self._newest = number
         self.wake()
-        if not self._items:
+        if not self._is_due:
             waiter = self._waiter = asyncio.get_running_loop().create_future()
             await waiter
         await asyncio.sleep(0)
         if number != self._newest:
             return []
         items, self._items = self._items, []
+        self._is_due = False
         return items
 
 

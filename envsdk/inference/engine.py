@@ -62,6 +62,8 @@ class GenerationRequest:
     """Requests of one session extend each other's prompts: the key of prefix reuse and affinity."""
     priority: int = 0
     """Lower runs earlier, where the engine is able."""
+    is_watched: bool = False
+    """Somebody waits for its tokens as they come. For whoever brings them; engines need not look at it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +84,7 @@ class GenerationResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenDelta:
-    """Some more tokens of one reply; a reply's deltas, end to end, are its result's tokens."""
+    """Some more tokens of one reply."""
 
     request_id: str
     token_ids: NDArray[np.int32]
@@ -121,6 +123,8 @@ class EngineAbilities:
     """Gives log-probabilities; those of an engine that does not are NaN."""
     processed_logprobs: bool = True
     """Log-probabilities are those of the sampling distribution, not of the raw one."""
+    progress: bool = False
+    """Tells what running requests have sampled so far: for streaming, and for going on elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +194,15 @@ class Engine(ABC):
     @abstractmethod
     def abort(self, request_ids: Sequence[str]) -> None:
         """End these requests with finish reason `abort`; unknown ids are ignored."""
+
+    async def progress(self, num_known: Mapping[str, int]) -> list[TokenDelta]:
+        """What running requests have sampled beyond their first `num_known[request_id]` tokens.
+
+        Asked only of an engine with the ability `progress`, several times a second. Requests that have no
+        more, that wait, or that do not run any more are left out. What was told begins the result, token for
+        token; log-probabilities are finite.
+        """
+        return []
 
     @abstractmethod
     async def pause(self, mode: PauseMode) -> None:

@@ -19,8 +19,10 @@ from envsdk.inference.engine import (
     GenerationRequest,
     GenerationResult,
     PauseMode,
+    TokenDelta,
     WeightReference,
 )
+from envsdk.inference.progress import REPORT_S, STREAM_S, ProgressWatch
 from envsdk.inference.proxy import Deliver, EngineLink
 from envsdk.inference.weight_buckets import Piece
 from envsdk.inference.weight_intake import WeightIntake
@@ -72,9 +74,13 @@ class BusyStretches:
         return stretches
 
 
+_Outbox = Outbox[GenerationResult | TokenDelta]
+_Reports = Sequence[tuple[_Outbox, TokenDelta]]
+
+
 @dataclass(slots=True)
 class _Client:
-    outbox: Outbox[GenerationResult] = field(default_factory=Outbox)
+    outbox: _Outbox = field(default_factory=Outbox)
     open_requests: set[str] = field(default_factory=set)
 
 
@@ -92,6 +98,8 @@ class EngineHost:
     """Body of the actor: owns the engine and an outbox per client. `start` comes first."""
 
     _engine: Engine
+    _running: ProgressWatch[_Outbox]
+    _watched: ProgressWatch[_Outbox]
 
     def __init__(self, strategy_name: str, config: EngineConfig) -> None:
         self._strategy_name = strategy_name
@@ -99,12 +107,18 @@ class EngineHost:
         self._clients: dict[str, _Client] = {}
         self._busy = BusyStretches()
         self._updates: dict[str, _Update] = {}
+        self._watches: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Load the model and begin. Not in the constructor, whose errors Ray turns into text."""
         engine_class: type[Engine] = load_plugin("envsdk.engines", self._strategy_name)
-        self._engine = engine_class.create(self._config)
-        await self._engine.start()
+        engine = self._engine = engine_class.create(self._config)
+        await engine.start()
+        self._running = ProgressWatch(engine, self._leave_quietly, period_s=REPORT_S, spare_short_turns=True)
+        self._watched = ProgressWatch(engine, self._leave, period_s=STREAM_S, spare_short_turns=False)
+        if engine.abilities.progress:
+            watches = (self._running, self._watched)
+            self._watches = [asyncio.ensure_future(watch.run()) for watch in watches]
 
     async def exchange(
         self, client: str, number: int, packed: PackedRequests, aborts: Sequence[str]
@@ -117,22 +131,39 @@ class EngineHost:
         if known is None:
             self._forget_earlier_incarnations(client)
             known = self._clients[client] = _Client()
-        outbox, open_requests = known.outbox, known.open_requests
-
-        def answered(done: asyncio.Future[GenerationResult]) -> None:
-            self._busy.end()
-            result = done.result()
-            open_requests.discard(result.request_id)
-            outbox.put(result)
-
+        outbox = known.outbox
         for request in unpack_requests(packed):
-            self._busy.begin()
-            open_requests.add(request.request_id)
-            self._engine.submit(request).add_done_callback(answered)
+            self._submit(request, known)
         if aborts:
             self._engine.abort(aborts)
         results = await outbox.collect(number)
         return pack_results(results, self._engine.health())
+
+    def _submit(self, request: GenerationRequest, client: _Client) -> None:
+        watch = self._watched if request.is_watched else self._running
+
+        def answered(done: asyncio.Future[GenerationResult]) -> None:
+            self._busy.end()
+            result = done.result()
+            client.open_requests.discard(result.request_id)
+            watch.ended(result.request_id)
+            client.outbox.put(result)
+
+        self._busy.begin()
+        client.open_requests.add(request.request_id)
+        watch.opened(request.request_id, client.outbox)
+        self._engine.submit(request).add_done_callback(answered)
+
+    def _leave(self, reports: _Reports) -> None:
+        for outbox, delta in reports:
+            outbox.put(delta)
+
+    def _leave_quietly(self, reports: _Reports) -> None:
+        """They go with the next answer, or when the next reports come: a call for each would cost more."""
+        for client in self._clients.values():
+            client.outbox.flush()
+        for outbox, delta in reports:
+            outbox.put_quietly(delta)
 
     def _forget_earlier_incarnations(self, client: str) -> None:
         process, found, _ = client.rpartition("#")
@@ -227,6 +258,8 @@ class EngineHost:
         return self._busy.drain()
 
     async def close(self) -> None:
+        for watch in self._watches:
+            watch.cancel()
         await self._engine.close()
 
 

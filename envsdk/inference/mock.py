@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from envsdk.failures import ConfigurationError
+from envsdk.inference.continuation import spans_within
 from envsdk.inference.engine import (
     Engine,
     EngineAbilities,
@@ -40,6 +41,7 @@ from envsdk.inference.engine import (
     GenerationRequest,
     GenerationResult,
     PauseMode,
+    TokenDelta,
     WeightReference,
 )
 from envsdk.inference.settings import StrictSettings, parse_settings
@@ -148,15 +150,25 @@ class _Running:
         return min(total, int(total * passed / self.duration_s)) if math.isfinite(self.duration_s) else 0
 
     def close_span(self, end: int) -> None:
+        self.spans += self.open_span(end)
+
+    def open_span(self, end: int) -> list[VersionSpan]:
         start = self.spans[-1].end if self.spans else 0
-        if end > start:
-            self.spans.append(VersionSpan(version=self.version, start=start, end=end))
+        return [VersionSpan(version=self.version, start=start, end=end)] if end > start else []
+
+    def delta(self, start: int, end: int) -> TokenDelta:
+        return TokenDelta(
+            request_id=self.request.request_id,
+            token_ids=self.reply.token_ids[start:end],
+            logprobs=self.reply.logprobs[start:end],
+            version_spans=spans_within([*self.spans, *self.open_span(end)], start, end),
+        )
 
 
 class MockEngine(Engine):
     """See the module's text; settings in `MockSettings`."""
 
-    abilities = EngineAbilities(inflight_update=True, priority=True)
+    abilities = EngineAbilities(inflight_update=True, priority=True, progress=True)
 
     def __init__(self, config: EngineConfig, settings: MockSettings) -> None:
         self._settings = settings
@@ -238,6 +250,15 @@ class MockEngine(Engine):
             for _, _, request, future in ended:
                 _resolve(future, _empty(request.request_id, FinishReason.ABORT))
         self._dispatch()
+
+    async def progress(self, num_known: Mapping[str, int]) -> list[TokenDelta]:
+        now = asyncio.get_running_loop().time()
+        found = []
+        for request_id, known in num_known.items():
+            running = self._running.get(request_id)
+            if running is not None and (count := running.num_sampled(now)) > known:
+                found.append(running.delta(known, count))
+        return found
 
     async def pause(self, mode: PauseMode) -> None:
         self._paused = True

@@ -1,8 +1,8 @@
 """InferenceProxy: one front for many engines.
 
     generate -> (held while suspended) -> dispatched -> answered: the future resolves, exactly once
-                                            |-> engine lost or broken: dispatched again elsewhere
-                                            |-> cut short by a weight update: goes on from its tokens
+                                            |-> engine lost or broken: goes on elsewhere from its tokens
+                                            |-> cut short by a weight update: played again, or goes on
                                             \\-> overdue: aborted, answered with an error
 
 The proxy is a library object in each process that plays episodes, not an actor: a relay would
@@ -15,10 +15,11 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from envsdk.inference.continuation import ended_by_its_tokens, joined, rest_of, tokens_of, whole
 from envsdk.inference.engine import (
     Engine,
     EngineHealth,
@@ -27,10 +28,11 @@ from envsdk.inference.engine import (
     GenerationResult,
     TokenDelta,
 )
+from envsdk.inference.progress import STREAM_S, ProgressWatch
 from envsdk.inference.router import NoEngineLeft, Router
-from envsdk.trajectory import VersionSpan
 
-Deliver = Callable[[Sequence[GenerationResult], EngineHealth | None], None]
+Deliver = Callable[[Sequence[GenerationResult | TokenDelta], EngineHealth | None], None]
+"""Takes what an engine says, in its order: what it has sampled so far, and results."""
 
 OnTokens = Callable[[TokenDelta], None]
 
@@ -47,7 +49,7 @@ class EngineLink(ABC):
 
     @abstractmethod
     def send(self, request: GenerationRequest) -> None:
-        """Queue a request; its result comes through `deliver`."""
+        """Queue a request; its result, and what is known of it before, comes through `deliver`."""
 
     @abstractmethod
     def abort(self, request_ids: Sequence[str]) -> None:
@@ -65,21 +67,36 @@ class EngineLink(ABC):
 class LocalLink(EngineLink):
     """To an engine in this process."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, report_s: float = STREAM_S) -> None:
+        """`report_s`: between two reports of what a watched turn has sampled."""
         self._engine = engine
         self._deliver: Deliver | None = None
+        self._watch: ProgressWatch[None] = ProgressWatch(
+            engine, self._sampled, period_s=report_s, spare_short_turns=False
+        )
+        self._watching: asyncio.Task[None] | None = None
 
     def connect(self, deliver: Deliver) -> None:
         self._deliver = deliver
 
     def send(self, request: GenerationRequest) -> None:
+        # An engine of this process is not lost without it: only who waits for tokens needs them early.
+        if request.is_watched and self._engine.abilities.progress:
+            self._watch.opened(request.request_id, None)
+            if self._watching is None:
+                self._watching = asyncio.ensure_future(self._watch.run())
         self._engine.submit(request).add_done_callback(self._answered)
 
     def _answered(self, future: asyncio.Future[GenerationResult]) -> None:
         if self._deliver is not None and not future.cancelled():
             result = future.result()
+            self._watch.ended(result.request_id)
             health = self._engine.health() if result.finish_reason is FinishReason.ERROR else None
             self._deliver([result], health)
+
+    def _sampled(self, reports: Sequence[tuple[None, TokenDelta]]) -> None:
+        if self._deliver is not None:
+            self._deliver([delta for _, delta in reports], None)
 
     def abort(self, request_ids: Sequence[str]) -> None:
         self._engine.abort(request_ids)
@@ -90,6 +107,8 @@ class LocalLink(EngineLink):
 
     def close(self) -> None:
         self._deliver = None
+        if self._watching is not None:
+            self._watching.cancel()
 
 
 @dataclass(slots=True)
@@ -97,11 +116,25 @@ class _Pending:
     request: GenerationRequest
     """As asked for."""
     future: asyncio.Future[GenerationResult]
-    on_tokens: OnTokens | None = None
+    on_tokens: OnTokens | None
+    num_told: int = 0
+    """Tokens `on_tokens` has had."""
     dispatched_at: float = 0.0
-    so_far: GenerationResult | None = None
-    """What was sampled before an interruption the turn goes on from."""
+    so_far: TokenDelta | None = None
+    """What the turn had when it was dispatched, and goes on from."""
+    since: list[TokenDelta] = field(default_factory=list)
+    """What the engine has told of it since."""
     interruptions: int = 0
+
+    def sampled(self) -> TokenDelta | None:
+        """All that is known of the reply."""
+        return joined([*([self.so_far] if self.so_far is not None else []), *self.since])
+
+    def tell(self, deltas: Sequence[TokenDelta]) -> None:
+        if self.on_tokens is not None:
+            for delta in deltas:
+                self.num_told += len(delta.token_ids)
+                self.on_tokens(delta)
 
 
 class InferenceProxy:
@@ -119,7 +152,10 @@ class InferenceProxy:
         keep_interrupted_tokens: bool = False,
         engines_return: bool = False,
     ) -> None:
-        """`engines_return`: a broken engine is replaced, so even the last one's requests wait for that."""
+        """`keep_interrupted_tokens`: turns that a weight update cut short go on from what they have.
+
+        `engines_return`: a broken engine is replaced, so even the last one's requests wait for that.
+        """
         self._links = dict(links)
         self._router = router or Router()
         self._turn_timeout_s = turn_timeout_s
@@ -128,6 +164,8 @@ class InferenceProxy:
         self._pending: dict[str, _Pending] = {}
         self._held: list[str] = []
         self._suspended = False
+        self._newest_version = 0
+        """Any engine is known to have had."""
         self._tasks: list[asyncio.Task[None]] = []
         self.health: dict[str, EngineHealth] = {}
 
@@ -167,6 +205,8 @@ class InferenceProxy:
         future.add_done_callback(
             lambda done: self._cancelled(request.request_id) if done.cancelled() else None
         )
+        if on_tokens is not None:
+            request = replace(request, is_watched=True)
         self._pending[request.request_id] = _Pending(request, future, on_tokens)
         self._dispatch_or_hold(request.request_id)
         return future
@@ -190,7 +230,7 @@ class InferenceProxy:
 
     def _open(self, engine: str, link: EngineLink) -> None:
         self._router.add_engine(engine)
-        link.connect(lambda results, health: self._answered(engine, results, health))
+        link.connect(lambda said, health: self._said(engine, said, health))
         self._tasks.append(asyncio.ensure_future(self._watch(engine, link)))
 
     def _release_held(self) -> None:
@@ -207,7 +247,7 @@ class InferenceProxy:
 
     def _dispatch(self, request_id: str) -> None:
         pending = self._pending[request_id]
-        request = _continuing(pending)
+        request = rest_of(pending.request, pending.so_far)
         try:
             engine = self._router.dispatch(
                 request_id, request.session_id, len(request.prompt_ids) + request.sampling.max_new_tokens
@@ -220,59 +260,72 @@ class InferenceProxy:
 
     # Answers
 
-    def _answered(
-        self, engine: str, results: Sequence[GenerationResult], health: EngineHealth | None
+    def _said(
+        self, engine: str, said: Sequence[GenerationResult | TokenDelta], health: EngineHealth | None
     ) -> None:
         if health is not None:
             self.health[engine] = health
+            self._newest_version = max(self._newest_version, health.version)
         # The last engine's errors are the answer, unless it comes back: nobody else could give a better one.
         is_broken = health is not None and bool(health.error)
         is_given_up = is_broken and (self._engines_return or len(self._links) > 1)
-        for result in results:
-            if is_given_up and result.finish_reason is FinishReason.ERROR:
+        for item in said:
+            if self._router.engine_of(item.request_id) != engine:
                 continue
-            if self._router.engine_of(result.request_id) != engine:
-                continue
-            self._router.done(result.request_id)
-            pending = self._pending.get(result.request_id)
-            if pending is None:
-                continue
-            if result.finish_reason is FinishReason.ABORT:
-                self._interrupted(pending, result)
-            else:
-                self._resolve(pending, _stitched(pending.so_far, result))
+            if isinstance(item, TokenDelta):
+                self._sampled(item)
+            elif not (is_given_up and item.finish_reason is FinishReason.ERROR):
+                self._answered(item)
         if is_given_up:
             self._give_up(engine)
         else:
             self._forget_if_drained(engine)
 
+    def _sampled(self, delta: TokenDelta) -> None:
+        pending = self._pending.get(delta.request_id)
+        if pending is not None:
+            pending.since.append(delta)
+            pending.tell([delta])
+
+    def _answered(self, result: GenerationResult) -> None:
+        self._router.done(result.request_id)
+        pending = self._pending.get(result.request_id)
+        if pending is None:
+            return
+        reply = whole(pending.so_far, result)
+        if result.finish_reason is not FinishReason.ABORT:
+            self._resolve(pending, reply)
+            return
+        # A weight update ended a turn that nobody asked to end.
+        sampled = tokens_of(reply)
+        pending.tell(tokens_of(reply, start=pending.num_told))
+        self._go_on(pending, sampled[0] if sampled else None, is_outdated=True)
+
+    def _go_on(self, pending: _Pending, sampled: TokenDelta | None, *, is_outdated: bool) -> None:
+        """Dispatch a turn again that was cut short: from its tokens, or from its beginning.
+
+        `is_outdated`: there are newer weights than those that sampled the last of its tokens. It then starts
+        over, unless it is to keep its tokens, has started over too often, or somebody has read them.
+        """
+        pending.interruptions += is_outdated
+        keeps = self._keep_interrupted_tokens or pending.interruptions >= MAX_INTERRUPTIONS
+        pending.so_far = sampled if keeps or not is_outdated or pending.num_told else None
+        pending.since = []
+        if pending.so_far is not None:
+            ended = ended_by_its_tokens(pending.request, pending.so_far)
+            if ended is not None:
+                self._resolve(pending, _ended(pending.so_far, ended))
+                return
+        self._dispatch_or_hold(pending.request.request_id)
+
     def _forget_if_drained(self, engine: str) -> None:
         if self._router.is_drained(engine):
             self._give_up(engine)
 
-    def _interrupted(self, pending: _Pending, result: GenerationResult) -> None:
-        """A weight update ended a turn nobody asked to end: play it again, or go on from its tokens."""
-        pending.interruptions += 1
-        if self._keep_interrupted_tokens or pending.interruptions >= MAX_INTERRUPTIONS:
-            pending.so_far = _stitched(pending.so_far, result)
-            ended = _ended_by_its_tokens(pending.request, pending.so_far)
-            if ended is not None:
-                self._resolve(pending, replace(pending.so_far, finish_reason=ended))
-                return
-        self._dispatch_or_hold(pending.request.request_id)
-
     def _resolve(self, pending: _Pending, result: GenerationResult) -> None:
         del self._pending[pending.request.request_id]
         if not pending.future.done():
-            if pending.on_tokens is not None and len(result.token_ids):
-                pending.on_tokens(
-                    TokenDelta(
-                        request_id=result.request_id,
-                        token_ids=result.token_ids,
-                        logprobs=result.logprobs,
-                        version_spans=result.version_spans,
-                    )
-                )
+            pending.tell(tokens_of(result, start=pending.num_told))
             pending.future.set_result(result)
 
     def _cancelled(self, request_id: str) -> None:
@@ -296,8 +349,11 @@ class InferenceProxy:
         self._links.pop(engine).close()
         self.health.pop(engine, None)
         for request_id in self._router.remove_engine(engine):
-            if request_id in self._pending:
-                self._dispatch_or_hold(request_id)
+            pending = self._pending.get(request_id)
+            if pending is not None:
+                sampled = pending.sampled()
+                is_outdated = sampled is not None and sampled.version_spans[-1].version < self._newest_version
+                self._go_on(pending, sampled, is_outdated=is_outdated)
 
     async def _sweep_overdue(self) -> None:
         """Answer what an engine never answered. Time held by a suspension does not count."""
@@ -310,54 +366,29 @@ class InferenceProxy:
                 if pending.dispatched_at < oldest and self._router.engine_of(request_id) is not None
             ]
             for request_id in overdue:
-                self._resolve(self._pending[request_id], _overdue(request_id, self._turn_timeout_s))
+                pending = self._pending[request_id]
+                error = f"turn_timeout: no reply within turn_timeout_s={self._turn_timeout_s:g}"
+                self._resolve(
+                    pending, _ended(pending.sampled() or _nothing(request_id), FinishReason.ERROR, error)
+                )
                 self._abort_on_engine(request_id)
 
 
-def _continuing(pending: _Pending) -> GenerationRequest:
-    """The request, or what is left of it after the tokens it already has."""
-    so_far, request = pending.so_far, pending.request
-    if so_far is None:
-        return request
-    sampling = replace(
-        request.sampling,
-        max_new_tokens=request.sampling.max_new_tokens - len(so_far.token_ids),
-        seed=None if request.sampling.seed is None else request.sampling.seed + len(so_far.token_ids),
-    )
-    prompt_ids = np.concatenate([request.prompt_ids, so_far.token_ids])
-    return replace(request, prompt_ids=prompt_ids, sampling=sampling)
-
-
-def _ended_by_its_tokens(request: GenerationRequest, result: GenerationResult) -> FinishReason | None:
-    """Why there is nothing left to sample; None when there is."""
-    token_ids = result.token_ids
-    if len(token_ids) and int(token_ids[-1]) in request.sampling.stop_token_ids:
-        return FinishReason.STOP
-    return FinishReason.LENGTH if len(token_ids) >= request.sampling.max_new_tokens else None
-
-
-def _stitched(so_far: GenerationResult | None, rest: GenerationResult) -> GenerationResult:
-    if so_far is None:
-        return rest
-    offset = len(so_far.token_ids)
-    moved = tuple(
-        VersionSpan(version=span.version, start=span.start + offset, end=span.end + offset)
-        for span in rest.version_spans
-    )
-    return replace(
-        rest,
-        token_ids=np.concatenate([so_far.token_ids, rest.token_ids]),
-        logprobs=np.concatenate([so_far.logprobs, rest.logprobs]),
-        version_spans=so_far.version_spans + moved,
-    )
-
-
-def _overdue(request_id: str, limit_s: float) -> GenerationResult:
+def _ended(sampled: TokenDelta, reason: FinishReason, error: str = "") -> GenerationResult:
     return GenerationResult(
+        request_id=sampled.request_id,
+        token_ids=sampled.token_ids,
+        logprobs=sampled.logprobs,
+        version_spans=sampled.version_spans,
+        finish_reason=reason,
+        error=error,
+    )
+
+
+def _nothing(request_id: str) -> TokenDelta:
+    return TokenDelta(
         request_id=request_id,
         token_ids=np.zeros(0, np.int32),
         logprobs=np.zeros(0, np.float32),
         version_spans=(),
-        finish_reason=FinishReason.ERROR,
-        error=f"turn_timeout: no reply within turn_timeout_s={limit_s:g}",
     )

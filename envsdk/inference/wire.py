@@ -18,6 +18,7 @@ from envsdk.inference.engine import (
     GenerationRequest,
     GenerationResult,
     SamplingParams,
+    TokenDelta,
 )
 from envsdk.trajectory import VersionSpan
 
@@ -31,6 +32,7 @@ class PackedRequests:
     request_ids: list[str]
     session_ids: list[str]
     priorities: list[int]
+    watched: list[bool]
     sampling: list[_SamplingTuple]
     num_prompt_tokens: list[int]
     prompt_ids: NDArray[np.int32]
@@ -38,10 +40,11 @@ class PackedRequests:
 
 @dataclass(frozen=True, slots=True)
 class PackedResults:
-    """`n` results; tokens and log-probabilities lie end to end. `health` rides along."""
+    """`n` results and deltas; tokens and log-probabilities lie end to end. `health` rides along."""
 
     request_ids: list[str]
     finish_reasons: list[str]
+    """Empty for a delta."""
     errors: list[str]
     spans: list[tuple[tuple[int, int, int], ...]]
     num_tokens: list[int]
@@ -59,6 +62,7 @@ def pack_requests(requests: Sequence[GenerationRequest]) -> PackedRequests:
         request_ids=[request.request_id for request in requests],
         session_ids=[request.session_id for request in requests],
         priorities=[request.priority for request in requests],
+        watched=[request.is_watched for request in requests],
         sampling=[
             (p.max_new_tokens, p.temperature, p.top_p, p.top_k, p.stop_token_ids, p.seed)
             for p in (request.sampling for request in requests)
@@ -71,10 +75,11 @@ def pack_requests(requests: Sequence[GenerationRequest]) -> PackedRequests:
 def unpack_requests(packed: PackedRequests) -> list[GenerationRequest]:
     requests: list[GenerationRequest] = []
     start = 0
-    for request_id, session_id, priority, sampling, count in zip(
+    for request_id, session_id, priority, is_watched, sampling, count in zip(
         packed.request_ids,
         packed.session_ids,
         packed.priorities,
+        packed.watched,
         packed.sampling,
         packed.num_prompt_tokens,
         strict=True,
@@ -94,17 +99,23 @@ def unpack_requests(packed: PackedRequests) -> list[GenerationRequest]:
                 ),
                 session_id=session_id,
                 priority=priority,
+                is_watched=is_watched,
             )
         )
         start += count
     return requests
 
 
-def pack_results(results: Sequence[GenerationResult], health: EngineHealth | None) -> PackedResults:
+def pack_results(
+    results: Sequence[GenerationResult | TokenDelta], health: EngineHealth | None
+) -> PackedResults:
+    """Their order stays."""
     return PackedResults(
         request_ids=[result.request_id for result in results],
-        finish_reasons=[result.finish_reason.value for result in results],
-        errors=[result.error for result in results],
+        finish_reasons=[
+            "" if isinstance(result, TokenDelta) else result.finish_reason.value for result in results
+        ],
+        errors=["" if isinstance(result, TokenDelta) else result.error for result in results],
         spans=[tuple((s.version, s.start, s.end) for s in result.version_spans) for result in results],
         num_tokens=[len(result.token_ids) for result in results],
         token_ids=_joined([result.token_ids for result in results], np.int32),  # type: ignore[arg-type]
@@ -113,10 +124,10 @@ def pack_results(results: Sequence[GenerationResult], health: EngineHealth | Non
     )
 
 
-def unpack_results(packed: PackedResults) -> list[GenerationResult]:
-    results: list[GenerationResult] = []
+def unpack_results(packed: PackedResults) -> list[GenerationResult | TokenDelta]:
+    results: list[GenerationResult | TokenDelta] = []
     start = 0
-    for request_id, finish_reason, error, spans, count in zip(
+    for request_id, finish_reason, error, packed_spans, count in zip(
         packed.request_ids,
         packed.finish_reasons,
         packed.errors,
@@ -124,15 +135,23 @@ def unpack_results(packed: PackedResults) -> list[GenerationResult]:
         packed.num_tokens,
         strict=True,
     ):
-        results.append(
-            GenerationResult(
-                request_id=request_id,
-                token_ids=packed.token_ids[start : start + count],
-                logprobs=packed.logprobs[start : start + count],
-                version_spans=tuple(VersionSpan(version=v, start=a, end=b) for v, a, b in spans),
-                finish_reason=FinishReason(finish_reason),
-                error=error,
+        token_ids = packed.token_ids[start : start + count]
+        logprobs = packed.logprobs[start : start + count]
+        spans = tuple(VersionSpan(version=v, start=a, end=b) for v, a, b in packed_spans)
+        if finish_reason:
+            results.append(
+                GenerationResult(
+                    request_id=request_id,
+                    token_ids=token_ids,
+                    logprobs=logprobs,
+                    version_spans=spans,
+                    finish_reason=FinishReason(finish_reason),
+                    error=error,
+                )
             )
-        )
+        else:
+            results.append(
+                TokenDelta(request_id=request_id, token_ids=token_ids, logprobs=logprobs, version_spans=spans)
+            )
         start += count
     return results

@@ -116,6 +116,25 @@ async def test_an_item_goes_to_the_newest_call_though_an_older_one_was_woken_for
     assert await outbox.collect(2) == ["second"]
 
 
+async def test_what_is_left_quietly_goes_with_the_next_item_or_when_it_has_waited_long_enough() -> None:
+    outbox: Outbox[str] = Outbox()
+    waiting = asyncio.ensure_future(outbox.collect(0))
+    await asyncio.sleep(0)
+    outbox.flush()
+    outbox.put_quietly("quiet")
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    outbox.put("loud")
+    assert await asyncio.wait_for(waiting, timeout=1) == ["quiet", "loud"]
+    outbox.put_quietly("again")
+    newer = asyncio.ensure_future(outbox.collect(1))
+    await asyncio.sleep(0)
+    assert not newer.done()
+    outbox.flush()
+    assert await asyncio.wait_for(newer, timeout=1) == ["again"]
+
+
 async def test_closing_an_outbox_ends_the_open_call() -> None:
     outbox: Outbox[str] = Outbox()
     waiting = asyncio.ensure_future(outbox.collect(0))

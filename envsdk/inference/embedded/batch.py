@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,9 +26,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from envsdk.inference.continuation import spans_within
 from envsdk.inference.embedded.decoder import Decoder
 from envsdk.inference.embedded.sampling import SamplingPlan, sample, uniforms
-from envsdk.inference.engine import FinishReason, GenerationRequest, GenerationResult
+from envsdk.inference.engine import FinishReason, GenerationRequest, GenerationResult, TokenDelta
 from envsdk.trajectory import VersionSpan
 
 
@@ -133,6 +134,28 @@ class Batch:
             n: FinishReason.ABORT for n, row in enumerate(self._rows) if row.request.request_id in doomed
         }
         return ended + self._end(running)
+
+    def progress(self, num_known: Mapping[str, int]) -> list[TokenDelta]:
+        """What these rows have beyond so many tokens; after logits that were not finite, nothing."""
+        found = []
+        for number, row in enumerate(self._rows):
+            known = num_known.get(row.request.request_id)
+            count = int(self._lengths[number]) - row.prompt_length
+            if known is None or count <= known:
+                continue
+            new = slice(row.prompt_length + known, row.prompt_length + count)
+            logprobs = self._logprobs[number, new].copy()
+            if not np.isfinite(logprobs).all():
+                continue
+            found.append(
+                TokenDelta(
+                    request_id=row.request.request_id,
+                    token_ids=self._ids[number, new].astype(np.int32),
+                    logprobs=logprobs,
+                    version_spans=spans_within([*row.spans, *self._open_span(row, count)], known, count),
+                )
+            )
+        return found
 
     def abort_running(self) -> list[GenerationResult]:
         """End every running request; queued ones stay queued."""
@@ -315,10 +338,11 @@ class Batch:
         )
 
     def _close_span(self, row: _Row, length: int) -> None:
+        row.spans += self._open_span(row, length - row.prompt_length)
+
+    def _open_span(self, row: _Row, end: int) -> list[VersionSpan]:
         start = row.spans[-1].end if row.spans else 0
-        end = length - row.prompt_length
-        if end > start:
-            row.spans.append(VersionSpan(version=self.version, start=start, end=end))
+        return [VersionSpan(version=self.version, start=start, end=end)] if end > start else []
 
     def _leave(self, number: int, *, keep: bool) -> None:
         """Row `number` goes; the last row takes its place and its cache stays as its session's."""

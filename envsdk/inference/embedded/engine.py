@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,6 +35,7 @@ from envsdk.inference.engine import (
     GenerationRequest,
     GenerationResult,
     PauseMode,
+    TokenDelta,
     WeightReference,
 )
 from envsdk.inference.settings import parse_settings
@@ -62,6 +63,7 @@ class EmbeddedEngine(Engine):
             inflight_update=True,
             priority=True,
             prefix_reuse=settings.prefix_reuse and decoder.caches,
+            progress=True,
         )
         self._decoder = decoder
         self._num_threads = settings.num_threads
@@ -123,6 +125,19 @@ class EmbeddedEngine(Engine):
         doomed = [request_id for request_id in request_ids if request_id in self._futures]
         if doomed:
             self._inbox.put(lambda: self._batch.abort(doomed))
+
+    async def progress(self, num_known: Mapping[str, int]) -> list[TokenDelta]:
+        loop = asyncio.get_running_loop()
+        told: asyncio.Future[list[TokenDelta]] = loop.create_future()
+
+        def job() -> Sequence[GenerationResult]:
+            loop.call_soon_threadsafe(_tell, told, self._batch.progress(num_known))
+            return ()
+
+        if not self._alive:
+            return []
+        self._inbox.put(job)
+        return await told
 
     async def pause(self, mode: PauseMode) -> None:
         loop = asyncio.get_running_loop()
@@ -315,8 +330,12 @@ class EmbeddedEngine(Engine):
 
 
 def _set_done(future: asyncio.Future[None]) -> None:
+    _tell(future, None)
+
+
+def _tell(future: asyncio.Future[ResultT], result: ResultT) -> None:
     if not future.done():
-        future.set_result(None)
+        future.set_result(result)
 
 
 def _load(folder: Path, config: EngineConfig, settings: EmbeddedSettings) -> Decoder[Any]:

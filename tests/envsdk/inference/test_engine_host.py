@@ -9,10 +9,20 @@ import numpy as np
 import pytest
 
 from envsdk.failures import ConfigurationError, EngineError
-from envsdk.inference.engine import EngineConfig, FinishReason, GenerationRequest, SamplingParams
+from envsdk.inference import engine_host
+from envsdk.inference.continuation import joined
+from envsdk.inference.engine import (
+    EngineConfig,
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+    SamplingParams,
+    TokenDelta,
+)
 from envsdk.inference.engine_host import BusyStretches, EngineHost
 from envsdk.inference.weight_buckets import Bucket, fill_buckets
-from envsdk.inference.wire import PackedResults, pack_requests, unpack_results
+from envsdk.inference.wire import PackedResults, pack_requests
+from envsdk.inference.wire import unpack_results as unpack
 from envsdk.trajectory import VersionSpan
 
 NOTHING = pack_requests([])
@@ -24,12 +34,17 @@ async def started_host(**mock: Any) -> EngineHost:
     return host
 
 
-def request(request_id: str) -> GenerationRequest:
+def request(request_id: str, *, is_watched: bool = False) -> GenerationRequest:
     return GenerationRequest(
         request_id=request_id,
         prompt_ids=np.array([1, 2], np.int32),
         sampling=SamplingParams(max_new_tokens=10, seed=1),
+        is_watched=is_watched,
     )
+
+
+def unpack_results(packed: PackedResults) -> list[GenerationResult]:
+    return [item for item in unpack(packed) if isinstance(item, GenerationResult)]
 
 
 async def soon(call: Any) -> PackedResults:
@@ -75,6 +90,28 @@ async def test_what_a_dead_incarnation_asked_for_is_aborted_when_the_next_one_co
     assert not other.done()
     for waiting in (other, following):
         waiting.cancel()
+
+
+async def test_the_tokens_of_long_turns_come_while_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_host, "REPORT_S", 0.02)
+    host = await started_host(reply=list(range(10)), latency={"kind": "constant", "mean_s": 0.4})
+    deltas: list[TokenDelta] = []
+    packed = await soon(host.exchange("one", 0, pack_requests([request("long")]), []))
+    while isinstance(item := unpack(packed)[0], TokenDelta):
+        deltas.append(item)
+        packed = await soon(host.exchange("one", len(deltas), NOTHING, []))
+    assert len(deltas) > 1
+    assert packed.health is not None
+    known = joined(deltas)
+    assert known is not None
+    assert known.token_ids.tolist() == list(range(len(known.token_ids)))
+
+
+async def test_the_tokens_of_a_watched_turn_do_not_wait_for_anything_else() -> None:
+    host = await started_host(reply=list(range(10)), latency={"kind": "constant", "mean_s": 0.4})
+    asked = [request("watched", is_watched=True), request("not watched")]
+    first = unpack(await soon(host.exchange("one", 0, pack_requests(asked), [])))
+    assert [(type(item), item.request_id) for item in first] == [(TokenDelta, "watched")]
 
 
 @pytest.mark.parametrize(("mode", "versions"), [("continue", [0, 1]), ("finish", [0]), ("restart", [0])])

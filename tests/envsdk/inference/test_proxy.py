@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from envsdk.inference.continuation import joined
 from envsdk.inference.engine import (
     EngineConfig,
+    EngineHealth,
     FinishReason,
     GenerationRequest,
     GenerationResult,
@@ -28,10 +31,13 @@ FOREVER = {"kind": "constant", "mean_s": 3600.0}
 
 
 class MortalLink(LocalLink):
-    """To a real engine in this process, until it is killed: then nothing comes through any more."""
+    """To a real engine in this process, until it is killed: then nothing comes through any more.
+
+    Tells what every turn has sampled, as engines in other processes do.
+    """
 
     def __init__(self, engine: MockEngine) -> None:
-        super().__init__(engine)
+        super().__init__(engine, report_s=0.002)
         self.engine = engine
         self.sent: list[GenerationRequest] = []
         self.aborted: list[str] = []
@@ -42,14 +48,14 @@ class MortalLink(LocalLink):
         self.deliver = deliver
         super().connect(self._unless_killed)
 
-    def _unless_killed(self, results: Sequence[GenerationResult], health: Any) -> None:
+    def _unless_killed(self, said: Sequence[GenerationResult | TokenDelta], health: Any) -> None:
         if not self._killed.is_set():
             assert self.deliver is not None
-            self.deliver(results, health)
+            self.deliver(said, health)
 
     def send(self, request: GenerationRequest) -> None:
         self.sent.append(request)
-        super().send(request)
+        super().send(replace(request, is_watched=True))
 
     def abort(self, request_ids: Sequence[str]) -> None:
         self.aborted += request_ids
@@ -117,6 +123,17 @@ def assert_whole(result: GenerationResult, asked: GenerationRequest) -> None:
     assert versions == sorted(versions)
 
 
+def assert_told(deltas: list[TokenDelta], result: GenerationResult) -> None:
+    """The deltas, end to end, are the result."""
+    tokens = joined(deltas)
+    assert tokens is not None
+    assert tokens.token_ids.tolist() == result.token_ids.tolist()
+    assert tokens.logprobs.tolist() == result.logprobs.tolist()
+    assert [s.version for s in tokens.version_spans for _ in range(s.start, s.end)] == [
+        s.version for s in result.version_spans for _ in range(s.start, s.end)
+    ]
+
+
 # What may happen, at random
 
 events = st.lists(
@@ -148,6 +165,7 @@ async def live_through(events: list[tuple[str, Any]], keep_tokens: bool) -> None
     links = {"e0": await engine_link(latency=latency), "e1": await engine_link(latency=latency)}
     asked: dict[asyncio.Future[GenerationResult], GenerationRequest] = {}
     num_resolved: dict[asyncio.Future[GenerationResult], int] = {}
+    told: dict[str, list[TokenDelta]] = {}
     drained: list[tuple[MortalLink, int]] = []
     version, is_suspended = 0, False
     async with running_proxy(dict(links), keep_interrupted_tokens=keep_tokens) as proxy:
@@ -155,7 +173,10 @@ async def live_through(events: list[tuple[str, Any]], keep_tokens: bool) -> None
             if what == "ask":
                 for _ in range(detail):
                     asking = request(len(asked), session=f"s{len(asked) % 3}")
-                    future = proxy.generate(asking)
+                    deltas: list[TokenDelta] = []
+                    if len(asked) % 2:
+                        told[asking.request_id] = deltas
+                    future = proxy.generate(asking, deltas.append if len(asked) % 2 else None)
                     asked[future] = asking
                     num_resolved[future] = 0
                     future.add_done_callback(
@@ -203,7 +224,10 @@ async def live_through(events: list[tuple[str, Any]], keep_tokens: bool) -> None
         for future, asking in asked.items():
             if future.cancelled():
                 continue
-            assert_whole(await soon(future), asking)
+            result = await soon(future)
+            assert_whole(result, asking)
+            if asking.request_id in told:
+                assert_told(told[asking.request_id], result)
         await turns_of_the_loop(5)
         assert set(num_resolved.values()) <= {1}
         assert not proxy._pending
@@ -477,16 +501,33 @@ class ScriptedLink(EngineLink):
         """Nothing to free."""
 
     def answer(self, token_ids: list[int], reason: FinishReason) -> None:
-        assert self.deliver is not None
-        spans = (VersionSpan(version=0, start=0, end=len(token_ids)),) if token_ids else ()
+        delta = self._delta(token_ids, 0)
         result = GenerationResult(
+            request_id=delta.request_id,
+            token_ids=delta.token_ids,
+            logprobs=delta.logprobs,
+            version_spans=delta.version_spans if token_ids else (),
+            finish_reason=reason,
+        )
+        assert self.deliver is not None
+        self.deliver([result], None)
+
+    def tell(self, token_ids: list[int], version: int = 0) -> None:
+        assert self.deliver is not None
+        self.deliver([self._delta(token_ids, version)], None)
+
+    def now_at(self, version: int) -> None:
+        health = EngineHealth(version=version, num_running=0, num_queued=0, num_tokens_sampled=0)
+        assert self.deliver is not None
+        self.deliver([], health)
+
+    def _delta(self, token_ids: list[int], version: int) -> TokenDelta:
+        return TokenDelta(
             request_id="r0",
             token_ids=np.array(token_ids, np.int32),
             logprobs=np.full(len(token_ids), -0.5, np.float32),
-            version_spans=spans,
-            finish_reason=reason,
+            version_spans=(VersionSpan(version=version, start=0, end=len(token_ids)),),
         )
-        self.deliver([result], None)
 
 
 @pytest.mark.parametrize(
@@ -525,3 +566,95 @@ async def test_an_interruption_while_suspended_waits_for_the_end_of_the_suspensi
         assert len(link.sent) == 2
         link.answer([9], FinishReason.LENGTH)
         assert (await soon(future)).token_ids.tolist() == [9]
+
+
+# What a lost engine had sampled
+
+
+async def test_a_turn_goes_on_elsewhere_from_the_tokens_it_had_and_its_session_with_it() -> None:
+    first = await engine_link(reply=list(range(1, 11)), latency={"kind": "per_token", "token_s": 0.05})
+    second = await engine_link(reply=list(range(11, 21)))
+    await second.engine.load_weights({}, 1)
+    told: list[TokenDelta] = []
+    half = asyncio.Event()
+
+    def tell(delta: TokenDelta) -> None:
+        told.append(delta)
+        if sum(len(delta.token_ids) for delta in told) >= 5:
+            half.set()
+
+    async with running_proxy({"first": first}) as proxy:
+        future = proxy.generate(request(0, session="s"), tell)
+        await asyncio.wait_for(half.wait(), 10)
+        proxy.add_engine("second", second)
+        first.kill()
+        result = await soon(future)
+        before, after = result.version_spans
+        assert 5 <= before.end < 10
+        assert (before.version, after.version) == (0, 1)
+        assert second.sent[0].prompt_ids.tolist() == [1, 2, 3, *range(1, before.end + 1)]
+        assert result.token_ids.tolist() == [*range(1, before.end + 1), *range(11, 21 - before.end)]
+        assert_whole(result, request(0))
+        assert_told(told, result)
+        proxy.add_engine("idle", await engine_link())
+        await soon(proxy.generate(request(1, session="s")))
+        assert [r.request_id for r in second.sent] == ["r0", "r1"]
+
+
+async def test_a_lost_turn_that_had_its_last_token_is_over() -> None:
+    lost, other = ScriptedLink(), ScriptedLink()
+    async with running_proxy({"lost": lost}) as proxy:
+        future = proxy.generate(request(0, max_new_tokens=3))
+        lost.tell([7, 8])
+        lost.tell([0])
+        proxy.add_engine("lost", other)
+        result = await soon(future)
+        assert (result.finish_reason, result.token_ids.tolist()) == (FinishReason.STOP, [7, 8, 0])
+        assert not other.sent
+
+
+@pytest.mark.parametrize(
+    ("newest", "keeps", "goes_on"), [(1, False, True), (2, False, False), (2, True, True)]
+)
+async def test_tokens_of_older_weights_than_the_newest_are_treated_as_a_weight_update_would_treat_them(
+    newest: int, keeps: bool, goes_on: bool
+) -> None:
+    lost, other = ScriptedLink(), ScriptedLink()
+    async with running_proxy({"lost": lost}, keep_interrupted_tokens=keeps) as proxy:
+        future = proxy.generate(request(0))
+        lost.tell([7], version=0)
+        lost.tell([8], version=1)
+        proxy.add_engine("other", other)
+        other.now_at(newest)
+        proxy.drain_engine("other")
+        following = ScriptedLink()
+        proxy.add_engine("lost", following)
+        assert following.sent[0].prompt_ids.tolist() == ([1, 2, 3, 7, 8] if goes_on else [1, 2, 3])
+        following.answer([9, 0], FinishReason.STOP)
+        assert (await soon(future)).token_ids.tolist() == ([7, 8, 9, 0] if goes_on else [9, 0])
+
+
+async def test_a_turn_whose_tokens_were_read_never_starts_over() -> None:
+    link = ScriptedLink()
+    told: list[TokenDelta] = []
+    async with running_proxy({"e": link}) as proxy:
+        future = proxy.generate(request(0), told.append)
+        link.tell([7])
+        link.answer([7, 8], FinishReason.ABORT)
+        assert link.sent[1].prompt_ids.tolist() == [1, 2, 3, 7, 8]
+        link.tell([9])
+        link.answer([9, 0], FinishReason.STOP)
+        result = await soon(future)
+        assert result.token_ids.tolist() == [7, 8, 9, 0]
+        assert [delta.token_ids.tolist() for delta in told] == [[7], [8], [9], [0]]
+
+
+async def test_an_overdue_turn_is_answered_with_the_tokens_it_has() -> None:
+    link = ScriptedLink()
+    async with running_proxy({"e": link}, turn_timeout_s=0.1) as proxy:
+        future = proxy.generate(request(0))
+        link.tell([7, 8])
+        result = await soon(future)
+        assert (result.finish_reason, result.token_ids.tolist()) == (FinishReason.ERROR, [7, 8])
+        link.tell([9])  # what it says from now on counts for nothing
+        link.answer([7, 8, 9], FinishReason.ABORT)

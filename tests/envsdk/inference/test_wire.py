@@ -14,6 +14,7 @@ from envsdk.inference.engine import (
     GenerationRequest,
     GenerationResult,
     SamplingParams,
+    TokenDelta,
 )
 from envsdk.inference.wire import pack_requests, pack_results, unpack_requests, unpack_results
 from envsdk.trajectory import VersionSpan
@@ -35,6 +36,7 @@ requests = st.builds(
     sampling=sampling,
     session_id=st.text(),
     priority=st.integers(-5, 5),
+    is_watched=st.booleans(),
 )
 
 
@@ -51,6 +53,17 @@ def results(draw: st.DrawFn) -> GenerationResult:
         version_spans=tuple(spans),
         finish_reason=draw(st.sampled_from(FinishReason)),
         error=draw(st.text()),
+    )
+
+
+@st.composite
+def deltas(draw: st.DrawFn) -> TokenDelta:
+    result = draw(results())
+    return TokenDelta(
+        request_id=result.request_id,
+        token_ids=result.token_ids,
+        logprobs=result.logprobs,
+        version_spans=result.version_spans,
     )
 
 
@@ -73,9 +86,9 @@ def test_requests_arrive_as_they_were_sent(sent: list[GenerationRequest]) -> Non
         assert_same(one, other)
 
 
-@given(st.lists(results(), max_size=6), st.booleans())
-def test_results_and_the_engines_health_arrive_as_they_were_sent(
-    sent: list[GenerationResult], with_health: bool
+@given(st.lists(results() | deltas(), max_size=6), st.booleans())
+def test_what_an_engine_says_and_its_health_arrive_as_they_were_sent(
+    sent: list[GenerationResult | TokenDelta], with_health: bool
 ) -> None:
     health = EngineHealth(version=3, num_running=1, num_queued=2, num_tokens_sampled=9, error="x")
     packed = pickle.loads(pickle.dumps(pack_results(sent, health if with_health else None)))
