@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from envsdk.failures import EngineError
+from envsdk.inference.weight_shapes import checked as checked
 
 Tensors = Iterable[tuple[str, Tensor]]
 """Weights by Hugging Face name, in any order."""
@@ -108,29 +109,3 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
     for file in files:
         tensors.update(load_file(file))
     return tensors
-
-
-def checked(
-    tensors: Tensors, expected: Mapping[str, tuple[int, ...]], *, optional: frozenset[str] = frozenset()
-) -> Iterator[tuple[str, Tensor]]:
-    """The `expected` ones among `tensors`, each once. `optional` names may be there and are passed over.
-
-    Raises EngineError for the first that is unknown, repeated or of another shape, or at the end is missing.
-    """
-    missing = {name: shape for name, shape in expected.items() if name not in optional}
-    num_given = 0
-    for name, tensor in tensors:
-        num_given += 1
-        if name in optional or name.endswith("rotary_emb.inv_freq"):
-            continue
-        shape = missing.pop(name, None)
-        if shape is None:
-            what = "came twice" if name in expected else "is not one of the model's"
-            raise EngineError(f"weight `{name}` {what}")
-        if tuple(tensor.shape) != shape:
-            raise EngineError(
-                f"weight `{name}` has shape {list(tensor.shape)}; the model needs {list(shape)}"
-            )
-        yield name, tensor
-    for name in missing:
-        raise EngineError(f"weight `{name}` is missing; {num_given} weights were given")

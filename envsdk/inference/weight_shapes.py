@@ -1,0 +1,81 @@
+"""Whether weights that came are the model's: their names and shapes. Pure; of arrays and tensors alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from envsdk.failures import EngineError
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class HasShape(Protocol):
+    """An array, a tensor or a `Shape`."""
+
+    @property
+    def shape(self) -> Any: ...
+
+
+WeightT = TypeVar("WeightT", bound=HasShape)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A weight of which only this is known."""
+
+    shape: tuple[int, ...]
+
+
+def checked(
+    weights: Iterable[tuple[str, WeightT]], expected: Shapes, *, optional: frozenset[str] = frozenset()
+) -> Iterator[tuple[str, WeightT]]:
+    """The `expected` ones among `weights`, each once. `optional` names may be there and are passed over.
+
+    Raises EngineError for the first that is unknown, repeated or of another shape, or at the end is missing.
+    """
+    missing = {name: shape for name, shape in expected.items() if name not in optional}
+    num_given = 0
+    for name, weight in weights:
+        num_given += 1
+        if name in optional or name.endswith("rotary_emb.inv_freq"):
+            continue
+        shape = missing.pop(name, None)
+        if shape is None:
+            what = "came twice" if name in expected else "is not one of the model's"
+            raise EngineError(f"weight `{name}` {what}")
+        if tuple(weight.shape) != shape:
+            raise EngineError(
+                f"weight `{name}` has shape {list(weight.shape)}; the model needs {list(shape)}"
+            )
+        yield name, weight
+    for name in missing:
+        raise EngineError(f"weight `{name}` is missing; {num_given} weights were given")
+
+
+def shapes_in(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes in a Hugging Face folder's safetensors files; empty when it holds none.
+
+    Reads the files' headers alone. EngineError for a file that cannot be read.
+    """
+    return {
+        name: tuple(entry["shape"])
+        for file in sorted(folder.glob("*.safetensors"))
+        for name, entry in _header(file).items()
+        if name != "__metadata__"
+    }
+
+
+def _header(file: Path) -> dict[str, Any]:
+    try:
+        with file.open("rb") as content:
+            length = int.from_bytes(content.read(8), "little")
+            header = json.loads(content.read(length))
+    except (OSError, ValueError) as error:
+        raise EngineError(f"{file} cannot be read: {error}") from error
+    if not isinstance(header, dict):
+        raise EngineError(f"{file} is no safetensors file")
+    return header
