@@ -52,7 +52,8 @@ _PROBES = (
     "# _ P\n# G _",
 )
 
-Message = dict[str, str]
+Message = Mapping[str, Any]
+"""A template's message: `role`, `content` and whatever else the template reads, such as `tool_calls`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +168,29 @@ class ChatTokenizer:
         ids = self._render_next_ids(user) if self._cut is None else self._join(self._cut, user)
         return ids[len(self._end_of_turn_ids) :] if reply_closed else ids
 
+    def behind_reply(
+        self,
+        messages: Sequence[Message],
+        index: int,
+        *,
+        reply_closed: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
+        """Tokens from the end of the reply `messages[index]` to the next one, whatever stands between them.
+
+        `reply_closed` as in `next_prompt`. Raises jinja2.TemplateError where the template refuses these
+        messages, or where what it writes cannot be cut behind that reply.
+        """
+        marked = [*messages[:index], {"role": "assistant", "content": _REPLY}, *messages[index + 1 :]]
+        _, found, behind = self.render(marked, tools=tools).partition(_REPLY)
+        if not found or _REPLY in behind:
+            raise jinja2.TemplateError("it does not write an assistant's message exactly once, as it stands")
+        ids = self.encode(behind)
+        num_closing = len(self._end_of_turn_ids)
+        if ids[:num_closing] != self._end_of_turn_ids:
+            raise jinja2.TemplateError("it ends this reply in another way than others")
+        return ids[num_closing:] if reply_closed else ids
+
     def reply(self, text: str) -> list[int]:
         """Tokens of a whole reply, closed as the policy should close it: for demonstrations."""
         return self.encode(text) + list(self._end_of_turn_ids or self.stop_token_ids[:1])
@@ -175,19 +199,25 @@ class ChatTokenizer:
         """Whether a sampled reply ended with a stop token."""
         return len(reply_ids) > 0 and int(reply_ids[-1]) in self.stop_token_ids
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text without special tokens."""
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text, without special tokens unless asked for."""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a text as it stands: special tokens are read, none is added."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """The whole conversation as the template writes it."""
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """The whole conversation as the template writes it; `tools` are the functions the policy may call."""
         return self._template.render(
             messages=list(messages),
-            tools=None,
+            tools=list(tools) if tools else None,
             documents=None,
             add_generation_prompt=add_generation_prompt,
             **self._variables,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -157,6 +158,28 @@ def test_prompts_and_replies_put_together_are_the_tokens_of_the_whole_conversati
         log += chat.next_prompt(user=user, reply_closed=closed)
         messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": user}]
     assert log == chat.encode(chat.render(messages))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(user=observations, closed=st.booleans(), has_system=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_behind_a_reply_stands_what_the_next_prompt_would_be(
+    kind: str, user: str, closed: bool, has_system: bool
+) -> None:
+    chat = KINDS[kind]
+    messages = [{"role": "system", "content": "You walk."}] if has_system and kind != "instruct" else []
+    messages += [{"role": "user", "content": "a"}, {"role": "assistant", "content": "UP"}]
+    ids = chat.behind_reply(
+        [*messages, {"role": "user", "content": user}], len(messages) - 1, reply_closed=closed
+    )
+    assert ids == chat.next_prompt(user=user, reply_closed=closed)
+
+
+def test_a_reply_that_the_template_does_not_write_once_has_nothing_behind_it() -> None:
+    twice = ChatTokenizer(byte_level_tokenizer(CHATML_TOKENS), CHATML)
+    messages = [{"role": "user", "content": "envsdkreplysentinel"}, {"role": "assistant", "content": "UP"}]
+    with pytest.raises(jinja2.TemplateError, match="exactly once"):
+        twice.behind_reply(messages, 1, reply_closed=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
