@@ -18,6 +18,8 @@ class Boundary(StrEnum):
 
     ENVIRONMENT = "environment"
     ENGINE = "engine"
+    AGENT = "agent"
+    """A program of the user's that plays through the endpoint."""
     SANDBOX = "sandbox"
     REWARD = "reward"
     SCHEDULER = "scheduler"

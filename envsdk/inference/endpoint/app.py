@@ -1,0 +1,433 @@
+"""Shell: the HTTP routes. Every answer that is no success is an error in OpenAI's format.
+
+bearer token -> body within its limit -> handler -> JSON, or server-sent events
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Annotated, Any, Literal, Protocol, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from envsdk.failures import Boundary, Failure
+from envsdk.inference.endpoint.answering import Answer, Answerer, OnPiece, Prompt
+from envsdk.inference.endpoint.bodies import Writer
+from envsdk.inference.endpoint.errors import ApiError, invalid
+from envsdk.inference.endpoint.sampling import SamplingRules
+from envsdk.inference.endpoint.sessions import Session, SessionBook, SessionEnvironment, idle_failure
+from envsdk.inference.endpoint.trajectories import Episode, trajectories
+from envsdk.inference.endpoint.wire import (
+    ChatFields,
+    CompletionFields,
+    read_chat,
+    read_completion,
+    read_json,
+    validate,
+)
+from envsdk.trajectory import Outcome, Trajectory
+
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+OnEnded = Callable[[list[Trajectory]], Awaitable[None]]
+"""What becomes of an ended session's trajectories; the client is answered when it is done."""
+Result = TypeVar("Result")
+
+CLIENT_CLOSED = 499
+"""Status of an answer that nobody waits for any more."""
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class OpenFields(_Body):
+    """`POST /sessions`."""
+
+    id: str | None = None
+    tag: str = "agent"
+    split: str = "train"
+    index: NonNegativeInt | None = None
+    """Of the task in its split; counted when absent."""
+    group_id: int | None = None
+    """Sessions that may be compared with each other; `index` when absent."""
+    seed: int = 0
+    """Of the task; recorded."""
+
+
+class EndFields(_Body):
+    """`POST /sessions/ID/end`."""
+
+    reward: float = 0.0
+    """For the latest reply."""
+    success: bool = False
+    outcome: Literal["terminated", "truncated", "failed"] = "terminated"
+    failure: Annotated[str, Field(max_length=500)] = ""
+    """Why an episode that failed has no outcome."""
+    final_observation: str = ""
+
+
+class RewardFields(_Body):
+    """`POST /sessions/ID/reward`."""
+
+    reward: float
+    metrics: dict[str, float] = Field(default_factory=dict)
+
+
+class StepFields(_Body):
+    """`POST /sessions/ID/env/step`."""
+
+    action: str
+
+
+class EndpointApp:
+    """The routes and what they need. Owner: the `Endpoint`."""
+
+    def __init__(
+        self,
+        *,
+        answerer: Answerer,
+        sessions: SessionBook,
+        rules: SamplingRules,
+        token: str,
+        model_name: str,
+        max_body_bytes: int,
+        on_ended: OnEnded | None,
+        idle_s: float,
+    ) -> None:
+        self._answerer = answerer
+        self._sessions = sessions
+        self._rules = rules
+        self._token = token
+        self._model_name = model_name
+        self._max_body_bytes = max_body_bytes
+        self._on_ended = on_ended
+        self._idle_s = idle_s
+        self._created = int(time.time())
+        model_routes: list[tuple[str, Handler, str]] = [
+            ("/v1/chat/completions", self._chat, "POST"),
+            ("/v1/completions", self._completions, "POST"),
+            ("/v1/models", self._models, "GET"),
+            ("/v1/models/{model:path}", self._model, "GET"),
+        ]
+        session_routes: list[tuple[str, Handler, str]] = [
+            ("", self._session_status, "GET"),
+            ("/end", self._end_session, "POST"),
+            ("/reward", self._reward_session, "POST"),
+            ("/env", self._look, "GET"),
+            ("/env/step", self._step, "POST"),
+            *model_routes,
+        ]
+        routes = [("/sessions", self._open_session, "POST"), *model_routes]
+        routes += [("/sessions/{session_id}" + path, handler, verb) for path, handler, verb in session_routes]
+        self.asgi = Starlette(
+            routes=[Route(path, self._guarded(handler), methods=[verb]) for path, handler, verb in routes],
+            exception_handlers={HTTPException: _not_a_route, Exception: _is_a_bug},
+        )
+
+    # The guard
+
+    def _guarded(self, handler: Handler) -> Handler:
+        async def guarded(request: Request) -> Response:
+            try:
+                self._authorize(request)
+                return await handler(request)
+            except ApiError as error:
+                return JSONResponse(error.body(), error.status)
+            except ClientDisconnect:
+                return Response(status_code=CLIENT_CLOSED)
+
+        return guarded
+
+    def _authorize(self, request: Request) -> None:
+        """The endpoint's token opens everything, a session's key its own paths."""
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        keys = [self._token]
+        if session_id := request.path_params.get("session_id"):
+            keys.append(self._sessions.key_of(session_id))
+        is_known = [hmac.compare_digest(given.strip().encode(), key.encode()) for key in keys]
+        if scheme.lower() != "bearer" or not any(is_known):
+            raise ApiError(
+                401,
+                "wrong or missing key: send `Authorization: Bearer KEY` with the endpoint's token, or with "
+                "the session's `api_key`",
+                code="invalid_api_key",
+            )
+
+    async def _body(self, request: Request) -> bytes:
+        limit = self._max_body_bytes
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > limit:
+                raise ApiError(413, f"the request is longer than {limit} bytes", code="request_too_large")
+        return bytes(body)
+
+    def _session(self, request: Request) -> Session | None:
+        session_id = request.path_params.get("session_id")
+        return None if session_id is None else self._sessions.get(session_id)
+
+    # The model
+
+    async def _models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._model_card()]})
+
+    async def _model(self, request: Request) -> Response:
+        self._check_model(request.path_params["model"])
+        return JSONResponse(self._model_card())
+
+    def _model_card(self) -> dict[str, Any]:
+        return {
+            "id": self._model_name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "envsdk",
+            "max_model_len": self._answerer.sequence_length,
+        }
+
+    def _check_model(self, name: str) -> None:
+        if name != self._model_name:
+            raise ApiError(
+                404, f"there is no model `{name}`; `{self._model_name}` is served", code="model_not_found"
+            )
+
+    async def _chat(self, request: Request) -> Response:
+        session = self._session(request)
+        fields = read_chat(await self._body(request))
+        self._check_model(fields.model)
+        return await self._answer(request, session, fields, [self._answerer.chat_prompt(session, fields)])
+
+    async def _completions(self, request: Request) -> Response:
+        session = self._session(request)
+        fields = read_completion(await self._body(request))
+        self._check_model(fields.model)
+        prompts = [self._answerer.completion_prompt(session, prompt) for prompt in fields.prompts]
+        return await self._answer(request, session, fields, prompts)
+
+    async def _answer(
+        self,
+        request: Request,
+        session: Session | None,
+        fields: ChatFields | CompletionFields,
+        prompts: Sequence[Prompt],
+    ) -> Response:
+        rules = self._rules if session is None else session.rules
+        orders = [
+            (prompt, self._answerer.sampling(session, rules, fields, prompt, choice))
+            for prompt in prompts
+            for choice in range(fields.num_choices)
+        ]
+        writer = Writer(
+            fields=fields,
+            reply_id=("chatcmpl-" if isinstance(fields, ChatFields) else "cmpl-") + secrets.token_hex(12),
+            created=int(time.time()),
+            token_text=lambda token: self._answerer.chat.decode([token], skip_special_tokens=False),
+        )
+
+        async def answer(number: int, on_piece: OnPiece | None = None) -> Answer:
+            prompt, sampling = orders[number]
+            return await self._answerer.answer(session, fields, prompt, sampling, on_piece)
+
+        if fields.stream:
+            events = _events(writer, prompts, [prompt for prompt, _ in orders], answer)
+            return StreamingResponse(
+                events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
+            )
+        work = _all([answer(number) for number in range(len(orders))])
+        answers = await _unless_disconnected(request, work)
+        prompt_of = [prompt for prompt, _ in orders]
+        return JSONResponse(writer.whole(prompts, list(zip(prompt_of, answers, strict=True))))
+
+    # Sessions
+
+    async def _open_session(self, request: Request) -> Response:
+        fields = validate(OpenFields, read_json(await self._body(request)))
+        await self.end_idle()
+        session = self._sessions.open(
+            rules=self._rules,
+            session_id=fields.id,
+            tag=fields.tag,
+            split=fields.split,
+            index=fields.index,
+            group_id=fields.group_id,
+            seed=fields.seed,
+        )
+        base = f"{request.url.scheme}://{request.url.netloc}/sessions/{session.session_id}"
+        return JSONResponse(
+            {
+                "id": session.session_id,
+                "base_url": f"{base}/v1",
+                "api_key": session.api_key,
+                "model": self._model_name,
+                "index": session.task.index,
+            },
+            201,
+        )
+
+    async def _session_status(self, request: Request) -> Response:
+        session = self._sessions.get(request.path_params["session_id"])
+        replies = session.record.replies
+        return JSONResponse(
+            {
+                "id": session.session_id,
+                "num_replies": len(replies),
+                "num_running": len(session.running),
+                "num_sampled_tokens": sum(len(reply.token_ids) for reply in replies),
+                "reward": sum(reward.reward for reward in session.rewards),
+            }
+        )
+
+    async def _reward_session(self, request: Request) -> Response:
+        session = self._sessions.get(request.path_params["session_id"])
+        fields = validate(RewardFields, read_json(await self._body(request)))
+        session.reward(fields.reward, fields.metrics)
+        return JSONResponse({"num_replies": len(session.record.replies)})
+
+    async def _end_session(self, request: Request) -> Response:
+        session = self._sessions.get(request.path_params["session_id"])
+        if session.env is not None:
+            raise ApiError(409, "this session ends with its environment", code="session_has_environment")
+        fields = validate(EndFields, read_json(await self._body(request)))
+        if fields.failure and fields.outcome != "failed":
+            raise invalid("failure", "a `failure` goes with `outcome: failed`")
+        failure = None
+        if fields.outcome == "failed":
+            message = fields.failure or "the agent gave no reason"
+            failure = Failure(boundary=Boundary.AGENT, kind="agent_failed", message=message)
+        session.reward(fields.reward)
+        episode = session.episode(
+            outcome=Outcome(fields.outcome),
+            success=fields.success and failure is None,
+            failure=failure,
+            final_observation=fields.final_observation,
+        )
+        ended = await self._end(session, episode)
+        return JSONResponse(
+            {
+                "id": session.session_id,
+                "num_replies": len(session.record.replies),
+                "reward": sum(reward.reward for reward in session.rewards),
+                "trajectories": [
+                    {"id": each.trajectory_id, "turns": len(each.turns), "tokens": len(each.tokens or ())}
+                    for each in ended
+                ],
+            }
+        )
+
+    async def end_idle(self) -> None:
+        """End the sessions that were left behind, as failed."""
+        for session in self._sessions.take_idle():
+            episode = session.episode(outcome=Outcome.FAILED, failure=idle_failure(self._idle_s))
+            await self._end(session, episode)
+
+    async def _end(self, session: Session, episode: Episode) -> list[Trajectory]:
+        self._sessions.end(session)
+        ended = trajectories(session.record, episode)
+        if self._on_ended is not None:
+            await self._on_ended(ended)
+        return ended
+
+    # Environments
+
+    async def _look(self, request: Request) -> Response:
+        return JSONResponse(await self._environment(request).look())
+
+    async def _step(self, request: Request) -> Response:
+        env = self._environment(request)
+        fields = validate(StepFields, read_json(await self._body(request)))
+        return JSONResponse(await env.step(fields.action))
+
+    def _environment(self, request: Request) -> SessionEnvironment:
+        session = self._sessions.get(request.path_params["session_id"])
+        if session.env is None:
+            raise ApiError(404, "this session has no environment", code="no_environment")
+        return session.env
+
+
+async def _not_a_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    where = f"{request.method} {request.url.path}"
+    told = ApiError(error.status_code, f"{where}: {error.detail}", code="unknown_url")
+    return JSONResponse(told.body(), error.status_code, headers=error.headers)
+
+
+async def _is_a_bug(request: Request, error: Exception) -> Response:
+    """The error itself goes to the log of uvicorn."""
+    return JSONResponse(ApiError(500, f"internal error: {type(error).__name__}").body(), 500)
+
+
+class _Answers(Protocol):
+    def __call__(self, number: int, on_piece: OnPiece | None = None) -> Coroutine[Any, Any, Answer]: ...
+
+
+async def _events(
+    writer: Writer, prompts: Sequence[Prompt], prompt_of: Sequence[Prompt], answer: _Answers
+) -> AsyncIterator[str]:
+    """Server-sent events of all choices, as their pieces come."""
+    chunks: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue()
+
+    def send(chunk: Mapping[str, Any] | None) -> None:
+        if chunk is not None:
+            chunks.put_nowait(chunk)
+
+    async def choice(index: int) -> Answer:
+        send(writer.first(index, prompt_of[index]))
+        whole = await answer(index, lambda piece: send(writer.piece(index, piece)))
+        send(writer.last(index, whole))
+        return whole
+
+    answering = asyncio.ensure_future(_all([choice(index) for index in range(len(prompt_of))]))
+    answering.add_done_callback(lambda _: chunks.put_nowait(None))
+    try:
+        while (chunk := await chunks.get()) is not None:
+            yield _event(chunk)
+        answers = answering.result()
+        if writer.fields.includes_usage:
+            yield _event(writer.usage_chunk(prompts, answers))
+    except ApiError as error:
+        yield _event(error.body())
+    finally:
+        answering.cancel()
+    yield "data: [DONE]\n\n"
+
+
+def _event(content: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'), allow_nan=False)}\n\n"
+
+
+async def _all(answers: Sequence[Coroutine[Any, Any, Answer]]) -> list[Answer]:
+    """All of them; when one fails its error, and none of the others goes on."""
+    tasks = [asyncio.ensure_future(answer) for answer in answers]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result; when the client goes away first, the work is canceled and ClientDisconnect raised."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        gone.cancel()
+        task.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

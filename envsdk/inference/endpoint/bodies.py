@@ -1,0 +1,161 @@
+"""Pure: replies as OpenAI's JSON, whole or in chunks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from envsdk.inference.endpoint.answering import Answer, Piece, Prompt
+from envsdk.inference.endpoint.tool_calls import ToolCall
+from envsdk.inference.endpoint.wire import ChatFields, SamplingFields
+
+TokenText = Callable[[int], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writer:
+    """Writes the answers to one request."""
+
+    fields: SamplingFields
+    reply_id: str
+    created: int
+    """Unix time, seconds."""
+    token_text: TokenText
+
+    @property
+    def _is_chat(self) -> bool:
+        return isinstance(self.fields, ChatFields)
+
+    def whole(self, prompts: Sequence[Prompt], answers: Sequence[tuple[Prompt, Answer]]) -> dict[str, Any]:
+        """The answer to a request that does not stream; `answers` in the order of their choices."""
+        body = self._head("chat.completion" if self._is_chat else "text_completion")
+        choices = [self._choice(index, *answer) for index, answer in enumerate(answers)]
+        body |= {"choices": choices, "usage": self.usage(prompts, [answer for _, answer in answers])}
+        if self._is_chat and self.fields.return_token_ids:
+            body["prompt_token_ids"] = list(prompts[0].ids)
+        return body
+
+    def first(self, index: int, prompt: Prompt) -> dict[str, Any] | None:
+        """The chunk before a choice's first piece; None where the protocol has none."""
+        if self._is_chat:
+            body = self._chunk(index, {"delta": {"role": "assistant", "content": ""}})
+            if self.fields.return_token_ids:
+                body["prompt_token_ids"] = list(prompt.ids)
+            return body
+        if self.fields.return_token_ids:
+            return self._chunk(index, {"text": "", "prompt_token_ids": list(prompt.ids), "token_ids": []})
+        return None
+
+    def piece(self, index: int, piece: Piece) -> dict[str, Any] | None:
+        """One chunk; None when it would say nothing."""
+        if not (piece.text or self.fields.return_token_ids or self.fields.wants_logprobs):
+            return None
+        choice: dict[str, Any] = {"delta": {"content": piece.text}} if self._is_chat else {"text": piece.text}
+        choice |= self._token_details(piece.token_ids, piece.logprobs)
+        return self._chunk(index, choice)
+
+    def last(self, index: int, answer: Answer) -> dict[str, Any]:
+        """The chunk that ends a choice, with what was held back."""
+        if self._is_chat:
+            delta: dict[str, Any] = {"content": answer.rest} if answer.rest else {}
+            if answer.tool_calls:
+                delta["tool_calls"] = [
+                    {"index": number, **call}
+                    for number, call in enumerate(self._tool_calls(index, answer.tool_calls))
+                ]
+            choice: dict[str, Any] = {"delta": delta}
+        else:
+            choice = {"text": answer.rest}
+        choice |= self._token_details((), ()) | self._version_spans(answer)
+        return self._chunk(index, choice, finish_reason=answer.finish_reason)
+
+    def usage_chunk(self, prompts: Sequence[Prompt], answers: Sequence[Answer]) -> dict[str, Any]:
+        """The chunk after the last choice."""
+        body = self._head("chat.completion.chunk" if self._is_chat else "text_completion")
+        return body | {"choices": [], "usage": self.usage(prompts, answers)}
+
+    def usage(self, prompts: Sequence[Prompt], answers: Sequence[Answer]) -> dict[str, int]:
+        """Numbers of tokens; a prompt counts once, however many replies it gets."""
+        num_prompt = sum(len(prompt.ids) for prompt in prompts)
+        num_sampled = sum(len(answer.token_ids) for answer in answers)
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_sampled,
+            "total_tokens": num_prompt + num_sampled,
+        }
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.reply_id, "object": kind, "created": self.created, "model": self.fields.model}
+
+    def _chunk(self, index: int, choice: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+        body = self._head("chat.completion.chunk" if self._is_chat else "text_completion")
+        choice = {"index": index, "logprobs": None, **choice, "finish_reason": finish_reason}
+        body["choices"] = [choice]
+        return body | ({"usage": None} if self.fields.includes_usage else {})
+
+    def _choice(self, index: int, prompt: Prompt, answer: Answer) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": answer.finish_reason}
+        if self._is_chat:
+            message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": None}
+            if answer.tool_calls:
+                message["content"] = answer.content or None
+                message["tool_calls"] = self._tool_calls(index, answer.tool_calls)
+            choice["message"] = message
+        else:
+            choice["text"] = answer.content
+            if self.fields.return_token_ids:
+                choice["prompt_token_ids"] = list(prompt.ids)
+        return choice | self._token_details(answer.token_ids, answer.logprobs) | self._version_spans(answer)
+
+    def _tool_calls(self, index: int, calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+        return [
+            {
+                "id": f"call_{self.reply_id}_{index}_{number}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for number, call in enumerate(calls)
+        ]
+
+    def _version_spans(self, answer: Answer) -> dict[str, Any]:
+        if not self.fields.return_token_ids:
+            return {}
+        spans = [[span.version, span.start, span.end] for span in answer.version_spans]
+        return {"version_spans": spans}
+
+    def _token_details(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:
+        details: dict[str, Any] = {}
+        if self.fields.return_token_ids:
+            details["token_ids"] = list(token_ids)
+        if self.fields.wants_logprobs:
+            finite = [None if math.isnan(logprob) else logprob for logprob in logprobs]
+            texts = [self.token_text(token) for token in token_ids]
+            details["logprobs"] = _chat_logprobs(texts, finite) if self._is_chat else _logprobs(texts, finite)
+        return details
+
+
+def _logprobs(texts: Sequence[str], logprobs: Sequence[float | None]) -> dict[str, Any]:
+    return {
+        "tokens": list(texts),
+        "token_logprobs": list(logprobs),
+        "top_logprobs": None,
+        "text_offset": None,
+    }
+
+
+def _chat_logprobs(texts: Sequence[str], logprobs: Sequence[float | None]) -> dict[str, Any]:
+    return {
+        "content": [
+            {
+                "token": text,
+                "logprob": logprob,
+                # A token that is a part of a character has no text to tell its bytes from.
+                "bytes": None if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode()),
+                "top_logprobs": [],
+            }
+            for text, logprob in zip(texts, logprobs, strict=True)
+        ],
+        "refusal": None,
+    }

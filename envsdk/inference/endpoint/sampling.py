@@ -1,0 +1,101 @@
+"""Pure: how a reply is sampled, from what the client asks for and what the session allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from envsdk.inference.endpoint.errors import ApiError, unsupported
+from envsdk.inference.endpoint.wire import SamplingFields
+from envsdk.inference.engine import SamplingParams
+from envsdk.seeds import stable_seed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingRules:
+    """How replies are sampled where a request says nothing."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_new_tokens: int | None = None
+    """Longest reply; a request that asks for more gets this. None leaves it to the context."""
+    is_fixed: bool = False
+    """Requests may not ask for another distribution or seed: the replies are to be trained on."""
+    seed: int | None = None
+    """Of the session: each of its requests gets a seed from it unless it names one."""
+
+
+class ContextFull(ApiError):
+    """No room is left for a reply."""
+
+
+def sampling_params(
+    asked: SamplingFields,
+    rules: SamplingRules,
+    *,
+    num_prompt_tokens: int,
+    sequence_length: int,
+    stop_token_ids: Sequence[int],
+    default_max_tokens: int | None,
+    request_number: int,
+    choice: int,
+) -> SamplingParams:
+    """Raises ApiError: ContextFull, or what the session does not allow.
+
+    `request_number` counts the session's requests and `choice` the replies to one, for their seeds.
+    """
+    if rules.is_fixed:
+        _check_fixed(asked, rules)
+    temperature = rules.temperature if asked.temperature is None else asked.temperature
+    top_p = rules.top_p if asked.top_p is None else asked.top_p
+    top_k = rules.top_k if asked.top_k is None else max(asked.top_k, 0)
+    stops = [*(() if asked.ignore_eos else stop_token_ids), *(asked.stop_token_ids or ())]
+    seed = asked.seed
+    if seed is not None:
+        seed = (seed + choice) % 2**63
+    elif rules.seed is not None:
+        seed = stable_seed(rules.seed, request_number, choice)
+    return SamplingParams(
+        max_new_tokens=_longest_reply(asked, rules, num_prompt_tokens, sequence_length, default_max_tokens),
+        temperature=float(temperature),
+        top_p=float(top_p),
+        top_k=top_k,
+        stop_token_ids=tuple(dict.fromkeys(stops)),
+        seed=seed,
+    )
+
+
+def _check_fixed(asked: SamplingFields, rules: SamplingRules) -> None:
+    given = {"temperature": asked.temperature, "top_p": asked.top_p, "top_k": asked.top_k}
+    for name, value in given.items():
+        fixed = getattr(rules, name)
+        if value is not None and max(value, 0) != fixed:
+            raise unsupported(
+                name, f"is {value:g}, but this session is trained on and samples at {fixed:g}: leave it out"
+            )
+    if asked.seed is not None:
+        raise unsupported("seed", "is set by this session, which is trained on: leave it out")
+
+
+def _longest_reply(
+    asked: SamplingFields,
+    rules: SamplingRules,
+    num_prompt_tokens: int,
+    sequence_length: int,
+    default: int | None,
+) -> int:
+    room = sequence_length - num_prompt_tokens
+    limits = [limit for limit in (asked.longest_reply or default, rules.max_new_tokens) if limit is not None]
+    longest = min(limits, default=room)
+    if asked.longest_reply is None and not rules.is_fixed:
+        longest = min(longest, room)
+    if longest < 1 or room < longest:
+        raise ContextFull(
+            400,
+            f"this model's context holds {sequence_length} tokens: the {num_prompt_tokens} of the prompt "
+            f"leave no room for a reply of {max(longest, 1)}",
+            code="context_length_exceeded",
+            param="messages",
+        )
+    return longest

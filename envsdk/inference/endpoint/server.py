@@ -1,0 +1,159 @@
+"""The endpoint: a proxy's engines behind OpenAI's HTTP protocol.
+
+    created -> start (its port is known) -> serving -> close
+
+    endpoint = Endpoint(proxy, chat, EndpointConfig(model_name="policy", sequence_length=4096))
+    await endpoint.start()
+    session = endpoint.sessions.open(rules=SamplingRules())
+    client = openai.AsyncOpenAI(base_url=endpoint.base_url(session), api_key=session.api_key)
+
+Without TLS: bind it to other interfaces than loopback only inside a network you trust.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import uvicorn
+
+from envsdk.chat import ChatTokenizer
+from envsdk.failures import ConfigurationError
+from envsdk.inference.endpoint.answering import Answerer
+from envsdk.inference.endpoint.app import EndpointApp, OnEnded
+from envsdk.inference.endpoint.sampling import SamplingRules
+from envsdk.inference.endpoint.sessions import Session, SessionBook
+from envsdk.inference.proxy import InferenceProxy
+
+MIN_TOKEN_LENGTH = 16
+GRACE_S = 5
+"""How long answers that are under way are waited for when the endpoint closes, seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointConfig:
+    """Where and what an endpoint serves."""
+
+    model_name: str
+    """What requests must give as `model`."""
+    sequence_length: int
+    """Longest prompt plus reply, tokens."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 takes a free one."""
+    token: str = field(default="", repr=False)
+    """What opens everything; empty makes one up."""
+    rules: SamplingRules = field(default_factory=SamplingRules)
+    """Of requests without a session, and of sessions that are opened over HTTP."""
+    max_body_bytes: int = 16 * 1024**2
+    max_sessions: int = 4096
+    """Open at the same time."""
+    session_idle_s: float = 3600.0
+    """A session that nobody used for so long is ended as failed when the next one is opened."""
+
+
+class Endpoint:
+    """Serves one proxy on its event loop. Owner: whoever made the proxy, which outlives it."""
+
+    def __init__(
+        self,
+        proxy: InferenceProxy,
+        chat: ChatTokenizer,
+        config: EndpointConfig,
+        *,
+        on_ended: OnEnded | None = None,
+    ) -> None:
+        """`on_ended` gets the trajectories of each session that ends over HTTP.
+
+        ConfigurationError for a token that is too short.
+        """
+        if config.token and len(config.token) < MIN_TOKEN_LENGTH:
+            raise ConfigurationError(f"the endpoint's token has fewer than {MIN_TOKEN_LENGTH} characters")
+        self.config = config
+        self.token = config.token or secrets.token_urlsafe(24)
+        self.sessions = SessionBook(
+            self.token, max_sessions=config.max_sessions, idle_s=config.session_idle_s
+        )
+        self._app = EndpointApp(
+            answerer=Answerer(proxy, chat, sequence_length=config.sequence_length),
+            sessions=self.sessions,
+            rules=config.rules,
+            token=self.token,
+            model_name=config.model_name,
+            max_body_bytes=config.max_body_bytes,
+            on_ended=on_ended,
+            idle_s=config.session_idle_s,
+        )
+        self._server: _Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._address = ""
+
+    async def start(self) -> None:
+        """Bind and serve. OSError when the address cannot be bound."""
+        config = self.config
+        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((config.host, config.port))
+            listener.setblocking(False)
+        except BaseException:
+            listener.close()
+            raise
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        self._address = f"http://{host}:{listener.getsockname()[1]}"
+        self._server = _Server(
+            uvicorn.Config(
+                self._app.asgi,
+                http="h11",
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                timeout_graceful_shutdown=GRACE_S,
+            )
+        )
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+        while not self._server.started:
+            if self._serving.done():
+                self._serving.result()
+                raise RuntimeError("the HTTP server ended as it started")
+            await asyncio.sleep(0.001)
+
+    @property
+    def url(self) -> str:
+        """`http://HOST:PORT`."""
+        return self._address
+
+    def base_url(self, session: Session | None = None) -> str:
+        """What OpenAI's clients are given; without a session nothing is recorded."""
+        return f"{self._address}/v1" if session is None else f"{self.session_url(session)}/v1"
+
+    def session_url(self, session: Session) -> str:
+        return f"{self._address}/sessions/{session.session_id}"
+
+    async def wait_closed(self) -> None:
+        """Until the server ends."""
+        assert self._serving is not None, "not started"
+        await asyncio.shield(self._serving)
+
+    async def close(self) -> None:
+        """End open sessions without a word, cancel their replies, and stop serving. Idempotent."""
+        for session in self.sessions.all():
+            self.sessions.end(session)
+        if self._server is not None and self._serving is not None:
+            self._server.should_exit = True
+            await self._serving
+
+
+class _Server(uvicorn.Server):
+    """Leaves the process's signals to whoever runs the event loop."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

@@ -1,0 +1,319 @@
+"""Pure: what clients ask for, checked. Refusals are `ApiError`s that name the field.
+
+The fields are those of OpenAI's chat completions and completions, with vLLM's `top_k`, `stop_token_ids`,
+`ignore_eos` and `return_token_ids`. A field that would change the reply and is not supported is refused
+unless it holds the value that changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt, ValidationError
+
+from envsdk.config.nearest import suggest
+from envsdk.inference.endpoint.errors import ApiError, invalid, unsupported
+
+MAX_CHOICES = 128
+"""Most replies to one request."""
+MAX_STOPS = 16
+"""Most stop strings of one request."""
+
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": (),
+    "functions": (),
+    "logit_bias": ({},),
+    "min_p": (0,),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True,),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "reasoning_effort": (),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "store": (False,),
+    "suffix": ("",),
+    "top_logprobs": (0,),
+    "verbosity": (),
+    "web_search_options": (),
+}
+"""Fields that are taken with these values only, or with null: they then change nothing."""
+_WITHOUT_EFFECT = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "service_tier", "user"})
+"""Fields that never change a reply."""
+
+_SEVERAL_TYPES = {
+    "prompt": "text, a list of token ids, or a list of either",
+    "stop": f"a string or a list of at most {MAX_STOPS} strings",
+}
+"""Fields whose validation errors would name a type of Python's."""
+
+Model = TypeVar("Model", bound=BaseModel)
+Parsed = TypeVar("Parsed", bound="SamplingFields")
+
+
+class StreamOptions(BaseModel):
+    """Of a streamed reply."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool = False
+    """Whether a last chunk tells the number of tokens."""
+    include_obfuscation: bool = False
+    """Taken and ignored."""
+
+
+class SamplingFields(BaseModel):
+    """What both kinds of requests have in common."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    model: str
+    temperature: NonNegativeFloat | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    """0 and -1 are off."""
+    seed: int | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    max_tokens: PositiveInt | None = None
+    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
+    ignore_eos: bool | None = None
+    """Go on behind the tokens that end a reply."""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+
+    @property
+    def num_choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Strings that end a reply, none empty."""
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(stop for stop in dict.fromkeys(stops) if stop)
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def longest_reply(self) -> int | None:
+        """In tokens; None when the client leaves it open."""
+        return self.max_tokens
+
+    @property
+    def wants_logprobs(self) -> bool:
+        raise NotImplementedError
+
+
+class CompletionFields(SamplingFields):
+    """`POST /v1/completions`."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    logprobs: int | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each is text or token ids."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if prompt and isinstance(prompt[0], int):
+            return [[token for token in prompt if isinstance(token, int)]]
+        return [each for each in prompt if not isinstance(each, int)]
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.logprobs is not None
+
+
+class FunctionCall(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    name: str
+    arguments: str = "{}"
+
+
+class ToolCallFields(BaseModel):
+    """A call that an assistant's message holds."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class MessageFields(BaseModel):
+    """One message of a conversation."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Any = None
+    name: str | None = None
+    tool_calls: list[ToolCallFields] | None = None
+    tool_call_id: str | None = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    reasoning_content: None = None
+
+
+class ChatFields(SamplingFields):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[MessageFields], Field(min_length=1)]
+    max_completion_tokens: PositiveInt | None = None
+    logprobs: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+
+    @property
+    def longest_reply(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return bool(self.logprobs)
+
+    @property
+    def reads_tool_calls(self) -> bool:
+        """Whether calls in the reply are to be found."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+
+def read_chat(body: bytes) -> ChatFields:
+    """Raises ApiError."""
+    fields = _read(ChatFields, body)
+    choice = fields.tool_choice
+    if choice not in (None, "auto", "none"):
+        raise unsupported(
+            "tool_choice",
+            "must be `auto` or `none`: replies are not forced to call a tool; say so in the prompt",
+        )
+    for number, tool in enumerate(fields.tools or []):
+        function = tool.get("function")
+        if tool.get("type") != "function" or not isinstance(function, dict) or "name" not in function:
+            raise invalid(f"tools[{number}]", "a tool is {'type': 'function', 'function': {'name': ...}}")
+    return fields
+
+
+def read_completion(body: bytes) -> CompletionFields:
+    """Raises ApiError."""
+    fields = _read(CompletionFields, body)
+    if fields.logprobs:
+        raise unsupported(
+            "logprobs",
+            f"is {fields.logprobs}: there are no alternatives to show; 0 gives the sampled tokens' own",
+        )
+    if not fields.prompts or any(len(prompt) == 0 for prompt in fields.prompts):
+        raise invalid("prompt", "the prompt is empty")
+    return fields
+
+
+def read_json(body: bytes) -> dict[str, Any]:
+    """The JSON object of a request; an empty body is an empty one. Raises ApiError."""
+    try:
+        value = json.loads(body or b"{}")
+    except ValueError as error:
+        raise invalid(None, f"the body is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise invalid(None, f"the body must be a JSON object, not {type(value).__name__}")
+    return value
+
+
+def validate(model: type[Model], values: Mapping[str, Any]) -> Model:
+    """`values` as a `model`; ApiError names the first field that is wrong."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise _first_problem(model, error) from error
+
+
+def _read(model: type[Parsed], body: bytes) -> Parsed:
+    values = read_json(body)
+    for name in list(values):
+        value = values[name]
+        if name in _WITHOUT_EFFECT or (name in _NEUTRAL and (value is None or value in _NEUTRAL[name])):
+            del values[name]
+        elif name in _NEUTRAL:
+            raise unsupported(name, "is not supported; leave it out")
+    return validate(model, values)
+
+
+def _first_problem(model: type[BaseModel], error: ValidationError) -> ApiError:
+    problem = error.errors(include_url=False, include_input=False)[0]
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"])
+    path = "".join(parts).lstrip(".")
+    top = str(problem["loc"][0]) if problem["loc"] else ""
+    if problem["type"] == "extra_forbidden":
+        hint = suggest(top, model.model_fields, known="parameters") if len(problem["loc"]) == 1 else ""
+        return ApiError(400, f"unknown parameter `{path}`; {hint}", code="unknown_parameter", param=path)
+    if top in _SEVERAL_TYPES and len(problem["loc"]) > 1:
+        return invalid(top, f"`{top}` must be {_SEVERAL_TYPES[top]}")
+    if problem["type"] == "missing":
+        return ApiError(400, f"`{path}` is missing", code="missing_required_parameter", param=path)
+    return invalid(path, f"`{path}`: {problem['msg']}")
+
+
+def template_messages(messages: Sequence[MessageFields]) -> list[dict[str, Any]]:
+    """The messages as chat templates read them. Raises ApiError for what is not text."""
+    return [_template_message(message, number) for number, message in enumerate(messages)]
+
+
+def _template_message(message: MessageFields, number: int) -> dict[str, Any]:
+    role = "system" if message.role == "developer" else message.role
+    plain: dict[str, Any] = {"role": role, "content": _text(message, number)}
+    if message.name is not None:
+        plain["name"] = message.name
+    if message.tool_call_id is not None:
+        plain["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        if role != "assistant":
+            raise invalid(f"messages[{number}].tool_calls", "only an assistant's message calls tools")
+        plain["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    return plain
+
+
+def _arguments(text: str) -> Any:
+    """Templates write arguments as JSON themselves."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _text(message: MessageFields, number: int) -> str:
+    content = message.content
+    where = f"messages[{number}].content"
+    if content is None:
+        if message.role == "assistant":
+            return ""
+        raise invalid(where, f"`{where}` is missing")
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise invalid(where, f"`{where}` must be text or a list of parts")
+    texts: list[str] = []
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            raise unsupported(where, f"has a part of type `{kind}`; only `text` is supported")
+        texts.append(part["text"])
+    return "".join(texts)

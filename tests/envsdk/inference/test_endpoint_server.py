@@ -1,0 +1,412 @@
+"""The endpoint over real sockets, before a mock engine: protocol, sessions, keys, failures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2
+import numpy as np
+import openai
+import pytest
+
+from envsdk.failures import Boundary, ConfigurationError
+from envsdk.inference.endpoint.sampling import SamplingRules
+from envsdk.inference.endpoint.server import Endpoint, EndpointConfig
+from envsdk.inference.engine import EngineConfig
+from envsdk.inference.mock import MockEngine
+from envsdk.inference.proxy import InferenceProxy, LocalLink
+from envsdk.trajectory import Outcome, Trajectory
+from tests.envsdk.inference.endpoint_models import CHATS
+
+CHAT = CHATS["qwen_like_chat"]
+HELLO = CHAT.reply("hello 漢字")
+CALL = CHAT.reply('Wait.<tool_call>\n{"name": "look", "arguments": {"where": "up"}}\n</tool_call>')
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+SLOW = {"kind": "per_token", "token_s": 0.02}
+HUNG = {"kind": "constant", "mean_s": 3600.0}
+
+
+@dataclass
+class Served:
+    endpoint: Endpoint
+    engine: MockEngine
+    http: httpx2.AsyncClient
+    ended: list[Trajectory] = field(default_factory=list)
+
+    async def post(self, url: str, body: Any, **kwargs: Any) -> httpx2.Response:
+        return await self.http.post(self.endpoint.url + url, content=json.dumps(body).encode(), **kwargs)
+
+    async def chat(self, url: str = "", **fields: Any) -> httpx2.Response:
+        body = {"model": "policy", "messages": [{"role": "user", "content": "hello"}], **fields}
+        return await self.post(f"{url}/v1/chat/completions", body)
+
+    async def running(self, count: int) -> None:
+        while self.engine.health().num_running != count:  # noqa: ASYNC110 - the engine calls nobody back
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def serving(
+    *, rules: SamplingRules | None = None, session_idle_s: float = 3600.0, **script: Any
+) -> AsyncIterator[Served]:
+    config = {"reply": HELLO, **script}
+    engine = MockEngine.create(EngineConfig(model=None, sequence_length=300, strategy_config=config))
+    await engine.start()
+    proxy = InferenceProxy({"mock": LocalLink(engine)})
+    proxy.start()
+    ended: list[Trajectory] = []
+
+    async def on_ended(trajectories: list[Trajectory]) -> None:
+        ended.extend(trajectories)
+
+    endpoint = Endpoint(
+        proxy,
+        CHAT,
+        EndpointConfig(
+            model_name="policy",
+            sequence_length=300,
+            rules=rules or SamplingRules(),
+            max_body_bytes=100_000,
+            session_idle_s=session_idle_s,
+            max_sessions=3,
+        ),
+        on_ended=on_ended,
+    )
+    await endpoint.start()
+    headers = {"Authorization": f"Bearer {endpoint.token}"}
+    try:
+        async with httpx2.AsyncClient(headers=headers, timeout=60) as http:
+            yield Served(endpoint, engine, http, ended)
+    finally:
+        await endpoint.close()
+        await proxy.close()
+        await engine.close()
+
+
+def events(response: httpx2.Response) -> list[dict[str, Any]]:
+    lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+async def test_a_reply_comes_with_its_tokens_logprobs_and_usage() -> None:
+    async with serving() as served:
+        body = (await served.chat(return_token_ids=True, logprobs=True)).json()
+    prompt = CHAT.first_prompt(system="", user="hello")
+    choice = body["choices"][0]
+    assert choice["message"] == {"role": "assistant", "content": "hello 漢字", "refusal": None}
+    assert choice["finish_reason"] == "stop"
+    assert choice["token_ids"] == HELLO
+    assert choice["version_spans"] == [[0, 0, len(HELLO)]]
+    assert [entry["logprob"] for entry in choice["logprobs"]["content"]] == [-1.0] * len(HELLO)
+    assert body["prompt_token_ids"] == prompt
+    assert body["usage"] == {
+        "prompt_tokens": len(prompt),
+        "completion_tokens": len(HELLO),
+        "total_tokens": len(prompt) + len(HELLO),
+    }
+
+
+@pytest.mark.parametrize("latency", [{"kind": "constant", "mean_s": 0.0}, SLOW], ids=["at_once", "slow"])
+async def test_a_stream_says_what_the_whole_reply_says(latency: dict[str, Any]) -> None:
+    async with serving(latency=latency) as served:
+        asked = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
+        response = await served.chat(**asked, logprobs=True)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    chunks = events(response)
+    assert chunks[-1]["usage"]["completion_tokens"] == len(HELLO)
+    choices = [chunk["choices"][0] for chunk in chunks[:-1]]
+    assert "".join(choice["delta"].get("content", "") for choice in choices) == "hello 漢字"
+    assert [token for choice in choices for token in choice.get("token_ids", [])] == HELLO
+    assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["stop"]
+
+
+async def test_a_stream_of_slow_tokens_shows_the_first_before_the_last_is_sampled() -> None:
+    async with serving(latency={"kind": "per_token", "token_s": 0.2}, num_tokens=50) as served:
+        body = {"model": "policy", "prompt": "a", "stream": True, "max_tokens": 50}
+        url = f"{served.endpoint.base_url()}/completions"
+        async with served.http.stream("POST", url, json=body) as response:
+            async for _ in httpx2.EventSource(response):
+                assert served.engine.health().num_running == 1
+                break
+
+
+async def test_tools_are_called_whole_and_streamed() -> None:
+    async with serving(reply=CALL) as served:
+        whole = (await served.chat(tools=TOOLS)).json()["choices"][0]
+        chunks = events(await served.chat(tools=TOOLS, stream=True))
+        ignored = (await served.chat(tools=TOOLS, tool_choice="none")).json()["choices"][0]
+    assert whole["finish_reason"] == "tool_calls"
+    assert whole["message"]["content"] == "Wait."
+    (call,) = whole["message"]["tool_calls"]
+    assert call["function"] == {"name": "look", "arguments": '{"where": "up"}'}
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert "".join(delta.get("content", "") for delta in deltas) == "Wait."
+    (streamed,) = deltas[-1]["tool_calls"]
+    assert streamed["function"] == call["function"]
+    assert ignored["finish_reason"] == "stop"
+    assert "<tool_call>" in ignored["message"]["content"]
+
+
+async def test_a_session_records_tokens_through_tool_calls_and_becomes_a_trajectory() -> None:
+    async with serving(reply=[CALL, HELLO]) as served:
+        opened = (await served.post("/sessions", {"id": "one", "tag": "maze", "index": 7, "seed": 3})).json()
+        session = f"/sessions/{opened['id']}"
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
+        fields = {"tools": TOOLS, "return_token_ids": True}
+        first = (await served.chat(session, messages=messages, **fields, seed=0)).json()
+        message = first["choices"][0]["message"]
+        call_id = message["tool_calls"][0]["id"]
+        messages += [message, {"role": "tool", "tool_call_id": call_id, "content": "ice"}]
+        second = (await served.chat(session, messages=messages, **fields, seed=1)).json()
+        before = first["prompt_token_ids"] + first["choices"][0]["token_ids"]
+        assert first["choices"][0]["token_ids"] == CALL
+        assert second["prompt_token_ids"][: len(before)] == before
+        status = (await served.http.get(served.endpoint.url + session)).json()
+        assert status["num_replies"] == 2
+        told = await served.post(f"{session}/end", {"reward": 0.5, "success": True})
+        assert told.json()["trajectories"][0]["turns"] == 2
+        assert (await served.chat(session)).status_code == 404
+    (trajectory,) = served.ended
+    assert trajectory.tokens is not None
+    assert trajectory.tokens.ids.tolist() == second["prompt_token_ids"] + second["choices"][0]["token_ids"]
+    assert trajectory.task.tag == "maze"
+    assert (trajectory.task.index, trajectory.group_id, trajectory.seed) == (7, 7, 3)
+    assert trajectory.total_reward == 0.5
+    assert trajectory.success
+    assert trajectory.outcome is Outcome.TERMINATED
+    assert [turn.observation for turn in trajectory.turns] == ["hello", "ice"]
+    sampled = trajectory.tokens.response_mask == 1
+    assert np.all(trajectory.tokens.behavior_logprobs[sampled] == -1.0)
+
+
+async def test_several_choices_and_prompts_are_answered_side_by_side() -> None:
+    async with serving(reply=[HELLO, CALL]) as served:
+        body = {"model": "policy", "prompt": ["a", "b"], "n": 2, "seed": 0, "max_tokens": 99}
+        answer = (await served.post("/v1/completions", body)).json()
+        streamed = events(await served.post("/v1/completions", {**body, "stream": True}))
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    texts = {choice["index"]: choice["text"] for choice in answer["choices"]}
+    assert texts[0] == texts[2]
+    assert texts[1] == texts[3] != texts[0]
+    for index, text in texts.items():
+        of_choice = [chunk["choices"][0] for chunk in streamed if chunk["choices"][0]["index"] == index]
+        assert "".join(choice["text"] for choice in of_choice) == text
+
+
+async def test_a_stop_string_ends_the_reply_and_the_request() -> None:
+    async with serving(latency=SLOW, num_tokens=200) as served:
+        opened = (await served.post("/sessions", {})).json()
+        body = (await served.chat(f"/sessions/{opened['id']}", stop=["o 漢"])).json()
+        assert body["choices"][0]["message"]["content"] == "hell"
+        assert body["choices"][0]["finish_reason"] == "stop"
+        await served.running(0)
+        await served.post(f"/sessions/{opened['id']}/end", {})
+    (trajectory,) = served.ended
+    assert trajectory.turns[0].reply.startswith("hello 漢")
+    assert trajectory.tokens is not None
+    assert len(trajectory.tokens.ids) < 100
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_a_client_that_goes_away_cancels_its_request(stream: bool) -> None:
+    async with serving(latency=HUNG) as served:
+        asking = asyncio.ensure_future(served.chat(stream=stream))
+        await served.running(1)
+        asking.cancel()
+        await served.running(0)
+
+
+async def test_ending_a_session_ends_its_replies() -> None:
+    async with serving(latency=HUNG) as served:
+        opened = (await served.post("/sessions", {})).json()
+        asking = asyncio.ensure_future(served.chat(f"/sessions/{opened['id']}"))
+        await served.running(1)
+        assert (await served.post(f"/sessions/{opened['id']}/end", {})).json()["trajectories"] == []
+        assert (await asking).status_code == 409
+        await served.running(0)
+
+
+async def test_an_engine_that_fails_is_a_server_error_whole_and_streamed() -> None:
+    async with serving(failure={"rate": 1.0}) as served:
+        whole = await served.chat()
+        streamed = events(await served.chat(stream=True))
+    assert whole.status_code == 503
+    assert whole.json()["error"]["code"] == "engine_error"
+    assert streamed[-1]["error"]["code"] == "engine_error"
+
+
+async def test_the_token_opens_everything_and_a_sessions_key_its_own_paths() -> None:
+    async with serving() as served:
+        one, two = [(await served.post("/sessions", {"id": name})).json() for name in ("one", "two")]
+        url = served.endpoint.url
+
+        async def status(path: str, key: str) -> int:
+            headers = {"Authorization": key} if key else {}
+            async with httpx2.AsyncClient(headers=headers) as http:
+                return (await http.get(url + path)).status_code
+
+        for path in ("/v1/models", "/sessions/one", "/sessions/one/v1/models", "/sessions/three"):
+            assert await status(path, "") == 401
+            assert await status(path, "Bearer wrong") == 401
+            assert await status(path, f"Basic {served.endpoint.token}") == 401
+            assert await status(path, f"Bearer {two['api_key']}") == 401
+        assert await status("/sessions/one", f"Bearer {one['api_key']}") == 200
+        assert await status("/sessions/one/v1/models", f"Bearer {one['api_key']}") == 200
+        assert await status("/v1/models", f"Bearer {one['api_key']}") == 401
+        assert await status("/sessions/three", f"Bearer {served.endpoint.token}") == 404
+
+
+async def test_sessions_need_an_id_of_their_own_and_are_not_without_number() -> None:
+    async with serving() as served:
+        statuses = [
+            (await served.post("/sessions", {"id": name})).status_code
+            for name in ("a", "a", "../a", "", "b", "c", "d")
+        ]
+    assert statuses == [201, 409, 400, 400, 201, 201, 429]
+
+
+async def test_a_session_that_was_left_behind_is_ended_as_failed() -> None:
+    async with serving(session_idle_s=0.0) as served:
+        await served.post("/sessions", {"id": "a"})
+        await served.chat("/sessions/a")
+        await served.post("/sessions", {"id": "b"})
+        assert [session.session_id for session in served.endpoint.sessions.all()] == ["b"]
+    (trajectory,) = served.ended
+    assert trajectory.failure is not None
+    assert (trajectory.failure.boundary, trajectory.failure.kind) == (Boundary.AGENT, "session_idle")
+
+
+async def test_a_session_with_a_running_reply_is_not_left_behind() -> None:
+    async with serving(session_idle_s=0.0, latency=HUNG) as served:
+        await served.post("/sessions", {"id": "a"})
+        asking = asyncio.ensure_future(served.chat("/sessions/a"))
+        await served.running(1)
+        await served.post("/sessions", {"id": "b"})
+        assert len(served.endpoint.sessions) == 2
+        asking.cancel()
+
+
+async def test_an_episode_that_failed_is_recorded_as_the_agents_failure() -> None:
+    async with serving() as served:
+        opened = (await served.post("/sessions", {})).json()
+        url = f"/sessions/{opened['id']}"
+        await served.chat(url)
+        assert (await served.post(f"{url}/end", {"failure": "why"})).status_code == 400
+        await served.post(f"{url}/reward", {"reward": 0.25, "metrics": {"valid": 1.0}})
+        fields = {"outcome": "failed", "failure": "it fell over", "success": True}
+        told = await served.post(f"{url}/end", fields)
+        assert told.json()["reward"] == 0.25
+    (trajectory,) = served.ended
+    assert trajectory.failure is not None
+    assert trajectory.failure.boundary is Boundary.AGENT
+    assert trajectory.failure.message == "it fell over"
+    assert not trajectory.success
+    assert trajectory.turns[0].metrics == {"valid": 1.0}
+
+
+async def test_a_session_that_is_trained_on_refuses_another_distribution() -> None:
+    async with serving(rules=SamplingRules(is_fixed=True, temperature=1.0, max_new_tokens=3)) as served:
+        for name, value in {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "seed": 1}.items():
+            refused = await served.chat(**{name: value})
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"] == name
+        taken = await served.chat(temperature=1, top_p=1.0, top_k=-1, max_tokens=50, return_token_ids=True)
+        assert taken.json()["choices"][0]["token_ids"] == HELLO[:3]
+        assert taken.json()["choices"][0]["finish_reason"] == "length"
+
+
+REFUSALS: list[tuple[dict[str, Any], str]] = [
+    ({"temprature": 1}, "did you mean `temperature`"),
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"temperature": float("inf")}, "temperature"),
+    ({"n": 0}, "n"),
+    ({"frequency_penalty": 0.5}, "frequency_penalty"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"logprobs": True, "top_logprobs": 3}, "top_logprobs"),
+    ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
+    ({"tools": [{"type": "web"}]}, "tool"),
+    ({"messages": []}, "messages"),
+    ({"messages": [{"role": "user"}]}, "content"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
+    ({"messages": [{"role": "nobody", "content": "a"}]}, "role"),
+    ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages"),
+    ({"max_tokens": 10_000}, "context"),
+    ({"model": "gpt-4"}, "`policy` is served"),
+    ({"stop": 5}, "stop"),
+]
+
+
+async def test_what_is_not_supported_is_refused_and_named() -> None:
+    async with serving() as served:
+        for fields, named in REFUSALS:
+            response = await served.chat(**fields)
+            assert response.status_code in (400, 404), fields
+            assert named in response.json()["error"]["message"], fields
+        neutral = {"frequency_penalty": 0, "n": None, "top_logprobs": None, "user": "me", "logit_bias": {}}
+        assert (await served.chat(**neutral)).status_code == 200
+
+
+async def test_bodies_routes_and_methods_that_are_wrong_are_told_in_the_same_format() -> None:
+    async with serving() as served:
+        url = served.endpoint.base_url() + "/completions"
+        broken = await served.http.post(url, content=b"{")
+        array = await served.http.post(url, content=b"[]")
+        long = await served.http.post(url, content=b" " * 100_001)
+        nowhere = await served.http.get(served.endpoint.url + "/v2")
+        method = await served.http.get(url)
+        empty = await served.post("/v1/completions", {"model": "policy", "prompt": ""})
+        alternatives = await served.post("/v1/completions", {"model": "policy", "prompt": "a", "logprobs": 5})
+    assert [r.status_code for r in (broken, array, long, nowhere, method)] == [400, 400, 413, 404, 405]
+    assert empty.status_code == alternatives.status_code == 400
+    for response in (broken, array, long, nowhere, method, empty, alternatives):
+        assert response.json()["error"]["message"]
+
+
+async def test_a_short_token_is_refused_and_no_token_is_shown() -> None:
+    with pytest.raises(ConfigurationError, match="characters"):
+        Endpoint(InferenceProxy({}), CHAT, EndpointConfig(model_name="m", sequence_length=9, token="short"))
+    assert "secret" not in repr(EndpointConfig(model_name="m", sequence_length=9, token="secret" * 4))
+
+
+async def test_openais_own_client_plays_a_session() -> None:
+    async with serving(reply=[CALL, HELLO], latency=SLOW) as served:
+        session = served.endpoint.sessions.open(rules=SamplingRules())
+        async with openai.AsyncOpenAI(
+            base_url=served.endpoint.base_url(session), api_key=session.api_key, max_retries=0
+        ) as client:
+            assert [model.id async for model in client.models.list()] == ["policy"]
+            messages: list[Any] = [{"role": "user", "content": "hello"}]
+            tools: Any = TOOLS
+            first = await client.chat.completions.create(
+                model="policy", messages=messages, tools=tools, seed=0
+            )
+            message = first.choices[0].message
+            assert message.tool_calls is not None
+            messages += [
+                message.model_dump(),
+                {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "ice"},
+            ]
+            text = ""
+            stream = await client.chat.completions.create(
+                model="policy", messages=messages, tools=tools, seed=1, stream=True
+            )
+            async for chunk in stream:
+                text += chunk.choices[0].delta.content or ""
+            assert text == "hello 漢字"
+            completion = await client.completions.create(model="policy", prompt="a", logprobs=0, seed=1)
+            assert completion.choices[0].logprobs is not None
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.completions.create(model="policy", prompt="a", best_of=3)
+            assert refused.value.param == "best_of"
+            with pytest.raises(openai.NotFoundError):
+                await client.chat.completions.create(model="gpt-4", messages=messages)
+        replies = session.record.replies
+    assert replies[1].parent is replies[0]
+    assert replies[1].text == "hello 漢字"
