@@ -1,0 +1,79 @@
+"""Shell: requests to one SGLang server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import httpx2
+
+from envsdk.inference.remote.failures import ReplyRefused
+from envsdk.inference.remote.http import http_client, refusal, unavailable
+from envsdk.inference.sglang.settings import SGLangSettings
+
+_END = "[DONE]"
+
+
+class SGLangClient:
+    """Connections to one server. Owner: the engine, on its event loop.
+
+    Every method raises Unavailable or ReplyRefused.
+    """
+
+    def __init__(self, base_url: str, settings: SGLangSettings, api_key: str | None) -> None:
+        self._base_url = base_url.rstrip("/")
+        self._connect_timeout_s = settings.connect_timeout_s
+        self._silence_timeout_s = settings.silence_timeout_s
+        self._http = http_client(
+            api_key=api_key,
+            connect_timeout_s=settings.connect_timeout_s,
+            silence_timeout_s=settings.silence_timeout_s,
+        )
+
+    async def messages(self, body: Mapping[str, Any]) -> AsyncGenerator[str, None]:
+        """`data` of each message of one reply; closing the iterator ends the request on the server."""
+        url = self._base_url + "/generate"
+        try:
+            # A request waits in silence for its turn; whether the server is alive is asked elsewhere.
+            timeout = httpx2.Timeout(None, connect=self._connect_timeout_s)
+            async with self._http.stream("POST", url, json=dict(body), timeout=timeout) as response:
+                if response.status_code != httpx2.codes.OK:
+                    raise await refusal(response)
+                async for event in httpx2.EventSource(response, max_event_size=None):
+                    if event.data != _END:  # but read on, so that the connection can be used again
+                        yield event.data
+        except httpx2.SSEError as error:
+            raise ReplyRefused(f"{url} does not stream: {error}") from error
+        except httpx2.TransportError as error:
+            raise unavailable(url, error) from error
+
+    async def post(
+        self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float | None = None
+    ) -> httpx2.Response:
+        """The answer, of a status that is a success."""
+        return await self._ask("POST", path, dict(body or {}), timeout_s)
+
+    async def get(self, path: str, *, timeout_s: float | None = None) -> dict[str, Any]:
+        """The JSON object in the answer; an empty one when there is none."""
+        response = await self._ask("GET", path, None, timeout_s)
+        try:
+            answer = response.json() if response.content else {}
+        except ValueError as error:
+            raise ReplyRefused(f"{path} answered no JSON: {response.text[:200]!r}") from error
+        return answer if isinstance(answer, dict) else {}
+
+    async def _ask(
+        self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float | None
+    ) -> httpx2.Response:
+        url = self._base_url + path
+        timeout = httpx2.Timeout(timeout_s or self._silence_timeout_s, connect=self._connect_timeout_s)
+        try:
+            response = await self._http.request(method, url, json=body, timeout=timeout)
+        except httpx2.TransportError as error:
+            raise unavailable(url, error) from error
+        if not response.is_success:
+            raise await refusal(response)
+        return response
+
+    async def close(self) -> None:
+        await self._http.aclose()

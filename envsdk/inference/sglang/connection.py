@@ -1,0 +1,136 @@
+"""Shell: the server of one engine, its own process or somebody else's.
+
+open -> check -> look* -> close
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import sys
+from contextlib import aclosing
+
+from envsdk.failures import ConfigurationError, EngineError
+from envsdk.inference.engine import EngineConfig, SamplingParams
+from envsdk.inference.remote.failures import ReplyRefused, Unavailable
+from envsdk.inference.sglang.client import SGLangClient
+from envsdk.inference.sglang.server import ServerProcess, free_port
+from envsdk.inference.sglang.settings import SGLangSettings, server_arguments
+from envsdk.inference.sglang.wire import (
+    ServerFacts,
+    generate_body,
+    read_facts,
+    read_kv_usage,
+    read_message,
+)
+
+_POLL_S = 0.25
+
+
+class Connection:
+    """Owner: the engine, on its event loop."""
+
+    def __init__(self, config: EngineConfig, settings: SGLangSettings, api_key: str | None) -> None:
+        self._config = config
+        self._settings = settings
+        self._process: ServerProcess | None = None
+        base_url = settings.base_url
+        if base_url is None:
+            port = free_port()
+            base_url = f"http://127.0.0.1:{port}"
+            arguments = server_arguments(config, settings, port=port)
+            self._process = ServerProcess(settings.python or sys.executable, arguments)
+        self.client = SGLangClient(base_url, settings, api_key)
+        self._name = secrets.token_hex(4)
+        """Of this engine among all that ever used the server."""
+        self._numbers = itertools.count()
+
+    def stamp(self, version: int) -> str:
+        """What the server calls the version: no other engine's, so that a second one there is found out."""
+        return f"{self._name}-{version}"
+
+    def new_rid(self) -> str:
+        """SGLang aborts all requests whose names begin with the one it is given, so all are of one length."""
+        return f"{self._name}-{next(self._numbers):012}"
+
+    async def open(self) -> None:
+        """Start the server unless it runs already, and wait until it answers.
+
+        EngineError when it does not come up, ReplyRefused when it is no such server.
+        """
+        if self._process is not None:
+            await self._process.start()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._settings.start_timeout_s
+        while True:
+            try:
+                await self.client.get("/health")
+                return
+            except Unavailable as error:
+                self._check_process()
+                if loop.time() > deadline:
+                    waited = f"{self._settings.start_timeout_s:g} s"
+                    raise EngineError(f"SGLang's server was not ready after {waited}: {error}") from error
+            await asyncio.sleep(_POLL_S)
+
+    def _check_process(self) -> None:
+        process = self._process
+        if process is not None and process.exit_status is not None:
+            raise EngineError(
+                f"SGLang's server ended (exit status {process.exit_status}): {process.last_words()}"
+            )
+
+    async def check(self) -> ServerFacts:
+        """See that the server will do, and make its weights version 0.
+
+        Raises ConfigurationError when it gives something else, Unavailable or ReplyRefused.
+        """
+        settings = self._settings
+        facts = read_facts(await self.client.get("/server_info"))
+        if settings.deterministic and not facts.deterministic:
+            raise ConfigurationError(
+                "strategy_config of engine `sglang`: `deterministic` is set, but the server was started "
+                "without --enable-deterministic-inference; start it with that, or set `deterministic: false`"
+            )
+        # Whatever an earlier engine left there ends.
+        await self.client.post(
+            "/update_weight_version", {"new_version": self.stamp(0), "abort_all_requests": True}
+        )
+        if settings.logprobs != "none":
+            sharp, plain = await self._likeliest(1e-4), await self._likeliest(0.0)
+            if sharp is not None and sharp == plain and plain < -1e-3:
+                raise ConfigurationError(
+                    f"SGLang's server ({facts.version}) gives log-probabilities without the temperature; "
+                    "start it without SGLANG_RETURN_ORIGINAL_LOGPROB"
+                )
+        return facts
+
+    async def _likeliest(self, temperature: float) -> float | None:
+        """Log-probability of the likeliest token after a prompt; None when the server has nothing to say."""
+        sampling = SamplingParams(max_new_tokens=1, temperature=temperature, seed=0)
+        body = generate_body(
+            self._settings, rid=self.new_rid(), input_ids=[0], sampling=sampling, max_new_tokens=1
+        )
+        told: list[float] = []
+        async with aclosing(self.client.messages(body)) as messages:
+            async for data in messages:
+                told += read_message(data, body=body, num_known=len(told), stamp=self.stamp(0)).logprobs
+        return told[0] if told else None
+
+    async def look(self) -> float:
+        """How full the KV cache is, 0 to 1. EngineError when the server ended or does not answer."""
+        self._check_process()
+        try:
+            # Asks every scheduler process, and so tells when one hangs.
+            await self.client.get("/server_info")
+            return read_kv_usage(await self.client.get("/v1/loads?include=core"))
+        except (Unavailable, ReplyRefused) as error:
+            self._check_process()
+            raise EngineError(f"SGLang's server does not answer: {error}") from error
+
+    async def close(self) -> None:
+        """End the server if it is ours. Idempotent."""
+        await self.client.close()
+        if self._process is not None:
+            await self._process.stop()

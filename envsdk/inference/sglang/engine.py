@@ -1,0 +1,481 @@
+"""The `sglang` engine: SGLang's HTTP server, driven by its own protocol.
+
+    submit -> (queued while paused or full ->) open: (held <-> on the server) -> resolved, exactly once
+
+A pause and an update clear the server: what it samples is aborted there, kept here with its tokens, and
+sampled on later as a longer prompt. So every token's version is known from when it was asked for, no update
+meets a request on the server, and no key or value of older weights is used again. Seeds go on undisturbed,
+since SGLang draws a token from the request's seed and the token's position.
+
+    engine = SGLangEngine.create(EngineConfig(model=FOLDER, sequence_length=4096, strategy_config={
+        "python": "sglang-env/bin/python", "tp_size": 2}))
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from envsdk.failures import ConfigurationError, EngineError
+from envsdk.inference.engine import (
+    Engine,
+    EngineAbilities,
+    EngineConfig,
+    EngineHealth,
+    FinishReason,
+    GenerationRequest,
+    PauseMode,
+    WeightReference,
+)
+from envsdk.inference.remote.failures import ReplyRefused, Unavailable, wait_s
+from envsdk.inference.remote.http import api_key_of
+from envsdk.inference.remote.requests import Answer, WaitingRequests, in_use, result_of, why_impossible
+from envsdk.inference.settings import parse_settings
+from envsdk.inference.sglang.connection import Connection
+from envsdk.inference.sglang.settings import SGLangSettings
+from envsdk.inference.sglang.weight_folder import heads_that_may_be_left_out, write_folder
+from envsdk.inference.sglang.wire import Delta, generate_body, read_message, why_unsupported
+from envsdk.inference.weight_shapes import Shape, checked, shapes_in
+from envsdk.trajectory import VersionSpan
+
+LOOK_S = 2.0
+"""Between two looks at the server."""
+_AGAIN_S = 0.1
+"""Between two requests to abort: one that overtakes what it is to abort has no effect."""
+_ABORT_GRACE_S = 5.0
+"""For the server to end one request; then the connection is closed."""
+_CLOSE_GRACE_S = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class _Reply:
+    request: GenerationRequest
+    answer: Answer
+    task: asyncio.Task[None] | None = None
+    rid: str = ""
+    """Its name on the server; empty while it is held."""
+    is_ending: bool = False
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    spans: list[VersionSpan] = field(default_factory=list)
+
+    def take(self, delta: Delta, version: int) -> None:
+        if not delta.token_ids:
+            return
+        start = len(self.token_ids)
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        if self.spans and self.spans[-1].version == version:
+            start = self.spans.pop().start
+        self.spans.append(VersionSpan(version=version, start=start, end=len(self.token_ids)))
+
+
+class SGLangEngine(Engine):
+    """See the module's text; settings in `SGLangSettings`."""
+
+    def __init__(self, config: EngineConfig, settings: SGLangSettings, api_key: str | None) -> None:
+        self.abilities = EngineAbilities(
+            inflight_update=True,
+            priority=True,
+            prefix_reuse=not (settings.model_extra or {}).get("disable_radix_cache", False),
+            logprobs=settings.logprobs != "none",
+            processed_logprobs=settings.logprobs == "sampling",
+        )
+        self._config = config
+        self._settings = settings
+        self._connection = Connection(config, settings, api_key)
+        self._watching: asyncio.Task[None] | None = None
+        self._draw = random.Random(config.seed)
+        self._version = 0
+        self._updates = asyncio.Lock()
+        self._waiting = WaitingRequests()
+        self._open: dict[str, _Reply] = {}
+        self._sampling: set[_Reply] = set()
+        """Those of `_open` that the server has."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_started = False
+        self._is_paused = False
+        self._is_frozen = False
+        self._is_updating = False
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._changed = asyncio.Event()
+        self._num_clearings = 0
+        self._error = ""
+        self._kv_usage = 0.0
+        self._num_tokens_sampled = self._num_prompt_tokens = self._num_prefilled_tokens = 0
+
+    @classmethod
+    def create(cls, config: EngineConfig) -> SGLangEngine:
+        if config.sequence_length < 2:
+            raise ConfigurationError(f"sequence_length is {config.sequence_length}; it must be at least 2")
+        settings = parse_settings(SGLangSettings, config.strategy_config, engine="sglang")
+        if config.model is None and settings.base_url is None:
+            raise ConfigurationError("engine `sglang` needs a model: set `pretrain` to a Hugging Face folder")
+        if config.model is not None and not (config.model / "config.json").is_file():
+            raise ConfigurationError(f"{config.model} is no Hugging Face folder: it has no config.json")
+        return cls(config, settings, api_key_of(settings.api_key_env, engine="sglang"))
+
+    # ---- beginning and end
+
+    async def start(self) -> None:
+        """Start the server unless it runs already, wait until it answers, and see that it will do.
+
+        Raises EngineError when it does not come up, ConfigurationError when it gives something else.
+        """
+        try:
+            await self._connection.open()
+            facts = await self._connection.check()
+        except BaseException as error:
+            await self.close()
+            if isinstance(error, Unavailable | ReplyRefused):
+                raise EngineError(f"engine `sglang` cannot use its server: {error}") from error
+            raise
+        self.abilities = replace(self.abilities, prefix_reuse=facts.reuses_prefixes)
+        self._is_started = True
+        self._watching = asyncio.ensure_future(self._watch())
+        self._dispatch()
+
+    async def close(self) -> None:
+        self._error = self._error or "the engine is closed"
+        if self._watching is not None:
+            self._watching.cancel()
+        for reply in self._sampling:
+            reply.is_ending = True
+        if self._sampling:
+            with suppress(Unavailable, ReplyRefused, TimeoutError):
+                await asyncio.wait_for(self._clear_server(), _CLOSE_GRACE_S)
+        self._end_all(FinishReason.ABORT)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._connection.close()
+
+    async def _watch(self) -> None:
+        while not self._error:
+            await asyncio.sleep(LOOK_S)
+            try:
+                self._kv_usage = await self._connection.look()
+            except EngineError as error:
+                if not self._is_updating:  # it answers nobody while it reads weights
+                    self._fail(str(error))
+
+    def _fail(self, error: str) -> None:
+        """The engine is broken: everything, now and later, ends with this error."""
+        self._error = self._error or error
+        self._end_all(FinishReason.ERROR, self._error)
+
+    def _end_all(self, reason: FinishReason, error: str = "") -> None:
+        for reply in list(self._open.values()):
+            self._end(reply, reason, error)
+        for request, answer in self._waiting.remove(self._waiting.ids):
+            _resolve(answer, request.request_id, reason, error)
+
+    # ---- requests
+
+    def submit(self, request: GenerationRequest) -> Answer:
+        answer: Answer = asyncio.get_running_loop().create_future()
+        if refusal := self._refusal(request):
+            answer.set_result(result_of(request.request_id, FinishReason.ERROR, error=refusal))
+            return answer
+        self._num_prompt_tokens += len(request.prompt_ids)
+        self._waiting.push(request, answer)
+        answer.add_done_callback(lambda done: self.abort([request.request_id]) if done.cancelled() else None)
+        self._dispatch()
+        return answer
+
+    def _refusal(self, request: GenerationRequest) -> str:
+        """Why this request cannot be run; empty when it can."""
+        if self._error:
+            return self._error
+        if request.request_id in self._open or request.request_id in self._waiting:
+            return in_use(request.request_id)
+        impossible = why_impossible(request, sequence_length=self._config.sequence_length)
+        return impossible or why_unsupported(self._settings, request.sampling)
+
+    def _dispatch(self) -> None:
+        while (
+            self._waiting
+            and len(self._open) < self._config.max_running
+            and self._is_started
+            and not (self._is_paused or self._error)
+        ):
+            request, answer = self._waiting.pop()
+            reply = self._open[request.request_id] = _Reply(request, answer)
+            reply.task = self._in_background(self._answer(reply))
+
+    async def _answer(self, reply: _Reply) -> None:
+        try:
+            reason = await self._sample(reply)
+        except ReplyRefused as error:
+            self._end(reply, FinishReason.ERROR, str(error))
+        except Exception as error:  # noqa: BLE001 - every request is answered, whatever went wrong
+            self._end(reply, FinishReason.ERROR, f"{type(error).__name__}: {error}")
+        else:
+            self._end(reply, reason)
+
+    async def _sample(self, reply: _Reply) -> FinishReason:
+        """On the server, as often as it takes, until the reply is whole or to end."""
+        num_failures = 0
+        while True:
+            while not (self._flowing.is_set() or reply.is_ending):
+                await self._flowing.wait()  # it may be over again before this goes on
+            if reply.is_ending:
+                return FinishReason.ABORT
+            if reason := self._why_whole(reply):
+                return reason
+            num_clearings = self._num_clearings
+            failure: Unavailable | None = None
+            self._sampling.add(reply)
+            try:
+                last = await self._ask(reply)
+            except Unavailable as error:
+                failure = error
+            else:
+                if last.finish_reason is not FinishReason.ABORT:
+                    assert last.finish_reason is not None
+                    return last.finish_reason
+                if not reply.is_ending and num_clearings == self._num_clearings:
+                    failure = Unavailable(f"the server ended the request by itself: {last.told}")
+            finally:
+                self._sampling.discard(reply)
+                reply.rid = ""
+                self._changed.set()
+            if failure is not None:
+                await self._back_off(failure, num_failures)
+                num_failures += 1
+
+    def _why_whole(self, reply: _Reply) -> FinishReason | None:
+        if reply.token_ids and reply.token_ids[-1] in reply.request.sampling.stop_token_ids:
+            return FinishReason.STOP  # it was aborted before it was seen to be whole
+        return FinishReason.LENGTH if self._room(reply) == 0 else None
+
+    def _room(self, reply: _Reply) -> int:
+        """Tokens that may still be sampled."""
+        request = reply.request
+        context = self._config.sequence_length - len(request.prompt_ids)
+        return min(request.sampling.max_new_tokens, context) - len(reply.token_ids)
+
+    async def _ask(self, reply: _Reply) -> Delta:
+        """One request to the server; the last of what it answers."""
+        version = self._version
+        stamp = self._connection.stamp(version)
+        reply.rid = self._connection.new_rid()
+        body = generate_body(
+            self._settings,
+            rid=reply.rid,
+            input_ids=[*reply.request.prompt_ids.tolist(), *reply.token_ids],
+            sampling=reply.request.sampling,
+            max_new_tokens=self._room(reply),
+        )
+        last = Delta((), (), None)
+        num_known = 0
+        async with aclosing(self._connection.client.messages(body)) as messages:
+            async for data in messages:
+                last = read_message(data, body=body, num_known=num_known, stamp=stamp)
+                num_known += len(last.token_ids)
+                self._num_tokens_sampled += len(last.token_ids)
+                self._num_prefilled_tokens += last.num_prefilled
+                reply.take(last, version)
+        if last.finish_reason is None:
+            raise Unavailable("the reply ended without a finish_reason")
+        return last
+
+    async def _back_off(self, failure: Unavailable, num_before: int) -> None:
+        settings = self._settings
+        if num_before == settings.max_retries:
+            raise ReplyRefused(f"{failure} (asked {num_before + 1} times)") from failure
+        await asyncio.sleep(
+            wait_s(
+                num_before,
+                backoff_s=settings.backoff_s,
+                at_least_s=failure.retry_after_s,
+                uniform=self._draw.random(),
+            )
+        )
+
+    def _end(self, reply: _Reply, reason: FinishReason, error: str = "") -> None:
+        """Answer with the tokens so far. Does nothing when it was answered before."""
+        request_id = reply.request.request_id
+        if self._open.get(request_id) is not reply:
+            return
+        del self._open[request_id]
+        if reply.task is not None and reply.task is not asyncio.current_task():
+            reply.task.cancel()
+        _resolve(reply.answer, request_id, reason, error, reply)
+        self._changed.set()
+        self._dispatch()
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            reply = self._open.get(request_id)
+            if reply is None or reply.is_ending:
+                continue
+            reply.is_ending = True
+            if reply in self._sampling:
+                self._in_background(self._end_on_server(reply))
+            else:
+                self._end(reply, FinishReason.ABORT)
+        for request, answer in self._waiting.remove(request_ids):
+            _resolve(answer, request.request_id, FinishReason.ABORT)
+
+    async def _end_on_server(self, reply: _Reply) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _ABORT_GRACE_S
+        while reply in self._sampling and loop.time() < deadline:
+            with suppress(Unavailable, ReplyRefused):
+                await self._connection.client.post(
+                    "/abort_request", {"rid": reply.rid}, timeout_s=_ABORT_GRACE_S
+                )
+            await self._until(lambda: reply not in self._sampling, _AGAIN_S)
+        self._end(reply, FinishReason.ABORT)
+
+    # ---- pauses and updates
+
+    async def pause(self, mode: PauseMode) -> None:
+        self._is_paused = True
+        self._is_frozen = mode is PauseMode.KEEP
+        self._let_flow()
+        if mode is PauseMode.KEEP:
+            await self._clear()
+            return
+        if mode is PauseMode.ABORT:
+            for reply in list(self._open.values()):
+                reply.is_ending = True
+                if reply not in self._sampling:
+                    self._end(reply, FinishReason.ABORT)
+            await self._clear()
+        while self._open and self._is_paused:
+            await self._until(lambda: not self._open or not self._is_paused)
+
+    async def resume(self) -> None:
+        self._is_paused = self._is_frozen = False
+        self._let_flow()
+        self._changed.set()
+        self._dispatch()
+
+    def _let_flow(self) -> None:
+        if self._is_frozen or self._is_updating:
+            self._flowing.clear()
+        else:
+            self._flowing.set()
+
+    async def _clear(self) -> None:
+        try:
+            await asyncio.wait_for(self._clear_server(), self._settings.silence_timeout_s)
+        except (Unavailable, ReplyRefused, TimeoutError) as error:
+            self._fail(f"SGLang's server does not end its requests: {error or 'it does not answer'}")
+
+    async def _clear_server(self) -> None:
+        """Until the server samples nothing of what it was given before."""
+        self._num_clearings += 1
+        there = set(self._sampling)
+        while there & self._sampling:
+            await self._connection.client.post("/abort_request", {"abort_all": True})
+            await self._until(lambda: not there & self._sampling, _AGAIN_S)
+
+    async def load_weights(self, weights: WeightReference, version: int) -> None:
+        if self._error:
+            raise EngineError(self._error)
+        async with self._updates:
+            with tempfile.TemporaryDirectory(
+                prefix="envsdk-weights-", dir=self._settings.weights_folder
+            ) as temporary:
+                folder = await asyncio.to_thread(self._in_folder, weights, Path(temporary))
+                self._is_updating = True
+                self._let_flow()
+                try:
+                    await self._update(folder, version)
+                except BaseException as error:
+                    # Nobody knows which weights it has now.
+                    self._fail(f"weights {version} did not arrive at SGLang's server: {error or 'canceled'}")
+                    if isinstance(error, Unavailable | ReplyRefused):
+                        raise EngineError(self._error) from error
+                    raise
+                finally:
+                    self._is_updating = False
+                    self._let_flow()
+
+    def _in_folder(self, weights: WeightReference, temporary: Path) -> Path:
+        """Where the server finds the weights, which are the model's."""
+        model = self._config.model
+        expected = shapes_in(model) if model is not None else {}
+        if model is None or not expected:
+            raise EngineError(
+                f"new weights cannot be checked: {model} holds no *.safetensors file; save the model with "
+                "save_pretrained"
+            )
+        optional = heads_that_may_be_left_out(model, expected)
+        if isinstance(weights, Path):
+            shapes = ((name, Shape(shape)) for name, shape in shapes_in(weights).items())
+            for _ in checked(shapes, expected, optional=optional):
+                pass
+            return weights.resolve()
+        pairs = weights.items() if isinstance(weights, Mapping) else weights
+        write_folder(pairs, temporary, expected, optional=optional)
+        return temporary
+
+    async def _update(self, folder: Path, version: int) -> None:
+        await self._clear()
+        if self._error:
+            raise EngineError(self._error)
+        # Right after a request's end the scheduler may still be at its last step, and an update that finds it
+        # there cannot empty the cache, which ends the server. This waits, and fails instead.
+        silence_s = self._settings.silence_timeout_s
+        await self._connection.client.post(f"/flush_cache?timeout={silence_s:g}", timeout_s=2 * silence_s)
+        await self._connection.client.post(
+            "/update_weights_from_disk",
+            {
+                "model_path": str(folder),
+                "load_format": "auto",
+                "flush_cache": True,
+                "abort_all_requests": False,
+                "weight_version": self._connection.stamp(version),
+            },
+            timeout_s=self._settings.update_timeout_s,
+        )
+        self._version = version
+
+    def health(self) -> EngineHealth:
+        return EngineHealth(
+            version=self._version,
+            num_running=len(self._open),
+            num_queued=len(self._waiting),
+            num_tokens_sampled=self._num_tokens_sampled,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_prefilled_tokens=self._num_prefilled_tokens,
+            kv_usage=self._kv_usage,
+            error=self._error,
+        )
+
+    # ---- tasks
+
+    async def _until(self, is_so: Callable[[], bool], timeout_s: float | None = None) -> None:
+        """Returns when it is so, or the time is over."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not is_so():
+                    self._changed.clear()
+                    await self._changed.wait()
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _resolve(
+    answer: Answer, request_id: str, reason: FinishReason, error: str = "", reply: _Reply | None = None
+) -> None:
+    if answer.done():
+        return
+    if reply is None:
+        answer.set_result(result_of(request_id, reason, error=error))
+    else:
+        sampled = reply.token_ids, reply.logprobs
+        answer.set_result(result_of(request_id, reason, *sampled, reply.spans, error))

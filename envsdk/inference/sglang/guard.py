@@ -1,0 +1,35 @@
+"""Runs a command that ends when this process's standard input does: with whoever holds the other end.
+
+    python -m envsdk.inference.sglang.guard GRACE_S COMMAND...
+
+Must lead a session of its own: what is left of the command's processes is killed by the session's group.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+
+
+def main(grace_s: float, command: list[str]) -> int:
+    """The command's exit status. Does not return when the command had to be ended."""
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    threading.Thread(target=_end_with_stdin, args=(child, grace_s), daemon=True).start()
+    return child.wait()
+
+
+def _end_with_stdin(child: subprocess.Popen[bytes], grace_s: float) -> None:
+    while os.read(0, 4096):
+        pass
+    child.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        child.wait(grace_s)
+    os.killpg(0, signal.SIGKILL)  # its scheduler processes, and this one
+
+
+if __name__ == "__main__":
+    sys.exit(main(float(sys.argv[1]), sys.argv[2:]))

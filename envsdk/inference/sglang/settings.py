@@ -1,0 +1,138 @@
+"""Settings of the `sglang` engine, and the command line its server is started with. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
+
+from envsdk.config.nearest import suggest
+from envsdk.inference.engine import EngineConfig
+from envsdk.inference.settings import StrictSettings
+from envsdk.inference.sglang.server_arg_names import SERVER_ARG_NAMES
+
+SET_BY_ENGINE = {
+    "model_path": "is the run's model (`pretrain`)",
+    "tokenizer_path": "is not used: token ids go in and out",
+    "tokenizer_mode": "is not used: token ids go in and out",
+    "skip_tokenizer_init": "is set: token ids go in and out",
+    "host": "is 127.0.0.1",
+    "port": "is a free one",
+    "max_running_requests": "follows from `actor_infer.infer_batch_size`",
+    "random_seed": "follows from the run's `seed`",
+    "enable_deterministic_inference": "is `deterministic`",
+    "stream_interval": "goes with each request",
+    "incremental_streaming_output": "is set",
+    "weight_version": "is set with each update",
+    "preferred_sampling_params": "is not used: requests say how they are sampled",
+    "speculative_algorithm": "is not used: its log-probabilities are not checked here",
+    "disaggregation_mode": "is not used",
+    "grpc_mode": "is off",
+}
+"""Arguments of SGLang's server that follow from the run's own keys, and from which."""
+
+
+class SGLangSettings(StrictSettings):
+    """`strategy_config` of the `sglang` engine.
+
+    For a server that the engine starts, any other argument of SGLang's is taken too, by its name with
+    underscores.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    base_url: Annotated[str, Field(pattern=r"^https?://[^\s@]+$")] | None = None
+    """A running server that is this engine's alone, such as `http://127.0.0.1:30000`. When absent the engine
+    starts one on this machine."""
+    api_key_env: str | None = None
+    """Name of the environment variable that holds the key of the server at `base_url`."""
+    python: str | None = None
+    """Interpreter of the environment that SGLang is installed in; this process's own when absent."""
+    logprobs: Literal["sampling", "untruncated", "none"] = "sampling"
+    """`sampling`: those of the distribution that tokens are drawn from; `top_p` below 1 then needs a `top_k`.
+    `untruncated`: after temperature, before top_p and top_k. `none`: recorded as NaN."""
+    deterministic: bool = True
+    """A request's seed decides its tokens, at the price of SGLang's batch-invariant kernels; without, seeds
+    are not heeded."""
+    stream_interval: Annotated[int, Field(ge=1)] = 16
+    """Tokens that come in one message."""
+    weights_folder: Path | None = None
+    """Where new weights are written for the server to read, which must see the same path. The system's folder
+    for temporary files when absent; `/dev/shm` is faster where it has room for the model."""
+    start_timeout_s: PositiveFloat = 1800.0
+    """How long a server may take to load the model and warm up."""
+    update_timeout_s: PositiveFloat = 1800.0
+    """How long reading new weights may take it."""
+    connect_timeout_s: PositiveFloat = 10.0
+    """How long opening a connection may take."""
+    silence_timeout_s: PositiveFloat = 300.0
+    """How long the server may leave anything unanswered before it counts as hung."""
+    max_retries: NonNegativeInt = 5
+    """How often a request is sent again after a broken connection or status 408, 429 or 5xx."""
+    backoff_s: PositiveFloat = 0.5
+    """Longest wait before the first retry; doubles with each, up to 30 s. A `Retry-After` is respected."""
+
+    @model_validator(mode="after")
+    def _only_known_arguments(self) -> SGLangSettings:
+        problems = [
+            InitErrorDetails(
+                type=PydanticCustomError("value_error", "{error}", {"error": problem}),
+                loc=(name,),
+                input=value,
+            )
+            for name, value in (self.model_extra or {}).items()
+            if (problem := self._problem_of(name))
+        ]
+        if problems:
+            raise ValidationError.from_exception_data(type(self).__name__, problems)
+        return self
+
+    def _problem_of(self, name: str) -> str:
+        """Why a key that is no field of this model is refused; empty for an argument of SGLang's server."""
+        if name in SET_BY_ENGINE:
+            return f"it cannot be set here: it {SET_BY_ENGINE[name]}"
+        if name not in SERVER_ARG_NAMES:
+            known = (SERVER_ARG_NAMES | type(self).model_fields.keys()) - SET_BY_ENGINE.keys()
+            return f"unknown key; {suggest(name, sorted(known), known='known keys')}"
+        if self.base_url is not None:
+            return "the server at `base_url` is running already; start it with this argument instead"
+        return ""
+
+    def identity(self) -> dict[str, Any]:
+        # Which of the server's arguments change a reply, and which only its speed, is not known.
+        ways = {"python", "weights_folder", "api_key_env", "stream_interval", "max_retries", "backoff_s"}
+        times = {name for name in type(self).model_fields if name.endswith("_timeout_s")}
+        return self.model_dump(mode="json", exclude=ways | times, exclude_none=True)
+
+
+def server_arguments(config: EngineConfig, settings: SGLangSettings, *, port: int) -> list[str]:
+    """Of `python -m sglang.launch_server`."""
+    arguments: dict[str, Any] = {
+        "model_path": str(config.model),
+        "host": "127.0.0.1",
+        "port": port,
+        "skip_tokenizer_init": True,
+        "max_running_requests": config.max_running,
+        "random_seed": config.seed,
+        "incremental_streaming_output": True,
+        "enable_deterministic_inference": settings.deterministic,
+        **(settings.model_extra or {}),
+    }
+    return list(_flags(arguments))
+
+
+def _flags(arguments: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in arguments.items():
+        if value is None or value is False:
+            continue
+        yield "--" + name.replace("_", "-")
+        if value is True:
+            continue
+        if isinstance(value, (list, tuple)):
+            yield from map(str, value)
+        else:
+            yield json.dumps(value) if isinstance(value, dict) else str(value)
