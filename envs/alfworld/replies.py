@@ -1,0 +1,51 @@
+"""How a reply names a command, and how the observation says that it names none."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+ActionFormat = Literal["tag", "text"]
+ACTION_FORMATS: tuple[ActionFormat, ...] = ("tag", "text")
+
+NO_TAG = "Invalid action: no <action> found."
+EMPTY = "Invalid action: no command found."
+TOO_LONG = "Invalid action: longer than any command."
+NOTES = (NO_TAG, EMPTY, TOO_LONG)
+
+_OPEN, _CLOSE = "<action>", "</action>"
+_PROMPTS = (">", "action:")
+_MAX_COMMAND_LENGTH = 200
+
+
+def format_reply(command: str, action_format: ActionFormat) -> str:
+    """The reply that plays `command`."""
+    return f"{_OPEN}{command}{_CLOSE}" if action_format == "tag" else command
+
+
+def parse_reply(reply: str, action_format: ActionFormat) -> tuple[str, str]:
+    """`(command, "")`, or `("", note)` when the reply names none.
+
+    `tag`: what stands in the last complete `<action>`. `text`: the last line that is not empty, without a
+    `>` or `Action:` before it. Letter case and runs of spaces do not matter. Takes time linear in the
+    reply, whatever it holds.
+    """
+    text = reply.lower()
+    if action_format == "tag":
+        start = text.rfind(_OPEN, 0, max(text.rfind(_CLOSE), 0))
+        if start < 0:
+            return "", NO_TAG
+        start += len(_OPEN)
+        command = text[start : text.index(_CLOSE, start)]
+    else:
+        command = _last_line(text)
+    command = " ".join(command.split())
+    if not command:
+        return "", EMPTY
+    return (command, "") if len(command) <= _MAX_COMMAND_LENGTH else ("", TOO_LONG)
+
+
+def _last_line(text: str) -> str:
+    line = text.rstrip().rpartition("\n")[2].strip()
+    for prompt in _PROMPTS:
+        line = line.removeprefix(prompt).strip()
+    return line
