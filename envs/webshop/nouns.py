@@ -1,0 +1,105 @@
+"""The nouns of a title, which the reward compares. A store keeps them with the tagger's name.
+
+Upstream tags with spaCy's `en_core_web_sm`; where that is not installed a tagger of rules stands in. It
+sees most nouns, but not the same ones, so rewards for products *other* than the one asked for may differ.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+SPACY_MODEL = "en_core_web_sm"
+_DOWNLOAD = f"python -m spacy download {SPACY_MODEL}"
+
+_TOKEN = re.compile(r"[^\W_]+(?:[&'’.][^\W_]+)*")
+_ADJECTIVES_AND_FUNCTION_WORDS = """
+    a an and are as at be but by for from in into is it no not of off on or our per so than that the
+    their this to up we with without you your adjustable anti automatic basic best big black breathable
+    bright casual certified classic clean clear cold comfortable compact complete cordless cute daily
+    decorative deep disposable double dry dual durable easy elastic electric elegant extra fashionable
+    fast flat flexible foldable free fresh friendly full gentle good great handmade heavy high hot
+    instant large lightweight long loose low magnetic mini modern multiple natural new non official old
+    organic original outdoor perfect personal plain portable practical premium professional protective
+    pure quick rechargeable relaxed removable replaceable retro reusable rustic safe sensitive short
+    simple single slim small smart smooth soft solid special sleeveless soluble stretchy strong stylish
+    super sweet thick thin tiny traditional ultra unique universal vintage warm washable waterproof
+    white wide wireless individually
+"""
+_NOT_NOUNS = frozenset(_ADJECTIVES_AND_FUNCTION_WORDS.split())
+_NOT_NOUN_ENDINGS = ("able", "ible", "ful", "less", "ously", "proof")
+
+
+class Tagger(Protocol):
+    """Finds nouns; `name` says which one did it."""
+
+    name: str
+
+    def nouns(self, titles: Sequence[str]) -> Iterator[list[str]]:
+        """For each title its nouns in lower case, in order and as often as they stand there."""
+
+
+class RuleTagger:
+    """Words that are no number, no function word and no usual adjective."""
+
+    name = "rules-1"
+
+    def nouns(self, titles: Sequence[str]) -> Iterator[list[str]]:
+        for title in titles:
+            words = (word.lower() for word in _TOKEN.findall(title))
+            yield [word for word in words if _may_be_noun(word)]
+
+
+class GivenTags:
+    """Nouns from tags made elsewhere: `(token, part of speech)` by title."""
+
+    def __init__(self, tags: Mapping[str, Iterable[Sequence[str]]], *, name: str = "given") -> None:
+        self.name = name
+        self._tags = tags
+
+    def nouns(self, titles: Sequence[str]) -> Iterator[list[str]]:
+        for title in titles:
+            yield [token.lower() for token, tag in self._tags[title] if tag in ("NOUN", "PROPN")]
+
+
+class SpacyTagger:
+    """Upstream's tagger. ImportError or OSError when spaCy or the model is not installed."""
+
+    def __init__(self, model: str = SPACY_MODEL) -> None:
+        import spacy
+
+        self._nlp: Any = spacy.load(model, disable=["parser", "ner", "lemmatizer"])
+        meta = self._nlp.meta
+        self.name = f"spacy:{meta['lang']}_{meta['name']}-{meta['version']}"
+
+    def nouns(self, titles: Sequence[str]) -> Iterator[list[str]]:
+        for parsed in self._nlp.pipe(titles):
+            yield [token.text.lower() for token in parsed if token.pos_ in ("NOUN", "PROPN")]
+
+
+def make_tagger(name: str = "auto") -> Tagger:
+    """`rules`, `spacy`, `spacy:MODEL`, or `auto`: spaCy with upstream's model where installed, else rules.
+
+    Raises ValueError for another name and for a model that is not installed.
+    """
+    if name == "rules":
+        return RuleTagger()
+    kind, _, model = name.partition(":")
+    if kind not in ("auto", "spacy"):
+        raise ValueError(f"tagger: must be rules, spacy, spacy:MODEL or auto, not {name!r}")
+    try:
+        return SpacyTagger(model or SPACY_MODEL)
+    except (ImportError, OSError) as error:
+        if kind == "auto":
+            return RuleTagger()
+        raise ValueError(
+            f"tagger: {name!r} needs spaCy and its model ({error}); "
+            f"pip install spacy, then {_DOWNLOAD}, or use --tagger rules"
+        ) from error
+
+
+def _may_be_noun(word: str) -> bool:
+    if word[0].isdigit() or word in _NOT_NOUNS:
+        return False
+    return not word.endswith(_NOT_NOUN_ENDINGS)

@@ -1,0 +1,54 @@
+"""Recordings of upstream's program, the store of the same data, and a cache folder of the tests' own.
+
+`recordings.json.gz` was recorded from princeton-nlp/WebShop 64fa2a5 in text mode, on a made-up catalogue:
+raw files, loaded products, goals, rewards, transcripts and the results of its search engine (Lucene).
+"""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from envsdk.envs.webshop.builder import build
+from envsdk.envs.webshop.nouns import GivenTags
+from envsdk.envs.webshop.store import Store, open_store
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory):
+    """Generated catalogues of these tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ENVSDK_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def recordings() -> dict:
+    path = Path(__file__).with_name("recordings.json.gz")
+    return json.loads(gzip.decompress(path.read_bytes()))
+
+
+@pytest.fixture(scope="session")
+def raw_data(recordings, tmp_path_factory) -> Path:
+    """The recorded catalogue as raw files."""
+    folder = tmp_path_factory.mktemp("raw")
+    write_raw_files(folder, recordings["items"], recordings["attributes"], recordings["human"])
+    return folder
+
+
+@pytest.fixture(scope="session")
+def store(recordings, raw_data, tmp_path_factory) -> Store:
+    """The recorded catalogue, with the nouns that the recordings were made with."""
+    folder = tmp_path_factory.mktemp("store")
+    build(raw_data, folder, tagger=GivenTags(recordings["title_tags"]))
+    return open_store(folder)
+
+
+def write_raw_files(folder: Path, items: object, attributes: object, human: object) -> None:
+    for name, content in (
+        ("items_shuffle.json", items),
+        ("items_ins_v2.json", attributes),
+        ("items_human_ins.json", human),
+    ):
+        (folder / name).write_text(json.dumps(content), encoding="utf-8")
