@@ -2,18 +2,17 @@
 
     look -> look -> ... -> rates of the stretch -> slow_engines(rates of all)
 
-**Slow** is an engine that does less than `1 / ratio` of what the others do, in each of four measures: tokens
-per second, and tokens per second and request, of sampled tokens and of all computed ones (prompts included).
-Load alone does not make an engine slow. One with more requests than the others gives more tokens per second,
-one with fewer gives each request more; one with longer prompts computes more tokens, one with longer replies
-samples more. Each is ahead of the others in one measure, which is enough.
+**Slow** is an engine when more than half of the others do `ratio` times as much in each of four measures:
+tokens per second, and tokens per second and request, of sampled tokens and of all computed ones (prompts
+included). Load alone does not make an engine slow. Of two like engines the one with more requests gives more
+tokens per second, the one with fewer gives each request more; the one with longer prompts computes more
+tokens, the one with longer replies samples more. So neither is behind in all four.
 
 An engine that has no other to be compared with, or that was idle most of the time, is not judged.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -33,10 +32,10 @@ class Rates:
     sampled_per_request: float
     computed_per_request: float
 
-    def reaches(self, share: float, others: list[Rates]) -> bool:
-        """Whether it does `share` of what is usual among `others`, in any measure."""
-        return any(
-            getattr(self, measure) >= share * statistics.median_low(getattr(one, measure) for one in others)
+    def is_behind(self, other: Rates, ratio: float) -> bool:
+        """Whether the other does more than `ratio` times as much in each measure."""
+        return all(
+            getattr(other, measure) > ratio * getattr(self, measure)
             for measure in ("sampled", "computed", "sampled_per_request", "computed_per_request")
         )
 
@@ -44,12 +43,14 @@ class Rates:
 def slow_engines(rates: Mapping[str, Rates | None], ratio: float) -> set[str]:
     """Names of the slow ones; `ratio` 0 finds none. None: an engine that is not judged."""
     known = {name: rate for name, rate in rates.items() if rate is not None}
-    slow = set()
-    for name, rate in known.items():
-        others = [one for other, one in known.items() if other != name]
-        if ratio and others and not rate.reaches(1 / ratio, others):
-            slow.add(name)
-    return slow
+    if not ratio:
+        return set()
+    # No engine is behind itself.
+    return {
+        name
+        for name, rate in known.items()
+        if 2 * sum(rate.is_behind(other, ratio) for other in known.values()) > len(known) - 1
+    }
 
 
 class Pace:

@@ -66,8 +66,8 @@ class PoolConfig:
     """Engines are compared over such stretches of time."""
     drain_s: float = 120.0
     """The turns of a draining engine may take so long; what is left then moves to another."""
-    min_engines: int = 1
-    """Kept without load."""
+    min_engines: int | None = None
+    """Kept without load; None: as many as the run begins with."""
     demand: DemandConfig = field(default_factory=DemandConfig)
 
 
@@ -163,6 +163,7 @@ class EnginePool:
         self._engines = {name: _Engine(Life(name, 0)) for name in names}
         for name in names[num_started:] if num_started is not None else ():
             self._engines[name].state = EngineState.RESTING
+        self._min_engines = self._config.min_engines or len(self._in({EngineState.STARTING}))
         self._version: int | None = None
         self._demand = Demand(self._config.demand)
         self._now_s = 0.0
@@ -346,7 +347,7 @@ class EnginePool:
 
     def _follow_demand(self, elapsed_s: float) -> list[PoolCommand]:
         resting = self._in({EngineState.RESTING})
-        if resting and self.num_engines < self._config.min_engines:
+        if resting and self.num_engines < self._min_engines:
             return [self._start(resting[0])]
         if self._in({EngineState.DRAINING, *_COMING}):
             self._demand.begin_again()
@@ -359,7 +360,7 @@ class EnginePool:
         if self._demand.wants_more and resting:
             self._demand.begin_again()
             return [self._start(resting[0])]
-        if self._demand.wants_fewer and len(serving) > max(1, self._config.min_engines):
+        if self._demand.wants_fewer and len(serving) > self._min_engines:
             self._demand.begin_again()
             return self._drain(serving[-1], returns=False)
         return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -11,12 +12,20 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from envsdk.inference.engine import FinishReason, GenerationRequest, GenerationResult, SamplingParams
+from envsdk.inference.engine import (
+    EngineHealth,
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+    SamplingParams,
+)
+from envsdk.inference.engine_demand import DemandConfig
 from envsdk.inference.engine_pool import (
     End,
     EnginePool,
     EngineState,
     Join,
+    Leave,
     Life,
     PoolCommand,
     PoolConfig,
@@ -29,12 +38,34 @@ from envsdk.trajectory import VersionSpan
 FIRST, SECOND = Life("one", 0), Life("one", 1)
 
 
-def serving_pool(*names: str, **config: float) -> EnginePool:
-    pool = EnginePool(names or ["one"], PoolConfig(**config))  # type: ignore[arg-type]
-    for name in names or ["one"]:
+def serving_pool(*names: str, num_started: int | None = None, **config: object) -> EnginePool:
+    names = names or ("one",)
+    pool = EnginePool(names, PoolConfig(**config), num_started=num_started)  # type: ignore[arg-type]
+    for name in names[:num_started]:
         assert pool.started(Life(name, 0)) == []
     assert pool.published(0, pool.lives) == []  # the workers know the first lives
     return pool
+
+
+SECONDS = itertools.count()
+
+
+def look(sampled: int = 0, *, running: int = 0, queued: int = 0) -> EngineHealth:
+    return EngineHealth(version=0, num_running=running, num_queued=queued, num_tokens_sampled=sampled)
+
+
+def pass_time(
+    pool: EnginePool, seconds: int, tokens_per_s: dict[str, int], *, running: int = 1, queued: int = 0
+) -> list[PoolCommand]:
+    """Looks at the engines named, second by second; all commands."""
+    commands: list[PoolCommand] = []
+    for second in itertools.islice(SECONDS, seconds):
+        for life in pool.lives:
+            if life.name in tokens_per_s:
+                sampled = tokens_per_s[life.name] * second
+                commands += pool.seen(life, look(sampled, running=running, queued=queued))
+        commands += pool.tick(1.0)
+    return commands
 
 
 def test_a_lost_engine_is_ended_started_again_updated_and_joins() -> None:
@@ -133,6 +164,117 @@ def test_what_an_earlier_life_does_counts_for_nothing() -> None:
     assert pool.state("one") is EngineState.SERVING
 
 
+def test_a_slow_engine_is_drained_started_again_and_joins() -> None:
+    pool = serving_pool("one", "two", "three", slow_s=40, stretch_s=20, first_backoff_s=30)
+    speeds = {"one": 1, "two": 100, "three": 100}
+    assert pass_time(pool, 39, speeds) == []
+    assert pass_time(pool, 1, speeds) == [Leave(FIRST)]
+    assert pool.state("one") is EngineState.DRAINING
+    assert pool.num_serving == 2
+    assert pool.num_engines == 3
+    assert pass_time(pool, 5, speeds) == []  # its turns go on
+    assert pass_time(pool, 4, {"one": 0}, running=0) == [End(FIRST, is_well=True), Start(SECOND)]
+    assert pool.started(SECOND) == [Update(SECOND)]
+    assert pool.given(SECOND, 0) == [Join(SECOND)]
+    assert pool.num_restarts == 1
+
+
+def test_an_engine_that_is_slow_again_is_left_alone_for_longer() -> None:
+    pool = serving_pool("one", "two", slow_s=20, stretch_s=20, drain_s=5, silence_s=1000)
+    speeds = {"one": 1, "two": 100}
+    waits = []
+    for number in range(3):
+        life = Life("one", number)
+        stretches = (pass_time(pool, 20, speeds) for _ in range(20))
+        waits.append(next(n for n, commands in enumerate(stretches) if Leave(life) in commands))
+        pass_time(pool, 7, {"two": 100})
+        assert pool.started(Life("one", number + 1)) == [Update(Life("one", number + 1))]
+        pool.given(Life("one", number + 1), 0)
+    assert waits[0] < waits[1] < waits[2]
+
+
+def test_the_only_engine_is_never_too_slow() -> None:
+    pool = serving_pool("one", "two", slow_s=20)
+    pool.lost(Life("two", 0), "killed")
+    assert pass_time(pool, 900, {"one": 1}) == [Start(Life("two", 1))]
+
+
+def test_an_engine_that_has_requests_and_computes_nothing_is_lost() -> None:
+    pool = serving_pool(stall_s=30, first_backoff_s=9)
+    assert pass_time(pool, 31, {"one": 0}) == []
+    assert pass_time(pool, 1, {"one": 0}) == [End(FIRST)]
+    assert pool.num_restarts == 0
+
+
+def test_an_idle_or_paused_engine_does_not_stall() -> None:
+    pool = serving_pool(stall_s=30)
+    assert pass_time(pool, 100, {"one": 0}, running=0) == []
+    for _ in range(100):
+        pool.heard(FIRST)
+        pool.tick(1.0)
+    assert pool.state("one") is EngineState.SERVING
+
+
+def test_a_draining_engine_gets_new_weights_or_is_ended() -> None:
+    pool = serving_pool("one", "two", slow_s=20, stretch_s=20)
+    pass_time(pool, 20, {"one": 1, "two": 100})
+    assert pool.state("one") is EngineState.DRAINING
+    assert pool.published(1, [FIRST, Life("two", 0)]) == []
+    assert pool.published(2, [Life("two", 0)]) == [End(FIRST)]
+
+
+def test_turns_that_take_too_long_on_a_draining_engine_are_given_up_there() -> None:
+    pool = serving_pool("one", "two", slow_s=20, stretch_s=20, drain_s=30)
+    speeds = {"one": 1, "two": 100}
+    pass_time(pool, 20, speeds)
+    assert pass_time(pool, 30, speeds) == []
+    assert pass_time(pool, 1, speeds) == [End(FIRST)]
+
+
+DEMAND = DemandConfig(places=4, max_queued=2, grow_s=5, idle_s=30)
+
+
+def test_a_long_queue_starts_engines_and_long_idleness_ends_them() -> None:
+    pool = serving_pool("one", "two", "three", num_started=1, demand=DEMAND)
+    two = Life("two", 1)
+    assert pass_time(pool, 6, {"one": 9}, queued=3) == [Start(two)]
+    assert pass_time(pool, 20, {"one": 9}, queued=3) == []  # one at a time
+    assert pool.started(two) == [Update(two)]
+    assert pool.given(two, 0) == [Join(two)]
+    assert pool.num_restarts == 0
+    assert pool.state("three") is EngineState.RESTING
+
+    both = {"one": 9, "two": 9}
+    assert pass_time(pool, 29, both, running=1) == []
+    assert pass_time(pool, 1, both, running=1) == [Leave(two)]
+    assert pass_time(pool, 4, both, running=0) == [End(two, is_well=True)]
+    assert pool.state("two") is EngineState.RESTING
+    assert pass_time(pool, 100, both, running=0) == []  # the last one stays
+    assert pool.num_engines == 1
+
+
+def test_no_engine_is_ended_below_the_fewest() -> None:
+    pool = serving_pool("one", "two", "three", min_engines=2, demand=DEMAND)
+    idle = dict.fromkeys(["one", "two", "three"], 0)
+    assert Leave(Life("three", 0)) in pass_time(pool, 100, idle, running=0)
+    assert pass_time(pool, 100, idle, running=0) == []
+    assert pool.num_serving == 2
+
+
+def test_a_resting_engine_takes_the_place_of_one_that_is_gone() -> None:
+    pool = serving_pool("one", "two", num_started=1, max_restarts=0)
+    assert pool.lost(FIRST, "killed") == [End(FIRST)]
+    assert pool.failure == ""
+    assert pool.tick(1.0) == [Start(Life("two", 1))]
+
+
+def test_a_drained_engine_that_dies_rests_all_the_same() -> None:
+    pool = serving_pool("one", "two", demand=DEMAND, max_restarts=0, min_engines=1)
+    pass_time(pool, 30, {"one": 0, "two": 0}, running=0)
+    assert pool.lost(Life("two", 0), "killed") == [End(Life("two", 0))]
+    assert pool.state("two") is EngineState.RESTING
+
+
 @dataclass(eq=False)
 class SimulatedEngine(EngineLink):
     """A process and the link to it."""
@@ -141,6 +283,11 @@ class SimulatedEngine(EngineLink):
     version: int = -1
     has_started: bool = False
     hangs: bool = False
+    """It answers no one."""
+    tokens_per_s: int = 100
+    """Of each running request; at most two run."""
+    num_sampled: int = 0
+    is_draining: bool = False
     requests: dict[str, GenerationRequest] = field(default_factory=dict)
     deliver: Deliver | None = None
     is_dead: asyncio.Event = field(default_factory=asyncio.Event)
@@ -149,6 +296,7 @@ class SimulatedEngine(EngineLink):
         self.deliver = deliver
 
     def send(self, request: GenerationRequest) -> None:
+        assert not self.is_draining
         self.requests[request.request_id] = request
 
     def abort(self, request_ids: Sequence[str]) -> None:
@@ -161,6 +309,15 @@ class SimulatedEngine(EngineLink):
 
     def close(self) -> None:
         self.deliver = None
+
+    def health(self) -> EngineHealth:
+        num_running = min(2, len(self.requests))
+        return EngineHealth(
+            version=self.version,
+            num_running=num_running,
+            num_queued=len(self.requests) - num_running,
+            num_tokens_sampled=self.num_sampled,
+        )
 
     def answer(self, request_id: str) -> None:
         request = self.requests.pop(request_id)
@@ -178,16 +335,34 @@ class SimulatedEngine(EngineLink):
 class PoolMachine(RuleBasedStateMachine):
     """The pool, a real proxy, simulated engines; this is their shell."""
 
-    names = ("one", "two", "three")
+    names = ("one", "two", "three", "four")
+    num_started = 3
+    min_engines = 2
 
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.pool = EnginePool(
             self.names,
-            PoolConfig(max_restarts=3, silence_s=5, start_s=50, steady_s=20, max_backoff_s=4),
+            PoolConfig(
+                max_restarts=3,
+                silence_s=5,
+                start_s=50,
+                steady_s=20,
+                max_backoff_s=4,
+                stall_s=5,
+                slow_s=4,
+                stretch_s=2,
+                drain_s=6,
+                min_engines=self.min_engines,
+                demand=DemandConfig(places=2, max_queued=1, grow_s=3, idle_s=5),
+            ),
+            num_started=self.num_started,
         )
         self.engines = {name: SimulatedEngine(Life(name, 0)) for name in self.names}
+        self.engines[self.names[-1]].is_dead.set()
+        self.known = {name: Life(name, 0) for name in self.names[: self.num_started]}
+        """Lives that the workers send requests to."""
         self.version = -1
         self.is_suspended = True
         self.updates: list[Life] = []
@@ -195,17 +370,20 @@ class PoolMachine(RuleBasedStateMachine):
         self.answers: dict[str, asyncio.Future[GenerationResult]] = {}
         self.num_requests = 0
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(is_busy=st.booleans())
+    def begin(self, is_busy: bool) -> None:
         async def opened() -> InferenceProxy:
-            proxy = InferenceProxy(self.engines, engines_return=True)
+            first = {name: self.engines[name] for name in self.names[: self.num_started]}
+            proxy = InferenceProxy(first, engines_return=True)
             proxy.start()
             proxy.suspend()
             return proxy
 
         self.proxy = self.loop.run_until_complete(opened())
-        for which in range(3):
-            self.start_up(which)
+        self.start_all()
+        if is_busy:
+            self.publish()
+            self.many_ask()
 
     def pump(self) -> None:
         """Let the proxy notice what happened."""
@@ -219,12 +397,24 @@ class PoolMachine(RuleBasedStateMachine):
                 assert self.engines[life.name].is_dead.is_set(), "two processes of one name"
                 self.engines[life.name] = SimulatedEngine(life)
             elif isinstance(command, End):
+                assert not (command.is_well and self.engines[life.name].requests)
+                self.known.pop(life.name, None)
                 self.kill(self.engines[life.name])
             elif isinstance(command, Update):
                 self.updates.append(life)
+            elif isinstance(command, Leave):
+                assert self.known.pop(life.name) == life
+                assert self.pool.num_serving, "nobody is left"
+                self.loop.call_soon(self.proxy.drain_engine, life.name)
+                self.pump()
+                self.engines[life.name].is_draining = True
             else:
+                assert isinstance(command, Join)
                 engine = self.engines[life.name]
                 assert engine.life == life
+                assert not engine.is_draining
+                assert engine.version == self.version
+                self.known[life.name] = life
                 self.loop.call_soon(self.proxy.add_engine, life.name, engine)
         self.pump()
 
@@ -253,7 +443,7 @@ class PoolMachine(RuleBasedStateMachine):
 
         self.answers[request.request_id] = self.loop.run_until_complete(asked())
 
-    @rule(which=st.integers(0, 2))
+    @rule(which=st.integers(0, 3))
     def answer(self, which: int) -> None:
         engine = self.engines[self.names[which]]
         if engine.requests and not engine.hangs:
@@ -263,7 +453,7 @@ class PoolMachine(RuleBasedStateMachine):
             engine.answer(request_id)
             assert self.answers[request_id].done()
 
-    @rule(which=st.integers(0, 2), is_told=st.booleans())
+    @rule(which=st.integers(0, 3), is_told=st.booleans())
     def die(self, which: int, is_told: bool) -> None:
         engine = self.engines[self.names[which]]
         if not engine.is_dead.is_set():
@@ -273,26 +463,56 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule()
     def die_together(self) -> None:
-        for which in range(3):
+        for which in range(4):
             self.die(which, is_told=True)
 
-    @rule(which=st.integers(0, 2))
+    @rule(which=st.integers(0, 3))
     def hang(self, which: int) -> None:
         self.engines[self.names[which]].hangs = True
 
-    @rule(which=st.integers(0, 2))
+    @rule(which=st.integers(0, 3), tokens_per_s=st.sampled_from([0, 1]))
+    def slow_down(self, which: int, tokens_per_s: int) -> None:
+        self.engines[self.names[which]].tokens_per_s = tokens_per_s
+
+    @rule(which=st.integers(0, 3))
     def start_up(self, which: int) -> None:
         engine = self.engines[self.names[which]]
         if not engine.has_started and not engine.hangs and not engine.is_dead.is_set():
             engine.has_started = True
             self.execute(self.pool.started(engine.life))
 
-    @rule(elapsed_s=st.sampled_from([0.5, 1.0, 3.0]))
-    def time_passes(self, elapsed_s: float) -> None:
+    @rule(elapsed_s=st.sampled_from([0.5, 1.0, 3.0]), is_paused=st.booleans())
+    def time_passes(self, elapsed_s: float, is_paused: bool) -> None:
         for engine in self.living():
-            if not engine.hangs:
+            if engine.hangs or not engine.has_started:
+                continue
+            if is_paused:
                 self.pool.heard(engine.life)
+                continue
+            engine.num_sampled += int(engine.tokens_per_s * engine.health().num_running * elapsed_s)
+            self.execute(self.pool.seen(engine.life, engine.health()))
         self.execute(self.pool.tick(elapsed_s))
+        are_resting = any(self.pool.state(name) is EngineState.RESTING for name in self.names)
+        assert self.pool.num_engines >= self.min_engines or not are_resting
+
+    @rule()
+    def much_time_passes(self) -> None:
+        for _ in range(8):
+            self.recover(1.0)
+
+    @rule(which=st.integers(0, 3), tokens_per_s=st.sampled_from([0, 1]))
+    def be_slow_for_long(self, which: int, tokens_per_s: int) -> None:
+        self.slow_down(which, tokens_per_s)
+        self.much_time_passes()
+
+    @rule()
+    def many_ask(self) -> None:
+        for _ in range(12):
+            self.request("")
+
+    def start_all(self) -> None:
+        for which in range(4):
+            self.start_up(which)
 
     @rule()
     def learn(self) -> None:
@@ -326,11 +546,10 @@ class PoolMachine(RuleBasedStateMachine):
             engine.version = max(engine.version, version)
             self.execute(self.pool.given(engine.life, version))
 
-    @rule()
-    def recover(self) -> None:
-        self.time_passes(3.0)
-        for which in range(3):
-            self.start_up(which)
+    @rule(elapsed_s=st.sampled_from([1.0, 3.0]))
+    def recover(self, elapsed_s: float) -> None:
+        self.time_passes(elapsed_s, False)
+        self.start_all()
         while self.updates:
             self.begin_to_give()
         while self.under_way:
@@ -353,8 +572,21 @@ class PoolMachine(RuleBasedStateMachine):
     def only_serving_engines_with_the_newest_weights_have_requests(self) -> None:
         for engine in self.engines.values():
             if engine.requests:
-                assert self.pool.state(engine.life.name) is EngineState.SERVING
+                state = self.pool.state(engine.life.name)
+                assert state is (EngineState.DRAINING if engine.is_draining else EngineState.SERVING)
                 assert engine.version == self.version
+
+    @invariant()
+    def the_workers_know_the_engines_that_serve_and_each_life_has_one_process(self) -> None:
+        begun = {EngineState.STARTING, EngineState.WAITING, EngineState.SERVING, EngineState.DRAINING}
+        for name, engine in self.engines.items():
+            state = self.pool.state(name)
+            if state is EngineState.SERVING:
+                assert self.known[name] == engine.life
+            elif engine.life.number:
+                assert name not in self.known
+            if state not in begun:
+                assert engine.is_dead.is_set()
 
     @invariant()
     def each_open_request_is_in_one_place_and_waits_for_no_other_engine(self) -> None:
@@ -369,14 +601,13 @@ class PoolMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Without further trouble everything is answered, unless all engines are gone."""
         for _ in range(100):
-            for which in range(3):
-                self.start_up(which)
+            self.start_all()
             self.publish()
             self.resume()
-            for which in range(3):
+            for which in range(4):
                 while self.engines[self.names[which]].requests and not self.engines[self.names[which]].hangs:
                     self.answer(which)
-            self.time_passes(1.0)
+            self.time_passes(1.0, False)
         assert bool(self.pool.failure) == (self.pool.num_serving == 0)
         if not self.pool.failure:
             for request_id, answer in self.answers.items():
