@@ -1,6 +1,6 @@
 """InferenceProxy: one front for many engines.
 
-    generate -> (held while suspended) -> dispatched -> answered: the future resolves, exactly once
+    generate -> waiting (suspended, or no room) -> dispatched -> answered: the future resolves, exactly once
                                             |-> engine lost or broken: goes on elsewhere from its tokens
                                             |-> cut short by a weight update: played again, or goes on
                                             \\-> overdue: aborted, answered with an error
@@ -12,7 +12,7 @@ double the cost of every turn. Suspension gates at dispatch: what is queued stay
 from __future__ import annotations
 
 import asyncio
-import time
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +29,7 @@ from envsdk.inference.engine import (
     TokenDelta,
 )
 from envsdk.inference.progress import STREAM_S, ProgressWatch
-from envsdk.inference.router import NoEngineLeft, Router
+from envsdk.inference.router import Order, Router
 
 Deliver = Callable[[Sequence[GenerationResult | TokenDelta], EngineHealth | None], None]
 """Takes what an engine says, in its order: what it has sampled so far, and results."""
@@ -117,6 +117,7 @@ class _Pending:
     """As asked for."""
     future: asyncio.Future[GenerationResult]
     on_tokens: OnTokens | None
+    order: Order
     num_told: int = 0
     """Tokens `on_tokens` has had."""
     dispatched_at: float = 0.0
@@ -162,7 +163,7 @@ class InferenceProxy:
         self._keep_interrupted_tokens = keep_interrupted_tokens
         self._engines_return = engines_return
         self._pending: dict[str, _Pending] = {}
-        self._held: list[str] = []
+        self._arrivals = itertools.count()
         self._suspended = False
         self._newest_version = 0
         """Any engine is known to have had."""
@@ -181,8 +182,7 @@ class InferenceProxy:
             self._give_up(engine)
         self._links[engine] = link
         self._open(engine, link)
-        if not self._suspended:
-            self._release_held()
+        self._dispatch()
 
     def drain_engine(self, engine: str) -> None:
         """Send it nothing more. What runs there ends there; then the link is closed and the engine forgotten.
@@ -192,6 +192,7 @@ class InferenceProxy:
         if engine in self._links:
             self._router.drain_engine(engine)
             self._forget_if_drained(engine)
+            self._dispatch()
 
     def generate(
         self, request: GenerationRequest, on_tokens: OnTokens | None = None
@@ -207,8 +208,10 @@ class InferenceProxy:
         )
         if on_tokens is not None:
             request = replace(request, is_watched=True)
-        self._pending[request.request_id] = _Pending(request, future, on_tokens)
-        self._dispatch_or_hold(request.request_id)
+        order = (request.priority, next(self._arrivals))
+        pending = self._pending[request.request_id] = _Pending(request, future, on_tokens, order)
+        self._submit(pending)
+        self._dispatch()
         return future
 
     def suspend(self) -> None:
@@ -218,7 +221,7 @@ class InferenceProxy:
     def resume(self) -> None:
         """Dispatch what was held, in its order. Idempotent."""
         self._suspended = False
-        self._release_held()
+        self._dispatch()
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -233,30 +236,19 @@ class InferenceProxy:
         link.connect(lambda said, health: self._said(engine, said, health))
         self._tasks.append(asyncio.ensure_future(self._watch(engine, link)))
 
-    def _release_held(self) -> None:
-        held, self._held = self._held, []
-        for request_id in held:
-            if request_id in self._pending:
-                self._dispatch(request_id)
+    def _submit(self, pending: _Pending) -> None:
+        request = pending.request
+        # However many of the tokens are there already, the sum of both is the same.
+        num_tokens = len(request.prompt_ids) + request.sampling.max_new_tokens
+        self._router.submit(request.request_id, request.session_id, num_tokens, pending.order)
 
-    def _dispatch_or_hold(self, request_id: str) -> None:
-        if self._suspended:
-            self._held.append(request_id)
-        else:
-            self._dispatch(request_id)
-
-    def _dispatch(self, request_id: str) -> None:
-        pending = self._pending[request_id]
-        request = rest_of(pending.request, pending.so_far)
-        try:
-            engine = self._router.dispatch(
-                request_id, request.session_id, len(request.prompt_ids) + request.sampling.max_new_tokens
-            )
-        except NoEngineLeft:
-            self._held.append(request_id)
-            return
-        pending.dispatched_at = time.monotonic()
-        self._links[engine].send(request)
+    def _dispatch(self) -> None:
+        """Send what can go. Called whenever something may have become possible."""
+        while not self._suspended and (taken := self._router.take()) is not None:
+            request_id, engine = taken
+            pending = self._pending[request_id]
+            pending.dispatched_at = _now()
+            self._links[engine].send(rest_of(pending.request, pending.so_far))
 
     # Answers
 
@@ -266,6 +258,7 @@ class InferenceProxy:
         if health is not None:
             self.health[engine] = health
             self._newest_version = max(self._newest_version, health.version)
+            self._router.look(engine, num_queued=health.num_queued, kv_usage=health.kv_usage)
         # The last engine's errors are the answer, unless it comes back: nobody else could give a better one.
         is_broken = health is not None and bool(health.error)
         is_given_up = is_broken and (self._engines_return or len(self._links) > 1)
@@ -280,6 +273,7 @@ class InferenceProxy:
             self._give_up(engine)
         else:
             self._forget_if_drained(engine)
+            self._dispatch()
 
     def _sampled(self, delta: TokenDelta) -> None:
         pending = self._pending.get(delta.request_id)
@@ -302,7 +296,7 @@ class InferenceProxy:
         self._go_on(pending, sampled[0] if sampled else None, is_outdated=True)
 
     def _go_on(self, pending: _Pending, sampled: TokenDelta | None, *, is_outdated: bool) -> None:
-        """Dispatch a turn again that was cut short: from its tokens, or from its beginning.
+        """Submit a turn again that was cut short: from its tokens, or from its beginning.
 
         `is_outdated`: there are newer weights than those that sampled the last of its tokens. It then starts
         over, unless it is to keep its tokens, has started over too often, or somebody has read them.
@@ -316,7 +310,7 @@ class InferenceProxy:
             if ended is not None:
                 self._resolve(pending, _ended(pending.so_far, ended))
                 return
-        self._dispatch_or_hold(pending.request.request_id)
+        self._submit(pending)
 
     def _forget_if_drained(self, engine: str) -> None:
         if self._router.is_drained(engine):
@@ -330,12 +324,14 @@ class InferenceProxy:
 
     def _cancelled(self, request_id: str) -> None:
         if self._pending.pop(request_id, None) is not None:
-            self._abort_on_engine(request_id)
+            self._abort(request_id)
 
-    def _abort_on_engine(self, request_id: str) -> None:
+    def _abort(self, request_id: str) -> None:
         engine = self._router.engine_of(request_id)
         if engine is not None:
-            self._links[engine].abort([request_id])
+            self._links[engine].abort([request_id])  # until it says so, the request takes its place there
+        else:
+            self._router.done(request_id)
 
     # Failures
 
@@ -354,12 +350,13 @@ class InferenceProxy:
                 sampled = pending.sampled()
                 is_outdated = sampled is not None and sampled.version_spans[-1].version < self._newest_version
                 self._go_on(pending, sampled, is_outdated=is_outdated)
+        self._dispatch()
 
     async def _sweep_overdue(self) -> None:
         """Answer what an engine never answered. Time held by a suspension does not count."""
         while True:
             await asyncio.sleep(min(1.0, self._turn_timeout_s / 4))
-            oldest = time.monotonic() - self._turn_timeout_s
+            oldest = _now() - self._turn_timeout_s
             overdue = [
                 request_id
                 for request_id, pending in self._pending.items()
@@ -371,7 +368,11 @@ class InferenceProxy:
                 self._resolve(
                     pending, _ended(pending.sampled() or _nothing(request_id), FinishReason.ERROR, error)
                 )
-                self._abort_on_engine(request_id)
+                self._abort(request_id)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _ended(sampled: TokenDelta, reason: FinishReason, error: str = "") -> GenerationResult:

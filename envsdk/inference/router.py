@@ -1,17 +1,29 @@
-"""Which engine answers which request: prefix affinity with spill by outstanding tokens. Pure.
+"""Which engine answers which request, and when: prefix affinity, spill, and room at the engines. Pure.
 
-    dispatch -> (outstanding) -> done
-                     \\-> engine removed: returned to be dispatched again
-    engine: added -> (drained: takes no more) -> removed
+    request: submitted -> waiting -> dispatched -> done
+                  ^                     \\-> engine removed: returned, to be submitted again
+    engine:  added -> (drained: takes no more) -> removed
 
-A session goes back to the engine that holds its prefix unless that engine has
-`spill_factor` times the outstanding tokens of the least loaded one plus `spill_slack` tokens.
+**Where.** A session goes back to the engine that holds its prefix unless that engine has `spill_factor` times
+the outstanding tokens of the least loaded one plus `spill_slack` tokens. Other requests go to the least
+loaded engine that has room.
+
+**When.** An engine has room unless its health says that `max_queued` requests wait there, or that its KV
+cache is filled to `max_kv_usage` and one waits; what was sent since counts. One that has nothing outstanding
+from here always has room: its next answer is what tells when there is some again.
+
+**In which order.** By priority, then by arrival. A request that waits for its session's engine does not hold
+up those that can run elsewhere.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict
 from dataclasses import dataclass
+
+Order = tuple[int, int]
+"""Priority and arrival, both lower first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,10 +33,10 @@ class RouterConfig:
     """Tokens."""
     max_sessions: int = 65536
     """Sessions whose engine is remembered; the least recently used is forgotten first."""
-
-
-class NoEngineLeft(Exception):
-    """Every engine has been removed or drained."""
+    max_queued: int = 64
+    """Requests, of all clients, that may wait at an engine."""
+    max_kv_usage: float = 0.9
+    """Share of its KV cache in use from which on only one may."""
 
 
 @dataclass(slots=True)
@@ -33,7 +45,24 @@ class _Engine:
     """Outstanding, prompts and longest possible replies."""
     num_requests: int = 0
     """Outstanding."""
+    num_waiting_tokens: int = 0
+    """Of requests that wait here for this engine."""
     is_draining: bool = False
+    num_queued: int = 0
+    """There, at the last look."""
+    kv_usage: float = 0.0
+    num_since: int = 0
+    """Requests sent since the last look."""
+
+
+@dataclass(slots=True)
+class _Request:
+    session_id: str
+    num_tokens: int
+    order: Order
+    engine: str = ""
+    """Where it is outstanding, or what it waits for; empty when any engine will do."""
+    is_waiting: bool = True
 
 
 class Router:
@@ -42,8 +71,10 @@ class Router:
     def __init__(self, config: RouterConfig | None = None) -> None:
         self._config = config or RouterConfig()
         self._engines: dict[str, _Engine] = {}
-        self._requests: dict[str, tuple[str, int]] = {}
+        self._requests: dict[str, _Request] = {}
         self._sessions: OrderedDict[str, str] = OrderedDict()
+        self._waiting: dict[str, list[tuple[Order, str, _Request]]] = {}
+        """A heap per engine that is waited for, and one under "" for any. What is withdrawn stays a while."""
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -58,9 +89,9 @@ class Router:
         self._engines.setdefault(engine, _Engine()).is_draining = False
 
     def drain_engine(self, engine: str) -> None:
-        """Choose it no more; its sessions go elsewhere."""
+        """Choose it no more; its sessions, and what waits for it, go elsewhere."""
         self._engines[engine].is_draining = True
-        self._forget_sessions(engine)
+        self._forget_home(engine)
 
     def is_drained(self, engine: str) -> bool:
         """Whether it is being drained and has nothing outstanding left."""
@@ -68,50 +99,128 @@ class Router:
         return found is not None and found.is_draining and not found.num_requests
 
     def remove_engine(self, engine: str) -> list[str]:
-        """Forget an engine; returns its outstanding requests in dispatch order, to be dispatched again."""
-        if self._engines.pop(engine, None) is not None:
-            self._forget_sessions(engine)
-        lost = [request for request, (where, _) in self._requests.items() if where == engine]
-        for request in lost:
-            del self._requests[request]
+        """Forget an engine; returns its outstanding requests in dispatch order, to be submitted again."""
+        if self._engines.pop(engine, None) is None:
+            return []
+        self._forget_home(engine)
+        lost = [name for name, found in self._requests.items() if found.engine == engine]
+        for request_id in lost:
+            del self._requests[request_id]
         return lost
 
-    def dispatch(self, request_id: str, session_id: str, num_tokens: int) -> str:
-        """Choose an engine and count `num_tokens` against it until `done`. Raises NoEngineLeft."""
-        loads = {name: engine.num_tokens for name, engine in self._engines.items() if not engine.is_draining}
-        if not loads:
-            raise NoEngineLeft
-        least = min(loads, key=loads.__getitem__)
-        engine = self._sessions.get(session_id, least) if session_id else least
-        limit = self._config.spill_factor * loads[least] + self._config.spill_slack
-        if loads[engine] > limit:
-            engine = least
-        if session_id:
-            self._sessions[session_id] = engine
-            self._sessions.move_to_end(session_id)
-            if len(self._sessions) > self._config.max_sessions:
-                self._sessions.popitem(last=False)
-        self._engines[engine].num_tokens += num_tokens
-        self._engines[engine].num_requests += 1
-        self._requests[request_id] = (engine, num_tokens)
-        return engine
+    def look(self, engine: str, *, num_queued: int, kv_usage: float) -> None:
+        """What an engine's health says. Unknown engines are ignored."""
+        found = self._engines.get(engine)
+        if found is not None:
+            found.num_queued, found.kv_usage, found.num_since = num_queued, kv_usage, 0
+
+    def submit(self, request_id: str, session_id: str, num_tokens: int, order: Order) -> None:
+        """Let a request wait for `take`, which counts `num_tokens` against its engine until `done`.
+
+        No two requests that wait have the same `order`.
+        """
+        home = self._sessions.get(session_id, "") if session_id else ""
+        request = self._requests[request_id] = _Request(session_id, num_tokens, order, home)
+        heapq.heappush(self._waiting.setdefault(home, []), (order, request_id, request))
+        if home:
+            self._engines[home].num_waiting_tokens += num_tokens
+
+    def take(self) -> tuple[str, str] | None:
+        """The next request to dispatch and its engine; None when none of those that wait can go anywhere."""
+        if not self._waiting:
+            return None
+        names = self.engines
+        with_room = [name for name in names if self._has_room(self._engines[name])]
+        if not with_room:
+            return None
+        loads = {name: self._engines[name].num_tokens for name in names}
+        freest = min(with_room, key=loads.__getitem__)
+        limit = self._config.spill_factor * min(loads.values()) + self._config.spill_slack
+        best: tuple[Order, str, str] | None = None
+        for home in list(self._waiting):
+            head = self._head(home)
+            if head is None:
+                continue
+            order, _, request = head
+            target = freest
+            if home and loads[home] + self._num_ahead(home, request) <= limit:
+                if home not in with_room:
+                    continue
+                target = home
+            if best is None or order < best[0]:
+                best = order, home, target
+        if best is None:
+            return None
+        return self._dispatch(best[1], best[2])
 
     def engine_of(self, request_id: str) -> str | None:
         """Where an outstanding request runs."""
         found = self._requests.get(request_id)
-        return found[0] if found else None
+        return None if found is None or found.is_waiting else found.engine
 
     def done(self, request_id: str) -> bool:
-        """Take the request off its engine's load; False when it is not outstanding (answered twice)."""
-        found = self._requests.pop(request_id, None)
-        if found is None:
+        """Forget a request, outstanding or waiting; False when it is neither (answered twice)."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
             return False
-        name, num_tokens = found
-        engine = self._engines[name]
-        engine.num_tokens -= num_tokens
-        engine.num_requests -= 1
+        engine = self._engines.get(request.engine)
+        if request.is_waiting:
+            request.is_waiting = False  # met in its heap, it is withdrawn
+            if engine is not None:
+                engine.num_waiting_tokens -= request.num_tokens
+        elif engine is not None:
+            engine.num_tokens -= request.num_tokens
+            engine.num_requests -= 1
         return True
 
-    def _forget_sessions(self, engine: str) -> None:
+    def _has_room(self, engine: _Engine) -> bool:
+        if engine.num_requests == 0:
+            return True
+        num_queued = engine.num_queued + engine.num_since
+        if engine.kv_usage >= self._config.max_kv_usage:
+            return num_queued == 0
+        # Where nobody waited, there may be room for many more than may wait.
+        return engine.num_queued == 0 or num_queued < self._config.max_queued
+
+    def _num_ahead(self, home: str, request: _Request) -> int:
+        """Tokens that wait for a full engine beside this request."""
+        engine = self._engines[home]
+        return 0 if self._has_room(engine) else engine.num_waiting_tokens - request.num_tokens
+
+    def _head(self, home: str) -> tuple[Order, str, _Request] | None:
+        heap = self._waiting[home]
+        while heap and not heap[0][2].is_waiting:
+            heapq.heappop(heap)
+        if heap:
+            return heap[0]
+        del self._waiting[home]
+        return None
+
+    def _dispatch(self, home: str, target: str) -> tuple[str, str]:
+        _, request_id, request = heapq.heappop(self._waiting[home])
+        if not self._waiting[home]:
+            del self._waiting[home]
+        if home:
+            self._engines[home].num_waiting_tokens -= request.num_tokens
+        request.engine, request.is_waiting = target, False
+        engine = self._engines[target]
+        engine.num_tokens += request.num_tokens
+        engine.num_requests += 1
+        engine.num_since += 1
+        # Outstanding requests are listed in the order of their dispatch.
+        del self._requests[request_id]
+        self._requests[request_id] = request
+        if request.session_id:
+            self._sessions[request.session_id] = target
+            self._sessions.move_to_end(request.session_id)
+            if len(self._sessions) > self._config.max_sessions:
+                self._sessions.popitem(last=False)
+        return request_id, target
+
+    def _forget_home(self, engine: str) -> None:
         for session in [session for session, where in self._sessions.items() if where == engine]:
             del self._sessions[session]
+        for entry in self._waiting.pop(engine, ()):
+            if entry[2].is_waiting:
+                entry[2].engine = ""
+                heapq.heappush(self._waiting.setdefault("", []), entry)

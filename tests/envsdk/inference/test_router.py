@@ -1,33 +1,54 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from envsdk.inference.router import NoEngineLeft, Router, RouterConfig
+from envsdk.inference.router import Order, Router, RouterConfig
 
 ENGINES = ["a", "b", "c"]
-CONFIG = RouterConfig(spill_factor=1.5, spill_slack=100, max_sessions=4)
+CONFIG = RouterConfig(spill_factor=1.5, spill_slack=100, max_sessions=4, max_queued=3, max_kv_usage=0.8)
+
+
+@dataclass
+class Look:
+    """What was last heard of an engine."""
+
+    num_queued: int = 0
+    kv_usage: float = 0.0
+    num_since: int = 0
 
 
 class RouterMachine(RuleBasedStateMachine):
-    """A router beside a plain list of what is outstanding where."""
+    """A router beside plain lists of what waits and what is outstanding where."""
 
     def __init__(self) -> None:
         super().__init__()
         self.router = Router(CONFIG)
-        self.engines: set[str] = set()
+        self.engines: dict[str, Look] = {}
         self.draining: set[str] = set()
+        self.waiting: dict[str, tuple[Order, str, int]] = {}
         self.outstanding: dict[str, tuple[str, int]] = {}
         self.num_requests = 0
 
     def load(self, engine: str) -> int:
         return sum(tokens for where, tokens in self.outstanding.values() if where == engine)
 
+    def has_room(self, engine: str) -> bool:
+        if engine not in {where for where, _ in self.outstanding.values()}:
+            return True
+        look = self.engines[engine]
+        if look.kv_usage >= CONFIG.max_kv_usage:
+            return look.num_queued + look.num_since == 0
+        return look.num_queued == 0 or look.num_queued + look.num_since < CONFIG.max_queued
+
     @rule(engine=st.sampled_from(ENGINES))
     def add(self, engine: str) -> None:
         self.router.add_engine(engine)
-        self.engines.add(engine)
+        self.engines.setdefault(engine, Look())
         self.draining.discard(engine)
 
     @precondition(lambda self: self.engines)
@@ -35,7 +56,6 @@ class RouterMachine(RuleBasedStateMachine):
     def drain(self, data: st.DataObject) -> None:
         engine = data.draw(st.sampled_from(sorted(self.engines)))
         self.router.drain_engine(engine)
-        self.engines.discard(engine)
         self.draining.add(engine)
 
     @rule(engine=st.sampled_from(ENGINES))
@@ -44,43 +64,65 @@ class RouterMachine(RuleBasedStateMachine):
         assert self.router.remove_engine(engine) == lost
         for request in lost:
             del self.outstanding[request]
-        self.engines.discard(engine)
+        self.engines.pop(engine, None)
         self.draining.discard(engine)
 
-    @precondition(lambda self: self.engines)
-    @rule(session=st.sampled_from(["", "s", "t", "u", "v", "w"]), tokens=st.integers(0, 400))
-    def dispatch(self, session: str, tokens: int) -> None:
-        request = f"r{self.num_requests}"
+    @rule(engine=st.sampled_from(ENGINES), num_queued=st.integers(0, 4), kv_usage=st.sampled_from([0.1, 0.9]))
+    def look(self, engine: str, num_queued: int, kv_usage: float) -> None:
+        self.router.look(engine, num_queued=num_queued, kv_usage=kv_usage)
+        if engine in self.engines:
+            self.engines[engine] = Look(num_queued, kv_usage)
+
+    @rule(
+        session=st.sampled_from(["", "s", "t", "u", "v", "w"]),
+        tokens=st.integers(0, 400),
+        priority=st.integers(0, 1),
+    )
+    def submit(self, session: str, tokens: int, priority: int) -> None:
+        request, order = f"r{self.num_requests}", (priority, self.num_requests)
         self.num_requests += 1
-        least = min(map(self.load, self.engines))
-        before = {engine: self.load(engine) for engine in self.engines}
-        engine = self.router.dispatch(request, session, tokens)
-        assert engine in self.engines
-        assert before[engine] <= CONFIG.spill_factor * least + CONFIG.spill_slack
-        if not session:
-            assert before[engine] == least
-        self.outstanding[request] = (engine, tokens)
+        self.router.submit(request, session, tokens, order)
+        self.waiting[request] = order, session, tokens
 
-    @precondition(lambda self: not self.engines)
     @rule()
-    def dispatch_to_nobody(self) -> None:
-        with pytest.raises(NoEngineLeft):
-            self.router.dispatch("nobody", "s", 1)
+    def take(self) -> None:
+        takes = [name for name in self.engines if name not in self.draining]
+        with_room = [name for name in takes if self.has_room(name)]
+        loads = {name: self.load(name) for name in takes}
+        taken = self.router.take()
+        if taken is None:
+            # Whatever still waits, waits for the engine of its session, which answers something first.
+            if with_room:
+                assert all(session for _, session, _ in self.waiting.values())
+                assert not self.waiting or len(with_room) < len(takes)
+            return
+        request, engine = taken
+        order, session, tokens = self.waiting.pop(request)
+        assert engine in with_room
+        limit = CONFIG.spill_factor * min(loads.values()) + CONFIG.spill_slack
+        is_freest = loads[engine] == min(loads[name] for name in with_room)
+        assert is_freest or (session and loads[engine] <= limit)
+        if not session:
+            assert all(order < other for other, at, _ in self.waiting.values() if not at)
+        self.outstanding[request] = (engine, tokens)
+        self.engines[engine].num_since += 1
 
-    @precondition(lambda self: self.outstanding)
+    @precondition(lambda self: self.outstanding or self.waiting)
     @rule(data=st.data())
-    def answer(self, data: st.DataObject) -> None:
-        request = data.draw(st.sampled_from(sorted(self.outstanding)))
-        assert self.router.engine_of(request) == self.outstanding[request][0]
+    def answer_or_withdraw(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(sorted([*self.outstanding, *self.waiting])))
+        where = self.outstanding[request][0] if request in self.outstanding else None
+        assert self.router.engine_of(request) == where
         assert self.router.done(request)
-        del self.outstanding[request]
+        self.outstanding.pop(request, None)
+        self.waiting.pop(request, None)
         assert not self.router.done(request)
         assert self.router.engine_of(request) is None
 
     @invariant()
     def loads_are_what_is_outstanding(self) -> None:
-        assert set(self.router.engines) == self.engines
-        for engine in self.engines | self.draining:
+        assert set(self.router.engines) == self.engines.keys() - self.draining
+        for engine in self.engines:
             assert self.router.outstanding_tokens(engine) == self.load(engine) >= 0
 
     @invariant()
@@ -88,6 +130,17 @@ class RouterMachine(RuleBasedStateMachine):
         busy = {engine for engine, _ in self.outstanding.values()}
         for engine in ENGINES:
             assert self.router.is_drained(engine) == (engine in self.draining - busy)
+
+    def teardown(self) -> None:
+        """When every engine answers what it has, nothing waits for ever."""
+        self.add(ENGINES[0])
+        while self.waiting:
+            num_waiting = len(self.waiting)
+            self.take()
+            if len(self.waiting) == num_waiting:
+                assert self.outstanding, "nothing runs and nothing can"
+                self.router.done(next(iter(self.outstanding)))
+                del self.outstanding[next(iter(self.outstanding))]
 
 
 TestRouter = RouterMachine.TestCase
@@ -100,53 +153,169 @@ def two_engines(**config: float) -> Router:
     return router
 
 
+def submit(router: Router, request: str, *, session: str = "", priority: int = 0) -> None:
+    number = int(request.strip("abcdefghijklmnopqrstuvwxyz"))
+    router.submit(request, session, 10, (priority, number))
+
+
+def dispatch(router: Router, request: str, session: str, num_tokens: int) -> str:
+    """Submit a request that can go at once; returns its engine."""
+    router.submit(request, session, num_tokens, (0, 0))
+    taken = router.take()
+    assert taken is not None
+    assert taken[0] == request
+    assert router.take() is None
+    return taken[1]
+
+
+def take_all(router: Router) -> list[tuple[str, str]]:
+    taken = []
+    while (found := router.take()) is not None:
+        taken.append(found)
+    return taken
+
+
 def test_a_session_returns_to_the_engine_that_holds_its_prefix() -> None:
     router = two_engines()
-    home = router.dispatch("r0", "s", 50)
+    home = dispatch(router, "r0", "s", 50)
     for i in range(1, 20):
         router.done(f"r{i - 1}")
-        router.dispatch(f"other{i}", "", 10)
-        assert router.dispatch(f"r{i}", "s", 50) == home
+        dispatch(router, f"other{i}", "", 10)
+        assert dispatch(router, f"r{i}", "s", 50) == home
 
 
 def test_a_session_moves_when_its_engine_has_too_much_more_to_do_and_stays_where_it_went() -> None:
     router = two_engines(spill_factor=2.0, spill_slack=100)
-    assert router.dispatch("r0", "s", 0) == "a"
-    router.dispatch("r1", "s", 100)
-    assert router.dispatch("r2", "s", 1) == "a"
-    assert router.dispatch("r3", "s", 1) == "b"
+    assert dispatch(router, "r0", "s", 0) == "a"
+    dispatch(router, "r1", "s", 100)
+    assert dispatch(router, "r2", "s", 1) == "a"
+    assert dispatch(router, "r3", "s", 1) == "b"
     router.done("r1")
-    assert router.dispatch("r4", "s", 1) == "b"
+    assert dispatch(router, "r4", "s", 1) == "b"
 
 
 def test_a_forgotten_session_goes_to_the_least_loaded_engine() -> None:
     router = two_engines(max_sessions=1)
-    assert router.dispatch("r0", "s", 10) == "a"
-    assert router.dispatch("r1", "t", 1) == "b"
-    assert router.dispatch("r2", "s", 1) == "b"
+    assert dispatch(router, "r0", "s", 10) == "a"
+    assert dispatch(router, "r1", "t", 1) == "b"
+    assert dispatch(router, "r2", "s", 1) == "b"
 
 
 def test_a_session_whose_engine_is_gone_goes_elsewhere() -> None:
     router = two_engines()
-    assert router.dispatch("r0", "s", 10) == "a"
+    assert dispatch(router, "r0", "s", 10) == "a"
     assert router.remove_engine("a") == ["r0"]
-    assert router.dispatch("r0", "s", 10) == "b"
+    assert dispatch(router, "r0", "s", 10) == "b"
     assert router.outstanding_tokens("b") == 10
 
 
 def test_a_session_does_not_return_to_an_engine_that_restarted_under_its_name() -> None:
     router = two_engines()
-    assert router.dispatch("r0", "s", 10) == "a"
+    assert dispatch(router, "r0", "s", 10) == "a"
     router.remove_engine("a")
     router.add_engine("a")
-    assert router.dispatch("r0", "s", 10) == "b"
+    assert dispatch(router, "r0", "s", 10) == "b"
 
 
 def test_a_session_does_not_return_to_an_engine_that_is_drained() -> None:
     router = two_engines()
-    assert router.dispatch("r0", "s", 10) == "a"
+    assert dispatch(router, "r0", "s", 10) == "a"
     router.drain_engine("a")
-    assert router.dispatch("r1", "s", 10) == "b"
+    assert dispatch(router, "r1", "s", 10) == "b"
     assert not router.is_drained("a")
     router.done("r0")
     assert router.is_drained("a")
+
+
+def test_an_engine_where_enough_wait_gets_no_more_until_it_has_room_again() -> None:
+    router = two_engines(max_queued=3)
+    router.drain_engine("b")
+    for number in range(9):
+        submit(router, f"r{number}")
+    assert len(take_all(router)) == 9  # nothing is known to wait there
+    router.look("a", num_queued=1, kv_usage=0.5)
+    for number in range(9, 19):
+        submit(router, f"r{number}")
+    assert [request for request, _ in take_all(router)] == ["r9", "r10"]
+    router.look("a", num_queued=4, kv_usage=0.5)
+    assert router.take() is None
+    router.look("a", num_queued=2, kv_usage=0.5)
+    assert [request for request, _ in take_all(router)] == ["r11"]
+    router.look("a", num_queued=0, kv_usage=0.5)
+    assert len(take_all(router)) == 7
+
+
+def test_an_engine_with_a_full_cache_gets_one_request_at_a_time() -> None:
+    router = two_engines(max_kv_usage=0.9)
+    router.drain_engine("b")
+    for number in range(4):
+        submit(router, f"r{number}")
+    router.look("a", num_queued=0, kv_usage=0.95)
+    assert router.take() == ("r0", "a")  # with nothing outstanding there is room whatever the health says
+    assert router.take() is None
+    router.look("a", num_queued=0, kv_usage=0.95)
+    assert [request for request, _ in take_all(router)] == ["r1"]
+    router.look("a", num_queued=1, kv_usage=0.95)
+    assert router.take() is None
+    router.look("a", num_queued=1, kv_usage=0.85)
+    assert len(take_all(router)) == 2
+
+
+def test_an_engine_whose_last_look_is_old_gets_a_request_when_nothing_else_would_tell() -> None:
+    router = two_engines(max_queued=1)
+    router.drain_engine("b")
+    router.look("a", num_queued=50, kv_usage=1.0)
+    for number in range(3):
+        submit(router, f"r{number}")
+    assert take_all(router) == [("r0", "a")]
+    router.done("r0")
+    assert take_all(router) == [("r1", "a")]
+
+
+def test_what_waits_for_its_full_engine_holds_up_nobody_who_can_run_elsewhere() -> None:
+    router = two_engines(max_queued=1)
+    assert dispatch(router, "r0", "s", 10) == "a"
+    router.look("a", num_queued=1, kv_usage=0.5)
+    submit(router, "r1", session="s")
+    submit(router, "r2")
+    submit(router, "r3", session="t")
+    assert take_all(router) == [("r2", "b"), ("r3", "b")]
+    router.look("a", num_queued=0, kv_usage=0.5)
+    assert take_all(router) == [("r1", "a")]
+
+
+def test_a_session_leaves_its_full_engine_when_too_much_waits_for_it() -> None:
+    router = two_engines(max_queued=1, spill_factor=1.0, spill_slack=25)
+    assert dispatch(router, "r0", "s", 10) == "a"
+    router.look("a", num_queued=1, kv_usage=0.5)
+    for number in range(1, 5):
+        submit(router, f"r{number}", session="s")
+    # 10 tokens run at `a` and 30 wait beside r1: more than 25 beyond the nothing at `b`, until r1 runs there.
+    assert take_all(router) == [("r1", "b")]
+
+
+def test_what_waits_goes_by_priority_and_then_by_arrival_at_each_engine() -> None:
+    router = two_engines(max_queued=1)
+    for number, session in enumerate("st"):
+        dispatch(router, f"r{number}", session, 10)
+    for engine in "ab":
+        router.look(engine, num_queued=1, kv_usage=0.5)
+    for number in range(2, 10):
+        submit(router, f"r{number}", session="st"[number % 2], priority=int(number < 6))
+    assert router.take() is None
+    router.look("b", num_queued=0, kv_usage=0.5)
+    assert take_all(router) == [("r7", "b"), ("r9", "b"), ("r3", "b"), ("r5", "b")]
+    router.look("a", num_queued=0, kv_usage=0.5)
+    assert take_all(router) == [("r6", "a"), ("r8", "a"), ("r2", "a"), ("r4", "a")]
+
+
+@pytest.mark.parametrize("leave", [Router.drain_engine, Router.remove_engine])
+def test_what_waits_for_an_engine_that_leaves_goes_elsewhere_in_its_order(leave: Any) -> None:
+    router = two_engines(max_queued=1)
+    assert dispatch(router, "r0", "s", 10) == "a"
+    router.look("a", num_queued=1, kv_usage=0.5)
+    for number in range(1, 4):
+        submit(router, f"r{number}", session="s")
+    assert router.take() is None
+    leave(router, "a")
+    assert take_all(router) == [("r1", "b"), ("r2", "b"), ("r3", "b")]
