@@ -154,7 +154,7 @@ class IndexBuilder:
         """Lucene's BM25 of every posting, in its 32-bit arithmetic."""
         lengths = np.fromfile(self._lengths_file(), np.uint32)
         num_documents = max(int(np.count_nonzero(lengths)), 1)
-        average = np.float32(lengths.sum(dtype=np.int64) / num_documents)
+        average = np.float32(max(int(lengths.sum(dtype=np.int64)), 1) / num_documents)
         rounded = np.array([lucene_length(int(length)) for length in range(int(lengths.max(initial=0)) + 1)])
         one = np.float32(1)
         norms = one / (

@@ -102,4 +102,5 @@ def make_tagger(name: str = "auto") -> Tagger:
 def _may_be_noun(word: str) -> bool:
     if word[0].isdigit() or word in _NOT_NOUNS:
         return False
-    return not word.endswith(_NOT_NOUN_ENDINGS)
+    # Short words with such an ending are nouns more often than not: table, cable.
+    return len(word) < 7 or not word.endswith(_NOT_NOUN_ENDINGS)

@@ -6,6 +6,7 @@ raw files, loaded products, goals, rewards, transcripts and the results of its s
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,19 @@ def recordings() -> dict:
 
 
 @pytest.fixture(scope="session")
-def raw_data(recordings, tmp_path_factory) -> Path:
+def write_raw_files() -> Callable[[Path, object, object, object], None]:
+    """`write_raw_files(folder, items, attributes, human)`."""
+
+    def write(folder: Path, items: object, attributes: object, human: object) -> None:
+        names = ("items_shuffle.json", "items_ins_v2.json", "items_human_ins.json")
+        for name, content in zip(names, (items, attributes, human), strict=True):
+            (folder / name).write_text(json.dumps(content), encoding="utf-8")
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def raw_data(recordings, write_raw_files, tmp_path_factory) -> Path:
     """The recorded catalogue as raw files."""
     folder = tmp_path_factory.mktemp("raw")
     write_raw_files(folder, recordings["items"], recordings["attributes"], recordings["human"])
@@ -43,12 +56,3 @@ def store(recordings, raw_data, tmp_path_factory) -> Store:
     folder = tmp_path_factory.mktemp("store")
     build(raw_data, folder, tagger=GivenTags(recordings["title_tags"]))
     return open_store(folder)
-
-
-def write_raw_files(folder: Path, items: object, attributes: object, human: object) -> None:
-    for name, content in (
-        ("items_shuffle.json", items),
-        ("items_ins_v2.json", attributes),
-        ("items_human_ins.json", human),
-    ):
-        (folder / name).write_text(json.dumps(content), encoding="utf-8")
