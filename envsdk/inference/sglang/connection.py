@@ -26,6 +26,8 @@ from envsdk.inference.sglang.wire import (
 )
 
 _POLL_S = 0.25
+_LAST_WORDS_S = 2.0
+"""Between the last answer of a server that ends and its end."""
 
 
 class Connection:
@@ -68,15 +70,15 @@ class Connection:
                 await self.client.get("/health")
                 return
             except Unavailable as error:
-                self._check_process()
+                await self._check_process()
                 if loop.time() > deadline:
                     waited = f"{self._settings.start_timeout_s:g} s"
                     raise EngineError(f"SGLang's server was not ready after {waited}: {error}") from error
             await asyncio.sleep(_POLL_S)
 
-    def _check_process(self) -> None:
+    async def _check_process(self, patience_s: float = 0.0) -> None:
         process = self._process
-        if process is not None and process.exit_status is not None:
+        if process is not None and await process.ends_within(patience_s):
             raise EngineError(
                 f"SGLang's server ended (exit status {process.exit_status}): {process.last_words()}"
             )
@@ -120,13 +122,12 @@ class Connection:
 
     async def look(self) -> float:
         """How full the KV cache is, 0 to 1. EngineError when the server ended or does not answer."""
-        self._check_process()
         try:
             # Asks every scheduler process, and so tells when one hangs.
             await self.client.get("/server_info")
             return read_kv_usage(await self.client.get("/v1/loads?include=core"))
         except (Unavailable, ReplyRefused) as error:
-            self._check_process()
+            await self._check_process(_LAST_WORDS_S)  # why, where it can tell
             raise EngineError(f"SGLang's server does not answer: {error}") from error
 
     async def close(self) -> None:

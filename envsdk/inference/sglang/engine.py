@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 import tempfile
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -118,6 +119,10 @@ class SGLangEngine(Engine):
         settings = parse_settings(SGLangSettings, config.strategy_config, engine="sglang")
         if config.model is None and settings.base_url is None:
             raise ConfigurationError("engine `sglang` needs a model: set `pretrain` to a Hugging Face folder")
+        if settings.python is not None and shutil.which(settings.python) is None:
+            raise ConfigurationError(
+                f"strategy_config of engine `sglang`: `python` is {settings.python}, which cannot be run"
+            )
         if config.model is not None and not (config.model / "config.json").is_file():
             raise ConfigurationError(f"{config.model} is no Hugging Face folder: it has no config.json")
         return cls(config, settings, api_key_of(settings.api_key_env, engine="sglang"))

@@ -1,8 +1,10 @@
-"""Runs a command that ends when this process's standard input does: with whoever holds the other end.
+"""Runs a command that ends with whoever holds the other end of this process's standard input.
 
     python -m envsdk.inference.sglang.guard GRACE_S COMMAND...
 
-Must lead a session of its own: what is left of the command's processes is killed by the session's group.
+A line on standard input asks the command to end and gives it GRACE_S; when it ends without one, its owner
+died, and what the command holds is needed again at once. Must lead a session of its own: what is left of the
+command's processes is killed by the session's group.
 """
 
 from __future__ import annotations
@@ -23,11 +25,10 @@ def main(grace_s: float, command: list[str]) -> int:
 
 
 def _end_with_stdin(child: subprocess.Popen[bytes], grace_s: float) -> None:
-    while os.read(0, 4096):
-        pass
-    child.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        child.wait(grace_s)
+    if os.read(0, 1):
+        child.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(grace_s)
     os.killpg(0, signal.SIGKILL)  # its scheduler processes, and this one
 
 

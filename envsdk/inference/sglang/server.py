@@ -18,7 +18,7 @@ from pathlib import Path
 
 STOP_GRACE_S = 20.0
 """Between the request to end and the kill; SGLang looks for the request every 5 s."""
-_TAIL_BYTES = 4000
+_TAIL_BYTES = 2000
 _GUARD = "envsdk.inference.sglang.guard"
 
 
@@ -52,6 +52,13 @@ class ServerProcess:
         """None while it runs."""
         return self._process.returncode if self._process is not None else None
 
+    async def ends_within(self, timeout_s: float) -> bool:
+        """Wait for its end."""
+        assert self._process is not None, "start first"
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), timeout_s)
+        return self._process.returncode is not None
+
     def last_words(self) -> str:
         """The end of what it printed."""
         path = Path(self._log.name)
@@ -64,6 +71,9 @@ class ServerProcess:
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
             assert process.stdin is not None
+            with suppress(ConnectionError):
+                process.stdin.write(b"\n")
+                await process.stdin.drain()
             process.stdin.close()
             try:
                 await asyncio.wait_for(process.wait(), 2 * STOP_GRACE_S)

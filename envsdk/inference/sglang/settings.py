@@ -25,7 +25,6 @@ SET_BY_ENGINE = {
     "max_running_requests": "follows from `actor_infer.infer_batch_size`",
     "random_seed": "follows from the run's `seed`",
     "enable_deterministic_inference": "is `deterministic`",
-    "stream_interval": "goes with each request",
     "incremental_streaming_output": "is set",
     "weight_version": "is set with each update",
     "preferred_sampling_params": "is not used: requests say how they are sampled",

@@ -75,6 +75,8 @@ class Behavior:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     """Of `/generate`, that came."""
     updates: list[dict[str, Any]] = field(default_factory=list)
+    hangs: threading.Event = field(default_factory=threading.Event)
+    """While set, nothing but `/generate` is answered."""
     num_stale_reads: int = 0
     """Keys and values of older weights that were used."""
 
@@ -370,7 +372,9 @@ class _Handler(BaseHTTPRequestHandler):
     def route(self, body: dict[str, Any]) -> None:
         url = urlsplit(self.path)
         behavior, engine = self.behavior, self.engine
-        if engine.crash:
+        if behavior.hangs.is_set() and url.path != "/generate":
+            self.rfile.read(1)  # until the client hangs up
+        elif engine.crash:
             self.close_connection = True
         elif behavior.api_key and self.headers["Authorization"] != f"Bearer {behavior.api_key}":
             self.answer(401, {"error": "Unauthorized"})
