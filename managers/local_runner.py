@@ -69,15 +69,19 @@ async def play_tasks(
     run_seed: int,
     num_slots_per_tag: int,
     on_trajectory: Callable[[int, Trajectory], None],
+    manager_classes: Mapping[str, type[TrajEnvManager]] | None = None,
 ) -> None:
     """Play `(position, task)` pairs, `num_slots_per_tag` at a time for each tag.
 
+    `manager_classes` by tag; `TrajEnvManager` where there is none.
     Calls `on_trajectory(position, trajectory)` as episodes end, in no fixed order; an exception of
     its own ends the run.
     """
     leases = TaskListLeases(tasks, run_seed, on_trajectory)
     managers = [
-        TrajEnvManager(slot_id=f"{tag}/{number}", setup=setup, policy=policy(setup), leases=leases)
+        (manager_classes or {}).get(tag, TrajEnvManager)(
+            slot_id=f"{tag}/{number}", setup=setup, policy=policy(setup), leases=leases
+        )
         for tag, setup in setups.items()
         for number in range(num_slots_per_tag)
     ]

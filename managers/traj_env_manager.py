@@ -157,7 +157,7 @@ class TrajEnvManager:
             if episode.turns:
                 episode.outcome = Outcome.TRUNCATED
             else:
-                episode.fail(_prompt_too_long(self._setup.tag, full))
+                episode.fail(prompt_too_long(self._setup.tag, full))
         return episode.finish()
 
     async def _play_turns(self, order: EpisodeOrder, episode: _Episode) -> None:
@@ -201,7 +201,8 @@ class TrajEnvManager:
         episode.outcome = Outcome.TRUNCATED
 
 
-def _prompt_too_long(tag: str, full: SequenceFull) -> Failure:
+def prompt_too_long(tag: str, full: SequenceFull) -> Failure:
+    """Why an episode ended before its first reply."""
     message = (
         f"the first prompt of tag {tag!r} has {full.num_tokens} tokens, which leaves no room for a reply of "
         f"{full.max_new_tokens} tokens within sequence_length={full.sequence_length}: raise sequence_length, "

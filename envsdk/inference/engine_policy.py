@@ -26,7 +26,10 @@ class GeneratingSettings:
 
 
 class EnginePolicy(Policy):
-    """Token in, token out: appends the prompt and exactly what was sampled to the episode's log."""
+    """Token in, token out: appends the prompt and exactly what was sampled to the episode's log.
+
+    Its proxy, tokenizer and settings are for managers that ask the engines in another way.
+    """
 
     name = "model"
 
@@ -39,11 +42,11 @@ class EnginePolicy(Policy):
         sequence_length: int,
         max_new_tokens: int | None = None,
     ) -> None:
-        self._proxy = proxy
-        self._chat = chat
-        self._generating = generating
-        self._sequence_length = sequence_length
-        self._max_new_tokens = min(max_new_tokens or generating.max_new_tokens, generating.max_new_tokens)
+        self.proxy = proxy
+        self.chat = chat
+        self.generating = generating
+        self.sequence_length = sequence_length
+        self.max_new_tokens = min(max_new_tokens or generating.max_new_tokens, generating.max_new_tokens)
         self._stop = frozenset(chat.stop_token_ids)
         self._ids = itertools.count()
         self._prefix = f"{os.getpid():x}.{id(self):x}."
@@ -51,28 +54,28 @@ class EnginePolicy(Policy):
     async def act(self, turn: TurnContext) -> Reply:
         log = turn.log
         if len(log) == 0:
-            ids = self._chat.first_prompt(system=turn.system, user=turn.prompt)
+            ids = self.chat.first_prompt(system=turn.system, user=turn.prompt)
         else:
-            ids = self._chat.next_prompt(user=turn.prompt, reply_closed=log.ids[-1] in self._stop)
+            ids = self.chat.next_prompt(user=turn.prompt, reply_closed=log.ids[-1] in self._stop)
         num_tokens = len(log) + len(ids)
-        if num_tokens + self._max_new_tokens > self._sequence_length:
+        if num_tokens + self.max_new_tokens > self.sequence_length:
             raise SequenceFull(
                 num_tokens=num_tokens,
-                max_new_tokens=self._max_new_tokens,
-                sequence_length=self._sequence_length,
+                max_new_tokens=self.max_new_tokens,
+                sequence_length=self.sequence_length,
             )
         log.append_prompt(ids)
-        generating = self._generating
-        result = await self._proxy.generate(
+        generating = self.generating
+        result = await self.proxy.generate(
             GenerationRequest(
                 request_id=f"{self._prefix}{next(self._ids)}",
                 prompt_ids=np.array(log.ids, np.int32),
                 sampling=SamplingParams(
-                    max_new_tokens=self._max_new_tokens,
+                    max_new_tokens=self.max_new_tokens,
                     temperature=generating.temperature,
                     top_p=generating.top_p,
                     top_k=generating.top_k,
-                    stop_token_ids=self._chat.stop_token_ids,
+                    stop_token_ids=self.chat.stop_token_ids,
                     seed=turn.seed,
                 ),
                 session_id=turn.session_id,
@@ -85,7 +88,7 @@ class EnginePolicy(Policy):
         start = len(log)
         log.append_sampled(token_ids, result.logprobs.tolist(), result.version_spans)
         return Reply(
-            text=self._chat.decode(token_ids),
+            text=self.chat.decode(token_ids),
             finish_reason=result.finish_reason.value,
             response_start=start,
             response_end=len(log),

@@ -177,12 +177,12 @@ class Answerer:
                 sequence_length=self.sequence_length,
                 stop_token_ids=self.chat.stop_token_ids,
                 default_max_tokens=COMPLETION_MAX_TOKENS if isinstance(fields, CompletionFields) else None,
-                request_number=session.next_request() if session is not None else 0,
+                number=session.next_number() if session is not None else 0,
                 choice=choice,
             )
-        except ContextFull:
+        except ContextFull as full:
             if session is not None:
-                session.is_full = True
+                session.full = full
             raise
 
     async def answer(
@@ -267,7 +267,10 @@ class Answerer:
             return FinishReason.STOP.value
         if future.cancelled():
             raise ApiError(503, "the endpoint is closing", code="closing")
-        return _finish_reason(future.result())
+        result = future.result()
+        if session is not None:
+            session.engine_error = result.error
+        return _finish_reason(result)
 
 
 def _finish_reason(result: GenerationResult) -> str:

@@ -23,11 +23,21 @@ class SamplingRules:
     is_fixed: bool = False
     """Requests may not ask for another distribution or seed: the replies are to be trained on."""
     seed: int | None = None
-    """Of the session: each of its requests gets a seed from it unless it names one."""
+    """Of the session: each reply gets a seed from it unless the request names one."""
 
 
 class ContextFull(ApiError):
     """No room is left for a reply."""
+
+    def __init__(self, *, num_prompt_tokens: int, longest_reply: int, sequence_length: int) -> None:
+        super().__init__(
+            400,
+            f"this model's context holds {sequence_length} tokens: the {num_prompt_tokens} of the prompt "
+            f"leave no room for a reply of {longest_reply}",
+            code="context_length_exceeded",
+            param="messages",
+        )
+        self.num_prompt_tokens = num_prompt_tokens
 
 
 def sampling_params(
@@ -38,12 +48,12 @@ def sampling_params(
     sequence_length: int,
     stop_token_ids: Sequence[int],
     default_max_tokens: int | None,
-    request_number: int,
+    number: int,
     choice: int,
 ) -> SamplingParams:
     """Raises ApiError: ContextFull, or what the session does not allow.
 
-    `request_number` counts the session's requests and `choice` the replies to one, for their seeds.
+    `number` counts the replies that the session asked for, `choice` those to one request: for their seeds.
     """
     if rules.is_fixed:
         _check_fixed(asked, rules)
@@ -55,7 +65,7 @@ def sampling_params(
     if seed is not None:
         seed = (seed + choice) % 2**63
     elif rules.seed is not None:
-        seed = stable_seed(rules.seed, request_number, choice)
+        seed = stable_seed(rules.seed, number)
     return SamplingParams(
         max_new_tokens=_longest_reply(asked, rules, num_prompt_tokens, sequence_length, default_max_tokens),
         temperature=float(temperature),
@@ -92,10 +102,8 @@ def _longest_reply(
         longest = min(longest, room)
     if longest < 1 or room < longest:
         raise ContextFull(
-            400,
-            f"this model's context holds {sequence_length} tokens: the {num_prompt_tokens} of the prompt "
-            f"leave no room for a reply of {max(longest, 1)}",
-            code="context_length_exceeded",
-            param="messages",
+            num_prompt_tokens=num_prompt_tokens,
+            longest_reply=max(longest, 1),
+            sequence_length=sequence_length,
         )
     return longest

@@ -21,7 +21,7 @@ from typing import Any
 from envsdk.failures import Boundary, Failure
 from envsdk.inference.endpoint.errors import ApiError, invalid
 from envsdk.inference.endpoint.record import ConversationRecord
-from envsdk.inference.endpoint.sampling import SamplingRules
+from envsdk.inference.endpoint.sampling import ContextFull, SamplingRules
 from envsdk.inference.endpoint.trajectories import Episode, Reward
 from envsdk.trajectory import Outcome, Task
 
@@ -63,15 +63,16 @@ class Session:
     """Unix time, seconds."""
     used_at: float = field(default_factory=time.monotonic)
     is_over: bool = False
-    is_full: bool = False
-    """Whether a request found no room in the context."""
+    full: ContextFull | None = None
+    """Of the latest request that found no room in the context."""
+    engine_error: str = ""
+    """Why the latest reply that no engine could finish was not."""
     env_s: float = 0.0
-    _requests: itertools.count[int] = field(default_factory=itertools.count)
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
-    def next_request(self) -> int:
-        """Number of a request, from 0."""
-        self.used_at = time.monotonic()
-        return next(self._requests)
+    def next_number(self) -> int:
+        """Of a reply that is asked for, from 0."""
+        return next(self._numbers)
 
     def reward(self, reward: float, metrics: Mapping[str, float] | None = None) -> None:
         """For the latest reply."""

@@ -1,0 +1,326 @@
+"""AgentEnvManager: an outside agent plays the episodes leased to one slot, over the HTTP endpoint.
+
+    lease -> reset -> the agent runs: (asks the policy | steps the environment)* -> submit -> lease -> ...
+
+The agent is a program, or a coroutine in this process. It asks the policy as OpenAI's clients do, and acts in
+the environment over HTTP or directly; rewards come from the environment. What the policy sampled becomes the
+trajectory that is trained on: one turn per reply, a step's reward to the latest reply before it.
+
+    class LakeAgent(AgentEnvManager):
+        command = [sys.executable, "-m", "my_agent"]
+
+    custom_envs: {Lake: {env_manager_cls: "my_agents:LakeAgent", ...}}
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+from envsdk.failures import Boundary, ConfigurationError, Failure
+from envsdk.inference.endpoint.errors import ApiError
+from envsdk.inference.endpoint.sampling import SamplingRules
+from envsdk.inference.endpoint.server import Endpoint, EndpointConfig
+from envsdk.inference.endpoint.sessions import Session, SessionEnvironment
+from envsdk.inference.endpoint.trajectories import trajectories, without_replies
+from envsdk.inference.engine_policy import EnginePolicy
+from envsdk.inference.proxy import InferenceProxy
+from envsdk.managers.env_host import EnvHost, EpisodeFailed
+from envsdk.managers.traj_env_manager import EpisodeOrder, TagSetup, TrajEnvManager, prompt_too_long
+from envsdk.policy import SequenceFull
+from envsdk.trajectory import Outcome, Trajectory
+
+MODEL_NAME = "policy"
+"""What agents give as `model`."""
+_LAST_WORDS = 2000
+"""Characters of a failed program's output that are looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentEpisode:
+    """What an agent is given to play one episode."""
+
+    base_url: str
+    """For OpenAI's clients."""
+    api_key: str
+    session_url: str
+    """`GET /env` and `POST /env/step` below it."""
+    model: str
+    env: SessionEnvironment
+    """The same environment for agents in this process."""
+
+    def variables(self) -> dict[str, str]:
+        """For programs; OpenAI's clients read the first two themselves."""
+        return {
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_KEY": self.api_key,
+            "ENVSDK_SESSION_URL": self.session_url,
+            "ENVSDK_MODEL": self.model,
+        }
+
+
+class AgentEnvManager(TrajEnvManager):
+    """Subclass it: set `command`, or override `run_agent`.
+
+    The run's sampling settings hold: a request that asks for another distribution or seed is refused. Of a
+    session with several lines (an agent that rewrote its history) the one with the latest reply counts.
+    """
+
+    command: ClassVar[Sequence[str]] = ()
+    """Program and arguments, run once per episode with the variables of `AgentEpisode.variables`."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if not isinstance(self._policy, EnginePolicy):
+            raise ConfigurationError(f"{type(self).__name__} needs a policy that asks an engine")
+        self._engine_policy = self._policy
+        self._endpoint: Endpoint | None = None
+
+    async def run_agent(self, agent: AgentEpisode) -> None:
+        """Play one episode and return. What is raised before the environment said it is over fails it."""
+        if not self.command:
+            raise NotImplementedError(f"{type(self).__name__} sets no `command` and overrides no `run_agent`")
+        program = await asyncio.create_subprocess_exec(
+            *self.command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={**os.environ, **agent.variables()},
+        )
+        try:
+            output, _ = await program.communicate()
+        finally:
+            if program.returncode is None:
+                program.kill()
+                await program.wait()
+        if program.returncode:
+            lines = output[-_LAST_WORDS:].decode(errors="replace").strip().splitlines()
+            raise RuntimeError(f"the agent exited with {program.returncode}: {lines[-1] if lines else ''}")
+
+    async def run_rollout_loop(self) -> None:
+        async with _shared_endpoint(self._engine_policy) as self._endpoint:
+            await super().run_rollout_loop()
+
+    async def play(self, order: EpisodeOrder) -> Trajectory:
+        endpoint, policy = self._endpoint, self._engine_policy
+        assert endpoint is not None, "run_rollout_loop"
+        session = endpoint.sessions.open(
+            session_id=f"{order.task.split}-{order.lease_id}",
+            tag=order.task.tag,
+            split=order.task.split,
+            index=order.task.index,
+            group_id=order.group_id,
+            seed=order.seed,
+            rules=SamplingRules(
+                temperature=policy.generating.temperature,
+                top_p=policy.generating.top_p,
+                top_k=policy.generating.top_k,
+                max_new_tokens=policy.max_new_tokens,
+                is_fixed=True,
+                seed=order.policy_seed,
+            ),
+        )
+        env = _LeasedEnvironment(self._host, self._setup, session)
+        session.env = env
+        failure: Failure | None = None
+        try:
+            await env.reset(order.seed)
+            agent = AgentEpisode(
+                base_url=endpoint.base_url(session),
+                api_key=session.api_key,
+                session_url=endpoint.session_url(session),
+                model=MODEL_NAME,
+                env=env,
+            )
+            failure = await self._failure_of(agent, env)
+        except EpisodeFailed as failed:
+            failure = failed.failure
+        finally:
+            endpoint.sessions.end(session)
+            await env.close()
+        return self._trajectory(session, env, failure)
+
+    async def _failure_of(self, agent: AgentEpisode, env: _LeasedEnvironment) -> Failure | None:
+        """Run the agent until it returns or its environment breaks; why it failed, if it did."""
+        running = asyncio.ensure_future(self.run_agent(agent))
+        broken = asyncio.ensure_future(env.broken.wait())
+        waited_for: set[asyncio.Future[Any]] = {running, broken}
+        try:
+            await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            broken.cancel()
+            running.cancel()
+            await asyncio.wait({running})
+        if env.failure is not None or running.cancelled():
+            return env.failure
+        error = running.exception()
+        if error is None:
+            return None
+        if not isinstance(error, Exception):
+            raise error
+        return Failure.from_exception(Boundary.AGENT, error, kind="agent_failed")
+
+    def _trajectory(self, session: Session, env: _LeasedEnvironment, failure: Failure | None) -> Trajectory:
+        outcome = env.outcome or Outcome.TRUNCATED
+        if failure is not None:
+            failure = self._put_down(session, env, failure)
+        lines = session.record.lines()
+        if len(lines) > 1:
+            session.reward(0.0, {"lines_left_out": len(lines) - 1.0})
+        episode = session.episode(
+            outcome=Outcome.FAILED if failure is not None else outcome,
+            success=env.success and failure is None,
+            failure=failure,
+            final_observation=env.observation,
+            worker=self._worker,
+        )
+        return trajectories(session.record, episode)[0] if lines else without_replies(episode)
+
+    def _put_down(self, session: Session, env: _LeasedEnvironment, failure: Failure) -> Failure | None:
+        """Who the agent's failure is put down to; None where the episode has an outcome all the same."""
+        if failure.boundary is not Boundary.AGENT:
+            self._host.discard()
+            return failure
+        if env.outcome is not None:
+            return None
+        if session.full is not None:
+            if session.record.replies:
+                return None
+            full = SequenceFull(
+                num_tokens=session.full.num_prompt_tokens,
+                max_new_tokens=self._engine_policy.max_new_tokens,
+                sequence_length=self._engine_policy.sequence_length,
+            )
+            return prompt_too_long(self._setup.tag, full)
+        if session.engine_error:
+            return Failure(boundary=Boundary.ENGINE, kind="request_failed", message=session.engine_error)
+        return failure
+
+
+class _LeasedEnvironment(SessionEnvironment):
+    """A manager's environment as a session's.
+
+    reset -> step* -> close
+    """
+
+    def __init__(self, host: EnvHost, setup: TagSetup, session: Session) -> None:
+        self._host = host
+        self._setup = setup
+        self._session = session
+        self._num_steps = 0
+        self._stepping: asyncio.Future[Any] | None = None
+        self.observation = ""
+        self.outcome: Outcome | None = None
+        """None while it goes on."""
+        self.success = False
+        self.failure: Failure | None = None
+        self.broken = asyncio.Event()
+        """Set with `failure`."""
+
+    async def reset(self, seed: int) -> None:
+        """Raises EpisodeFailed."""
+        before = time.perf_counter()
+        self.observation, _ = await self._host.reset(seed)
+        await self._hash_state()
+        self._session.env_s += time.perf_counter() - before
+
+    async def look(self) -> Mapping[str, Any]:
+        return {
+            "system": self._setup.prompts.system,
+            "observation": self.observation,
+            "prompt": self._prompt(),
+            "turn": self._num_steps,
+            "is_over": self.outcome is not None,
+            "success": self.success,
+        }
+
+    async def step(self, action: str) -> Mapping[str, Any]:
+        if self.outcome is not None:
+            raise ApiError(409, "the episode is over", code="episode_over")
+        if self._stepping is not None:
+            raise ApiError(409, "another step is not answered yet", code="step_running")
+        self._stepping = asyncio.ensure_future(self._step(action))
+        try:
+            return await asyncio.shield(self._stepping)
+        except EpisodeFailed as failed:
+            self.failure = failed.failure
+            self.broken.set()
+            raise ApiError(500, str(failed), code="environment_failed") from failed
+        except asyncio.CancelledError:
+            if self._stepping.cancelled():
+                raise ApiError(409, "the session ended", code="session_ended") from None
+            raise
+        finally:
+            if self._stepping.done():
+                self._stepping = None
+
+    async def _step(self, action: str) -> dict[str, Any]:
+        before = time.perf_counter()
+        self.observation, reward, terminated, truncated, info = await self._host.step(action)
+        self._num_steps += 1
+        self._session.reward(reward, info.get("metrics"))
+        truncated = truncated or (self._num_steps >= self._setup.max_turns and not terminated)
+        if terminated or truncated:
+            self.outcome = Outcome.TERMINATED if terminated else Outcome.TRUNCATED
+            self.success = bool(info.get("success", False))
+        else:
+            await self._hash_state()
+        self._session.env_s += time.perf_counter() - before
+        return {**await self.look(), "reward": reward, "terminated": terminated, "truncated": truncated}
+
+    async def _hash_state(self) -> None:
+        if self._setup.with_state_hashes:
+            self._session.state_hash = await self._host.state_hash()
+
+    def _prompt(self) -> str:
+        """The observation as the tag's template shows it."""
+        return self._setup.prompts.user(
+            observation=self.observation,
+            turn_index=self._num_steps,
+            num_actions_left=self._setup.max_turns - self._num_steps,
+            max_response_length=self._setup.max_new_tokens,
+        )
+
+    async def close(self) -> None:
+        """End a step that is under way; the environment's state is then unknown, and it is thrown away."""
+        if self._stepping is not None:
+            self._stepping.cancel()
+            await asyncio.wait({self._stepping})
+            self._host.discard()
+
+
+@dataclass(slots=True)
+class _Shared:
+    endpoint: Endpoint
+    starting: asyncio.Task[None]
+    num_users: int = 0
+
+
+_shared: WeakKeyDictionary[InferenceProxy, _Shared] = WeakKeyDictionary()
+
+
+@asynccontextmanager
+async def _shared_endpoint(policy: EnginePolicy) -> AsyncIterator[Endpoint]:
+    """One endpoint on loopback for all the managers of a proxy, until the last one of them ends."""
+    shared = _shared.get(policy.proxy)
+    if shared is None:
+        config = EndpointConfig(
+            model_name=MODEL_NAME, sequence_length=policy.sequence_length, session_idle_s=float("inf")
+        )
+        endpoint = Endpoint(policy.proxy, policy.chat, config)
+        shared = _shared[policy.proxy] = _Shared(endpoint, asyncio.create_task(endpoint.start()))
+    shared.num_users += 1
+    try:
+        await asyncio.shield(shared.starting)
+        yield shared.endpoint
+    finally:
+        shared.num_users -= 1
+        if shared.num_users == 0:
+            del _shared[policy.proxy]
+            await shared.endpoint.close()

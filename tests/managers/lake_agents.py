@@ -1,0 +1,83 @@
+"""Agents that play from outside, for tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import httpx2
+
+from envsdk.inference.endpoint.errors import ApiError
+from envsdk.managers.agent_env_manager import AgentEnvManager, AgentEpisode
+
+
+class TurnByTurn(AgentEnvManager):
+    """Plays as `TrajEnvManager` does, over HTTP."""
+
+    async def run_agent(self, agent: AgentEpisode) -> None:
+        headers = {"Authorization": f"Bearer {agent.api_key}"}
+        async with httpx2.AsyncClient(headers=headers, timeout=60) as http:
+            shown = (await http.get(f"{agent.session_url}/env")).json()
+            messages = [{"role": "system", "content": shown["system"]}] if shown["system"] else []
+            while not shown["is_over"]:
+                messages.append({"role": "user", "content": shown["prompt"]})
+                body = {"model": agent.model, "messages": messages}
+                answer = await http.post(f"{agent.base_url}/chat/completions", json=body)
+                answer.raise_for_status()
+                reply = answer.json()["choices"][0]["message"]["content"]
+                messages.append({"role": "assistant", "content": reply})
+                step = await http.post(f"{agent.session_url}/env/step", json={"action": reply})
+                step.raise_for_status()
+                shown = step.json()
+
+
+class Program(AgentEnvManager):
+    """The same as a program of its own."""
+
+    command = (sys.executable, str(Path(__file__).with_name("lake_program.py")))
+
+
+class HangingProgram(AgentEnvManager):
+    command = (sys.executable, "-c", "import time; time.sleep(3600)")
+
+
+class BrokenProgram(AgentEnvManager):
+    command = (sys.executable, "-c", "import sys; sys.exit('no lake here')")
+
+
+class Forgetful(AgentEnvManager):
+    """Starts a new conversation with each observation, and asks twice."""
+
+    async def run_agent(self, agent: AgentEpisode) -> None:
+        headers = {"Authorization": f"Bearer {agent.api_key}"}
+        async with httpx2.AsyncClient(headers=headers, timeout=60) as http:
+            for _ in range(2):
+                for _ in range(2):
+                    shown = await agent.env.look()
+                    messages = [{"role": "user", "content": shown["prompt"]}]
+                    body = {"model": agent.model, "messages": messages}
+                    await http.post(f"{agent.base_url}/chat/completions", json=body)
+                await agent.env.step("go")
+
+
+class StepsTooOften(AgentEnvManager):
+    """Goes on when the episode is over, and fails over it."""
+
+    async def run_agent(self, agent: AgentEpisode) -> None:
+        while True:
+            await agent.env.step("go")
+
+
+class Stubborn(TurnByTurn):
+    """Takes what goes wrong in the environment for its own."""
+
+    async def run_agent(self, agent: AgentEpisode) -> None:
+        try:
+            await super().run_agent(agent)
+        except (ApiError, httpx2.HTTPError):
+            raise RuntimeError("I give up") from None
+
+
+class Idle(AgentEnvManager):
+    async def run_agent(self, agent: AgentEpisode) -> None:
+        return

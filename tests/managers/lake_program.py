@@ -1,0 +1,35 @@
+"""An agent as a program of its own: plays turn by turn, with nothing but the standard library."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.request
+from typing import Any
+
+
+def call(url: str, body: dict[str, Any] | None = None) -> Any:
+    request = urllib.request.Request(
+        url,
+        data=None if body is None else json.dumps(body).encode(),
+        headers={"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
+
+
+def main() -> None:
+    session = os.environ["ENVSDK_SESSION_URL"]
+    shown = call(f"{session}/env")
+    messages = [{"role": "system", "content": shown["system"]}] if shown["system"] else []
+    while not shown["is_over"]:
+        messages.append({"role": "user", "content": shown["prompt"]})
+        body = {"model": os.environ["ENVSDK_MODEL"], "messages": messages}
+        answer = call(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body)
+        message = answer["choices"][0]["message"]
+        messages.append(message)
+        shown = call(f"{session}/env/step", {"action": message["content"]})
+
+
+if __name__ == "__main__":
+    main()

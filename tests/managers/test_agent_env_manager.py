@@ -1,0 +1,211 @@
+"""Outside agents on an environment slot: what they sampled is the trajectory, whatever becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from envsdk.failures import Boundary
+from envsdk.inference.engine import EngineConfig
+from envsdk.inference.engine_policy import EnginePolicy, GeneratingSettings
+from envsdk.inference.mock import MockEngine
+from envsdk.inference.proxy import InferenceProxy, LocalLink
+from envsdk.managers.env_host import EnvBlueprint
+from envsdk.managers.local_runner import play_tasks
+from envsdk.managers.traj_env_manager import EpisodeOrder, LeaseSource, TagSetup, TrajEnvManager
+from envsdk.prompts import AgentPrompts
+from envsdk.trajectory import Outcome, Task, Trajectory
+from tests.envsdk.inference.endpoint_models import CHATS
+from tests.managers import lake_agents
+from tests.managers.toy_envs import COUNTING, TROUBLESOME
+
+CHAT = CHATS["tiny_chat"]
+REPLIES = [CHAT.reply(text) for text in ("hello", "Up Down", "<answer>Up</answer>")] + [CHAT.encode("hel")]
+
+
+def setup(spec: Any = COUNTING, **changes: Any) -> TagSetup:
+    env_config = changes.pop("env_config", {})
+    prompts = AgentPrompts(system="You walk.", template="{turn_idx} of {actions_left}: {observation}")
+    blueprint = EnvBlueprint(spec=spec, env_config=env_config, step_timeout_s=0.5)
+    return TagSetup(**({"tag": "Toy", "blueprint": blueprint, "max_turns": 10, "prompts": prompts} | changes))
+
+
+async def play(
+    manager: type[TrajEnvManager],
+    tag_setup: TagSetup | None = None,
+    *,
+    num_episodes: int = 1,
+    sequence_length: int = 512,
+    script: Mapping[str, Any] | None = None,
+) -> list[Trajectory]:
+    config = {"reply": REPLIES, **(script or {})}
+    engine = MockEngine.create(
+        EngineConfig(model=None, sequence_length=sequence_length, strategy_config=config)
+    )
+    await engine.start()
+    proxy = InferenceProxy({"mock": LocalLink(engine)})
+    proxy.start()
+    policy = EnginePolicy(proxy, CHAT, GeneratingSettings(max_new_tokens=8), sequence_length=sequence_length)
+    played: dict[int, Trajectory] = {}
+    try:
+        await play_tasks(
+            [(i, Task(tag="Toy", split="train", index=i)) for i in range(num_episodes)],
+            setups={"Toy": tag_setup or setup()},
+            policy=lambda _: policy,
+            run_seed=0,
+            num_slots_per_tag=3,
+            on_trajectory=played.__setitem__,
+            manager_classes={"Toy": manager},
+        )
+    finally:
+        await proxy.close()
+        await engine.close()
+    assert sorted(played) == list(range(num_episodes))
+    return [played[i] for i in range(num_episodes)]
+
+
+@pytest.mark.parametrize("manager", [lake_agents.TurnByTurn, lake_agents.Program])
+async def test_an_agent_that_plays_turn_by_turn_gets_the_tokens_that_the_usual_manager_gets(
+    manager: type[TrajEnvManager],
+) -> None:
+    num_episodes = 8 if manager is lake_agents.TurnByTurn else 2
+    hashed = setup(with_state_hashes=True)
+    expected = await play(TrajEnvManager, hashed, num_episodes=num_episodes)
+    found = await play(manager, hashed, num_episodes=num_episodes)
+    assert any(turn.finish_reason == "length" or len(e.turns) == 3 for e in expected for turn in e.turns)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.tokens is not None
+        assert theirs.tokens is not None
+        for name in ("ids", "response_mask", "behavior_logprobs", "versions"):
+            assert np.array_equal(getattr(ours.tokens, name), getattr(theirs.tokens, name)), name
+        assert (ours.trajectory_id, ours.task, ours.seed, ours.group_id) == (
+            theirs.trajectory_id,
+            theirs.task,
+            theirs.seed,
+            theirs.group_id,
+        )
+        assert (ours.outcome, ours.success, ours.final_observation) == (
+            theirs.outcome,
+            theirs.success,
+            theirs.final_observation,
+        )
+        for turn, other in zip(ours.turns, theirs.turns, strict=True):
+            assert turn.observation.endswith(other.observation)
+            assert (turn.reply, turn.reward, turn.response_start, turn.response_end) == (
+                other.reply,
+                other.reward,
+                other.response_start,
+                other.response_end,
+            )
+            assert (turn.metrics, turn.state_hash) == (other.metrics, other.state_hash)
+
+
+async def test_the_turn_limit_truncates() -> None:
+    (trajectory,) = await play(lake_agents.TurnByTurn, setup(max_turns=2))
+    assert trajectory.outcome is Outcome.TRUNCATED
+    assert len(trajectory.turns) == 2
+
+
+async def test_a_full_context_truncates_but_a_first_prompt_too_long_is_a_configuration_failure() -> None:
+    (later,) = await play(lake_agents.TurnByTurn, sequence_length=60)
+    assert later.outcome is Outcome.TRUNCATED
+    assert 0 < len(later.turns) < 3
+    (first,) = await play(lake_agents.TurnByTurn, sequence_length=20)
+    assert first.outcome is Outcome.FAILED
+    assert first.failure is not None
+    assert (first.failure.boundary, first.failure.kind) == (Boundary.CONFIGURATION, "prompt_too_long")
+
+
+async def test_failures_are_put_down_to_whose_they_are() -> None:
+    raising = setup(TROUBLESOME, env_config={"how": "raise"})
+    raising_early = setup(TROUBLESOME, env_config={"how": "raise", "where": "reset"})
+    cases: list[tuple[type[TrajEnvManager], TagSetup | None, dict[str, Any], tuple[Boundary, str]]] = [
+        (lake_agents.BrokenProgram, None, {}, (Boundary.AGENT, "no lake here")),
+        (lake_agents.Stubborn, raising, {}, (Boundary.ENVIRONMENT, "the lake is closed")),
+        (lake_agents.Program, raising, {}, (Boundary.ENVIRONMENT, "the lake is closed")),
+        (lake_agents.TurnByTurn, raising_early, {}, (Boundary.ENVIRONMENT, "the lake is closed")),
+        (lake_agents.Stubborn, None, {"failure": {"rate": 1.0}}, (Boundary.ENGINE, "")),
+    ]
+    for manager, tag_setup, script, (boundary, message) in cases:
+        (trajectory,) = await play(manager, tag_setup, script=script)
+        assert trajectory.outcome is Outcome.FAILED
+        assert trajectory.failure is not None, manager
+        assert trajectory.failure.boundary is boundary, trajectory.failure
+        assert message in trajectory.failure.message
+
+
+async def test_an_agent_that_fails_after_the_end_changes_nothing() -> None:
+    (trajectory,) = await play(lake_agents.StepsTooOften)
+    assert trajectory.outcome is Outcome.TERMINATED
+    assert trajectory.success
+    assert trajectory.turns == ()
+    assert trajectory.tokens is None
+
+
+async def test_an_agent_that_leaves_early_is_truncated() -> None:
+    (trajectory,) = await play(lake_agents.Idle)
+    assert (trajectory.outcome, trajectory.failure) == (Outcome.TRUNCATED, None)
+
+
+async def test_of_several_conversations_the_last_one_counts_with_all_rewards() -> None:
+    (trajectory,) = await play(lake_agents.Forgetful, setup(env_config={"num_turns": 2}))
+    assert trajectory.success
+    assert trajectory.total_reward == 1.0
+    (turn,) = trajectory.turns
+    assert turn.metrics["lines_left_out"] == 3.0
+
+
+class CancelledOnce(LeaseSource):
+    """One episode, canceled when a process is at it, then another."""
+
+    def __init__(self) -> None:
+        self.orders = [
+            EpisodeOrder(
+                lease_id=i,
+                group_id=0,
+                member=0,
+                task=Task(tag="Toy", split="train", index=i),
+                seed=i,
+                policy_seed=i,
+            )
+            for i in range(1)
+        ]
+        self.leased = asyncio.Event()
+        self.released_ids: list[int] = []
+
+    async def lease(self, slot_id: str) -> EpisodeOrder | None:
+        if not self.orders:
+            return None
+        self.leased.set()
+        return self.orders.pop(0)
+
+    def submit(self, slot_id: str, lease_id: int, trajectory: Trajectory) -> None:
+        raise AssertionError("it was canceled")
+
+    def released(self, slot_id: str, lease_id: int) -> None:
+        self.released_ids.append(lease_id)
+
+
+async def test_a_canceled_episode_ends_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[asyncio.subprocess.Process] = []
+    create = asyncio.create_subprocess_exec
+
+    async def spy(*args: Any, **kwargs: Any) -> asyncio.subprocess.Process:
+        started.append(await create(*args, **kwargs))
+        return started[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", spy)
+    policy = EnginePolicy(InferenceProxy({}), CHAT, GeneratingSettings(max_new_tokens=8), sequence_length=512)
+    leases = CancelledOnce()
+    manager = lake_agents.HangingProgram(slot_id="s", setup=setup(), policy=policy, leases=leases)
+    looping = asyncio.create_task(manager.run_rollout_loop())
+    while not started:  # noqa: ASYNC110 - a process that was started calls nobody back
+        await asyncio.sleep(0.001)
+    manager.cancel(0)
+    await looping
+    assert leases.released_ids == [0]
+    assert started[0].returncode is not None
