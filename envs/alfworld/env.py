@@ -1,0 +1,294 @@
+"""The ALFWorld environment."""
+
+from __future__ import annotations
+
+import os
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from gymnasium.error import ResetNeeded
+from gymnasium.spaces import Text
+
+from envsdk.env import Info, TextEnv
+from envsdk.envs.alfworld.furniture import SIZES
+from envsdk.envs.alfworld.games import SPLITS, TASK_TYPES, Game
+from envsdk.envs.alfworld.pool import PoolSettings, RemoteGame, shared_pool
+from envsdk.envs.alfworld.replies import ACTION_FORMATS, ActionFormat, format_reply, parse_reply
+from envsdk.envs.alfworld.scenes import Scene
+from envsdk.envs.alfworld.solver import STAGES
+from envsdk.envs.alfworld.sources import GameSource, GeneratedGames, OfficialGames
+
+NOTHING_HAPPENS = "Nothing happens."
+
+_PRINTABLE = frozenset(string.ascii_letters + string.digits + string.punctuation + " \n")
+_MAX_OBSERVATION_LENGTH = 1 << 16
+_MAX_REPLY_LENGTH = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Where an episode is; picklable."""
+
+    game: Game
+    commands: tuple[str, ...]
+    """Those the engine was given, in order: played again, they lead to the same state."""
+    scene: Scene
+    """What the engine said last."""
+    reached: frozenset[str]
+    """Stages rewarded so far."""
+    turn: int
+    note: str
+    ended: bool
+
+
+class ALFWorldEnv(TextEnv):
+    """A household task in text, played by TextWorld with ALFWorld's grammar. The observation is its text:
+
+        -= Welcome to TextWorld, ALFRED! =-
+
+        You are in the middle of a room. Looking quickly around you, you see a bed 1, a desk 1, ...
+
+        Your task is to: put some mug on desk.
+
+    An action is a reply such as `<action>go to desk 1</action>`. A command that cannot be followed is
+    answered with `Nothing happens.`; a reply that holds no command costs a turn, and the observation
+    says why.
+
+    The reward is 1 for reaching the goal, plus and minus what is asked for. After `max_steps` replies
+    the episode is truncated.
+
+    The engine runs in processes that the environments of one process share; see `envsdk.envs.alfworld.pool`.
+    """
+
+    metadata = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012 (gymnasium declares it so)
+
+    def __init__(
+        self,
+        *,
+        games: Literal["auto", "generated", "official"] = "auto",
+        data_dir: str | None = None,
+        split: str = "train",
+        task_types: Sequence[str] | None = None,
+        size: str = "medium",
+        num_games: int | None = None,
+        max_steps: int = 50,
+        action_format: ActionFormat = "tag",
+        admissible_commands: bool = False,
+        subgoal_reward: float = 0.0,
+        step_penalty: float = 0.0,
+        invalid_penalty: float = 0.0,
+        oracle_explores: bool = False,
+        num_processes: int | None = None,
+        games_per_process: int = 500,
+        process_mb: int = 1500,
+        cache_mb: int = 1024,
+        render_mode: str | None = None,
+    ) -> None:
+        """
+        Args:
+            games: `generated` households, the `official` data, or `auto`: official where `data_dir` or the
+                variable ALFWORLD_DATA is given, else generated.
+            data_dir: Folder that holds `json_2.1.1`; ALFWORLD_DATA when None.
+            split: `train`, `valid_seen` or `valid_unseen`.
+            task_types: Some of ALFWorld's six; all when None.
+            size: Of generated households: `small`, `medium` or `large`.
+            num_games: The first so many games only; all when None, and without end where they are generated.
+            max_steps: Replies before the episode is truncated.
+            action_format: `tag`: the command stands in `<action>`; `text`: it is the reply's last line.
+            admissible_commands: Observations end with a list of the commands that do something now.
+            subgoal_reward: For each stage on the way (taking the object, cleaning it ...), the first time.
+            step_penalty: Taken off the reward of every turn.
+            invalid_penalty: Taken off the reward of a turn whose reply holds no command.
+            oracle_explores: The oracle looks for things as a player must, rather than knowing where they are.
+            num_processes: Engine processes, at most; half of the machine's cores, from 1 to 8, when None.
+            games_per_process: Games after which an engine process is replaced.
+            process_mb: Memory at which it is.
+            cache_mb: Size that the cache of translated games is held to.
+            render_mode: None, or `ansi`: `render()` returns the last observation.
+        """
+        _check_choice("games", games, ("auto", "generated", "official"))
+        _check_choice("split", split, SPLITS)
+        _check_choice("size", size, tuple(SIZES))
+        _check_choice("action_format", action_format, ACTION_FORMATS)
+        types = tuple(task_types) if task_types is not None else TASK_TYPES
+        if not types:
+            raise ValueError("task_types: name at least one, or leave it out for all")
+        for task_type in types:
+            _check_choice("task_types", task_type, TASK_TYPES)
+        for name, value in {
+            "num_games": num_games,
+            "max_steps": max_steps,
+            "num_processes": num_processes,
+            "games_per_process": games_per_process,
+            "process_mb": process_mb,
+            "cache_mb": cache_mb,
+        }.items():
+            if value is not None and value < 1:
+                raise ValueError(f"{name}: must be at least 1, not {value}")
+        self.max_steps = max_steps
+        self.render_mode = render_mode
+        self._source = _source(games, data_dir, split, types, size, num_games)
+        self._action_format: ActionFormat = action_format
+        self._lists_commands = admissible_commands
+        self._subgoal_reward = subgoal_reward
+        self._step_penalty = step_penalty
+        self._invalid_penalty = invalid_penalty
+        self._oracle_explores = oracle_explores
+        self._pool_settings = PoolSettings(
+            num_processes=num_processes,
+            games_per_process=games_per_process,
+            process_mb=process_mb,
+            cache_mb=cache_mb,
+        )
+        self._state: State | None = None
+        self._played: RemoteGame | None = None
+
+    @cached_property
+    def observation_space(self) -> Text:  # type: ignore[override]
+        return Text(min_length=1, max_length=_MAX_OBSERVATION_LENGTH, charset=_PRINTABLE)
+
+    @cached_property
+    def action_space(self) -> Text:  # type: ignore[override]
+        """What `sample()` draws from. `step` takes any string, of any length and script."""
+        return Text(min_length=0, max_length=_MAX_REPLY_LENGTH, charset=_PRINTABLE)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        """Start the game that the seed draws, or number `options["game"]` of the split.
+
+        `info` names the game and its goal.
+        """
+        super().reset(seed=seed)
+        number = int(self.np_random.integers(self._source.num_numbers))
+        if options and "game" in options:
+            number = int(options["game"])
+        game = self._source.game(number)
+        played = self._play(game, ())
+        scene = played.begin()
+        self._state = State(
+            game=game, commands=(), scene=scene, reached=frozenset(), turn=0, note="", ended=False
+        )
+        return self._observation(self._state), {"game": game.id, "task_type": game.goal.task_type}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        state = self._state
+        if state is None:
+            raise ResetNeeded("ALFWorld: call reset() before step()")
+        if state.ended:
+            return self._step_after_the_end(state)
+        command, note = parse_reply(action, self._action_format)
+        reward = -self._step_penalty - (self._invalid_penalty if note else 0.0)
+        turn = state.turn + 1
+        is_effective = False
+        if note:
+            state = replace(state, turn=turn, note=note)
+        else:
+            scene = self._current(state).step(command)
+            is_effective = scene.feedback != NOTHING_HAPPENS
+            reached = state.reached | set(scene.stages)
+            reward += self._subgoal_reward * len(reached - state.reached) + float(scene.won)
+            commands = (*state.commands, command)
+            state = replace(state, commands=commands, scene=scene, reached=reached, turn=turn, note="")
+        success = state.scene.won
+        truncated = not success and turn >= self.max_steps
+        self._state = state = replace(state, ended=success or truncated)
+        metrics = {"action_is_valid": float(not note), "action_is_effective": float(is_effective)}
+        if self._subgoal_reward:
+            metrics["subgoals"] = self._share_reached(state)
+        info = {"success": success, "metrics": metrics}
+        return self._observation(state), 0.0 + reward, success, truncated, info
+
+    def close(self) -> None:
+        """Leave the engine. Idempotent."""
+        if self._played is not None:
+            self._played.close()
+            self._played = None
+
+    def render(self) -> str | None:
+        state = self._state
+        return self._observation(state) if self.render_mode == "ansi" and state is not None else None
+
+    def snapshot(self) -> Any:
+        return self._state, self.np_random.bit_generator.state
+
+    def restore(self, snapshot: Any) -> str:
+        """The engine plays the episode's commands again when it is next asked."""
+        state, random_state = snapshot
+        self.close()
+        self._state = state
+        self.np_random.bit_generator.state = random_state
+        return self._observation(state)
+
+    def oracle(self) -> str:
+        state = self._needed_state()
+        if state.ended:
+            return format_reply("look", self._action_format)
+        command = self._current(state).oracle(explores=self._oracle_explores)
+        return format_reply(command, self._action_format)
+
+    def legal_actions(self) -> Sequence[str]:
+        """Replies with the commands that do something now, sorted."""
+        state = self._needed_state()
+        if state.ended:
+            return ()
+        return tuple(format_reply(command, self._action_format) for command in state.scene.admissible)
+
+    def state_hash(self) -> str:
+        """Of the game and all that can be seen or found out in it. Turns left do not count."""
+        state = self._needed_state()
+        return self._current(state).state_hash()
+
+    def _play(self, game: Game, commands: tuple[str, ...]) -> RemoteGame:
+        self.close()
+        self._played = RemoteGame(
+            shared_pool(self._pool_settings), game, commands, with_stages=bool(self._subgoal_reward)
+        )
+        return self._played
+
+    def _current(self, state: State) -> RemoteGame:
+        return self._played or self._play(state.game, state.commands)
+
+    def _needed_state(self) -> State:
+        if self._state is None:
+            raise ResetNeeded("ALFWorld: call reset() first")
+        return self._state
+
+    def _observation(self, state: State) -> str:
+        text = state.note or state.scene.feedback
+        if self._lists_commands:
+            text += "\n\nAdmissible commands: " + ", ".join(state.scene.admissible)
+        return text
+
+    def _share_reached(self, state: State) -> float:
+        if state.scene.won:
+            return 1.0
+        return len(state.reached) / (1 + len(STAGES.get(state.game.goal.task_type, ("take",))))
+
+    def _step_after_the_end(self, state: State) -> tuple[str, float, bool, bool, Info]:
+        """Nothing happens, for no reward."""
+        success = state.scene.won
+        return self._observation(state), 0.0, success, not success, {"success": success, "metrics": {}}
+
+
+def _source(
+    games: str,
+    data_dir: str | None,
+    split: str,
+    task_types: Sequence[str],
+    size: str,
+    num_games: int | None,
+) -> GameSource:
+    folder = data_dir or os.environ.get("ALFWORLD_DATA")
+    if games == "official" and not folder:
+        raise ValueError("games: the official ones need `data_dir` or the variable ALFWORLD_DATA")
+    if games == "generated" or not folder:
+        return GeneratedGames(split=split, task_types=task_types, size=size, num_games=num_games)
+    return OfficialGames(Path(folder).expanduser(), split=split, task_types=task_types, num_games=num_games)
+
+
+def _check_choice(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{name}: must be one of {', '.join(known)}, not {value!r}")

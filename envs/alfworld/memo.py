@@ -1,0 +1,210 @@
+"""Makes TextWorld's PDDL engine remember what it recomputes. For a process that does nothing else.
+
+    install(store)
+
+What the engine derives, and in which order, stays its own; only its inputs come from memory:
+
+- translations: `fast_downward.pddl2sas` asks the store, and leaves out the second translation, which serves
+  a planner that nobody calls;
+- parses of grammars, of their rules and of the conditions in them;
+- deep copies of what nothing changes become shallow ones, and expressions are compiled once.
+
+`tests/envs/alfworld` compares every text with that of the engine as it is installed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import envsdk.envs.alfworld.textworld_import  # noqa: F401
+
+# isort: split
+import fast_downward
+import mementos.core
+from fast_downward.translate.pddl.conditions import Atom
+from textworld.envs.pddl import logic as pddl_logic
+from textworld.envs.pddl import textgen
+from textworld.logic import Rule
+
+from envsdk.envs.alfworld.translations import Translate, Translation, TranslationStore
+
+Value = TypeVar("Value")
+
+_MAX_REMEMBERED = 4096
+_PLACEHOLDER = "UNKNOWN GOAL"
+_TASK = re.compile(r'"rhs": "Your task is to: (?P<goal>[A-Za-z0-9 ,\'-]+)\."')
+"""The one rule in which two games' grammars differ, as long as its text has nothing to be interpreted."""
+
+_pddl2sas = fast_downward.pddl2sas
+
+
+class Memory:
+    """The newest values of a function by its arguments."""
+
+    def __init__(self, limit: int = _MAX_REMEMBERED) -> None:
+        self._values: OrderedDict[Hashable, Any] = OrderedDict()
+        self._limit = limit
+
+    def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        if key in self._values:
+            self._values.move_to_end(key)
+            value: Value = self._values[key]
+            return value
+        value = self._values[key] = make()
+        if len(self._values) > self._limit:
+            self._values.popitem(last=False)
+        return value
+
+
+def install(store: TranslationStore) -> None:
+    """Once per process."""
+    _remember_translations(store)
+    _remember_rules()
+    _remember_grammars()
+    _copy_shallowly()
+    _compile_expressions()
+
+
+def forget_facts() -> None:
+    """Drop TextWorld's own table of facts, which it never shortens; facts compare by value."""
+    mementos.core._memento_cache.clear()
+
+
+def translate(domain: str, problem: str) -> Translation:
+    """What the engine would have translated."""
+    task, sas = _pddl2sas(domain, problem, verbose=False, optimize=False)
+    return Translation(
+        sas=sas,
+        actions=[
+            (action.name, [(parameter.name, parameter.type_name) for parameter in action.parameters])
+            for action in task.actions
+        ],
+        types=[(type.name, list(type.supertype_names)) for type in task.types],
+        objects=[(thing.name, thing.type_name) for thing in task.objects],
+        facts=[fact for fact in map(_fact, task.init) if fact is not None],
+    )
+
+
+def _fact(entry: Any) -> tuple[str, list[str]] | None:
+    """An entry of the initial state as `PddlState` reads it."""
+    if isinstance(entry, Atom):
+        return None if entry.predicate == "=" else (entry.predicate, list(entry.args))
+    if not hasattr(entry, "fluent") or entry.fluent.symbol == "total-cost":
+        return None
+    name = str(entry.expression.value)
+    return None if name.isdigit() else (name, list(entry.fluent.args))
+
+
+def _remember_translations(store: TranslationStore) -> None:
+    def pddl2sas(domain: str, problem: str, verbose: bool = False, optimize: bool = False) -> tuple[Any, str]:
+        if optimize:
+            return None, ""
+        translation = store.get(domain, problem)
+        return _task(translation), translation.sas
+
+    fast_downward.pddl2sas = pddl2sas
+
+
+def _task(translation: Translation) -> Any:
+    """What `PddlState` reads of a planner's task."""
+    return SimpleNamespace(
+        actions=[
+            SimpleNamespace(
+                name=name,
+                parameters=[
+                    SimpleNamespace(name=name, type_name=type_name) for name, type_name in parameters
+                ],
+            )
+            for name, parameters in translation.actions
+        ],
+        types=[
+            SimpleNamespace(name=name, supertype_names=supertypes) for name, supertypes in translation.types
+        ],
+        objects=[SimpleNamespace(name=name, type_name=type_name) for name, type_name in translation.objects],
+        init=[Atom(predicate, arguments) for predicate, arguments in translation.facts],
+    )
+
+
+def _remember_rules() -> None:
+    parse = Rule.parse_conjunctive_query.__func__
+    memory = Memory()
+    Rule.parse_conjunctive_query = classmethod(
+        lambda cls, expression: memory.get(expression, lambda: parse(cls, expression))
+    )
+    convert = textgen._parse_and_convert
+    symbols = Memory()
+
+    def parse_and_convert(text: str, rule_name: str | None = None, **options: Any) -> Any:
+        parsed = symbols.get((text, rule_name), lambda: convert(text, rule_name=rule_name))
+        return _shallow_copy(parsed)
+
+    textgen._parse_and_convert = parse_and_convert
+
+
+def _remember_grammars() -> None:
+    convert = pddl_logic._parse_and_convert
+    memory = Memory(limit=8)
+
+    def parse_and_convert(text: str, rule_name: str | None = None, **options: Any) -> Any:
+        matches = list(_TASK.finditer(text))
+        if len(matches) != 1:
+            return memory.get(text, lambda: convert(text, rule_name=rule_name, **options))
+        goal = matches[0]["goal"]
+        general = text[: matches[0].start("goal")] + _PLACEHOLDER + text[matches[0].end("goal") :]
+        actions, grammar = memory.get(general, lambda: convert(general, rule_name=rule_name, **options))
+        return actions, _with_goal(grammar, goal)
+
+    pddl_logic._parse_and_convert = parse_and_convert
+
+
+def _with_goal(grammar: Any, goal: str) -> Any:
+    """The grammar with its one rule about the task saying `goal`."""
+    special = textgen.ContextSensitiveGrammar()
+    for name, rules in grammar._rules.items():
+        special._rules[name] = list(rules)
+    (rule,) = special._rules["task"]
+    special._rules["task"] = [
+        textgen.ProductionRule(
+            lhs=rule.lhs,
+            rhs=textgen._parse_and_convert(f"Your task is to: {goal}.", rule_name="symbols"),
+            weight=rule.weight,
+            condition=rule.condition,
+        )
+    ]
+    return special
+
+
+def _copy_shallowly() -> None:
+    textgen.deepcopy = _shallow_copy
+
+
+def _shallow_copy(value: Any) -> Any:
+    """Of a context's dictionary, a symbol or a list of symbols: of symbols, only the context is ever set."""
+    if isinstance(value, dict):
+        return dict(value)
+    if isinstance(value, list):
+        return [_shallow_copy(item) for item in value]
+    if isinstance(value, textgen.Symbol):
+        twin = object.__new__(type(value))
+        twin.__dict__.update(value.__dict__)
+        return twin
+    return value
+
+
+def _compile_expressions() -> None:
+    memory = Memory()
+    names = vars(textgen)
+
+    def derive(self: Any, context: Any = None) -> list[Any]:
+        context = context or self.context
+        code = memory.get(self.expression, lambda: compile(self.expression.strip(), "<grammar>", "eval"))
+        return [textgen.TerminalSymbol(eval(code, names, dict(context["variables"])))]
+
+    textgen.EvalSymbol.derive = derive
+
+
+__all__ = ["Translate", "forget_facts", "install", "translate"]
