@@ -1,0 +1,162 @@
+"""What WebShop costs: a step, a search, and building a store, against bounds.
+
+    python benchmarks/webshop.py [--json FILE] [--products N] [--goals N]
+
+Figures are CPU time of one process, so that they hold on a busy machine; the wall time of the build is
+printed beside it. Steps are those of the oracle's episodes and of random clicks, on the generated catalogue
+of 1,000 products, searches included. Searches are timed one by one, without the cache of results, for
+instructions, titles and attributes. The exit code is 1 when a bound is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from envsdk.envs.webshop.analyzer import tokens
+from envsdk.envs.webshop.env import WebShopEnv
+from envsdk.envs.webshop.generate import generated_store, write_catalogue
+from envsdk.envs.webshop.oracle import plain_query
+from envsdk.envs.webshop.store import Store
+
+NUM_QUERIES = 1000
+RESULTS = 50
+
+_BUILD = """
+import json, resource, sys, time
+from pathlib import Path
+from envsdk.envs.webshop.builder import BuildOptions, build
+started, spent = time.monotonic(), time.process_time()
+build(Path(sys.argv[1]), Path(sys.argv[2]), BuildOptions(tagger="rules"))
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+print(json.dumps([time.monotonic() - started, time.process_time() - spent, peak]))
+"""
+
+
+def record_episodes(env: WebShopEnv, num_goals: int) -> list[tuple[int, list[str]]]:
+    """Goals with the replies of an episode each: the oracle's, and every second time random clicks."""
+    episodes = []
+    for number in range(num_goals):
+        rng, replies, over = random.Random(number), [], False
+        env.reset(options={"goal": number})
+        while not over:
+            legal = env.legal_actions()
+            replies.append(env.oracle() if number % 2 else rng.choice(legal))
+            _, _, terminated, truncated, _ = env.step(replies[-1])
+            over = terminated or truncated
+        episodes.append((number, replies))
+    return episodes
+
+
+def time_steps(env: WebShopEnv, episodes: Sequence[tuple[int, list[str]]]) -> float:
+    """CPU seconds per step, without resets."""
+    spent, num_steps, clock = 0.0, 0, time.process_time
+    for number, replies in episodes:
+        env.reset(options={"goal": number})
+        started = clock()
+        for reply in replies:
+            env.step(reply)
+        spent += clock() - started
+        num_steps += len(replies)
+    return spent / num_steps
+
+
+def measure_steps(num_goals: int) -> dict[str, float]:
+    """Milliseconds per step, by observation mode: the first time in a process, and later."""
+    figures = {}
+    for mode in ("text", "text_rich"):
+        options = {"observation_mode": mode, "max_steps": 15}
+        episodes = record_episodes(WebShopEnv(**options), num_goals)
+        fresh = WebShopEnv(**options)
+        fresh.store = Store(fresh.store.folder)
+        figures[f"{mode}, nothing read yet"] = time_steps(fresh, episodes) * 1e3
+        figures[mode] = float(np.median([time_steps(fresh, episodes) for _ in range(5)])) * 1e3
+    return figures
+
+
+def measure_searches(store: Store) -> tuple[float, float]:
+    """Median and 99th percentile of a search, milliseconds, analysis of the query included."""
+    queries = []
+    for number in range(NUM_QUERIES):
+        goal = store.goal("human", number % store.num_goals("human"))
+        queries.append((plain_query(goal.text), goal.title.lower(), " ".join(goal.attributes))[number % 3])
+    search, milliseconds = store._index.search, []
+    for query in queries:
+        started = time.process_time()
+        search(tokens(query), RESULTS)
+        milliseconds.append((time.process_time() - started) * 1e3)
+    return float(np.percentile(milliseconds, 50)), float(np.percentile(milliseconds, 99))
+
+
+def measure_build(folder: Path, num_products: int) -> tuple[float, float, float]:
+    """Wall seconds, CPU seconds and peak memory in MB of a build in a process of its own."""
+    write_catalogue(folder, num_products=num_products, seed=0)
+    command = [sys.executable, "-c", _BUILD, str(folder), str(folder / "store")]
+    wall, cpu, peak = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return wall, cpu, peak
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write the figures to this file as well")
+    parser.add_argument(
+        "--products", type=int, default=100_000, help="of the large store (default %(default)s)"
+    )
+    parser.add_argument(
+        "--goals", type=int, default=400, help="episodes that are timed (default %(default)s)"
+    )
+    options = parser.parse_args(arguments)
+
+    steps = measure_steps(options.goals)
+    small = Store(generated_store())
+    searches = {f"{small.num_products:,}": measure_searches(small)}
+    with tempfile.TemporaryDirectory() as name:
+        wall, cpu, peak = measure_build(Path(name), options.products)
+        large = Store(Path(name) / "store")
+        searches[f"{large.num_products:,}"] = measure_searches(large)
+        size = sum(file.stat().st_size for file in (Path(name) / "store").iterdir()) / 1e6
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+    for mode, milliseconds in steps.items():
+        print(f"step, {mode:28} {milliseconds:8.4f} ms")
+    for products, (p50, p99) in searches.items():
+        print(f"search among {products:>9} products  p50 {p50:8.3f} ms   p99 {p99:8.3f} ms")
+    print(
+        f"build of {options.products:,} products: {cpu:.0f} s of CPU, {wall:.0f} s, "
+        f"peak memory {peak:.0f} MB, {size:.0f} MB on disk"
+    )
+    print(f"peak memory of this process: {own:.0f} MB\n")
+
+    checks = [
+        (f"step, {mode}", milliseconds, 0.06) for mode, milliseconds in steps.items() if "," not in mode
+    ]
+    for what, value, bound in checks:
+        print(f"{'PASS' if value <= bound else 'FAIL'}  {what}: {value:.4f} ms (at most {bound:g} ms)")
+    if options.json:
+        figures = {
+            "step_ms": steps,
+            "search_ms_p50_p99": searches,
+            "build": {
+                "products": options.products,
+                "wall_s": wall,
+                "cpu_s": cpu,
+                "peak_mb": peak,
+                "disk_mb": size,
+            },
+        }
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    return 0 if all(value <= bound for _, value, bound in checks) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
