@@ -77,7 +77,7 @@ def test_splits_share_no_game_and_unseen_rooms_no_floor_plan():
     games = {
         split: [
             generate_game(seed, task_type, size="small", split=split)
-            for seed in range(40)
+            for seed in range(20)
             for task_type in TASK_TYPES
         ]
         for split in SPLITS
@@ -128,15 +128,15 @@ def test_sizes_grow(size):
     assert lowest - 4 <= sum(counts) / 30 <= highest + 3
 
 
-def test_thousands_of_seeds_make_thousands_of_games():
-    games = [generate_game(seed, task_type, size="small") for seed in range(100) for task_type in TASK_TYPES]
+def test_hundreds_of_seeds_make_hundreds_of_games():
+    games = [generate_game(seed, task_type, size="small") for seed in range(50) for task_type in TASK_TYPES]
     assert len(set(map(content, games))) > 0.99 * len(games)
     assert len({hashlib.sha256(game.problem.encode()).digest() for game in games}) == len(games)
 
 
 def test_every_task_type_of_every_room_occurs():
     for task_type in TASK_TYPES:
-        rooms = {rooms_for_game(generate_game(seed, task_type, size="small")) for seed in range(40)}
+        rooms = {rooms_for_game(generate_game(seed, task_type, size="small")) for seed in range(30)}
         assert rooms == set(rooms_for(task_type))
 
 
