@@ -324,8 +324,9 @@ def command(
         str,
         typer.Argument(
             metavar="ENV_OR_YAML",
-            help="A registered environment id (`envsdk envs` lists them), or a run's YAML file: a path, or "
-            "the name of a shipped example. The YAML's tags, prompts and limits are used.",
+            help="A registered environment id, whole or its name alone (`envsdk envs` lists them), or a "
+            "run's YAML file: a path, or the name of a shipped example. The YAML's tags, prompts and limits "
+            "are used.",
         ),
     ],
     overrides: Annotated[
@@ -337,9 +338,14 @@ def command(
         ),
     ] = None,
     out: Annotated[
-        Path,
-        typer.Option("--out", "-o", metavar="DIR", help="Where the data set goes; continued if it is there."),
-    ] = ...,  # type: ignore[assignment]
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="DIR",
+            help="Where the data set goes; continued if it is there. `data/NAME` when absent.",
+        ),
+    ] = None,
     episodes: Annotated[int, typer.Option("--episodes", "-n", help="Episodes, over all tags.")] = 100,
     policy: Annotated[
         str,
@@ -388,7 +394,7 @@ def command(
         with progress:
             collection = collect(
                 source,
-                out,
+                out or default_folder(source),
                 num_episodes=episodes,
                 policy=policy,
                 epsilon=epsilon,
@@ -409,6 +415,12 @@ def command(
         print("interrupted: the same command continues where it stopped", file=sys.stderr)
         raise
     _print_summary(collection)
+
+
+def default_folder(source: str) -> Path:
+    """Where a collection goes that is given no folder: `data/` and the name of the environment or file."""
+    name = Path(source).name
+    return Path("data") / (name.removesuffix(".yaml").removesuffix(".yml") or "collection")
 
 
 def split_names(names: Sequence[str] | None) -> list[str] | None:

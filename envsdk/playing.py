@@ -92,6 +92,8 @@ class Source:
 def resolve_source(source: str | Path | RunConfig, overrides: Sequence[str] = ()) -> Source:
     """Find out what `source` means: a run's YAML file, a registered environment id, or a configuration.
 
+    Of an id, the name alone (`Sokoban`) will do where only one environment has it.
+
     With an environment id, overrides are arguments of its constructor (`size=6`) or keys of a run
     (`sequence_length=512`). Raises ConfigurationError.
     """
@@ -99,6 +101,7 @@ def resolve_source(source: str | Path | RunConfig, overrides: Sequence[str] = ()
         return Source(name=source.exp_name, config=source, is_environment=False)
     name = str(source)
     known = environment_ids()
+    name = _whole_id(name, known)
     if name in known:
         return Source(name=name, config=_around_environment(name, overrides), is_environment=True)
     if name.endswith((".yaml", ".yml")) or _is_configuration(name):
@@ -109,6 +112,12 @@ def resolve_source(source: str | Path | RunConfig, overrides: Sequence[str] = ()
         f"there is no environment {name!r}; {hint} "
         "(`envsdk envs` lists them; a run's configuration is named by its .yaml file)"
     )
+
+
+def _whole_id(name: str, known: Iterable[str]) -> str:
+    """The id that `name` is short for, as `Sokoban` is for `envsdk/Sokoban-v1`; `name` itself if for none."""
+    whole = [id for id in known if id.partition("/")[2].rpartition("-v")[0] == name]
+    return whole[0] if len(whole) == 1 else name
 
 
 def _is_configuration(name: str) -> bool:

@@ -355,6 +355,16 @@ def test_a_wrong_argument_is_named_and_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
+def test_the_name_of_an_environment_does_for_its_id_and_its_data_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["Sokoban", "--episodes", "20"]) == 0
+    trajectories = episodes_in(tmp_path / "data" / "Sokoban")
+    assert {trajectory.task.tag for trajectory in trajectories} == {"envsdk/Sokoban-v1"}
+    assert len(trajectories) == 20
+
+
 def test_an_out_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").touch()
     done = run_collect("toys/Fast-v1", "--out", tmp_path / "out")
