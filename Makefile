@@ -39,6 +39,26 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $@
 
+# Its packages ask for more than their PDDL games need: spaCy by way of jericho. `python` must be on the PATH of
+# the planner's build.
+ALFWORLD := alfworld==0.4.2 fast_downward_textworld==20.6.4 textworld==1.7.0
+ALFWORLD_NEEDS := hashids==1.3.1 mementos==1.3.1 more-itertools==11.2.1 networkx numpy prompt_toolkit==3.0.53 \
+	tatsu==5.8.3 termcolor==3.3.0 tqdm
+
+.PHONY: install-alfworld
+install-alfworld: $(VENV)/.alfworld-installed ## Add ALFWorld's engine to .venv; builds a planner in C++, some minutes
+
+$(VENV)/.alfworld-installed: $(INSTALLED)
+	@command -v $(CXX) > /dev/null || { \
+		echo "make: there is no C++ compiler '$(CXX)'. On Debian and Ubuntu: apt-get install g++ make" >&2; exit 1; }
+	$(PIP) install -c constraints.txt $(ALFWORLD_NEEDS)
+	PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-deps $(ALFWORLD)
+	@touch $@
+
+.PHONY: test-alfworld
+test-alfworld: install-alfworld ## Run the tests that need ALFWorld's engine
+	$(BIN)/python -m pytest -m "alfworld and not slow"
+
 .PHONY: test
 test: install lint ## Set up, lint and run the test suite: what CI runs
 	$(BIN)/python -m pytest -m "not slow and not gpu"
