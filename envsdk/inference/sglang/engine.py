@@ -19,7 +19,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from envsdk.inference.engine import (
     FinishReason,
     GenerationRequest,
     PauseMode,
+    TokenDelta,
     WeightReference,
 )
 from envsdk.inference.remote.failures import ReplyRefused, Unavailable, wait_s
@@ -39,11 +40,11 @@ from envsdk.inference.remote.http import api_key_of
 from envsdk.inference.remote.requests import Answer, WaitingRequests, in_use, result_of, why_impossible
 from envsdk.inference.settings import parse_settings
 from envsdk.inference.sglang.connection import Connection
+from envsdk.inference.sglang.reply import Reply
 from envsdk.inference.sglang.settings import SGLangSettings
 from envsdk.inference.sglang.weight_folder import heads_that_may_be_left_out, write_folder
 from envsdk.inference.sglang.wire import Delta, generate_body, read_message, why_unsupported
 from envsdk.inference.weight_shapes import Shape, checked, shapes_in
-from envsdk.trajectory import VersionSpan
 
 LOOK_S = 2.0
 """Between two looks at the server."""
@@ -52,29 +53,6 @@ _AGAIN_S = 0.1
 _ABORT_GRACE_S = 5.0
 """For the server to end one request; then the connection is closed."""
 _CLOSE_GRACE_S = 2.0
-
-
-@dataclass(slots=True, eq=False)
-class _Reply:
-    request: GenerationRequest
-    answer: Answer
-    task: asyncio.Task[None] | None = None
-    rid: str = ""
-    """Its name on the server; empty while it is held."""
-    is_ending: bool = False
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    spans: list[VersionSpan] = field(default_factory=list)
-
-    def take(self, delta: Delta, version: int) -> None:
-        if not delta.token_ids:
-            return
-        start = len(self.token_ids)
-        self.token_ids += delta.token_ids
-        self.logprobs += delta.logprobs
-        if self.spans and self.spans[-1].version == version:
-            start = self.spans.pop().start
-        self.spans.append(VersionSpan(version=version, start=start, end=len(self.token_ids)))
 
 
 class SGLangEngine(Engine):
@@ -87,6 +65,7 @@ class SGLangEngine(Engine):
             prefix_reuse=not (settings.model_extra or {}).get("disable_radix_cache", False),
             logprobs=settings.logprobs != "none",
             processed_logprobs=settings.logprobs == "sampling",
+            progress=settings.logprobs != "none",
         )
         self._config = config
         self._settings = settings
@@ -96,8 +75,8 @@ class SGLangEngine(Engine):
         self._version = 0
         self._updates = asyncio.Lock()
         self._waiting = WaitingRequests()
-        self._open: dict[str, _Reply] = {}
-        self._sampling: set[_Reply] = set()
+        self._open: dict[str, Reply] = {}
+        self._sampling: set[Reply] = set()
         """Those of `_open` that the server has."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_started = False
@@ -210,10 +189,10 @@ class SGLangEngine(Engine):
             and not (self._is_paused or self._error)
         ):
             request, answer = self._waiting.pop()
-            reply = self._open[request.request_id] = _Reply(request, answer)
+            reply = self._open[request.request_id] = Reply(request, answer)
             reply.task = self._in_background(self._answer(reply))
 
-    async def _answer(self, reply: _Reply) -> None:
+    async def _answer(self, reply: Reply) -> None:
         try:
             reason = await self._sample(reply)
         except ReplyRefused as error:
@@ -223,7 +202,7 @@ class SGLangEngine(Engine):
         else:
             self._end(reply, reason)
 
-    async def _sample(self, reply: _Reply) -> FinishReason:
+    async def _sample(self, reply: Reply) -> FinishReason:
         """On the server, as often as it takes, until the reply is whole or to end."""
         num_failures = 0
         while True:
@@ -254,18 +233,18 @@ class SGLangEngine(Engine):
                 await self._back_off(failure, num_failures)
                 num_failures += 1
 
-    def _why_whole(self, reply: _Reply) -> FinishReason | None:
+    def _why_whole(self, reply: Reply) -> FinishReason | None:
         if reply.token_ids and reply.token_ids[-1] in reply.request.sampling.stop_token_ids:
             return FinishReason.STOP  # it was aborted before it was seen to be whole
         return FinishReason.LENGTH if self._room(reply) == 0 else None
 
-    def _room(self, reply: _Reply) -> int:
+    def _room(self, reply: Reply) -> int:
         """Tokens that may still be sampled."""
         request = reply.request
         context = self._config.sequence_length - len(request.prompt_ids)
         return min(request.sampling.max_new_tokens, context) - len(reply.token_ids)
 
-    async def _ask(self, reply: _Reply) -> Delta:
+    async def _ask(self, reply: Reply) -> Delta:
         """One request to the server; the last of what it answers."""
         version = self._version
         stamp = self._connection.stamp(version)
@@ -303,7 +282,7 @@ class SGLangEngine(Engine):
             )
         )
 
-    def _end(self, reply: _Reply, reason: FinishReason, error: str = "") -> None:
+    def _end(self, reply: Reply, reason: FinishReason, error: str = "") -> None:
         """Answer with the tokens so far. Does nothing when it was answered before."""
         request_id = reply.request.request_id
         if self._open.get(request_id) is not reply:
@@ -328,7 +307,7 @@ class SGLangEngine(Engine):
         for request, answer in self._waiting.remove(request_ids):
             _resolve(answer, request.request_id, FinishReason.ABORT)
 
-    async def _end_on_server(self, reply: _Reply) -> None:
+    async def _end_on_server(self, reply: Reply) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _ABORT_GRACE_S
         while reply in self._sampling and loop.time() < deadline:
@@ -338,6 +317,10 @@ class SGLangEngine(Engine):
                 )
             await self._until(lambda: reply not in self._sampling, _AGAIN_S)
         self._end(reply, FinishReason.ABORT)
+
+    async def progress(self, num_known: Mapping[str, int]) -> list[TokenDelta]:
+        open_replies = ((self._open.get(request_id), known) for request_id, known in num_known.items())
+        return [reply.since(known) for reply, known in open_replies if reply and len(reply.token_ids) > known]
 
     # ---- pauses and updates
 
@@ -475,7 +458,7 @@ class SGLangEngine(Engine):
 
 
 def _resolve(
-    answer: Answer, request_id: str, reason: FinishReason, error: str = "", reply: _Reply | None = None
+    answer: Answer, request_id: str, reason: FinishReason, error: str = "", reply: Reply | None = None
 ) -> None:
     if answer.done():
         return

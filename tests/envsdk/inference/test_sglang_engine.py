@@ -62,7 +62,7 @@ class TestSGLangConforms(EngineSuite):
         assert not cls.server.behavior.num_stale_reads
 
     def config(self, **changes: Any) -> EngineConfig:
-        settings = {"base_url": self.server.base_url}
+        settings = {"base_url": self.server.base_url, "stream_interval": 4}
         changes["strategy_config"] = settings | dict(changes.get("strategy_config", {}))
         return EngineConfig(model=self.folder, sequence_length=self.sequence_length, **changes)
 
