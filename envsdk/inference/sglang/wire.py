@@ -22,7 +22,7 @@ from envsdk.inference.remote.failures import (
 )
 from envsdk.inference.sglang.settings import SGLangSettings
 
-OLDEST_RELEASE = "0.5.20"
+RELEASE = "0.5.20"
 """Of SGLang, whose source this follows."""
 
 
@@ -201,8 +201,8 @@ def _logprobs(
         values = _newest(meta.output_token_sampling_logprobs, num_new, meta.completion_tokens)
         if values is None:
             raise ReplyRefused(
-                "the server gave no output_token_sampling_logprobs, which SGLang does from "
-                f"{OLDEST_RELEASE} on; set `logprobs: untruncated`, or top_p to 1 and top_k to 0"
+                f"the server gave no output_token_sampling_logprobs, as SGLang {RELEASE} does; set "
+                "`logprobs: untruncated`, or top_p to 1 and top_k to 0"
             )
     known = [value for value in values or () if value is not None and math.isfinite(value)]
     if len(known) != num_new:
