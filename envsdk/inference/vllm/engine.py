@@ -1,0 +1,308 @@
+"""The `vllm` engine: vLLM behind the contract.
+
+    submit -> (queued while paused, updated or full ->) in vLLM -> resolved, exactly once
+    load_weights: copied to shared memory, replies go on
+                  -> frozen -> loaded -> version -> thawed, some milliseconds
+
+The queue is the adapter's: vLLM gets no more than `max_running` requests, so a pause holds the others
+back, and the lowest priority number goes first. vLLM computes in processes of its own and says itself
+which weights sampled which token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from envsdk.failures import Boundary, ConfigurationError, EngineError, Failure
+from envsdk.inference.engine import (
+    Engine,
+    EngineAbilities,
+    EngineConfig,
+    EngineHealth,
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+    PauseMode,
+    TokenDelta,
+    WeightReference,
+)
+from envsdk.inference.remote.requests import Answer, WaitingRequests, in_use, result_of
+from envsdk.inference.settings import parse_settings
+from envsdk.inference.vllm.core import AsyncLLMCore, Core
+from envsdk.inference.vllm.settings import VLLMSettings
+from envsdk.inference.vllm.staged_weights import Handle, stage, tied_names
+from envsdk.inference.vllm.translate import (
+    read_output,
+    read_progress,
+    refusal,
+    sampling_options,
+)
+from envsdk.inference.weight_shapes import shapes_in
+
+
+@dataclass(slots=True)
+class _Running:
+    request: GenerationRequest
+    future: Answer
+    task: asyncio.Task[None] | None = None
+    is_submitted: bool = False
+    """vLLM has it, and can be asked to abort it."""
+
+
+class VLLMEngine(Engine):
+    """See the module's text; settings in `VLLMSettings`."""
+
+    def __init__(self, core: Core, *, config: EngineConfig, settings: VLLMSettings) -> None:
+        assert config.model is not None
+        self.abilities = EngineAbilities(
+            inflight_update=True,
+            priority=True,
+            prefix_reuse=settings.enable_prefix_caching,
+            progress=True,
+            processed_logprobs=settings.logprobs == "sampling",
+        )
+        self._core = core
+        self._settings = settings
+        self._sequence_length = config.sequence_length
+        self._max_running = config.max_running
+        self._expected = shapes_in(config.model)
+        self._optional = tied_names(config.model, self._expected)
+
+        self._waiting = WaitingRequests()
+        self._running: dict[str, _Running] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+
+        self._version = 0
+        self._is_started = False
+        self._is_paused = False
+        self._is_frozen = False
+        """vLLM itself is held by a pause in mode `keep`."""
+        self._is_swapping = False
+        self._update_lock = asyncio.Lock()
+        self._core_lock = asyncio.Lock()
+        """Held by whoever freezes or thaws vLLM."""
+        self._error = ""
+        self._num_prompt_tokens = 0
+
+    @classmethod
+    def create(cls, config: EngineConfig) -> VLLMEngine:
+        settings = parse_settings(VLLMSettings, config.strategy_config, engine="vllm")
+        folder = config.model
+        if folder is None:
+            raise ConfigurationError("engine `vllm` needs a model: give a Hugging Face folder")
+        if not (folder / "config.json").is_file():
+            raise ConfigurationError(f"{folder} is not a Hugging Face model folder: it has no config.json")
+        core = AsyncLLMCore.open(config, settings)
+        try:
+            return cls(core, config=config, settings=settings)
+        except EngineError as error:
+            raise ConfigurationError(f"cannot load the model in {folder}: {error}") from error
+
+    async def start(self) -> None:
+        """EngineError when vLLM cannot load the model. The event loop stands still until it has."""
+        await self._core.start()
+        self._is_started = True
+        self._dispatch()
+
+    # ---- requests
+
+    def submit(self, request: GenerationRequest) -> asyncio.Future[GenerationResult]:
+        future: Answer = asyncio.get_running_loop().create_future()
+        if error := self._refusal(request):
+            future.set_result(result_of(request.request_id, FinishReason.ERROR, error=error))
+            return future
+        self._num_prompt_tokens += len(request.prompt_ids)
+        self._waiting.push(request, future)
+        future.add_done_callback(lambda done: self.abort([request.request_id]) if done.cancelled() else None)
+        self._dispatch()
+        return future
+
+    def _refusal(self, request: GenerationRequest) -> str:
+        if error := self._error or self._core.error:
+            return error
+        if request.request_id in self._running or request.request_id in self._waiting:
+            return in_use(request.request_id)
+        return refusal(request, sequence_length=self._sequence_length, vocab_size=self._core.vocab_size)
+
+    def _dispatch(self) -> None:
+        while (
+            self._waiting
+            and len(self._running) < self._max_running
+            and self._is_started
+            and not (self._is_paused or self._is_swapping or self._error)
+        ):
+            request, future = self._waiting.pop()
+            running = self._running[request.request_id] = _Running(request, future)
+            running.task = self._in_background(self._answer(running))
+
+    async def _answer(self, running: _Running) -> None:
+        request = running.request
+        if running.future.done():  # aborted before it got here
+            return
+        running.is_submitted = True
+        try:
+            output = await self._core.generate(
+                request.request_id,
+                request.prompt_ids.tolist(),
+                sampling_options(request.sampling, room=self._sequence_length - len(request.prompt_ids)),
+                priority=request.priority,
+                # A prefix computed under older weights has another salt, so it is not found.
+                cache_salt=str(self._version) if self._settings.kv_after_update == "keep" else None,
+            )
+            result = read_output(request.request_id, output)
+        except Exception as error:  # noqa: BLE001 - the engine's boundary: it becomes the reply's error
+            if self._core.error:
+                self._fail(self._core.error)
+            message = self._error or str(Failure.from_exception(Boundary.ENGINE, error))
+            result = result_of(request.request_id, FinishReason.ERROR, error=message)
+        self._end(running, result)
+
+    def _end(self, running: _Running, result: GenerationResult) -> None:
+        """Answer. Does nothing when it was answered before."""
+        request_id = running.request.request_id
+        if self._running.get(request_id) is not running:
+            return
+        del self._running[request_id]
+        if not running.future.done():
+            running.future.set_result(result)
+        if not self._running:
+            self._idle.set()
+        self._dispatch()
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        submitted = []
+        for request_id in request_ids:
+            running = self._running.get(request_id)
+            if running is None:
+                continue
+            if running.is_submitted:
+                submitted.append(request_id)
+            else:
+                self._end(running, result_of(request_id, FinishReason.ABORT))
+        if submitted:
+            self._in_background(self._core.abort(submitted))
+        for request, future in self._waiting.remove(request_ids):
+            if not future.done():
+                future.set_result(result_of(request.request_id, FinishReason.ABORT))
+
+    async def progress(self, num_known: Mapping[str, int]) -> list[TokenDelta]:
+        found = []
+        for request_id, known in num_known.items():
+            completion = self._core.sampled_so_far(request_id) if request_id in self._running else None
+            if completion is not None and (delta := read_progress(request_id, completion, known)):
+                found.append(delta)
+        return found
+
+    # ---- pauses
+
+    async def pause(self, mode: PauseMode) -> None:
+        self._is_paused = True
+        if mode is PauseMode.KEEP:
+            async with self._core_lock:
+                if self._is_paused and self._is_alive:
+                    await self._core.freeze(forget=False)
+                    self._is_frozen = True
+            return
+        if mode is PauseMode.ABORT:
+            self.abort(list(self._running))
+        else:
+            await self._thaw()
+        while self._running and self._is_paused:
+            self._idle.clear()
+            await self._idle.wait()
+
+    async def resume(self) -> None:
+        self._is_paused = False
+        self._idle.set()
+        await self._thaw()
+        self._dispatch()
+
+    async def _thaw(self) -> None:
+        async with self._core_lock:
+            if self._is_frozen and self._is_alive:
+                self._is_frozen = False
+                await self._core.thaw()
+
+    # ---- weights
+
+    async def load_weights(self, weights: WeightReference, version: int) -> None:
+        async with self._update_lock:
+            self._check_alive("cannot take weights")
+            staged = await asyncio.to_thread(stage, weights, self._expected, optional=self._optional)
+            try:
+                async with self._core_lock:
+                    self._check_alive("ended while weights were loaded")
+                    self._is_swapping = True
+                    await self._swap(staged.handle, version)
+            finally:
+                self._is_swapping = False
+                staged.close()
+            self._dispatch()
+
+    async def _swap(self, handle: Handle, version: int) -> None:
+        try:
+            await self._core.freeze(forget=self._settings.kv_after_update == "recompute")
+            await self._core.load(handle)
+            await self._core.set_version(version)
+            self._version = version
+            if not self._is_frozen:
+                await self._core.thaw()
+        except Exception as error:
+            # Part of the new weights may be in place: nothing can be sampled any more.
+            self._fail(f"a weight update broke off: {Failure.from_exception(Boundary.ENGINE, error)}")
+            raise EngineError(f"engine `vllm`: {self._error}") from error
+
+    # ---- health and end
+
+    @property
+    def _is_alive(self) -> bool:
+        return self._is_started and not (self._error or self._core.error)
+
+    def _check_alive(self, what: str) -> None:
+        if not self._is_alive:
+            why = self._error or self._core.error or "it is not started"
+            raise EngineError(f"engine `vllm` {what}: {why}")
+
+    def health(self) -> EngineHealth:
+        counters = self._core.counters
+        return EngineHealth(
+            version=self._version,
+            num_running=len(self._running),
+            num_queued=len(self._waiting),
+            num_tokens_sampled=counters.num_tokens_sampled,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_prefilled_tokens=counters.num_prefilled_tokens,
+            kv_usage=counters.kv_usage if self._running else 0.0,
+            error=self._error or self._core.error,
+        )
+
+    def _fail(self, message: str) -> None:
+        """Answer everything with this error, now and from now on."""
+        self._error = self._error or message
+        for running in self._running.values():
+            if running.task is not None and running.task is not asyncio.current_task():
+                running.task.cancel()
+        entries = [(running.request, running.future) for running in self._running.values()]
+        entries += self._waiting.remove(self._waiting.ids)
+        self._running.clear()
+        self._idle.set()
+        for request, future in entries:
+            if not future.done():
+                future.set_result(result_of(request.request_id, FinishReason.ERROR, error=self._error))
+
+    async def close(self) -> None:
+        if not self._error:
+            self._error = "the engine is closed"
+            self.abort([*self._running, *self._waiting.ids])
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._core.close()
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

@@ -1,0 +1,132 @@
+"""Settings of the `vllm` engine, and what vLLM is given for them. Pure; vLLM is not imported."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import ConfigDict, NonNegativeFloat, PositiveInt, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
+
+from envsdk.config.nearest import suggest
+from envsdk.failures import ConfigurationError
+from envsdk.inference.engine import EngineConfig
+from envsdk.inference.settings import StrictSettings
+from envsdk.inference.vllm.engine_arg_names import ENGINE_ARG_NAMES
+
+WORKER_EXTENSION = "envsdk.inference.vllm.worker.WorkerExtension"
+CPU_KV_CACHE_BYTES = 1 << 30
+CPU_BLOCK_SIZE = 32
+"""Tokens. vLLM's own 128 would hardly ever find a whole block of a short episode again."""
+
+SET_BY_ENGINE = {
+    "model": "is the run's model (`pretrain`)",
+    "tokenizer": "is not used: token ids go in and out",
+    "skip_tokenizer_init": "is set: token ids go in and out",
+    "max_num_seqs": "follows from `actor_infer.infer_batch_size`",
+    "seed": "follows from the run's `seed`",
+    "logprobs_mode": "follows from `logprobs`",
+    "generation_config": "is not used: requests say how they are sampled",
+    "override_generation_config": "is not used: requests say how they are sampled",
+    "scheduling_policy": "is `priority`",
+    "worker_extension_cls": "is how weights are updated",
+    "disable_log_stats": "is set: the engine's health has the counters",
+    "enable_log_requests": "is off",
+    "stream_interval": "is not used: replies come whole",
+    "data_parallel_size": "is 1; `actor_infer.num_engines` makes copies of the model",
+    "runner": "is `generate`",
+    "convert": "is not used",
+}
+"""Arguments of vLLM that follow from the run's own keys, and from which."""
+
+
+class VLLMSettings(StrictSettings):
+    """`strategy_config` of the `vllm` engine. Any other argument of `AsyncEngineArgs` is taken too."""
+
+    model_config = ConfigDict(extra="allow")
+
+    logprobs: Literal["sampling", "raw"] = "sampling"
+    """`sampling`: those of the distribution that tokens are drawn from, after temperature, top_p and top_k;
+    `raw`: those of the model's own."""
+    kv_after_update: Literal["recompute", "keep"] = "recompute"
+    """What becomes of a running reply's keys and values when new weights come: `recompute` computes them
+    under the new weights; `keep` goes on with the old ones, which saves time and is not exact."""
+    num_threads: PositiveInt = 1
+    """Threads of each of vLLM's worker processes on a CPU."""
+    tensor_parallel_size: PositiveInt = 1
+    """Devices that share out the model."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
+    """Weights and KV cache. When absent: `float32` on a CPU, vLLM's `auto` elsewhere."""
+    enforce_eager: bool | None = None
+    """Start in seconds, without compiling. When absent: true on a CPU, false elsewhere."""
+    gpu_memory_utilization: NonNegativeFloat | None = None
+    """Share of the device's memory that vLLM takes; on a CPU of the machine's."""
+    kv_cache_memory_bytes: PositiveInt | None = None
+    """Size of the KV cache. When it and `gpu_memory_utilization` are absent: 1 GiB on a CPU."""
+    block_size: PositiveInt | None = None
+    """Tokens of one block of the KV cache, and so of what a session can reuse. When absent: 32 on a CPU,
+    vLLM's own choice elsewhere."""
+    enable_prefix_caching: bool = True
+    """Keep keys and values after a reply, so that a session's next turn computes only what is new."""
+    max_model_len: PositiveInt | None = None
+    """Longest sequence that vLLM prepares for; `sequence_length` when absent, and never less."""
+    load_format: str = "auto"
+    """How vLLM reads the model; `dummy` makes random weights."""
+    log_level: str = "ERROR"
+    """Of vLLM's own messages."""
+
+    @model_validator(mode="after")
+    def _only_known_arguments(self) -> VLLMSettings:
+        problems = [
+            InitErrorDetails(
+                type=PydanticCustomError("value_error", "{error}", {"error": problem}),
+                loc=(name,),
+                input=value,
+            )
+            for name, value in (self.model_extra or {}).items()
+            if (problem := _problem_of(name))
+        ]
+        if problems:
+            raise ValidationError.from_exception_data(type(self).__name__, problems)
+        return self
+
+    def identity(self) -> dict[str, Any]:
+        return {"logprobs": self.logprobs} | ({"dtype": self.dtype} if self.dtype else {})
+
+
+def _problem_of(name: str) -> str:
+    """Why a key that the model above does not name is refused; empty for an argument of vLLM."""
+    if name in SET_BY_ENGINE:
+        return f"`{name}` cannot be set here: it {SET_BY_ENGINE[name]}"
+    if name in ENGINE_ARG_NAMES:
+        return ""
+    known = sorted((ENGINE_ARG_NAMES | VLLMSettings.model_fields.keys()) - SET_BY_ENGINE.keys())
+    return f"unknown key; {suggest(name, known, known='known keys')}"
+
+
+def engine_args(config: EngineConfig, settings: VLLMSettings, *, on_cpu: bool) -> dict[str, Any]:
+    """Arguments of `AsyncEngineArgs`. ConfigurationError when they contradict `config`."""
+    longest = settings.max_model_len or config.sequence_length
+    if longest < config.sequence_length:
+        raise ConfigurationError(
+            f"strategy_config.max_model_len is {longest}, but sequence_length is {config.sequence_length}; "
+            "leave max_model_len out"
+        )
+    args: dict[str, Any] = {
+        "model": str(config.model),
+        "max_model_len": longest,
+        "max_num_seqs": config.max_running,
+        "seed": config.seed,
+        "logprobs_mode": "processed_logprobs" if settings.logprobs == "sampling" else "raw_logprobs",
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",
+        "scheduling_policy": "priority",
+        "worker_extension_cls": WORKER_EXTENSION,
+        "disable_log_stats": True,
+    }
+    if on_cpu:
+        args |= {"dtype": "float32", "enforce_eager": True, "block_size": CPU_BLOCK_SIZE}
+        if settings.gpu_memory_utilization is None:
+            args["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES
+    own = {"logprobs", "kv_after_update", "num_threads", "max_model_len"}
+    given = settings.model_dump(exclude=own)
+    return args | {name: value for name, value in given.items() if value is not None}

@@ -1,0 +1,133 @@
+"""New weights on their way into vLLM's processes, through memory they share.
+
+    engine's process: stage -> buckets in anonymous memory, replies go on
+    vLLM's workers:   read_staged -> the weights, while nothing is sampled
+
+The memory has no name in the file system (memfd): the last process that has it open ends it.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envsdk.failures import ConfigurationError, EngineError
+from envsdk.inference.engine import WeightReference
+from envsdk.inference.weight_buckets import Bucket, Buffer, Piece, fill_buckets, read_buckets
+from envsdk.inference.weight_shapes import Shapes, checked
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BUCKET_BYTES = 64 * 1024**2
+
+Handle = dict[str, Any]
+"""Where staged weights lie, in plain values that any serializer takes."""
+
+
+class StagedWeights:
+    """A copy of all weights. Owner: the engine; `close` when vLLM has read it."""
+
+    def __init__(self, bucket_bytes: int = BUCKET_BYTES) -> None:
+        self._capacity = -(-bucket_bytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        self._fd = os.memfd_create("envsdk-vllm-weights", os.MFD_CLOEXEC)
+        self._num_buffers = 0
+        self._buckets: list[dict[str, Any]] = []
+
+    def fill(self, weights: Iterable[tuple[str, Any]]) -> None:
+        """Copy `weights`, each as it comes; raises what reading them raises."""
+        for bucket in fill_buckets(weights, self._next_buffer):
+            pieces = [asdict(piece) for piece in bucket.pieces]
+            self._buckets.append({"num_bytes": len(bucket.data), "pieces": pieces})
+
+    def _next_buffer(self) -> Buffer:
+        offset = self._num_buffers * self._capacity
+        self._num_buffers += 1
+        os.ftruncate(self._fd, offset + self._capacity)  # takes no memory before it is written to
+        return np.frombuffer(mmap.mmap(self._fd, self._capacity, offset=offset), np.uint8)
+
+    @property
+    def handle(self) -> Handle:
+        """For `read_staged` in a process of this machine."""
+        return {
+            "path": f"/proc/{os.getpid()}/fd/{self._fd}",
+            "capacity": self._capacity,
+            "buckets": self._buckets,
+        }
+
+    def close(self) -> None:
+        """Idempotent. Readers keep what they have mapped."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def read_staged(handle: Handle) -> Iterator[tuple[str, NDArray[Any] | Tensor]]:
+    """The staged weights: views of the shared memory, valid for as long as they are held."""
+    buckets, capacity = handle["buckets"], handle["capacity"]
+    with open(handle["path"], "r+b") as file:
+        memory = np.frombuffer(mmap.mmap(file.fileno(), len(buckets) * capacity), np.uint8)
+    yield from read_buckets(
+        Bucket(
+            tuple(Piece(**(piece | {"shape": tuple(piece["shape"])})) for piece in bucket["pieces"]),
+            memory[number * capacity : number * capacity + bucket["num_bytes"]],
+        )
+        for number, bucket in enumerate(buckets)
+    )
+
+
+def stage(weights: WeightReference, expected: Shapes, *, optional: frozenset[str]) -> StagedWeights:
+    """A copy of `weights` when they are the `expected` ones, all of them and no others; EngineError when not.
+
+    `optional` names may be there and are passed over. Nothing is expected where `expected` is empty. Blocks.
+    """
+    stream: Iterable[tuple[str, Any]]
+    if isinstance(weights, Path):
+        stream = tensors_in(weights)
+    else:
+        stream = weights.items() if isinstance(weights, Mapping) else weights
+    staged = StagedWeights()
+    try:
+        staged.fill(checked(stream, expected, optional=optional) if expected else stream)
+    except BaseException:
+        staged.close()
+        raise
+    return staged
+
+
+def tensors_in(folder: Path) -> Iterator[tuple[str, Any]]:
+    """Every tensor of a Hugging Face folder's safetensors files, one at a time."""
+    from safetensors import SafetensorError, safe_open
+
+    for file in _weight_files(folder):
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 - it is no mapping
+                    yield name, tensors.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise EngineError(f"{file} cannot be read: {error}") from error
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise EngineError(f"{folder} holds no *.safetensors file; save the model with save_pretrained")
+    return files
+
+
+def tied_names(folder: Path, shapes: Shapes) -> frozenset[str]:
+    """Weights that a trainer may send and the model does not have, because its head is its embedding."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{folder / 'config.json'} cannot be read: {error}") from error
+    tied = bool(config.get("tie_word_embeddings")) and "lm_head.weight" not in shapes
+    return frozenset({"lm_head.weight"}) if tied else frozenset()

@@ -1,0 +1,123 @@
+"""Requests in vLLM's words, and vLLM's answers in the contract's. Pure; vLLM is not imported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envsdk.inference.continuation import spans_within
+from envsdk.inference.engine import (
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+    SamplingParams,
+    TokenDelta,
+)
+from envsdk.inference.remote.requests import result_of, why_impossible
+from envsdk.trajectory import VersionSpan
+
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
+"""What vLLM samples at; it takes lower ones up to the first and refuses those beyond the second."""
+
+_FINISH_REASONS = {
+    "stop": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "abort": FinishReason.ABORT,
+}
+
+
+def sampling_options(sampling: SamplingParams, *, room: int) -> dict[str, Any]:
+    """Arguments of vLLM's `SamplingParams`; `room` is what the context leaves for the reply, in tokens."""
+    return {
+        "max_tokens": min(sampling.max_new_tokens, room),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "seed": sampling.seed,
+        "stop_token_ids": list(sampling.stop_token_ids),
+        # Only the request's own stop tokens end a reply, not those of the model's generation_config.json.
+        "ignore_eos": True,
+        "detokenize": False,
+        "logprobs": 0,  # that of the sampled token alone
+        "flat_logprobs": True,
+    }
+
+
+def refusal(request: GenerationRequest, *, sequence_length: int, vocab_size: int) -> str:
+    """Why this request cannot be run; empty when it can."""
+    prompt, sampling = request.prompt_ids, request.sampling
+    if impossible := why_impossible(request, sequence_length=sequence_length):
+        return impossible
+    if int(prompt.min()) < 0 or int(prompt.max()) >= vocab_size:
+        return f"the prompt holds a token id outside the vocabulary of {vocab_size}"
+    if sampling.temperature != 0 and not MIN_TEMPERATURE <= sampling.temperature <= MAX_TEMPERATURE:
+        return (
+            f"temperature is {sampling.temperature:g}; vLLM samples at 0 and from {MIN_TEMPERATURE:g} "
+            f"to {MAX_TEMPERATURE:g}"
+        )
+    if not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
+        return f"top_k must be at least 0 and top_p in (0, 1]: {sampling}"
+    return ""
+
+
+def read_output(request_id: str, output: Any) -> GenerationResult:
+    """The reply in a finished `RequestOutput`.
+
+    Log-probabilities that are not finite, as diverged weights give, make it an error.
+    """
+    completion = output.outputs[0]
+    token_ids, logprobs = _tokens(completion)
+    if not np.isfinite(logprobs).all():
+        return result_of(
+            request_id,
+            FinishReason.ERROR,
+            error="log-probabilities are not finite: the weights have diverged",
+        )
+    reason = _FINISH_REASONS.get(completion.finish_reason, FinishReason.ERROR)
+    return GenerationResult(
+        request_id=request_id,
+        token_ids=token_ids,
+        logprobs=logprobs,
+        version_spans=_version_spans(completion.weight_versions or (), len(token_ids)),
+        finish_reason=reason,
+        error=f"vLLM ended the reply: {completion.finish_reason}" if reason is FinishReason.ERROR else "",
+    )
+
+
+def read_progress(request_id: str, completion: Any, num_known: int) -> TokenDelta | None:
+    """What an unfinished `CompletionOutput` has beyond its first `num_known` tokens; None when nothing."""
+    token_ids, logprobs = _tokens(completion)
+    count = len(token_ids)
+    if count <= num_known or not np.isfinite(logprobs).all():
+        return None
+    return TokenDelta(
+        request_id=request_id,
+        token_ids=token_ids[num_known:],
+        logprobs=logprobs[num_known:],
+        version_spans=spans_within(_version_spans(completion.weight_versions, count), num_known, count),
+    )
+
+
+def _tokens(completion: Any) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Ids and log-probabilities; the sampled token is the first of those that vLLM tells of a position."""
+    token_ids = np.array(completion.token_ids, np.int32)
+    flat = completion.logprobs
+    logprobs = np.array([flat.logprobs[first] for first in flat.start_indices], np.float32)
+    if len(logprobs) != len(token_ids):
+        raise ValueError(f"vLLM gave {len(logprobs)} log-probabilities for {len(token_ids)} tokens")
+    return token_ids, np.minimum(logprobs, 0.0)  # rounding may leave a certain token a hair above 0
+
+
+def _version_spans(spans: Any, num_tokens: int) -> tuple[VersionSpan, ...]:
+    """The labels of vLLM's spans are the versions they were published under."""
+    found = tuple(
+        VersionSpan(version=int(span.version), start=span.start, end=span.end)
+        for span in spans
+        if span.end > span.start
+    )
+    covered = sum(span.end - span.start for span in found)
+    if covered != num_tokens:
+        raise ValueError(f"vLLM's weight versions cover {covered} of {num_tokens} tokens")
+    return found

@@ -1,0 +1,46 @@
+"""What vLLM's worker processes learn from envsdk: to take weights out of shared memory.
+
+vLLM mixes `WorkerExtension` into its own worker class (`worker_extension_cls`), where `collective_rpc`
+finds its methods. Imported in those processes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from envsdk.inference.vllm.staged_weights import Handle, read_staged
+
+
+class WorkerExtension:
+    """Methods of every worker. Names begin with `envsdk_`, so that they meet none of vLLM's."""
+
+    model_runner: Any
+
+    def envsdk_load_weights(self, handle: Handle) -> None:
+        """Compute with the weights behind `handle` from the next step on.
+
+        vLLM copies them into the memory the old ones have, layer by layer.
+        """
+        self.model_runner.reload_weights(weights_iterator=_tensors(handle))
+        _repack_tied_head(self.model_runner.get_model())
+
+
+def _tensors(handle: Handle) -> Iterator[tuple[str, Tensor]]:
+    for name, weight in read_staged(handle):
+        yield name, weight if isinstance(weight, Tensor) else torch.from_numpy(weight)
+
+
+def _repack_tied_head(model: Any) -> None:
+    """On a CPU a head computes with a packed copy of its weight; vLLM 0.32 does not renew a tied one's."""
+    head: Any = getattr(model, "lm_head", None)
+    embedding: Any = getattr(getattr(model, "model", model), "embed_tokens", None)
+    if embedding is None or not hasattr(head, "cpu_linear"):
+        return
+    if head.weight.data_ptr() == embedding.weight.data_ptr():
+        from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+        dispatch_cpu_unquantized_gemm(head, remove_weight=False)

@@ -1,0 +1,128 @@
+"""Stands for vLLM where it is not installed: tokens by a clock, answers in vLLM's shapes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from envsdk.inference.vllm.core import Counters
+from envsdk.inference.vllm.staged_weights import Handle, read_staged
+
+
+@dataclass
+class _Reply:
+    draw: np.random.Generator
+    options: Mapping[str, Any]
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    spans: list[SimpleNamespace] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    @property
+    def completion(self) -> SimpleNamespace:
+        count = len(self.token_ids)
+        flat = SimpleNamespace(start_indices=list(range(count)), logprobs=list(self.logprobs))
+        return SimpleNamespace(
+            token_ids=list(self.token_ids),
+            logprobs=flat,
+            weight_versions=list(self.spans),
+            finish_reason=self.finish_reason,
+        )
+
+
+class ScriptedCore:
+    """A `Core`. A reply depends on its seed alone; every token takes `token_s`."""
+
+    def __init__(self, *, vocab_size: int = 64, token_s: float = 0.0) -> None:
+        self.vocab_size = vocab_size
+        self.counters = Counters()
+        self.error = ""
+        self.broken_load = ""
+        """When set, what `load` raises."""
+        self.loaded: list[dict[str, np.ndarray]] = []
+        self.salts: list[str | None] = []
+        self.forgets: list[bool] = []
+        self._token_s = token_s
+        self._version = "0"
+        self._replies: dict[str, _Reply] = {}
+        self._flowing = asyncio.Event()
+
+    async def start(self) -> None:
+        self._flowing.set()
+
+    async def generate(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        options: Mapping[str, Any],
+        *,
+        priority: int,
+        cache_salt: str | None,
+    ) -> Any:
+        self.salts.append(cache_salt)
+        seed = options["seed"] if options["temperature"] else 0
+        reply = self._replies[request_id] = _Reply(np.random.default_rng(seed), options)
+        self._record(computed=len(prompt_ids))
+        while reply.finish_reason is None:
+            await asyncio.sleep(self._token_s)
+            await self._flowing.wait()
+            if self.error:
+                raise RuntimeError(self.error)
+            if reply.finish_reason is None:
+                self._sample(reply)
+        del self._replies[request_id]
+        return SimpleNamespace(outputs=[reply.completion])
+
+    def _sample(self, reply: _Reply) -> None:
+        token = int(reply.draw.integers(self.vocab_size))
+        reply.token_ids.append(token)
+        reply.logprobs.append(-float(reply.draw.random()))
+        count = len(reply.token_ids)
+        if reply.spans and reply.spans[-1].version == self._version:
+            reply.spans[-1].end = count
+        else:
+            reply.spans.append(SimpleNamespace(version=self._version, start=count - 1, end=count))
+        if token in reply.options["stop_token_ids"]:
+            reply.finish_reason = "stop"
+        elif count == reply.options["max_tokens"]:
+            reply.finish_reason = "length"
+        self._record(sampled=1)
+
+    def _record(self, *, sampled: int = 0, computed: int = 0) -> None:
+        prompt = SimpleNamespace(computed=computed)
+        self.counters.record(
+            SimpleNamespace(kv_cache_usage=0.25),
+            SimpleNamespace(num_generation_tokens=sampled, prompt_token_stats=prompt),
+        )
+
+    def sampled_so_far(self, request_id: str) -> Any | None:
+        reply = self._replies.get(request_id)
+        return reply.completion if reply else None
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            if reply := self._replies.get(request_id):
+                reply.finish_reason = "abort"
+
+    async def freeze(self, *, forget: bool) -> None:
+        self.forgets.append(forget)
+        self._flowing.clear()
+
+    async def thaw(self) -> None:
+        self._flowing.set()
+
+    async def load(self, handle: Handle) -> None:
+        if self.broken_load:
+            raise RuntimeError(self.broken_load)
+        self.loaded.append({name: np.array(value) for name, value in read_staged(handle)})
+
+    async def set_version(self, version: int) -> None:
+        self._version = str(version)
+
+    async def close(self) -> None:
+        self._flowing.set()
