@@ -32,6 +32,8 @@ _PIECES = "|".join(
         # A short answer with its tags: one token for the engine to sample.
         r"<answer>[\p{L}\p{N} ]{1,24}</answer>",
         r"</?[A-Za-z_]+>",
+        # What stands between the parts of a page, as in WebShop.
+        r" \[SEP\] ",
         # The frame of a walled room is the same in every room. Its cells stay tokens of their own.
         r"^#+\n#",
         r"#\n#+$",
