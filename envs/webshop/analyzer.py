@@ -7,6 +7,8 @@ Needs the extra `webshop` (PyStemmer, regex).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import regex
 import Stemmer
 
@@ -32,6 +34,7 @@ _TOKEN = regex.compile(
 _IS_EMOJI = regex.compile(_EMOJI)
 _APOSTROPHES = "'’\uff07"
 _MAX_STEMS = 500_000
+_MAX_TOKEN_LENGTH = 255
 
 _porter = Stemmer.Stemmer("porter")
 _porter.maxCacheSize = 0
@@ -41,7 +44,7 @@ _stems: dict[str, str] = {}
 def tokens(text: str) -> list[str]:
     """The terms of `text`, in order."""
     terms = []
-    for token in _TOKEN.findall(text):
+    for token in _cut(_TOKEN.findall(text)):
         if not (token.isascii() and token.isalnum()) and not _is_term(token):
             continue
         if len(token) > 2 and token[-1] in "sS" and token[-2] in _APOSTROPHES:
@@ -50,6 +53,13 @@ def tokens(text: str) -> list[str]:
         if token not in STOP_WORDS:
             terms.append(stem(token))
     return terms
+
+
+def _cut(words: list[str]) -> Iterator[str]:
+    """Words, longer ones in parts of the length that Lucene takes."""
+    for word in words:
+        for start in range(0, len(word), _MAX_TOKEN_LENGTH):
+            yield word[start : start + _MAX_TOKEN_LENGTH]
 
 
 def stem(term: str) -> str:

@@ -22,6 +22,7 @@ from envsdk.envs.webshop.matching import color_of, color_of_pair, token_set_rati
         ("__ — !!", []),
         ("日本 ok", ["日", "本", "ok"]),
         ("café Crème", ["café", "crème"]),
+        ("9" * 256, ["9" * 255, "9"]),
     ],
 )
 def test_text_is_cut_and_stemmed_as_lucene_does(text, terms):
