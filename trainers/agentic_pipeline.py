@@ -34,6 +34,7 @@ from envsdk.tracking.tracker import Tracker
 from envsdk.trainers.batches import ModelScores, learnable, prepare_batch, token_ids
 from envsdk.trainers.checkpoints import Checkpoint, RunState, find_checkpoint, write_checkpoint
 from envsdk.trainers.cluster import Cluster
+from envsdk.trainers.engine_metrics import EngineMetrics
 from envsdk.trainers.notes import algorithm_notes
 from envsdk.trainers.rollout_metrics import num_sampled_tokens, rollout_metrics, validation_metrics
 from envsdk.trajectory import Trajectory
@@ -110,6 +111,7 @@ class AgenticPipeline:
         self.step = folder.first_step
         self.validations = earlier_validations(folder)
         self._metrics: dict[str, float] = {}
+        self._engine_metrics = EngineMetrics()
         self._kl_coef: float | None = None
         if config.target_kl is not None and folder.checkpoint is not None:
             self._kl_coef = folder.checkpoint.state.kl_coef
@@ -280,13 +282,9 @@ class AgenticPipeline:
         return {
             "rollout/tokens_per_s": num_tokens / step_s,
             "time/engine_idle_share": max(0.0, 1.0 - busy_s / step_s),
-            "engine/tokens_sampled": float(sum(look.num_tokens_sampled for look in health.values())),
-            "engine/prompt_tokens": float(sum(look.num_prompt_tokens for look in health.values())),
-            "engine/prefilled_tokens": float(sum(look.num_prefilled_tokens for look in health.values())),
             "engine/serving": float(self.cluster.engines.num_serving),
             "engine/restarts": float(self.cluster.engines.num_restarts),
-            "engine/queued": float(sum(look.num_queued for look in health.values())),
-        }
+        } | self._engine_metrics.step(health, time.monotonic())
 
     def _timed(self, what: str, track: Track, name: str | None = None) -> _Timed:
         return _Timed(self._metrics, f"time/{what}_s", self.timeline, track, name or what, self.step)

@@ -183,8 +183,9 @@ def build_page(run: RunData) -> Page:
     ends = [name for name in run.names("ledger/") if name != "ledger/started"]
     outcomes = _shares({name.removeprefix("ledger/"): run.last(name) for name in ends})
     optimization = run.names("actor/") + run.names("critic/")
-    rollouts = run.names("rollout/") + run.names("env/") + run.names("engine/")
-    rollouts = [name for name in rollouts if name not in _ENGINE_COUNTERS]
+    # Without each engine's own, of which there may be dozens.
+    engines = [n for n in run.names("engine/") if n not in _ENGINE_COUNTERS and n.count("/") == 1]
+    rollouts = run.names("rollout/") + run.names("env/") + engines
     return Page(
         name=str(run.config.get("exp_name") or run.folder.resolve().name),
         version=__version__,
