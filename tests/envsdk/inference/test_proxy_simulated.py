@@ -147,8 +147,8 @@ class Pool:
     async def settle(self) -> None:
         """Let everything end that can, and look at what came out."""
         self.join("last")
-        for proxy in range(len(self.proxies)):
-            self.resume(proxy)
+        for number in range(len(self.proxies)):
+            self.resume(number)
         futures = [asked.future for asked in self.asked if not asked.future.cancelled()]
         await asyncio.wait_for(asyncio.gather(*futures), FOREVER_S)
         await asyncio.sleep(HANG_NOTICED_S)
