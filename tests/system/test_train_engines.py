@@ -1,10 +1,11 @@
-"""Engines of a real run are killed: the run goes on, and they come back."""
+"""Engines of a real run are killed, come and go: the run goes on, and no trajectory is lost."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,39 @@ def test_a_killed_engine_comes_back_and_no_trajectory_is_lost(
     assert victim not in engine_processes(process.pid)
     assert len(engine_processes(process.pid)) == num_engines
 
+    stop_and_check(job, process)
+
+
+@pytest.mark.parametrize(
+    ("num_engines", "keys"),
+    [
+        pytest.param(
+            1,
+            ["max_engines=2", "infer_batch_size=1", "max_queued_per_engine=0.5"],
+            id="a second one comes",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(2, ["min_engines=1", "engine_idle_s=3"], id="the second one goes"),
+    ],
+)
+def test_engines_come_and_go_with_the_load_and_no_trajectory_is_lost(
+    num_engines: int, keys: list[str], tmp_path: Path, model: Path
+) -> None:
+    job = Job(tmp_path, model, max_steps=1000)
+    settings = [f"actor_infer.{key}" for key in [f"num_engines={num_engines}", *keys]]
+    process = job.start(*settings, "save_steps=0", "eval_steps=0")
+    wait_until(job.batch(1).is_file, process)
+    assert len(engine_processes(process.pid)) == num_engines
+    wanted = 3 - num_engines
+    wait_until(lambda: rows(job)[-1]["engine/serving"] == wanted, process)
+    wait_until(lambda: len(engine_processes(process.pid)) == wanted, process)
+    wait_until(job.batch(len(rows(job)) + 2).is_file, process)
+    assert rows(job)[-1]["engine/restarts"] == 0
+    stop_and_check(job, process)
+
+
+def stop_and_check(job: Job, process: subprocess.Popen[str]) -> None:
+    """Ends the run; its batches are whole and hold each trajectory once."""
     os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 130, output

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -385,6 +385,10 @@ class PoolMachine(RuleBasedStateMachine):
             self.publish()
             self.many_ask()
 
+    def on_loop(self, call: Callable[[], None]) -> None:
+        self.loop.call_soon(call)
+        self.pump()
+
     def pump(self) -> None:
         """Let the proxy notice what happened."""
         for _ in range(4):
@@ -450,7 +454,7 @@ class PoolMachine(RuleBasedStateMachine):
             request_id = next(iter(engine.requests))
             assert not self.answers[request_id].done(), "answered twice"
             assert engine.version == self.version
-            engine.answer(request_id)
+            self.on_loop(lambda: engine.answer(request_id))
             assert self.answers[request_id].done()
 
     @rule(which=st.integers(0, 3), is_told=st.booleans())
@@ -558,13 +562,13 @@ class PoolMachine(RuleBasedStateMachine):
     @rule()
     def suspend(self) -> None:
         self.is_suspended = True
-        self.proxy.suspend()
+        self.on_loop(self.proxy.suspend)
 
     @precondition(lambda self: self.version >= 0)
     @rule()
     def resume(self) -> None:
         self.is_suspended = False
-        self.proxy.resume()
+        self.on_loop(self.proxy.resume)
 
     # What always holds
 
