@@ -9,8 +9,8 @@ the outstanding tokens of the least loaded one plus `spill_slack` tokens. Other 
 loaded engine that has room.
 
 **When.** An engine has room unless its health says that `max_queued` requests wait there, or that its KV
-cache is filled to `max_kv_usage` and one waits; what was sent since counts. One that has nothing outstanding
-from here always has room: its next answer is what tells when there is some again.
+cache is filled to `max_kv_usage` and `max_queued_when_full` do; what was sent since counts. One that has
+nothing outstanding from here always has room: its next answer is what tells when there is some again.
 
 **In which order.** By priority, then by arrival. A request that waits for its session's engine does not hold
 up those that can run elsewhere.
@@ -36,7 +36,9 @@ class RouterConfig:
     max_queued: int = 64
     """Requests, of all clients, that may wait at an engine."""
     max_kv_usage: float = 0.9
-    """Share of its KV cache in use from which on only one may."""
+    """Share of its KV cache in use from which on it counts as full."""
+    max_queued_when_full: int = 16
+    """As many as keep it busy until the next answer tells of room, and show the pool that it is crowded."""
 
 
 @dataclass(slots=True)
@@ -178,7 +180,7 @@ class Router:
             return True
         num_queued = engine.num_queued + engine.num_since
         if engine.kv_usage >= self._config.max_kv_usage:
-            return num_queued == 0
+            return num_queued < self._config.max_queued_when_full
         # Where nobody waited, there may be room for many more than may wait.
         return engine.num_queued == 0 or num_queued < self._config.max_queued
 

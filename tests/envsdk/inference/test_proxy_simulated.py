@@ -21,7 +21,7 @@ from envsdk.inference.router import Router, RouterConfig
 NUM_PROXIES = 2
 HANG_NOTICED_S = 20.0
 FOREVER_S = 10_000.0
-TIGHT = RouterConfig(max_queued=2, max_kv_usage=0.8, spill_slack=200)
+TIGHT = RouterConfig(max_queued=2, max_kv_usage=0.8, max_queued_when_full=1, spill_slack=200)
 """Engines have no room most of the time."""
 
 
