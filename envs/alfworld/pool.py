@@ -107,7 +107,7 @@ class EngineProcess:
         folder = cache_folder() / "alfworld"
         arguments = [str(theirs.fileno()), str(folder), str(settings.cache_mb), str(settings.loaded_games)]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "envsdk.envs.alfworld.worker", *arguments],
+            [sys.executable, "-P", "-m", "envsdk.envs.alfworld.worker", *arguments],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             # Importing alfworld makes the folder that this variable names.

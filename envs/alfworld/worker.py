@@ -6,6 +6,7 @@ python -m envsdk.envs.alfworld.worker PIPE_FD CACHE_FOLDER CACHE_MB MAX_GAMES
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 import signal
@@ -68,6 +69,8 @@ def main(arguments: list[str]) -> int:
     with contextlib.suppress(OSError):
         strip_library(cache_folder)
     engine = Engine(cache_folder=cache_folder / "translations", cache_mb=cache_mb, max_games=max_games)
+    # What is imported stays: garbage is looked for among the games alone.
+    gc.freeze()
     serve(pipe, engine)
     sys.stderr.flush()
     # The interpreter's own way out would unload the planner's libraries, which crashes.
