@@ -15,7 +15,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from platform import python_version
@@ -30,6 +30,7 @@ from envsdk.config.checks import check
 from envsdk.config.models import split_evenly
 from envsdk.config.nearest import suggest
 from envsdk.config.plugins import (
+    ENV_MANAGERS,
     environment_class,
     environment_ids,
     environment_spec,
@@ -41,11 +42,14 @@ from envsdk.config.validation import problems_in
 from envsdk.env import Isolation, TextEnv
 from envsdk.failures import ConfigurationError
 from envsdk.inference.settings import StrictSettings
+from envsdk.plugins import load_plugin
 from envsdk.policies import REQUIRED_ABILITY, make_policy
 from envsdk.policy import Policy
 from envsdk.trajectory import Task, Trajectory
 
 if TYPE_CHECKING:
+    from envsdk.chat import ChatTokenizer
+    from envsdk.inference.proxy import InferenceProxy
     from envsdk.managers.traj_env_manager import TagSetup
 
 MODEL = "model"
@@ -233,6 +237,8 @@ class Player:
     """The run's: seeds of tasks and of sampling follow from it."""
     model: ModelSource | None
     """None when the policy needs none."""
+    manager_classes: Mapping[str, str] = field(default_factory=dict)
+    """Plug-ins of `envsdk.env_managers` by tag, where it is not the usual one."""
 
     def describe(self) -> dict[str, Any]:
         """What decides how a given task is played, as JSON."""
@@ -249,6 +255,7 @@ class Player:
                     "max_new_tokens": setup.max_new_tokens if self.model is not None else None,
                     "agent_system_template": setup.prompts.system,
                     "agent_template": setup.prompts.template,
+                    **({"env_manager_cls": self.manager_classes[tag]} if tag in self.manager_classes else {}),
                 }
                 for tag, setup in self.setups.items()
             },
@@ -279,6 +286,9 @@ class Player:
                 run_seed=self.seed,
                 num_slots_per_tag=self.num_slots_per_tag,
                 on_trajectory=on_trajectory,
+                manager_classes={
+                    tag: load_plugin(ENV_MANAGERS, name) for tag, name in self.manager_classes.items()
+                },
             )
 
     @property
@@ -305,12 +315,24 @@ class Player:
 
 @asynccontextmanager
 async def _engine_policies(model: ModelSource) -> AsyncIterator[Callable[[TagSetup], Policy]]:
+    from envsdk.inference.engine_policy import EnginePolicy
+
+    async with open_model(model) as (proxy, chat):
+        yield lambda setup: EnginePolicy(
+            proxy,
+            chat,
+            model.generating,
+            sequence_length=model.sequence_length,
+            max_new_tokens=setup.max_new_tokens or None,
+        )
+
+
+@asynccontextmanager
+async def open_model(model: ModelSource) -> AsyncIterator[tuple[InferenceProxy, ChatTokenizer]]:
     """An engine of this process's own, for as long as the block runs."""
     from envsdk.chat import ChatTokenizer
     from envsdk.inference.engine import Engine, EngineConfig
-    from envsdk.inference.engine_policy import EnginePolicy
     from envsdk.inference.proxy import InferenceProxy, LocalLink
-    from envsdk.plugins import load_plugin
 
     chat = ChatTokenizer.load(model.folder)
     engine_class: type[Engine] = load_plugin("envsdk.engines", model.engine)
@@ -327,13 +349,7 @@ async def _engine_policies(model: ModelSource) -> AsyncIterator[Callable[[TagSet
     try:
         await engine.start()
         proxy.start()
-        yield lambda setup: EnginePolicy(
-            proxy,
-            chat,
-            model.generating,
-            sequence_length=model.sequence_length,
-            max_new_tokens=setup.max_new_tokens or None,
-        )
+        yield proxy, chat
     finally:
         await proxy.close()
         await engine.close()
@@ -376,12 +392,15 @@ def make_player(
         make_policy(policy, epsilon=epsilon)
         _check_abilities(setups, policy, epsilon)
     seed = config.seed if seed is None else seed
+    # A policy without a model is asked turn by turn: no agent stands between it and the environment.
+    managers = {tag: config.custom_envs[tag].env_manager_cls for tag in setups} if policy == MODEL else {}
     return Player(
         setups=setups,
+        manager_classes={tag: name for tag, name in managers.items() if name is not None},
         policy=policy,
         epsilon=epsilon,
         seed=seed,
-        model=_model_source(source, model, greedy, seed) if policy == MODEL else None,
+        model=model_source(source, model, greedy, seed) if policy == MODEL else None,
     )
 
 
@@ -402,7 +421,8 @@ def _check_abilities(setups: Mapping[str, TagSetup], policy: str, epsilon: float
             )
 
 
-def _model_source(source: Source, model: Path | None, greedy: bool, seed: int) -> ModelSource:
+def model_source(source: Source, model: Path | None, greedy: bool, seed: int) -> ModelSource:
+    """The model of `source`, or the one in the folder `model`; ConfigurationError when there is none."""
     from envsdk.managers.wiring import generating_settings
 
     config = source.config

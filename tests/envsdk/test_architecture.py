@@ -24,6 +24,13 @@ COMMAND_LINES = {"cli", "train", "collect", "evaluate", "playing"}
 PURE_CORES = {
     "envsdk/seeds.py",
     "envsdk/trajectory.py",
+    "envsdk/inference/endpoint/bodies.py",
+    "envsdk/inference/endpoint/record.py",
+    "envsdk/inference/endpoint/reply_text.py",
+    "envsdk/inference/endpoint/sampling.py",
+    "envsdk/inference/endpoint/tool_calls.py",
+    "envsdk/inference/endpoint/trajectories.py",
+    "envsdk/inference/endpoint/wire.py",
     "envsdk/inference/engine_pool.py",
     "managers/ledger.py",
 }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from envsdk.collect import collect
 from envsdk.failures import Boundary
 from envsdk.inference.engine import EngineConfig
 from envsdk.inference.engine_policy import EnginePolicy, GeneratingSettings
@@ -18,6 +20,8 @@ from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.local_runner import play_tasks
 from envsdk.managers.traj_env_manager import EpisodeOrder, LeaseSource, TagSetup, TrajEnvManager
 from envsdk.prompts import AgentPrompts
+from envsdk.storage import read_trajectories
+from envsdk.trainers.tiny_policy import build_tokenizer, write_tokenizer
 from envsdk.trajectory import Outcome, Task, Trajectory
 from tests.envsdk.inference.endpoint_models import CHATS
 from tests.managers import lake_agents
@@ -157,6 +161,40 @@ async def test_of_several_conversations_the_last_one_counts_with_all_rewards() -
     assert trajectory.total_reward == 1.0
     (turn,) = trajectory.turns
     assert turn.metrics["lines_left_out"] == 3.0
+
+
+def test_a_collection_is_played_by_the_agent_that_the_configuration_names(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    write_tokenizer(model, build_tokenizer(["You walk. Up"]), sequence_length=1024)
+    (model / "config.json").write_text("{}")
+    overrides = [
+        "custom_envs.FrozenLake.env_manager_cls=tests.managers.lake_agents:TurnByTurn",
+        "actor_infer.strategy_args.strategy_name=mock",
+        "sequence_length=1024",
+    ]
+
+    def play_into(folder: str, more: Sequence[str]) -> tuple[list[Trajectory], Mapping[str, Any]]:
+        collection = collect(
+            "agentic_async.yaml",
+            tmp_path / folder,
+            num_episodes=4,
+            policy="model",
+            tags=["FrozenLake"],
+            model=model,
+            overrides=[*more, *overrides[1:]],
+        )
+        (shard,) = collection.shards
+        return read_trajectories(shard), collection.manifest.config["tags"]["FrozenLake"]
+
+    by_agent, described = play_into("agent", overrides[:1])
+    as_usual, described_as_usual = play_into("usual", [])
+    assert described["env_manager_cls"] == "tests.managers.lake_agents:TurnByTurn"
+    assert "env_manager_cls" not in described_as_usual
+    for ours, theirs in zip(by_agent, as_usual, strict=True):
+        assert ours.tokens is not None
+        assert theirs.tokens is not None
+        assert ours.tokens.ids.tolist() == theirs.tokens.ids.tolist()
 
 
 class CancelledOnce(LeaseSource):

@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from envsdk.failures import Boundary, Failure
+from envsdk.failures import Boundary, Failure, StorageError
 from envsdk.inference.endpoint.answering import Answer, Answerer, OnPiece, Prompt
 from envsdk.inference.endpoint.bodies import Writer
 from envsdk.inference.endpoint.errors import ApiError, invalid
@@ -303,8 +303,8 @@ class EndpointApp:
         if fields.outcome == "failed":
             message = fields.failure or "the agent gave no reason"
             failure = Failure(boundary=Boundary.AGENT, kind="agent_failed", message=message)
-        session.reward(fields.reward)
         episode = session.episode(
+            last_reward=fields.reward,
             outcome=Outcome(fields.outcome),
             success=fields.success and failure is None,
             failure=failure,
@@ -315,7 +315,7 @@ class EndpointApp:
             {
                 "id": session.session_id,
                 "num_replies": len(session.record.replies),
-                "reward": sum(reward.reward for reward in session.rewards),
+                "reward": sum(reward.reward for reward in episode.rewards),
                 "trajectories": [
                     {"id": each.trajectory_id, "turns": len(each.turns), "tokens": len(each.tokens or ())}
                     for each in ended
@@ -332,8 +332,12 @@ class EndpointApp:
     async def _end(self, session: Session, episode: Episode) -> list[Trajectory]:
         self._sessions.end(session)
         ended = trajectories(session.record, episode)
-        if self._on_ended is not None:
-            await self._on_ended(ended)
+        try:
+            if self._on_ended is not None:
+                await self._on_ended(ended)
+        except StorageError as error:
+            self._sessions.restore(session)
+            raise ApiError(500, str(error), code="storage_error") from error
         return ended
 
     # Environments

@@ -87,14 +87,16 @@ class Session:
         failure: Failure | None = None,
         final_observation: str = "",
         worker: str = "",
+        last_reward: float = 0.0,
     ) -> Episode:
-        """The session as an episode that ends now."""
+        """The session as an episode that ends now; `last_reward` is for the latest reply."""
+        last = Reward(num_replies=len(self.record.replies), reward=last_reward)
         return Episode(
             episode_id=self.session_id,
             task=self.task,
             group_id=self.group_id,
             seed=self.seed,
-            rewards=self.rewards,
+            rewards=[*self.rewards, last],
             outcome=outcome,
             success=success,
             failure=failure,
@@ -189,6 +191,11 @@ class SessionBook:
             del self._open[session.session_id]
         for future in list(session.running):
             future.cancel()
+
+    def restore(self, session: Session) -> None:
+        """Open a session again that could not be ended."""
+        session.is_over = False
+        self._open[session.session_id] = session
 
     def take_idle(self) -> list[Session]:
         """End the sessions that nobody used for too long and that have no reply running."""

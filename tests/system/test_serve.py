@@ -1,0 +1,126 @@
+"""`python -m envsdk.serve` as a process, played by the example's agent as another one."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from envsdk.config import load_config
+from envsdk.storage import read_trajectories
+from envsdk.trainers.tiny_policy import build_tokenizer, write_tokenizer
+from envsdk.trajectory import Outcome
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[2]
+TOKEN = "a-token-that-is-long-enough"
+MOCK = "actor_infer.strategy_args.strategy_name=mock"
+
+
+def environment(**variables: str) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+
+
+@contextmanager
+def serve(*arguments: str, **variables: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process and its address."""
+    command = [sys.executable, "-m", "envsdk.serve", *arguments, "--port", "0"]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment(**variables),
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.search(r"at (http://127\.0\.0\.1:\d+)/v1", line)
+        assert found, line + process.stdout.read()
+        yield process, found[1]
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def lake_model(tmp_path: Path) -> Path:
+    """What an engine without weights needs of a model."""
+    lake = load_config("agentic_async.yaml").config.custom_envs["FrozenLake"]
+    folder = tmp_path / "model"
+    folder.mkdir()
+    tokenizer = build_tokenizer([lake.agent_system_template, "Left Right Up Down P_OG\n <answer>Up</answer>"])
+    write_tokenizer(folder, tokenizer, sequence_length=2048)
+    (folder / "config.json").write_text('{"max_position_embeddings": 2048}')
+    return folder
+
+
+def test_an_agent_outside_leaves_trajectories_with_what_was_sampled(tmp_path: Path, lake_model: Path) -> None:
+    out = tmp_path / "played"
+    arguments = [str(lake_model), MOCK, "--out", str(out), "--fixed-sampling"]
+    arguments.append("actor_infer.generating_args.max_new_tokens=3")
+    with serve(*arguments, ENVSDK_ENDPOINT_TOKEN=TOKEN) as (process, url):
+        agent = subprocess.run(
+            [sys.executable, str(ROOT / "examples" / "outside_agent.py"), "--url", url, "--episodes", "3"],
+            env=environment(ENVSDK_ENDPOINT_TOKEN=TOKEN),
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        assert agent.returncode == 0, agent.stderr
+        assert "of 3 lakes" in agent.stdout
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, output
+        assert TOKEN not in output
+    parts = sorted(out.glob("part-*.parquet"))
+    assert [part.name for part in parts] == [f"part-{number:05d}.parquet" for number in range(3)]
+    played = [trajectory for part in parts for trajectory in read_trajectories(part)]
+    assert [trajectory.task.index for trajectory in played] == [0, 1, 2]
+    for trajectory in played:
+        assert trajectory.outcome is Outcome.TERMINATED
+        tokens = trajectory.tokens
+        assert tokens is not None
+        assert tokens.response_mask.sum() == sum(t.response_end - t.response_start for t in trajectory.turns)
+        assert (tokens.behavior_logprobs[tokens.response_mask == 1] < 0).all()
+    assert not any(TOKEN.encode() in path.read_bytes() for path in out.rglob("*") if path.is_file())
+
+
+def test_a_token_is_made_up_and_shown_once(lake_model: Path) -> None:
+    with serve(str(lake_model), MOCK, ENVSDK_ENDPOINT_TOKEN="") as (process, url):
+        assert process.stdout is not None
+        token = process.stdout.readline().rpartition(" ")[2].strip()
+        answer: Any = httpx2.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {token}"})
+        assert answer.json()["data"][0]["id"] == "policy"
+        assert httpx2.get(f"{url}/v1/models").status_code == 401
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "nowhere"),
+        (["MODEL", "--model", "x"], "is a model already"),
+        (["MODEL", "sequence_lenght=5"], "sequence_lenght"),
+    ],
+)
+def test_wrong_arguments_are_told_in_one_line(
+    arguments: list[str], message: str, lake_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from envsdk.serve import main
+
+    assert main([str(lake_model) if each == "MODEL" else each for each in arguments]) == 2
+    assert message in capsys.readouterr().err
