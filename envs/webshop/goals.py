@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Iterable, Iterator, MutableSequence
+from collections.abc import Iterator, MutableSequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
@@ -63,11 +62,6 @@ class DrawnGoal:
     variant: int
     """Which of the product's human instructions, or which combination of its option values."""
     price_upper: float
-
-
-def draw_price(product: Product, rng: random.Random) -> float:
-    """The price that the reward counts: of a range, one within it."""
-    return product.pricing[0] if len(product.pricing) == 1 else rng.uniform(*product.pricing)
 
 
 def draw_price_upper(price: float, rng: random.Random) -> float:
@@ -133,29 +127,6 @@ def make_goal(kind: GoalKind, drawn: DrawnGoal, product: Product) -> Goal:
         options=options,
         price_upper=limit,
     )
-
-
-def attribute_counts(products: Iterable[Product]) -> Counter[str]:
-    """How many synthetic goals ask for each attribute."""
-    counts: Counter[str] = Counter()
-    for product in products:
-        add_attribute_counts(counts, product)
-    return counts
-
-
-def add_attribute_counts(counts: Counter[str], product: Product) -> None:
-    if product.instruction is not None:
-        number = num_combinations(product)
-        for attribute in product.instruction_attributes:
-            counts[attribute] += number
-
-
-def weight(kind: GoalKind, product: Product, counts: Counter[str]) -> float:
-    """How likely a goal is drawn: of synthetic ones, those with rare attributes more than others."""
-    if kind == "human":
-        return 1.0
-    attributes = product.instruction_attributes
-    return sum(1.0 / counts[attribute] for attribute in attributes) / len(attributes)
 
 
 def shuffle(goals: MutableSequence[Any]) -> None:

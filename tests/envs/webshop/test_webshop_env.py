@@ -5,6 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import envsdk
+from envsdk.collect import collect
+from envsdk.config import load_config
 from envsdk.envs.webshop import WebShopEnv
 from envsdk.envs.webshop.oracle import best_options
 from envsdk.envs.webshop.shopper import Shopper
@@ -232,3 +234,16 @@ def test_special_queries_can_be_turned_off():
     env = WebShopEnv(**SMALL, action_format="text", special_queries=False)
     env.reset(seed=1)
     assert "Total results: 0" in env.step("search[<r>]")[0]
+
+
+def test_the_example_plays_goals_for_training_and_others_for_evaluation(tmp_path):
+    example = load_config("agentic_webshop_async.yaml").config
+    goals = {}
+    for split in ("train", "val"):
+        collection = collect(example, tmp_path / split, num_episodes=20, split=split)
+        assert collection.manifest.tally.success_rate == 1.0
+        shop = example.custom_envs[next(iter(collection.manifest.tally_by_tag))]
+        env = envsdk.make(shop.env_type, **shop.env_config)
+        goals[split] = {env.reset(seed=seed)[1]["goal"] for seed in range(50)}
+    assert max(goals["val"]) < 500
+    assert min(goals["train"]) >= 1500
