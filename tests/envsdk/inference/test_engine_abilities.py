@@ -1,0 +1,84 @@
+"""The table of abilities in docs/choosing-an-engine.md, against the engines themselves.
+
+    python tests/envsdk/inference/test_engine_abilities.py
+
+rewrites the table.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import fields
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from tiny_models import save_tiny
+
+from envsdk.inference.embedded import EmbeddedEngine
+from envsdk.inference.engine import EngineAbilities, EngineConfig
+from envsdk.inference.mock import MockEngine
+from envsdk.inference.openai.engine import OpenAIEngine
+from envsdk.inference.sglang.engine import SGLangEngine
+from envsdk.inference.vllm.engine import VLLMEngine
+from envsdk.inference.vllm.settings import VLLMSettings
+
+PAGE = Path(__file__).parents[3] / "docs" / "choosing-an-engine.md"
+BEGIN, END = "<!-- abilities: begin -->", "<!-- abilities: end -->"
+
+
+def config(folder: Path, **settings: Any) -> EngineConfig:
+    return EngineConfig(model=folder, sequence_length=64, strategy_config=settings)
+
+
+ABILITIES: dict[str, Callable[[Path], EngineAbilities]] = {
+    "embedded": lambda folder: EmbeddedEngine.create(config(folder)).abilities,
+    "mock": lambda folder: MockEngine.create(config(folder)).abilities,
+    "openai": lambda folder: (
+        OpenAIEngine.create(config(folder, base_url="http://127.0.0.1:1/v1", model="m")).abilities
+    ),
+    "sglang": lambda folder: SGLangEngine.create(config(folder)).abilities,
+    # vLLM itself is not asked.
+    "vllm": lambda folder: (
+        VLLMEngine(cast(Any, None), config=config(folder), settings=VLLMSettings()).abilities
+    ),
+}
+"""Of each engine as it is without settings that need not be given."""
+
+
+def table(folder: Path) -> str:
+    names = sorted(ABILITIES)
+    abilities = {name: ABILITIES[name](folder) for name in names}
+    lines = [
+        "| | " + " | ".join(f"`{name}`" for name in names) + " |",
+        "| --- |" + " --- |" * len(names),
+    ]
+    for ability in fields(EngineAbilities):
+        cells = ["yes" if getattr(abilities[name], ability.name) else "" for name in names]
+        lines.append(f"| `{ability.name}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny("qwen3", tmp_path_factory.mktemp("model"))
+
+
+def test_the_page_has_the_abilities_of_every_engine_that_ships(folder: Path) -> None:
+    assert ABILITIES.keys() == {entry.name for entry in entry_points(group="envsdk.engines")}
+    written = PAGE.read_text().partition(BEGIN)[2].partition(END)[0].strip()
+    assert written == table(folder)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        made = table(save_tiny("qwen3", Path(temporary)))
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    PAGE.write_text(f"{before}{BEGIN}\n\n{made}\n\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()
