@@ -202,9 +202,8 @@ def endure(minutes: float, num_instances: int, size: str) -> dict[str, Any]:
     """Environments that play by their oracles, one thread each, and what they use as time goes by."""
     from envsdk.envs.alfworld.env import ALFWorldEnv
 
-    tempfile.tempdir = tempfile.mkdtemp(prefix="alfworld-endurance-")
-    os.environ["TMPDIR"] = tempfile.tempdir
-    os.environ.setdefault("ENVSDK_CACHE", tempfile.mkdtemp(prefix="alfworld-cache-"))
+    os.environ["ENVSDK_CACHE"] = tempfile.mkdtemp(prefix="alfworld-cache-")
+    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="alfworld-endurance-")
     envs = [ALFWorldEnv(size=size, games_per_process=500) for _ in range(num_instances)]
     counts = {"steps": 0, "episodes": 0, "won": 0, "failed": 0}
     counting, is_over = threading.Lock(), threading.Event()
