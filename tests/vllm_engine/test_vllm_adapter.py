@@ -279,6 +279,15 @@ def test_on_a_cpu_it_starts_small_and_exact(folder: Path) -> None:
     assert shared["gpu_memory_utilization"] == 0.3
 
 
+def test_prompts_are_not_cut_on_a_cpu(folder: Path) -> None:
+    config = EngineConfig(model=folder, sequence_length=100)
+    assert engine_args(config, VLLMSettings(), on_cpu=True)["enable_chunked_prefill"] is False
+    settings = parse_settings(VLLMSettings, {"enable_chunked_prefill": True}, engine="vllm")
+    assert engine_args(config, settings, on_cpu=False)["enable_chunked_prefill"] is True
+    with pytest.raises(ConfigurationError, match="breaks down on a CPU"):
+        engine_args(config, settings, on_cpu=True)
+
+
 def test_a_context_shorter_than_the_sequences_is_refused(folder: Path) -> None:
     config = EngineConfig(model=folder, sequence_length=100)
     with pytest.raises(ConfigurationError, match="max_model_len is 50, but sequence_length is 100"):

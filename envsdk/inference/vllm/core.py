@@ -164,6 +164,7 @@ class AsyncLLMCore:
             except (RuntimeError, ValueError, OSError) as error:
                 raise EngineError(f"vLLM does not start: {error}; its own messages say why") from error
         await self._llm.get_supported_tasks()  # asked once; `generate` then registers without waiting
+        await self._llm.collective_rpc("envsdk_end_with", args=(os.getpid(),))
         await self.set_version(0)
 
     async def generate(

@@ -124,9 +124,19 @@ def engine_args(config: EngineConfig, settings: VLLMSettings, *, on_cpu: bool) -
         "disable_log_stats": True,
     }
     if on_cpu:
-        args |= {"dtype": "float32", "enforce_eager": True, "block_size": CPU_BLOCK_SIZE}
+        args |= {
+            "dtype": "float32",
+            "enforce_eager": True,
+            "block_size": CPU_BLOCK_SIZE,
+            "enable_chunked_prefill": False,
+        }
         if settings.gpu_memory_utilization is None:
             args["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES
+        if settings.model_extra and settings.model_extra.get("enable_chunked_prefill"):
+            raise ConfigurationError(
+                "strategy_config.enable_chunked_prefill: vLLM 0.32 breaks down on a CPU when the prompt of a "
+                "request with a seed is computed in pieces; leave it out"
+            )
     own = {"logprobs", "kv_after_update", "num_threads", "max_model_len"}
     given = settings.model_dump(exclude=own)
     return args | {name: value for name, value in given.items() if value is not None}

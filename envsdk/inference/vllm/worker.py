@@ -1,4 +1,4 @@
-"""What vLLM's worker processes learn from envsdk: to take weights out of shared memory.
+"""What vLLM's worker processes learn from envsdk: to take weights out of shared memory, and to end in time.
 
 vLLM mixes `WorkerExtension` into its own worker class (`worker_extension_cls`), where `collective_rpc`
 finds its methods. Imported in those processes alone.
@@ -6,7 +6,13 @@ finds its methods. Imported in those processes alone.
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import select
+import signal
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -27,6 +33,20 @@ class WorkerExtension:
         """
         self.model_runner.reload_weights(weights_iterator=_tensors(handle))
         _repack_tied_head(self.model_runner.get_model())
+
+    def envsdk_end_with(self, pid: int) -> None:
+        """End when process `pid` has ended, however it did; vLLM's engine core would run on by itself."""
+        threading.Thread(target=_end_with, args=(pid,), name="envsdk-end-with", daemon=True).start()
+
+
+def _end_with(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        select.select([os.pidfd_open(pid)], [], [])
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.pid is not None and parent.pid != pid:  # the engine core
+        with suppress(ProcessLookupError):
+            os.kill(parent.pid, signal.SIGKILL)
+    os._exit(1)
 
 
 def _tensors(handle: Handle) -> Iterator[tuple[str, Tensor]]:

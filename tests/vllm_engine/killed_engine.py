@@ -1,0 +1,24 @@
+"""A program for `test_vllm`: starts an engine, tells vLLM's processes, and waits to be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import psutil
+
+from envsdk.inference.engine import EngineConfig
+from envsdk.inference.vllm.engine import VLLMEngine
+
+
+async def main() -> None:
+    engine = VLLMEngine.create(EngineConfig(model=Path(sys.argv[1]), sequence_length=64, max_running=2))
+    await engine.start()
+    found = psutil.Process().children(recursive=True)
+    print("PIDS", *(child.pid for child in found if "VLLM" in " ".join(child.cmdline())), flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
