@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from toy_engine import ToyGame
 
@@ -29,10 +30,14 @@ def engine(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def stock(engine):
-    """Courses as the engine plays them, and as TextWorld plays the same commands."""
+    """Games, courses as our engine plays them, and scenes as TextWorld's engine plays the same commands."""
     games = [generate_game(11, task_type, size="small") for task_type in TASK_TYPES]
     games += [generate_game(5, TASK_TYPES[3], size="medium"), generate_game(5, TASK_TYPES[1], size="large")]
-    courses = [wander(engine, game, random.Random(game.id)) for game in games]
+    return compare(engine, games, num_steps=14)
+
+
+def compare(engine, games, *, num_steps):
+    courses = [wander(engine, game, random.Random(game.id), num_steps) for game in games]
     wanted = [
         {"game": as_data(game), "commands": commands}
         for game, (commands, _) in zip(games, courses, strict=True)
@@ -40,8 +45,7 @@ def stock(engine):
     run = subprocess.run(
         [sys.executable, str(STOCK)], input=json.dumps(wanted), capture_output=True, text=True, check=True
     )
-    stock_scenes = [json.loads(line) for line in run.stdout.splitlines()]
-    return games, courses, stock_scenes
+    return games, courses, [json.loads(line) for line in run.stdout.splitlines()]
 
 
 def as_data(game: Game) -> dict[str, str]:
@@ -72,8 +76,7 @@ def wander(engine, game: Game, rng: random.Random, num_steps: int = 14):
     return commands, scenes
 
 
-def test_every_text_and_every_admissible_command_is_that_of_the_stock_engine(stock):
-    games, courses, stock_scenes = stock
+def assert_same_texts(games, courses, stock_scenes):
     for game, (commands, scenes), expected in zip(games, courses, stock_scenes, strict=True):
         assert len(scenes) == len(expected)
         for index, (scene, (feedback, admissible, won)) in enumerate(zip(scenes, expected, strict=True)):
@@ -81,6 +84,30 @@ def test_every_text_and_every_admissible_command_is_that_of_the_stock_engine(sto
             assert scene.feedback == feedback, where
             assert list(scene.admissible) == admissible, where
             assert scene.won == won, where
+
+
+def test_every_text_and_every_admissible_command_is_that_of_the_stock_engine(stock):
+    assert_same_texts(*stock)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["medium", "large"])
+def test_long_courses_through_large_homes_read_as_in_the_stock_engine(engine, size):
+    games = [generate_game(31, task_type, size=size, split="valid_seen") for task_type in TASK_TYPES]
+    assert_same_texts(*compare(engine, games, num_steps=30))
+
+
+@pytest.mark.slow
+def test_many_games_leave_no_memory_behind(engine):
+    def resident_mb() -> float:
+        return psutil.Process().memory_info().rss / 1e6
+
+    for seed in range(200):
+        engine.start("one", generate_game(seed, TASK_TYPES[seed % 6], size="small"))
+        if seed == 60:
+            early = resident_mb()
+    engine.end("one")
+    assert resident_mb() - early < 25
 
 
 def test_the_comparison_saw_all_that_matters(stock):
