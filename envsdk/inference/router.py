@@ -12,8 +12,8 @@ loaded engine that has room.
 cache is filled to `max_kv_usage` and `max_queued_when_full` do; what was sent since counts. One that has
 nothing outstanding from here always has room: its next answer is what tells when there is some again.
 
-**In which order.** By priority, then by arrival. A request that waits for its session's engine does not hold
-up those that can run elsewhere.
+**In which order.** By priority, then by arrival. A request waits for its session's engine only where no less
+loaded one would run it at once, and does not hold up those that can run elsewhere.
 """
 
 from __future__ import annotations
@@ -137,6 +137,8 @@ class Router:
             return None
         loads = {name: self._engines[name].num_tokens for name in names}
         freest = min(with_room, key=loads.__getitem__)
+        idle = [name for name in with_room if self._runs_at_once(self._engines[name])]
+        at_once = min(idle, key=loads.__getitem__, default=None)
         limit = self._config.spill_factor * min(loads.values()) + self._config.spill_slack
         best: tuple[Order, str, str] | None = None
         for home in list(self._waiting):
@@ -145,10 +147,13 @@ class Router:
                 continue
             order, _, request = head
             target = freest
-            if home and loads[home] + self._num_ahead(home, request) <= limit:
-                if home not in with_room:
+            if home and (load := loads[home] + self._num_ahead(home, request)) <= limit:
+                if home in with_room:
+                    target = home
+                elif at_once is not None and loads[at_once] < load:
+                    target = at_once
+                else:
                     continue
-                target = home
             if best is None or order < best[0]:
                 best = order, home, target
         if best is None:
@@ -183,6 +188,10 @@ class Router:
             return num_queued < self._config.max_queued_when_full
         # Where nobody waited, there may be room for many more than may wait.
         return engine.num_queued == 0 or num_queued < self._config.max_queued
+
+    def _runs_at_once(self, engine: _Engine) -> bool:
+        """As far as its last look tells."""
+        return engine.num_queued == 0 and engine.kv_usage < self._config.max_kv_usage
 
     def _num_ahead(self, home: str, request: _Request) -> int:
         """Tokens that wait for a full engine beside this request."""

@@ -24,9 +24,11 @@ from envsdk.inference.engine import (
 )
 from envsdk.inference.mock import MockEngine
 from envsdk.inference.proxy import MAX_INTERRUPTIONS, Deliver, EngineLink, InferenceProxy, LocalLink
+from envsdk.testing.engines import until
 from envsdk.trajectory import VersionSpan
 
 SLOW = {"kind": "constant", "mean_s": 0.2}
+HALF_A_SECOND = {"kind": "constant", "mean_s": 0.5}
 FOREVER = {"kind": "constant", "mean_s": 3600.0}
 
 
@@ -99,6 +101,16 @@ def request(number: int, *, max_new_tokens: int = 10, session: str = "") -> Gene
 
 async def soon(future: asyncio.Future[GenerationResult]) -> GenerationResult:
     return await asyncio.wait_for(future, timeout=20)
+
+
+async def until_known(proxy: InferenceProxy, count: int) -> None:
+    """Until so many tokens of each open turn have been told."""
+
+    def are_known() -> bool:
+        found = [pending.sampled() for pending in proxy._pending.values()]
+        return all(sampled is not None and len(sampled.token_ids) >= count for sampled in found)
+
+    await asyncio.wait_for(until(are_known), timeout=20)
 
 
 async def turns_of_the_loop(count: int) -> None:
@@ -432,10 +444,10 @@ async def restart(link: MortalLink, version: int) -> None:
 
 
 async def test_an_interrupted_turn_starts_over_under_the_new_weights() -> None:
-    link = await engine_link(reply=list(range(1, 11)), latency=SLOW)
+    link = await engine_link(reply=list(range(1, 11)), latency=HALF_A_SECOND)
     async with running_proxy({"e": link}) as proxy:
         future = proxy.generate(request(0))
-        await asyncio.sleep(0.1)
+        await until_known(proxy, 2)
         await restart(link, 1)
         result = await soon(future)
         assert result.version_spans == (VersionSpan(version=1, start=0, end=10),)
@@ -445,10 +457,10 @@ async def test_an_interrupted_turn_starts_over_under_the_new_weights() -> None:
 async def test_with_interrupted_tokens_kept_a_turn_goes_on_from_them_and_says_which_weights_wrote_what() -> (
     None
 ):
-    link = await engine_link(reply=list(range(1, 11)), latency=SLOW)
+    link = await engine_link(reply=list(range(1, 11)), latency=HALF_A_SECOND)
     async with running_proxy({"e": link}, keep_interrupted_tokens=True) as proxy:
         future = proxy.generate(request(0))
-        await asyncio.sleep(0.1)
+        await until_known(proxy, 2)
         await restart(link, 1)
         result = await soon(future)
     first, second = result.version_spans
@@ -572,9 +584,10 @@ async def test_an_interruption_while_suspended_waits_for_the_end_of_the_suspensi
 
 
 async def test_a_turn_goes_on_elsewhere_from_the_tokens_it_had_and_its_session_with_it() -> None:
-    first = await engine_link(reply=list(range(1, 11)), latency={"kind": "per_token", "token_s": 0.05})
-    second = await engine_link(reply=list(range(11, 21)))
+    first = await engine_link(reply=list(range(1, 41)), latency={"kind": "per_token", "token_s": 0.05})
+    second = await engine_link(reply=list(range(41, 81)))
     await second.engine.load_weights({}, 1)
+    asking = request(0, max_new_tokens=40, session="s")
     told: list[TokenDelta] = []
     half = asyncio.Event()
 
@@ -584,17 +597,17 @@ async def test_a_turn_goes_on_elsewhere_from_the_tokens_it_had_and_its_session_w
             half.set()
 
     async with running_proxy({"first": first}) as proxy:
-        future = proxy.generate(request(0, session="s"), tell)
+        future = proxy.generate(asking, tell)
         await asyncio.wait_for(half.wait(), 10)
         proxy.add_engine("second", second)
         first.kill()
         result = await soon(future)
         before, after = result.version_spans
-        assert 5 <= before.end < 10
+        assert 5 <= before.end < 40
         assert (before.version, after.version) == (0, 1)
         assert second.sent[0].prompt_ids.tolist() == [1, 2, 3, *range(1, before.end + 1)]
-        assert result.token_ids.tolist() == [*range(1, before.end + 1), *range(11, 21 - before.end)]
-        assert_whole(result, request(0))
+        assert result.token_ids.tolist() == [*range(1, before.end + 1), *range(41, 81 - before.end)]
+        assert_whole(result, asking)
         assert_told(told, result)
         proxy.add_engine("idle", await engine_link())
         await soon(proxy.generate(request(1, session="s")))

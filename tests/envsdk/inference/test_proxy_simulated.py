@@ -136,13 +136,15 @@ class Pool:
         self.proxies[proxy].resume()
 
     def assert_nobody_waits_while_an_engine_idles(self) -> None:
-        """Where an engine has nothing to do, only turns wait whose session has a busy engine."""
+        """Where an engine has nothing of a proxy's to do, and nobody else's waits there, no turn waits."""
         for number, proxy in enumerate(self.proxies):
             router = proxy._router
             idle = [name for name in router.engines if not router.outstanding_tokens(name)]
             if idle and number not in self.suspended:
                 assert "" not in router._waiting
                 assert not set(idle) & router._waiting.keys()
+                if any(router._runs_at_once(router._engines[name]) for name in idle):
+                    assert not router._waiting
 
     async def settle(self) -> None:
         """Let everything end that can, and look at what came out."""

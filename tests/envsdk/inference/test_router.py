@@ -47,6 +47,10 @@ class RouterMachine(RuleBasedStateMachine):
             return look.num_queued + look.num_since < CONFIG.max_queued_when_full
         return look.num_queued == 0 or look.num_queued + look.num_since < CONFIG.max_queued
 
+    def runs_at_once(self, engine: str) -> bool:
+        look = self.engines[engine]
+        return look.num_queued == 0 and look.kv_usage < CONFIG.max_kv_usage
+
     @rule(engine=st.sampled_from(ENGINES))
     def add(self, engine: str) -> None:
         self.router.add_engine(engine)
@@ -94,16 +98,18 @@ class RouterMachine(RuleBasedStateMachine):
         taken = self.router.take()
         if taken is None:
             # Whatever still waits, waits for the engine of its session, which answers something first.
-            if with_room:
+            if with_room and self.waiting:
                 assert all(session for _, session, _ in self.waiting.values())
-                assert not self.waiting or len(with_room) < len(takes)
+                assert len(with_room) < len(takes)
+                assert all(loads[name] or not self.runs_at_once(name) for name in with_room)
             return
         request, engine = taken
         order, session, tokens = self.waiting.pop(request)
         assert engine in with_room
         limit = CONFIG.spill_factor * min(loads.values()) + CONFIG.spill_slack
         is_freest = loads[engine] == min(loads[name] for name in with_room)
-        assert is_freest or (session and loads[engine] <= limit)
+        at_once = [loads[name] for name in with_room if self.runs_at_once(name)]
+        assert is_freest or (session and (loads[engine] <= limit or loads[engine] == min(at_once)))
         if not session:
             assert all(order < other for other, at, _ in self.waiting.values() if not at)
         self.outstanding[request] = (engine, tokens)
@@ -274,10 +280,17 @@ def test_an_engine_whose_last_look_is_old_gets_a_request_when_nothing_else_would
     assert take_all(router) == [("r1", "a")]
 
 
-def test_what_waits_for_its_full_engine_holds_up_nobody_who_can_run_elsewhere() -> None:
-    router = two_engines(max_queued=1)
+def queues_at_b(**config: float) -> Router:
+    """The session `s` has its prefix at `a`, which is full; `b` has room, and something waits there too."""
+    router = two_engines(max_queued=9, max_kv_usage=0.9, max_queued_when_full=1, **config)
     assert dispatch(router, "r0", "s", 10) == "a"
-    router.look("a", num_queued=1, kv_usage=0.5)
+    router.look("a", num_queued=1, kv_usage=0.95)
+    router.look("b", num_queued=1, kv_usage=0.5)
+    return router
+
+
+def test_what_waits_for_its_full_engine_holds_up_nobody_who_can_run_elsewhere() -> None:
+    router = queues_at_b()
     submit(router, "r1", session="s")
     submit(router, "r2")
     submit(router, "r3", session="t")
@@ -286,10 +299,18 @@ def test_what_waits_for_its_full_engine_holds_up_nobody_who_can_run_elsewhere() 
     assert take_all(router) == [("r1", "a")]
 
 
+def test_a_session_leaves_its_full_engine_for_a_less_loaded_one_that_runs_it_at_once() -> None:
+    router = queues_at_b()
+    for number in range(1, 5):
+        submit(router, f"r{number}", session="s")
+    assert router.take() is None
+    router.look("b", num_queued=0, kv_usage=0.5)
+    # Until as much runs at `b` as runs at `a` and waits for it before the next.
+    assert take_all(router) == [("r1", "b"), ("r2", "b")]
+
+
 def test_a_session_leaves_its_full_engine_when_too_much_waits_for_it() -> None:
-    router = two_engines(max_queued=1, spill_factor=1.0, spill_slack=25)
-    assert dispatch(router, "r0", "s", 10) == "a"
-    router.look("a", num_queued=1, kv_usage=0.5)
+    router = queues_at_b(spill_factor=1.0, spill_slack=25)
     for number in range(1, 5):
         submit(router, f"r{number}", session="s")
     # 10 tokens run at `a` and 30 wait beside r1: more than 25 beyond the nothing at `b`, until r1 runs there.
@@ -297,25 +318,23 @@ def test_a_session_leaves_its_full_engine_when_too_much_waits_for_it() -> None:
 
 
 def test_what_waits_goes_by_priority_and_then_by_arrival_at_each_engine() -> None:
-    router = two_engines(max_queued=1)
+    router = two_engines(max_queued=9, max_queued_when_full=1)
     for number, session in enumerate("st"):
         dispatch(router, f"r{number}", session, 10)
     for engine in "ab":
-        router.look(engine, num_queued=1, kv_usage=0.5)
+        router.look(engine, num_queued=1, kv_usage=0.95)
     for number in range(2, 10):
         submit(router, f"r{number}", session="st"[number % 2], priority=int(number < 6))
     assert router.take() is None
-    router.look("b", num_queued=0, kv_usage=0.5)
+    router.look("b", num_queued=1, kv_usage=0.5)
     assert take_all(router) == [("r7", "b"), ("r9", "b"), ("r3", "b"), ("r5", "b")]
-    router.look("a", num_queued=0, kv_usage=0.5)
+    router.look("a", num_queued=1, kv_usage=0.5)
     assert take_all(router) == [("r6", "a"), ("r8", "a"), ("r2", "a"), ("r4", "a")]
 
 
 @pytest.mark.parametrize("leave", [Router.drain_engine, Router.remove_engine])
 def test_what_waits_for_an_engine_that_leaves_goes_elsewhere_in_its_order(leave: Any) -> None:
-    router = two_engines(max_queued=1)
-    assert dispatch(router, "r0", "s", 10) == "a"
-    router.look("a", num_queued=1, kv_usage=0.5)
+    router = queues_at_b()
     for number in range(1, 4):
         submit(router, f"r{number}", session="s")
     assert router.take() is None
