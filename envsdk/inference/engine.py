@@ -135,7 +135,7 @@ class EngineHealth:
     num_running: int
     num_queued: int
     num_tokens_sampled: int
-    """Since start."""
+    """Since start, those of running replies included: an engine whose count stands still is taken to hang."""
     num_prompt_tokens: int = 0
     """Since start, as submitted."""
     num_prefilled_tokens: int = 0

@@ -302,11 +302,13 @@ class MockEngine(Engine):
         self._version = version
 
     def health(self) -> EngineHealth:
+        now = asyncio.get_running_loop().time() if self._running else 0.0
+        num_in_progress = sum(running.num_sampled(now) for running in self._running.values())
         return EngineHealth(
             version=self._version,
             num_running=len(self._running),
             num_queued=len(self._queue),
-            num_tokens_sampled=self._num_tokens_sampled,
+            num_tokens_sampled=self._num_tokens_sampled + num_in_progress,
             num_prompt_tokens=self._num_prompt_tokens,
             num_prefilled_tokens=self._num_prompt_tokens,
             error=self._error,

@@ -253,6 +253,15 @@ class EngineSuite:
 
         self.run(test, max_running=1)
 
+    def test_the_tokens_of_a_reply_are_counted_while_it_runs(self) -> None:
+        async def test(engine: Engine) -> None:
+            running = engine.submit(self.long_request())
+            await until(lambda: engine.health().num_tokens_sampled > 0)
+            assert engine.health().num_tokens_sampled < self.long_reply
+            assert len((await running).token_ids) == engine.health().num_tokens_sampled
+
+        self.run(test)
+
     # ---- pause
 
     def test_a_paused_engine_holds_what_is_queued_and_samples_nothing(self) -> None:

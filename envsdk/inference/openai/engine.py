@@ -280,11 +280,12 @@ class OpenAIEngine(Engine):
         )
 
     def health(self) -> EngineHealth:
+        num_in_progress = sum(len(running.token_ids) for running in self._running.values())
         return EngineHealth(
             version=VERSION,
             num_running=len(self._running),
             num_queued=len(self._waiting),
-            num_tokens_sampled=self._num_tokens_sampled,
+            num_tokens_sampled=self._num_tokens_sampled + num_in_progress,
             num_prompt_tokens=self._num_prompt_tokens,
             num_prefilled_tokens=self._num_prompt_tokens,
             error=self._error,
