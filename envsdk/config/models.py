@@ -260,8 +260,9 @@ class ActorInfer(Role):
     """Fewest of them when there is little to do; `num_engines` when absent."""
     max_engines: PositiveInt | None = None
     """Most of them when requests queue up; `num_engines` when absent."""
-    max_queued_per_engine: PositiveFloat = 8.0
-    """With more requests waiting per engine for ten seconds, one more is started, up to `max_engines`."""
+    max_queued_per_engine: Annotated[float, Field(gt=0, lt=16)] = 8.0
+    """With more requests waiting per engine for ten seconds, one more is started, up to `max_engines`. Below
+    16: no more wait at an engine whose KV cache is full."""
     engine_idle_s: PositiveFloat = 300.0
     """When for so many seconds all requests would have filled less than half of one engine fewer, one is
     drained and ended, down to `min_engines`."""
