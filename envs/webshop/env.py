@@ -68,7 +68,8 @@ class WebShopEnv(TextEnv):
             num_products: Of the generated catalogue.
             catalogue_seed: Of the generated catalogue.
             goals: `human` or `synthetic`.
-            split: `test` (goals 0 to 499), `eval` (500 to 1499), `train` (from 1500) or `all`.
+            split: `test` (goals 0 to 499), `eval` (500 to 1499), `train` (from 1500), `held_out` (the
+                first fifth), `rest` or `all`.
             observation_mode: `text` or `text_rich`.
             action_format: `tag`, the action in `<action>`, or `text`, the whole reply.
             max_steps: Replies before the episode is truncated.

@@ -17,15 +17,8 @@ from typing import Any, Literal
 from envsdk.envs.webshop.products import Product
 
 GoalKind = Literal["human", "synthetic"]
-Split = Literal["all", "test", "eval", "train"]
-
-SPLITS: dict[Split, tuple[int, int | None]] = {
-    "all": (0, None),
-    "test": (0, 500),
-    "eval": (500, 1500),
-    "train": (1500, None),
-}
-"""Positions in the order of the goals, from and to (exclusive)."""
+Split = Literal["all", "test", "eval", "train", "held_out", "rest"]
+SPLITS: tuple[Split, ...] = ("all", "test", "eval", "train", "held_out", "rest")
 
 PRICE_RANGE = tuple(10.0 * step for step in range(1, 100))
 NO_LIMIT = 1_000_000.0
@@ -135,11 +128,23 @@ def shuffle(goals: MutableSequence[Any]) -> None:
 
 
 def split_bounds(split: Split, num_goals: int) -> tuple[int, int]:
-    """First and last (exclusive) position of a split; ValueError when it has no goal."""
+    """First and last (exclusive) position of a split; ValueError when it has no goal.
+
+    `test`, `eval` and `train` are upstream's, for the official data. Smaller catalogues can be split into
+    `held_out`, the first fifth, and `rest`.
+    """
     if split not in SPLITS:
         raise ValueError(f"split: must be one of {', '.join(SPLITS)}, not {split!r}")
-    start, stop = SPLITS[split]
-    stop = num_goals if stop is None else min(stop, num_goals)
+    fifth = num_goals // 5
+    start, stop = {
+        "all": (0, num_goals),
+        "test": (0, 500),
+        "eval": (500, 1500),
+        "train": (1500, num_goals),
+        "held_out": (0, fifth),
+        "rest": (fifth, num_goals),
+    }[split]
+    stop = min(stop, num_goals)
     if start >= stop:
         raise ValueError(f"split: {split!r} starts at goal {start}, and there are only {num_goals} goals")
     return start, stop

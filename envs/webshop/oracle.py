@@ -90,8 +90,8 @@ def plain_query(instruction: str) -> str:
 
 def _queries(goal: Goal, product: Product) -> Iterator[str]:
     attributes = " ".join(goal.attributes)
-    yield _clean(f"{attributes} {goal.query}")
     yield _clean(goal.query)
+    yield _clean(f"{attributes} {goal.query}")
     yield plain_query(goal.text)
     yield _clean(product.title)
     yield _clean(f"{product.title} {product.description}")
