@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_models import reference_logits, reference_logprobs
+from tiny_models import reference_logits, reference_logprobs, save_tiny
 from vllm_models import make_model, save_model
 
 from envsdk.failures import ConfigurationError, EngineError
@@ -258,6 +258,11 @@ def test_the_names_of_vllms_arguments_are_those_of_the_one_installed() -> None:
 
     found = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     assert {name for name in found if not name.startswith("_")} == ENGINE_ARG_NAMES
+
+
+def test_heads_that_vllm_cannot_attend_with_are_refused_in_time(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="attention heads have 16 dimensions"):
+        make_engine(save_tiny("qwen3", tmp_path))
 
 
 def test_what_vllm_refuses_is_a_configuration_error(folder: Path) -> None:

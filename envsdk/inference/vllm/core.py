@@ -145,6 +145,8 @@ class AsyncLLMCore:
                 vllm_config = AsyncEngineArgs(**args).create_engine_config()
             except (ValueError, TypeError, OSError, NotImplementedError) as error:
                 raise ConfigurationError(f"engine `vllm` refuses its settings: {error}") from error
+            if on_cpu:
+                _check_heads(vllm_config.model_config)
             return cls(vllm_config, dict(os.environ))
 
     @property
@@ -231,6 +233,18 @@ class AsyncLLMCore:
             if llm.output_handler is not None:
                 llm.output_handler.cancel()  # or it takes the end of its processes for a failure
             await asyncio.to_thread(llm.shutdown)
+
+
+def _check_heads(model: Any) -> None:
+    """ConfigurationError for heads that vLLM would only meet in the first reply, and die of."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    size, known = model.get_head_size(), CPUAttentionBackend.get_supported_head_sizes()
+    if not model.use_mla and size not in known:
+        raise ConfigurationError(
+            f"the model's attention heads have {size} dimensions; on a CPU vLLM takes "
+            f"{', '.join(map(str, known))}. Take another model, or the engine `embedded`"
+        )
 
 
 @contextmanager
