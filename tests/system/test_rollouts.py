@@ -18,7 +18,7 @@ import ray
 
 from envsdk.env import Isolation
 from envsdk.failures import ConfigurationError, RolloutStalled
-from envsdk.inference.engine import EngineConfig
+from envsdk.inference.engine import EngineConfig, EngineHealth
 from envsdk.inference.engine_host import EngineHost
 from envsdk.managers.ledger_types import LedgerState
 from envsdk.managers.scheduler import RolloutBatch
@@ -395,6 +395,38 @@ def test_an_engine_that_comes_back_answers_all_workers_and_those_that_are_replac
         wait_until(lambda: len(worker_processes() - {min(rollouts.worker_pids)}) == 2)
     finally:
         ray.kill(again)
+
+
+def test_an_engine_that_leaves_gets_no_more_requests_also_from_workers_that_are_replaced(
+    start_rollouts: StartRollouts,
+) -> None:
+    rollouts = start_rollouts(
+        engine=SLOW_REPLIES, num_engines=2, num_workers=2, batch_size=8, max_group_attempts=100
+    )
+    leaving = rollouts.engines["engine-0"]
+
+    def num_asked() -> int:
+        look = ray.get(leaving.health.remote(), timeout=60)
+        assert isinstance(look, EngineHealth)
+        return look.num_prompt_tokens
+
+    rollouts.next_batch()
+    rollouts.engine_left("engine-0")
+    for version in range(1, 3):
+        rollouts.advance(version)
+        assert all(t.success for t in rollouts.next_batch().trajectories)
+    before = num_asked()
+    assert before > 0
+    os.kill(min(rollouts.worker_pids), signal.SIGKILL)
+    for version in range(3, 6):
+        rollouts.advance(version)
+        assert all(t.success for t in rollouts.next_batch().trajectories)
+    assert num_asked() == before
+
+    rollouts.engine_joined("engine-0", leaving)
+    rollouts.advance(6)
+    rollouts.next_batch()
+    wait_until(lambda: num_asked() > before)
 
 
 def test_an_engine_that_breaks_says_so_in_its_health(start_rollouts: StartRollouts) -> None:
