@@ -8,11 +8,18 @@ from envsdk.config.models import RunConfig
 
 def algorithm_notes(config: RunConfig) -> list[str]:
     """Sentences about what the policy loss of this run does not do; see `loss_settings.notes`."""
-    sampling = config.actor_infer.generating_args
+    infer = config.actor_infer
+    sampling = infer.generating_args
     mini_batch = config.ppo_mini_batch_size or config.rollout_batch_size
-    return loss_settings.notes(
+    found = loss_settings.notes(
         config,
         one_optimizer_step=config.ppo_epochs == 1 and mini_batch >= config.rollout_batch_size,
         max_staleness=config.max_staleness,
         truncated_sampling=sampling.top_p < 1 or sampling.top_k > 0,
     )
+    if infer.settings.get("logprobs") == "raw" and sampling.temperature not in (0, 1):
+        found.append(
+            "actor_infer records raw log-probabilities, those of temperature 1, while replies are sampled "
+            f"and the trainer computes at temperature {sampling.temperature:g}: set logprobs: sampling"
+        )
+    return found

@@ -63,6 +63,16 @@ def run_file(tmp_path: Path) -> Path:
     return path
 
 
+def test_raw_logprobs_at_another_temperature_are_told(run_file: Path) -> None:
+    engine = "actor_infer.strategy_args={strategy_name: vllm, strategy_config: {logprobs: raw}}"
+    cool = "actor_infer.generating_args.temperature=0.7"
+    told = [
+        any("raw log-probabilities" in note for note in algorithm_notes(load_config(run_file, given).config))
+        for given in ([engine, cool], [engine], [cool])
+    ]
+    assert told == [True, False, False]
+
+
 @pytest.fixture
 def with_own_loss(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file again, with `own_loss.py` beside it and its folder on the path."""
