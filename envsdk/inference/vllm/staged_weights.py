@@ -129,5 +129,6 @@ def tied_names(folder: Path, shapes: Shapes) -> frozenset[str]:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{folder / 'config.json'} cannot be read: {error}") from error
-    tied = bool(config.get("tie_word_embeddings")) and "lm_head.weight" not in shapes
+    # A configuration need not say what is its architecture's default; its files always do.
+    tied = bool(config.get("tie_word_embeddings")) or "lm_head.weight" not in shapes
     return frozenset({"lm_head.weight"}) if tied else frozenset()
