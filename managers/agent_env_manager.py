@@ -15,12 +15,15 @@ trajectory that is trained on: one turn per reply, a step's reward to the latest
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
+import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from envsdk.failures import Boundary, ConfigurationError, Failure
@@ -39,7 +42,7 @@ from envsdk.trajectory import Outcome, Trajectory
 MODEL_NAME = "policy"
 """What agents give as `model`."""
 _LAST_WORDS = 2000
-"""Characters of a failed program's output that are looked at."""
+"""Bytes of a failed program's output that are looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +76,10 @@ class AgentEnvManager(TrajEnvManager):
     """
 
     command: ClassVar[Sequence[str]] = ()
-    """Program and arguments, run once per episode with the variables of `AgentEpisode.variables`."""
+    """Program and arguments, run once per episode with the variables of `AgentEpisode.variables`.
+
+    It ends with its episode, and so do the processes it started.
+    """
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -86,22 +92,23 @@ class AgentEnvManager(TrajEnvManager):
         """Play one episode and return. What is raised before the environment said it is over fails it."""
         if not self.command:
             raise NotImplementedError(f"{type(self).__name__} sets no `command` and overrides no `run_agent`")
-        program = await asyncio.create_subprocess_exec(
-            *self.command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env={**os.environ, **agent.variables()},
-        )
-        try:
-            output, _ = await program.communicate()
-        finally:
-            if program.returncode is None:
-                program.kill()
+        with tempfile.TemporaryFile() as output:
+            program = await asyncio.create_subprocess_exec(
+                *self.command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=asyncio.subprocess.STDOUT,
+                env={**os.environ, **agent.variables()},
+                start_new_session=True,
+            )
+            try:
                 await program.wait()
-        if program.returncode:
-            lines = output[-_LAST_WORDS:].decode(errors="replace").strip().splitlines()
-            raise RuntimeError(f"the agent exited with {program.returncode}: {lines[-1] if lines else ''}")
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(program.pid, signal.SIGKILL)  # with what the program started
+                await program.wait()
+            if program.returncode:
+                raise RuntimeError(f"the agent exited with {program.returncode}: {_last_line(output)}")
 
     async def run_rollout_loop(self) -> None:
         async with _shared_endpoint(self._engine_policy) as self._endpoint:
@@ -293,6 +300,13 @@ class _LeasedEnvironment(SessionEnvironment):
             self._stepping.cancel()
             await asyncio.wait({self._stepping})
             self._host.discard()
+
+
+def _last_line(output: IO[bytes]) -> str:
+    """What a program said at the end; empty when it said nothing."""
+    output.seek(max(0, output.seek(0, os.SEEK_END) - _LAST_WORDS))
+    lines = output.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""
 
 
 @dataclass(slots=True)

@@ -38,7 +38,9 @@ class Program(AgentEnvManager):
 
 
 class HangingProgram(AgentEnvManager):
-    command = (sys.executable, "-c", "import time; time.sleep(3600)")
+    """Starts another process and waits for it."""
+
+    command = ("sh", "-c", "sleep 3600 & wait")
 
 
 class BrokenProgram(AgentEnvManager):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from envsdk.collect import collect
@@ -197,29 +198,16 @@ def test_a_collection_is_played_by_the_agent_that_the_configuration_names(tmp_pa
         assert ours.tokens.ids.tolist() == theirs.tokens.ids.tolist()
 
 
-class CancelledOnce(LeaseSource):
-    """One episode, canceled when a process is at it, then another."""
+class OneLease(LeaseSource):
+    """An episode that nobody wants to see finished."""
 
     def __init__(self) -> None:
-        self.orders = [
-            EpisodeOrder(
-                lease_id=i,
-                group_id=0,
-                member=0,
-                task=Task(tag="Toy", split="train", index=i),
-                seed=i,
-                policy_seed=i,
-            )
-            for i in range(1)
-        ]
-        self.leased = asyncio.Event()
+        task = Task(tag="Toy", split="train", index=0)
+        self.orders = [EpisodeOrder(lease_id=0, group_id=0, member=0, task=task, seed=0, policy_seed=0)]
         self.released_ids: list[int] = []
 
     async def lease(self, slot_id: str) -> EpisodeOrder | None:
-        if not self.orders:
-            return None
-        self.leased.set()
-        return self.orders.pop(0)
+        return self.orders.pop() if self.orders else None
 
     def submit(self, slot_id: str, lease_id: int, trajectory: Trajectory) -> None:
         raise AssertionError("it was canceled")
@@ -238,12 +226,14 @@ async def test_a_canceled_episode_ends_its_program(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", spy)
     policy = EnginePolicy(InferenceProxy({}), CHAT, GeneratingSettings(max_new_tokens=8), sequence_length=512)
-    leases = CancelledOnce()
+    leases = OneLease()
     manager = lake_agents.HangingProgram(slot_id="s", setup=setup(), policy=policy, leases=leases)
     looping = asyncio.create_task(manager.run_rollout_loop())
-    while not started:  # noqa: ASYNC110 - a process that was started calls nobody back
+    while not started or not (children := psutil.Process(started[0].pid).children()):  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     manager.cancel(0)
     await looping
     assert leases.released_ids == [0]
     assert started[0].returncode is not None
+    psutil.wait_procs(children, timeout=30)
+    assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)

@@ -17,7 +17,9 @@ from envsdk.config.nearest import suggest
 from envsdk.inference.endpoint.errors import ApiError, invalid, unsupported
 
 MAX_CHOICES = 128
-"""Most replies to one request."""
+"""Most replies to one prompt."""
+MAX_REPLIES = 1024
+"""Most replies to one request with several prompts."""
 MAX_STOPS = 16
 """Most stop strings of one request."""
 
@@ -215,6 +217,8 @@ def read_completion(body: bytes) -> CompletionFields:
             "logprobs",
             f"is {fields.logprobs}: there are no alternatives to show; 0 gives the sampled tokens' own",
         )
+    if len(fields.prompts) * fields.num_choices > MAX_REPLIES:
+        raise invalid("prompt", f"asks for more than {MAX_REPLIES} replies at once")
     if not fields.prompts or any(len(prompt) == 0 for prompt in fields.prompts):
         raise invalid("prompt", "the prompt is empty")
     return fields

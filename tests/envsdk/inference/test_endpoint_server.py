@@ -246,10 +246,11 @@ async def test_the_token_opens_everything_and_a_sessions_key_its_own_paths() -> 
         one, two = [(await served.post("/sessions", {"id": name})).json() for name in ("one", "two")]
         url = served.endpoint.url
 
+        del served.http.headers["Authorization"]
+
         async def status(path: str, key: str) -> int:
             headers = {"Authorization": key} if key else {}
-            async with httpx2.AsyncClient(headers=headers) as http:
-                return (await http.get(url + path)).status_code
+            return (await served.http.get(url + path, headers=headers)).status_code
 
         for path in ("/v1/models", "/sessions/one", "/sessions/one/v1/models", "/sessions/three"):
             assert await status(path, "") == 401
@@ -362,10 +363,11 @@ async def test_bodies_routes_and_methods_that_are_wrong_are_told_in_the_same_for
         nowhere = await served.http.get(served.endpoint.url + "/v2")
         method = await served.http.get(url)
         empty = await served.post("/v1/completions", {"model": "policy", "prompt": ""})
+        many = await served.post("/v1/completions", {"model": "policy", "prompt": ["a"] * 9, "n": 128})
         alternatives = await served.post("/v1/completions", {"model": "policy", "prompt": "a", "logprobs": 5})
     assert [r.status_code for r in (broken, array, long, nowhere, method)] == [400, 400, 413, 404, 405]
-    assert empty.status_code == alternatives.status_code == 400
-    for response in (broken, array, long, nowhere, method, empty, alternatives):
+    assert empty.status_code == many.status_code == alternatives.status_code == 400
+    for response in (broken, array, long, nowhere, method, empty, many, alternatives):
         assert response.json()["error"]["message"]
 
 
