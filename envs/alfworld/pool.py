@@ -42,6 +42,7 @@ _SLACK = 4
 """Games by which a process may be ahead of the least busy one and still be chosen for what it has loaded."""
 _TRIES = 5
 _CLOSED_WAIT_S = 5.0
+_BUSY_WAIT_S = 1.0
 
 _session_numbers = itertools.count()
 
@@ -74,6 +75,8 @@ class PoolSettings:
     """Size of the folder of translations."""
     answer_timeout_s: float = 60.0
     """An engine that takes longer for one answer hangs."""
+    start_timeout_s: float = 300.0
+    """The same for its first answer, which waits for the process to start."""
 
     @property
     def most_processes(self) -> int:
@@ -117,6 +120,7 @@ class EngineProcess:
         self.ended: deque[str] = deque()
         """Sessions to end with the next call."""
         self.is_lost = False
+        self._has_answered = False
         self.num_games = 0
         self.resident_mb = 0
 
@@ -144,13 +148,15 @@ class EngineProcess:
         return answer.value
 
     def _exchange(self, request: Request) -> Answer:
-        limit_s = self._settings.answer_timeout_s
+        settings = self._settings
+        limit_s = settings.answer_timeout_s if self._has_answered else settings.start_timeout_s
         try:
             self._pipe.send(request)
             if not self._pipe.poll(limit_s):
                 self._lose()
                 raise EngineCrashed(f"the engine did not answer `{request.verb}` within {limit_s:g} s")
             answer: Answer = self._pipe.recv()
+            self._has_answered = True
         except (EOFError, OSError) as error:
             self._lose()
             raise EngineCrashed(f"the engine {self._last_words()} during `{request.verb}`") from error
@@ -169,10 +175,13 @@ class EngineProcess:
         return f"ended with exit code {code}"
 
     def end(self, *, wait_s: float = 0.0) -> None:
-        """Let it go: it ends by itself when its pipe closes. Idempotent."""
-        with self._lock:
+        """Let it go: it ends by itself when its pipe closes, and is killed where it is busy. Idempotent."""
+        if self._lock.acquire(timeout=_BUSY_WAIT_S):
             self.is_lost = True
             self._pipe.close()
+            self._lock.release()
+        else:
+            self._process.kill()
         if wait_s:
             try:
                 self._process.wait(wait_s)

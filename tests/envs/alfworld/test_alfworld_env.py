@@ -186,7 +186,7 @@ def test_a_dead_engine_fails_the_episode_whose_call_it_was_answering_and_no_othe
 
 
 def test_a_hung_engine_is_ended_and_replaced():
-    pool = EnginePool(PoolSettings(num_processes=1, answer_timeout_s=30.0))
+    pool = EnginePool(PoolSettings(num_processes=1))
     game = GeneratedGames(split="train", task_types=TASK_TYPES[:1], size="small", num_games=None).game(1)
     played = RemoteGame(pool, game)
     first = played.begin()
@@ -198,6 +198,31 @@ def test_a_hung_engine_is_ended_and_replaced():
     assert process.has_exited()
     assert played.begin() == first
     pool.close()
+
+
+def test_closing_a_pool_does_not_wait_for_an_engine_that_hangs():
+    pool = EnginePool(PoolSettings(num_processes=1))
+    game = GeneratedGames(split="train", task_types=TASK_TYPES[:1], size="small", num_games=None).game(1)
+    played = RemoteGame(pool, game)
+    played.begin()
+    (process,) = pool.processes()
+    os.kill(process.pid, signal.SIGSTOP)
+    failures = []
+
+    def step() -> None:
+        try:
+            played.step("look")
+        except EngineCrashed as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    while not process._lock.locked():
+        pass
+    pool.close()
+    thread.join()
+    assert process.has_exited()
+    assert len(failures) == 1
 
 
 def test_a_process_is_retired_after_its_games_and_those_being_played_go_on():
