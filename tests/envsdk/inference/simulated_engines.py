@@ -10,9 +10,10 @@ import asyncio
 import heapq
 import itertools
 import selectors
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from envsdk.inference.engine import (
 from envsdk.inference.proxy import Deliver, EngineLink
 from envsdk.trajectory import VersionSpan
 
+P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
 
 STOP = 0
@@ -58,6 +60,16 @@ def run(scenario: Coroutine[Any, Any, ResultT]) -> ResultT:
     """`scenario` in virtual time."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(scenario)
+
+
+def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """A test whose `sleep` takes no time, however busy the machine is."""
+
+    @wraps(test)
+    def play(*args: P.args, **kwargs: P.kwargs) -> None:
+        run(test(*args, **kwargs))
+
+    return play
 
 
 def token_at(position: int) -> int:

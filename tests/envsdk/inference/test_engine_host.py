@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from simulated_engines import in_virtual_time
 
 from envsdk.failures import ConfigurationError, EngineError
-from envsdk.inference import engine_host
 from envsdk.inference.continuation import joined
 from envsdk.inference.engine import (
     EngineConfig,
@@ -34,11 +34,11 @@ async def started_host(**mock: Any) -> EngineHost:
     return host
 
 
-def request(request_id: str, *, is_watched: bool = False) -> GenerationRequest:
+def request(request_id: str, *, num_tokens: int = 10, is_watched: bool = False) -> GenerationRequest:
     return GenerationRequest(
         request_id=request_id,
         prompt_ids=np.array([1, 2], np.int32),
-        sampling=SamplingParams(max_new_tokens=10, seed=1),
+        sampling=SamplingParams(max_new_tokens=num_tokens, seed=1),
         is_watched=is_watched,
     )
 
@@ -92,25 +92,39 @@ async def test_what_a_dead_incarnation_asked_for_is_aborted_when_the_next_one_co
         waiting.cancel()
 
 
-async def test_the_tokens_of_long_turns_come_while_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_host, "REPORT_S", 0.02)
-    host = await started_host(reply=list(range(10)), latency={"kind": "constant", "mean_s": 0.4})
-    deltas: list[TokenDelta] = []
-    packed = await soon(host.exchange("one", 0, pack_requests([request("long")]), []))
-    while isinstance(item := unpack(packed)[0], TokenDelta):
-        deltas.append(item)
-        packed = await soon(host.exchange("one", len(deltas), NOTHING, []))
-    assert len(deltas) > 1
-    assert packed.health is not None
+@in_virtual_time
+async def test_the_tokens_of_long_turns_come_while_they_run() -> None:
+    host = await started_host(reply=list(range(10)), latency={"kind": "constant", "mean_s": 4.0})
+    said = unpack(await host.exchange("one", 0, pack_requests([request("long")]), []))
+    num_calls = 1
+    while not isinstance(said[-1], GenerationResult):
+        said += unpack(await host.exchange("one", num_calls, NOTHING, []))
+        num_calls += 1
+    deltas = [item for item in said if isinstance(item, TokenDelta)]
     known = joined(deltas)
     assert known is not None
     assert known.token_ids.tolist() == list(range(len(known.token_ids)))
+    assert len(known.token_ids) >= 7  # a second before the end at the latest
+    assert num_calls <= 5  # no more than one for each second
 
 
+@in_virtual_time
+async def test_the_tokens_of_a_long_turn_go_with_the_answer_to_a_short_one_and_not_alone() -> None:
+    host = await started_host(latency={"kind": "per_token", "token_s": 0.1})
+    long, short = request("long", num_tokens=60), request("short", num_tokens=12)
+    packed = await host.exchange("one", 0, pack_requests([long, short]), [])
+    assert [(type(item), item.request_id) for item in unpack(packed)] == [
+        (TokenDelta, "long"),
+        (TokenDelta, "short"),
+        (GenerationResult, "short"),
+    ]
+
+
+@in_virtual_time
 async def test_the_tokens_of_a_watched_turn_do_not_wait_for_anything_else() -> None:
-    host = await started_host(reply=list(range(10)), latency={"kind": "constant", "mean_s": 0.4})
+    host = await started_host(reply=list(range(10)), latency={"kind": "constant", "mean_s": 4.0})
     asked = [request("watched", is_watched=True), request("not watched")]
-    first = unpack(await soon(host.exchange("one", 0, pack_requests(asked), [])))
+    first = unpack(await host.exchange("one", 0, pack_requests(asked), []))
     assert [(type(item), item.request_id) for item in first] == [(TokenDelta, "watched")]
 
 

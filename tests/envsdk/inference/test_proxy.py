@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulated_engines import in_virtual_time, run
 
 from envsdk.inference.continuation import joined
 from envsdk.inference.engine import (
@@ -169,7 +170,7 @@ events = st.lists(
 def test_nothing_is_lost_and_nothing_is_answered_twice_whatever_happens(
     events: list[tuple[str, Any]], keep_tokens: bool
 ) -> None:
-    asyncio.run(live_through(events, keep_tokens))
+    run(live_through(events, keep_tokens))
 
 
 async def live_through(events: list[tuple[str, Any]], keep_tokens: bool) -> None:
@@ -254,6 +255,7 @@ async def live_through(events: list[tuple[str, Any]], keep_tokens: bool) -> None
 # One thing at a time
 
 
+@in_virtual_time
 async def test_a_suspended_proxy_holds_what_is_queued_and_lets_it_go_in_its_order() -> None:
     link = await engine_link(latency={"kind": "constant", "mean_s": 0.05})
     async with running_proxy({"e": link}) as proxy:
@@ -272,6 +274,7 @@ async def test_a_suspended_proxy_holds_what_is_queued_and_lets_it_go_in_its_orde
         await asyncio.gather(*queued)
 
 
+@in_virtual_time
 async def test_cancelling_frees_the_engine_and_its_place_in_the_balance() -> None:
     link = await engine_link(latency=FOREVER)
     async with running_proxy({"e": link}) as proxy:
@@ -285,6 +288,7 @@ async def test_cancelling_frees_the_engine_and_its_place_in_the_balance() -> Non
         assert proxy._router.outstanding_tokens("e") == 0
 
 
+@in_virtual_time
 async def test_the_tokens_of_a_reply_are_told_before_it_is_over() -> None:
     link = await engine_link()
     told: list[TokenDelta] = []
@@ -296,6 +300,7 @@ async def test_the_tokens_of_a_reply_are_told_before_it_is_over() -> None:
     assert [token for delta in told[:-1] for token in delta.token_ids.tolist()] == result.token_ids.tolist()
 
 
+@in_virtual_time
 async def test_an_overdue_turn_is_answered_with_an_error_and_taken_off_the_engine() -> None:
     link = await engine_link(latency=FOREVER)
     async with running_proxy({"e": link}, turn_timeout_s=0.1) as proxy:
@@ -307,6 +312,7 @@ async def test_an_overdue_turn_is_answered_with_an_error_and_taken_off_the_engin
         assert len(link.sent) == 1
 
 
+@in_virtual_time
 async def test_time_spent_suspended_is_not_counted_against_a_turn() -> None:
     link = await engine_link()
     async with running_proxy({"e": link}, turn_timeout_s=0.2) as proxy:
@@ -319,6 +325,7 @@ async def test_time_spent_suspended_is_not_counted_against_a_turn() -> None:
         assert_whole(await soon(future), asking)
 
 
+@in_virtual_time
 async def test_what_a_lost_engine_had_is_played_again_elsewhere() -> None:
     slow, fast = await engine_link(latency=FOREVER), await engine_link()
     async with running_proxy({"slow": slow}) as proxy:
@@ -331,6 +338,7 @@ async def test_what_a_lost_engine_had_is_played_again_elsewhere() -> None:
         assert [r.request_id for r in fast.sent] == ["r0", "r1", "r2", "r3"]
 
 
+@in_virtual_time
 async def test_without_an_engine_requests_wait_for_one_to_come_back() -> None:
     dead = await engine_link(latency=FOREVER)
     async with running_proxy({"e": dead}) as proxy:
@@ -346,6 +354,7 @@ async def test_without_an_engine_requests_wait_for_one_to_come_back() -> None:
         await soon(later)
 
 
+@in_virtual_time
 async def test_a_late_answer_of_a_replaced_engine_counts_for_nothing() -> None:
     first, second = await engine_link(latency=FOREVER), await engine_link(latency=SLOW)
     async with running_proxy({"e": first}) as proxy:
@@ -359,6 +368,7 @@ async def test_a_late_answer_of_a_replaced_engine_counts_for_nothing() -> None:
         assert_whole(await soon(future), asking)
 
 
+@in_virtual_time
 async def test_a_broken_engine_is_given_up_while_another_works() -> None:
     broken = await engine_link(failure={"rate": 1.0, "kind": "crash"})
     well = await engine_link(latency={"kind": "constant", "mean_s": 0.01})
@@ -370,6 +380,7 @@ async def test_a_broken_engine_is_given_up_while_another_works() -> None:
         assert proxy._router.engines == ("well",)
 
 
+@in_virtual_time
 async def test_what_runs_on_a_drained_engine_ends_there_and_then_the_engine_is_forgotten() -> None:
     leaving, staying = await engine_link(latency=SLOW), await engine_link()
     async with running_proxy({"leaving": leaving}) as proxy:
@@ -385,6 +396,7 @@ async def test_what_runs_on_a_drained_engine_ends_there_and_then_the_engine_is_f
         proxy.drain_engine("leaving")  # it is gone: nothing to do
 
 
+@in_virtual_time
 async def test_an_idle_engine_that_is_drained_is_forgotten_at_once_and_requests_wait_for_another() -> None:
     async with running_proxy({"e": await engine_link()}) as proxy:
         proxy.drain_engine("e")
@@ -396,6 +408,7 @@ async def test_an_idle_engine_that_is_drained_is_forgotten_at_once_and_requests_
         assert_whole(await soon(future), request(0))
 
 
+@in_virtual_time
 async def test_a_drained_engine_that_is_lost_leaves_its_turns_to_the_others() -> None:
     leaving, staying = await engine_link(latency=FOREVER), await engine_link()
     async with running_proxy({"leaving": leaving}) as proxy:
@@ -407,6 +420,7 @@ async def test_a_drained_engine_that_is_lost_leaves_its_turns_to_the_others() ->
         assert [r.request_id for r in staying.sent] == ["r0"]
 
 
+@in_virtual_time
 async def test_a_canceled_turn_does_not_hold_up_a_drain() -> None:
     link = await engine_link(latency=FOREVER)
     async with running_proxy({"e": link}) as proxy:
@@ -417,6 +431,7 @@ async def test_a_canceled_turn_does_not_hold_up_a_drain() -> None:
         assert not proxy._links
 
 
+@in_virtual_time
 async def test_the_last_engines_errors_are_the_answer() -> None:
     broken = await engine_link(failure={"rate": 1.0, "kind": "crash"})
     async with running_proxy({"broken": broken}) as proxy:
@@ -425,6 +440,7 @@ async def test_the_last_engines_errors_are_the_answer() -> None:
         assert "crashed" in result.error
 
 
+@in_virtual_time
 async def test_the_last_engines_requests_wait_where_it_will_come_back() -> None:
     broken = await engine_link(failure={"rate": 1.0, "kind": "crash"})
     async with running_proxy({"engine": broken}, engines_return=True) as proxy:
@@ -443,6 +459,7 @@ async def restart(link: MortalLink, version: int) -> None:
     await turns_of_the_loop(5)
 
 
+@in_virtual_time
 async def test_an_interrupted_turn_starts_over_under_the_new_weights() -> None:
     link = await engine_link(reply=list(range(1, 11)), latency=HALF_A_SECOND)
     async with running_proxy({"e": link}) as proxy:
@@ -454,6 +471,7 @@ async def test_an_interrupted_turn_starts_over_under_the_new_weights() -> None:
         assert [len(r.prompt_ids) for r in link.sent] == [3, 3]
 
 
+@in_virtual_time
 async def test_with_interrupted_tokens_kept_a_turn_goes_on_from_them_and_says_which_weights_wrote_what() -> (
     None
 ):
@@ -475,6 +493,7 @@ async def test_with_interrupted_tokens_kept_a_turn_goes_on_from_them_and_says_wh
     assert result.token_ids.tolist() == [*range(1, kept + 1), *range(1, 11 - kept)]
 
 
+@in_virtual_time
 async def test_a_turn_longer_than_the_time_between_updates_is_not_restarted_for_ever() -> None:
     link = await engine_link(latency={"kind": "per_token", "token_s": 0.02}, vocab_size=40)
     async with running_proxy({"e": link}) as proxy:
@@ -545,6 +564,7 @@ class ScriptedLink(EngineLink):
 @pytest.mark.parametrize(
     ("token_ids", "reason"), [([7, 8, 9], FinishReason.LENGTH), ([7, 0], FinishReason.STOP)]
 )
+@in_virtual_time
 async def test_a_turn_interrupted_after_its_last_token_is_over(
     token_ids: list[int], reason: FinishReason
 ) -> None:
@@ -557,6 +577,7 @@ async def test_a_turn_interrupted_after_its_last_token_is_over(
         assert len(link.sent) == 1
 
 
+@in_virtual_time
 async def test_a_second_answer_to_the_same_request_is_ignored() -> None:
     link = ScriptedLink()
     async with running_proxy({"e": link}) as proxy:
@@ -567,6 +588,7 @@ async def test_a_second_answer_to_the_same_request_is_ignored() -> None:
         assert proxy._router.outstanding_tokens("e") == 0
 
 
+@in_virtual_time
 async def test_an_interruption_while_suspended_waits_for_the_end_of_the_suspension() -> None:
     link = ScriptedLink()
     async with running_proxy({"e": link}) as proxy:
@@ -583,6 +605,7 @@ async def test_an_interruption_while_suspended_waits_for_the_end_of_the_suspensi
 # What a lost engine had sampled
 
 
+@in_virtual_time
 async def test_a_turn_goes_on_elsewhere_from_the_tokens_it_had_and_its_session_with_it() -> None:
     first = await engine_link(reply=list(range(1, 41)), latency={"kind": "per_token", "token_s": 0.05})
     second = await engine_link(reply=list(range(41, 81)))
@@ -614,6 +637,7 @@ async def test_a_turn_goes_on_elsewhere_from_the_tokens_it_had_and_its_session_w
         assert [r.request_id for r in second.sent] == ["r0", "r1"]
 
 
+@in_virtual_time
 async def test_a_lost_turn_that_had_its_last_token_is_over() -> None:
     lost, other = ScriptedLink(), ScriptedLink()
     async with running_proxy({"lost": lost}) as proxy:
@@ -629,6 +653,7 @@ async def test_a_lost_turn_that_had_its_last_token_is_over() -> None:
 @pytest.mark.parametrize(
     ("newest", "keeps", "goes_on"), [(1, False, True), (2, False, False), (2, True, True)]
 )
+@in_virtual_time
 async def test_tokens_of_older_weights_than_the_newest_are_treated_as_a_weight_update_would_treat_them(
     newest: int, keeps: bool, goes_on: bool
 ) -> None:
@@ -647,6 +672,7 @@ async def test_tokens_of_older_weights_than_the_newest_are_treated_as_a_weight_u
         assert (await soon(future)).token_ids.tolist() == ([7, 8, 9, 0] if goes_on else [9, 0])
 
 
+@in_virtual_time
 async def test_a_turn_whose_tokens_were_read_never_starts_over() -> None:
     link = ScriptedLink()
     told: list[TokenDelta] = []
@@ -662,6 +688,7 @@ async def test_a_turn_whose_tokens_were_read_never_starts_over() -> None:
         assert [delta.token_ids.tolist() for delta in told] == [[7], [8], [9], [0]]
 
 
+@in_virtual_time
 async def test_an_overdue_turn_is_answered_with_the_tokens_it_has() -> None:
     link = ScriptedLink()
     async with running_proxy({"e": link}, turn_timeout_s=0.1) as proxy:
