@@ -189,6 +189,12 @@ def serve(context: typer.Context) -> None:
 
 
 @app.command(add_help_option=False, context_settings=_FORWARD)
+def check(context: typer.Context) -> None:
+    """Check that an environment keeps the contract that training relies on."""
+    _forward("envsdk.check", context)
+
+
+@app.command(add_help_option=False, context_settings=_FORWARD)
 def report(context: typer.Context) -> None:
     """Write a run's report.html."""
     _forward("envsdk.report", context)

@@ -48,7 +48,7 @@ def spec(id: str) -> EnvSpec:
     if known is None:
         point = _entry_points().get(id)
         if point is None:
-            ids = sorted(_specs.keys() | _entry_points().keys())
+            ids = known_ids()
             raise ConfigurationError(
                 f"no environment {id!r}.{did_you_mean(id, ids)} Known: {', '.join(ids)}. Those of another"
                 " package need it installed, or its module imported so that it calls envsdk.register()."
@@ -57,9 +57,14 @@ def spec(id: str) -> EnvSpec:
     return known
 
 
+def known_ids() -> list[str]:
+    """Every id, sorted; nothing is imported for it."""
+    return sorted(_specs.keys() | _entry_points().keys())
+
+
 def list_specs() -> list[EnvSpec]:
     """Every spec, by id. ConfigurationError names an installed package whose spec does not load."""
-    return [spec(id) for id in sorted(_specs.keys() | _entry_points().keys())]
+    return [spec(id) for id in known_ids()]
 
 
 def make(id_or_spec: str | EnvSpec, /, **kwargs: Any) -> TextEnv:

@@ -1,0 +1,194 @@
+"""`python -m envsdk.check ENV_ID`: check that an environment keeps the contract that training relies on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from envsdk import registry
+from envsdk.cli import run_app
+from envsdk.env_arguments import env_config_from, spec_named, whole_id
+from envsdk.failures import ConfigurationError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from envsdk.testing import Outcome, Report
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def command(
+    environment: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ENV_ID",
+            help="A registered environment id (`envsdk envs` lists them), or package.module:Class.",
+            show_default=False,
+        ),
+    ] = None,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Arguments of the environment, such as size=6."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CHECK", help="Run this check or group of checks; repeat the option for more."),
+    ] = None,
+    examples: Annotated[
+        int, typer.Option("--examples", "-n", min=1, help="Examples per check: seeds and scripts of replies.")
+    ] = 50,
+    max_turns: Annotated[
+        int, typer.Option(min=1, help="Turns within which the oracle must have solved a task.")
+    ] = 1000,
+    luck: Annotated[
+        bool, typer.Option("--luck", help="Luck decides too: the oracle need not solve every task.")
+    ] = False,
+    one_task: Annotated[
+        bool, typer.Option("--one-task", help="There is only one task, whatever the seed.")
+    ] = False,
+    observations_show_state: Annotated[
+        bool,
+        typer.Option(
+            "--observations-show-state",
+            help="Observations are a function of the state alone: state hashes must agree with them.",
+        ),
+    ] = False,
+    list_checks: Annotated[
+        bool, typer.Option("--list", help="List the checks and what they demand.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Report every check, not only failures.")
+    ] = False,
+) -> int:
+    """Check that an environment keeps the contract that training relies on.
+
+    Examples are the same in every run. A failure is printed with the smallest script found that shows it.
+    The exit code is 0 when no check fails, 1 when one does, 2 for wrong input.
+    """
+    _need_the_kit()
+    from envsdk.testing.runner import chosen, examine
+
+    if list_checks:
+        for check in chosen(only or ()):
+            print(f"{check.name}\n    {check.demand}")
+        return 0
+    if environment is None:
+        raise ConfigurationError(
+            "name an environment: an id (`envsdk envs` lists them), or package.module:Class"
+        )
+    chosen(only or ())
+    env_config = env_config_from(arguments or ())
+    # What is wrong with the arguments is no fault of the environment.
+    registry.make(spec_named(environment), **env_config).close()
+    console = _console()
+    began = time.perf_counter()
+    with console.status("") as status:
+        # What an environment prints must not get into the JSON.
+        redirect = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
+        with redirect:
+            report = examine(
+                whole_id(environment),
+                env_config,
+                only=only or (),
+                on_outcome=lambda outcome: status.update(f"{environment}: {outcome.check.name}"),
+                max_examples=examples,
+                max_turns=max_turns,
+                oracle_always_solves=not luck,
+                seeds_give_tasks=not one_task,
+                observations_show_state=observations_show_state,
+                derandomize=True,
+            )
+    if as_json:
+        print(json.dumps(report.to_json(), indent=2))
+    else:
+        _print(report, time.perf_counter() - began, verbose)
+    return 0 if report.is_sound else 1
+
+
+def _need_the_kit() -> None:
+    try:
+        import envsdk.testing  # noqa: F401
+    except ImportError as error:
+        raise ConfigurationError(f"the checks need {error.name}: pip install 'envsdk[testing]'") from error
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def _print(report: Report, took_s: float, verbose: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from envsdk.testing import Status
+
+    console = Console(highlight=False)
+    colors = {"passed": "green", "failed": "bold red", "blocked": "yellow", "skipped": "bright_black"}
+    config = " ".join(f"{key}={value}" for key, value in report.env_config.items())
+    console.print(Text(f"{report.name} {config}".rstrip(), style="bold"))
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for group in dict.fromkeys(outcome.check.group for outcome in report.outcomes):
+        counts = [
+            Text(f"{count} {status.value}", style=colors[status.value]) if count else Text()
+            for status in Status
+            if (count := sum(o.status is status and o.check.group == group for o in report.outcomes)) >= 0
+        ]
+        table.add_row(f"  {group}", *counts)
+    console.print(table)
+    for outcome in report.outcomes:
+        if outcome.status is Status.FAILED:
+            _print_failure(console, outcome)
+        elif verbose:
+            reason = f"  ({outcome.message})" if outcome.message else ""
+            line = Text(f"{outcome.status.value:8}", style=colors[outcome.status.value])
+            console.print(line.append(f"{outcome.check.name}{reason}", style="default"))
+            console.print(Text(f"        {outcome.check.demand}", style="bright_black"))
+    for culprit, number in Counter(outcome.message for outcome in report.having(Status.BLOCKED)).items():
+        console.print(Text(f"\n{number} checks are blocked: {culprit}", style=colors["blocked"]))
+    counted = ", ".join(
+        f"{len(report.having(status))} {status.value}" for status in Status if report.having(status)
+    )
+    verdict = "sound" if report.is_sound else "not sound"
+    console.print(
+        Text(f"\n{verdict}: {counted} in {took_s:.1f} s", style="green" if report.is_sound else "red")
+    )
+
+
+def _print_failure(console: Console, outcome: Outcome) -> None:
+    from rich.padding import Padding
+    from rich.syntax import Syntax
+    from rich.text import Text
+
+    console.print()
+    console.print(Text("FAILED ", style="bold red").append(outcome.check.name, style="bold"))
+    console.print(Padding(Text(outcome.message), (0, 0, 0, 2)))
+    console.print(Padding(Text(f"Demanded: {outcome.check.demand}", style="bright_black"), (0, 0, 0, 2)))
+    if console.is_terminal:
+        console.print(
+            Padding(
+                Syntax(outcome.script, "python", word_wrap=True, background_color="default"), (1, 0, 0, 4)
+            )
+        )
+    else:
+        # As it is, so that it can be copied and run: no line is broken.
+        print("\n" + "".join(f"    {line}\n" for line in outcome.script.splitlines()), end="")
+
+
+def main(argv: list[str] | None = None) -> int:
+    return run_app(app, argv, name="envsdk check")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

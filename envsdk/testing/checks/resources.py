@@ -1,0 +1,177 @@
+"""Nothing piles up, and calls return within the limits of the spec."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from envsdk.testing.checks import NotApplicable, check
+from envsdk.testing.courses import Course, play_from
+from envsdk.testing.subject import Subject
+
+_CYCLES = 4
+_WARM_UP = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Use:
+    """What this process holds."""
+
+    processes: int
+    threads: int
+    files: int
+    leftovers: int
+    """Entries of the folder for temporary files."""
+
+
+def _use(temporary: Path) -> _Use:
+    return _Use(
+        processes=_num_children(),
+        threads=threading.active_count(),
+        files=_num_open_files(),
+        leftovers=len(list(temporary.iterdir())),
+    )
+
+
+def _num_children() -> int:
+    """Living child processes, their descendants not counted."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    if not children.exists():
+        return len(multiprocessing.active_children())
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            found.update((task / "children").read_text().split())
+        except OSError:
+            continue
+    return len(found)
+
+
+def _num_open_files() -> int:
+    for folder in ("/proc/self/fd", "/dev/fd"):
+        if os.path.isdir(folder):
+            return len(os.listdir(folder))
+    return 0
+
+
+def _played_and_closed(subject: Subject) -> None:
+    env = subject.make()
+    for seed in range(2):
+        play_from(env, seed, [0, 1, 2])
+    env.close()
+
+
+def _measured(subject: Subject) -> tuple[_Use, _Use]:
+    """Use before and after some more instances, once per subject.
+
+    The first ones are not counted: pools and caches that instances share are made then.
+    """
+    if "use" not in subject.memory:
+        with tempfile.TemporaryDirectory() as folder:
+            for _ in range(_WARM_UP):
+                _played_and_closed(subject)
+            gc.collect()
+            with _temporary_files_in(folder):
+                before = _use(Path(folder))
+                for _ in range(_CYCLES):
+                    _played_and_closed(subject)
+                gc.collect()
+                after = _use(Path(folder))
+        subject.memory["use"] = before, after
+    found: tuple[_Use, _Use] = subject.memory["use"]
+    return found
+
+
+class _temporary_files_in:
+    """`tempfile` and TMPDIR point to a folder."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> None:
+        self._kept = tempfile.tempdir, os.environ.get("TMPDIR")
+        tempfile.tempdir = os.environ["TMPDIR"] = self._folder
+
+    def __exit__(self, *_: object) -> None:
+        tempfile.tempdir = self._kept[0]
+        if self._kept[1] is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = self._kept[1]
+
+
+def _piles_up(subject: Subject, count: Callable[[_Use], int], what: str) -> None:
+    before, after = map(count, _measured(subject))
+    # One that comes late is a pool's; a leak has at least one per instance.
+    assert after - before < _CYCLES, (
+        f"after {_CYCLES} more instances were played and closed there are {after} {what}; before, {before}"
+    )
+
+
+@check("Closed instances leave no process behind: a day of training would fill the machine.")
+def no_process_is_left(subject: Subject) -> None:
+    _piles_up(subject, lambda use: use.processes, "child processes")
+
+
+@check("Closed instances leave no thread behind: each holds memory and may hold the process.")
+def no_thread_is_left(subject: Subject) -> None:
+    _piles_up(subject, lambda use: use.threads, "threads")
+
+
+@check("Closed instances leave no file or socket open: the limit is often 1024.")
+def no_file_is_left_open(subject: Subject) -> None:
+    _piles_up(subject, lambda use: use.files, "open files")
+
+
+@check("Closed instances leave no temporary file behind: disks fill up.")
+def no_temporary_file_is_left(subject: Subject) -> None:
+    _piles_up(subject, lambda use: use.leftovers, "temporary files")
+
+
+@check("A closed instance is freed: a global list of instances grows for ever.")
+def closed_instances_are_freed(subject: Subject) -> None:
+    kept = []
+    for _ in range(3):
+        env = subject.make()
+        play_from(env, 0, [0])
+        env.close()
+        kept.append(weakref.ref(env))
+        del env
+    gc.collect()
+    alive = sum(reference() is not None for reference in kept)
+    # A cache may hold on to the last one.
+    assert alive < len(kept), f"{alive} of {len(kept)} closed instances are still referred to by something"
+
+
+@check("An instance holds no more after many resets: it plays thousands of episodes.")
+def episodes_do_not_pile_up(subject: Subject) -> None:
+    env = subject.make()
+    for seed in range(3):
+        play_from(env, seed, [0, 1])
+    with tempfile.TemporaryDirectory() as folder:
+        before = _use(Path(folder))
+        for seed in range(_CYCLES):
+            play_from(env, seed, [0, 1])
+        gc.collect()
+        after = _use(Path(folder))
+    env.close()
+    for name in ("processes", "threads", "files"):
+        grown = getattr(after, name) - getattr(before, name)
+        assert grown < _CYCLES, f"{_CYCLES} more episodes of one instance left {grown} more {name}"
+
+
+@check("`reset` and `step` return within the spec's limits: later ones count as failed episodes.")
+def calls_are_in_time(subject: Subject, course: Course) -> None:
+    spec = subject.spec
+    if spec is None:
+        raise NotApplicable("only a factory is known")
+    for name, took in (("reset", course.slowest_reset_s), ("step", course.slowest_step_s)):
+        limit = getattr(spec, f"{name}_timeout_s")
+        assert took <= limit, f"{name}() took {took:.3g} s; {name}_timeout_s is {limit:g}"

@@ -1,0 +1,399 @@
+"""Runs checks on a subject: examples are drawn and shrunk by Hypothesis, failures become scripts.
+
+    report = examine("envsdk/FrozenLake-v1", {"size": 5})
+    for outcome in report.failed:
+        print(outcome.check.name, outcome.message, outcome.script)
+
+All checks are tried with one set of examples, and those that only look at courses share the courses too. A
+check that fails is then searched by itself, so that its example is shrunk to the least that shows the fault.
+"""
+
+from __future__ import annotations
+
+import time
+import unittest
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cache
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from hypothesis.errors import FlakyFailure
+
+from envsdk.failures import ConfigurationError
+from envsdk.registry import did_you_mean
+from envsdk.testing.checks import GROUPS, Check, NotApplicable, catalogue
+from envsdk.testing.courses import Fault, watch
+from envsdk.testing.reproduction import printable, script_for
+from envsdk.testing.strategies import histories, replies, scripts, seeds
+from envsdk.testing.subject import Options, Subject, Target, options_from, subject_of
+
+EXAMPLES: Mapping[str, st.SearchStrategy[Any]] = {
+    "seed": seeds,
+    "other_seed": seeds,
+    "script": scripts(),
+    "other_script": scripts(),
+    "then": scripts(6),
+    "reply": replies(),
+    "history": histories(),
+}
+"""What a check's parameter is drawn from, by its name."""
+
+_SEARCH_EFFORT = 4.0
+"""Examples of the search for a smaller failure, in terms of `max_examples`."""
+
+CULPRITS: Mapping[str, tuple[str, ...]] = {
+    "__init__": ("contract.can_be_built",),
+    "reset": ("contract.reset_answers",),
+    "step": (
+        "text.any_reply_is_answered",
+        "contract.step_returns_five_values",
+        "text.awkward_replies_are_answered",
+    ),
+    "legal_actions": ("abilities.legal_actions_are_there",),
+    "oracle": ("oracle.answers_anywhere",),
+    "snapshot": ("abilities.declared_abilities_answer",),
+    "state_hash": ("abilities.declared_abilities_answer",),
+}
+"""Checks that name the fault when a method raises; others that stumble over it are blocked."""
+
+
+class Status(StrEnum):
+    PASSED = "passed"
+    FAILED = "failed"
+    BLOCKED = "blocked"
+    """It stumbled over a fault that another check names."""
+    SKIPPED = "skipped"
+    """It does not apply: an ability is not declared, or an option is off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of one check."""
+
+    check: Check
+    status: Status
+    message: str = ""
+    """What is wrong, or why it does not apply."""
+    example: Mapping[str, Any] | None = None
+    """The smallest found at which it fails; empty for a check that takes none."""
+    script: str = ""
+    """Runnable Python that fails in the same way."""
+    faulty_method: str = ""
+    """The environment's method that raised, where that is what went wrong."""
+    duration_s: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "check": self.check.name,
+            "demand": self.check.demand,
+            "status": self.status.value,
+            "message": self.message,
+            "example": None
+            if self.example is None
+            else {key: repr(value) for key, value in self.example.items()},
+            "script": self.script,
+            "duration_s": round(self.duration_s, 4),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What came of all checks."""
+
+    name: str
+    """Of the environment."""
+    env_config: Mapping[str, Any]
+    outcomes: tuple[Outcome, ...]
+
+    def having(self, status: Status) -> list[Outcome]:
+        return [outcome for outcome in self.outcomes if outcome.status is status]
+
+    @property
+    def failed(self) -> list[Outcome]:
+        return self.having(Status.FAILED)
+
+    @property
+    def is_sound(self) -> bool:
+        """At least one check ran, and none failed."""
+        return bool(self.having(Status.PASSED)) and not self.failed and not self.having(Status.BLOCKED)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": "envsdk.check/1",
+            "environment": self.name,
+            "env_config": {key: repr(value) for key, value in self.env_config.items()},
+            "sound": self.is_sound,
+            "counts": {status.value: len(self.having(status)) for status in Status},
+            "checks": [outcome.to_json() for outcome in self.outcomes],
+        }
+
+
+def examine(
+    target: Target | Subject,
+    env_config: Mapping[str, Any] | None = None,
+    *,
+    only: Sequence[str] = (),
+    on_outcome: Callable[[Outcome], None] | None = None,
+    **options: Any,
+) -> Report:
+    """Run the checks, or those of `only`: names of checks or groups.
+
+    Args:
+        target: A registered id, `package.module:Class`, an EnvSpec, a class or a function that builds one.
+        env_config: Keyword arguments of the constructor.
+        on_outcome: Called after each check.
+        options: Fields of `Options`, such as `max_examples=5`.
+
+    Raises:
+        ConfigurationError: Nothing is registered under that name, or no check is called so.
+    """
+    subject = target if isinstance(target, Subject) else subject_of(target, env_config, options_from(options))
+    checks = chosen(only)
+    # First those that name a fault over which others stumble, so that it is searched and told once.
+    naming = [name for names in CULPRITS.values() for name in names]
+    outcomes: dict[str, Outcome] = {}
+    faulty: dict[str, str] = {}
+    for check in sorted(checks, key=lambda check: check.name not in naming):
+        outcome = outcomes[check.name] = run(check, subject, faulty)
+        if outcome.status is Status.FAILED and check.name in CULPRITS.get(outcome.faulty_method, ()):
+            faulty.setdefault(outcome.faulty_method, check.name)
+        if on_outcome is not None:
+            on_outcome(outcome)
+    return Report(
+        name=subject.name,
+        env_config=subject.env_config,
+        outcomes=tuple(outcomes[check.name] for check in checks),
+    )
+
+
+def chosen(only: Iterable[str]) -> list[Check]:
+    """Checks by the names of checks or groups; all of them when nothing is named."""
+    known = catalogue()
+    names = list(only)
+    for name in names:
+        if name not in known and name not in GROUPS:
+            hint = did_you_mean(name, [*GROUPS, *known])
+            raise ConfigurationError(
+                f"there is no check or group {name!r}.{hint} Groups: {', '.join(GROUPS)}."
+            )
+    return [check for check in known.values() if not names or check.name in names or check.group in names]
+
+
+def run(check: Check, subject: Subject, faulty: Mapping[str, str] | None = None) -> Outcome:
+    """One check, with its failing example as small as it could be made.
+
+    `faulty` has methods known to raise and the checks that said so: who stumbles over one is blocked.
+    """
+    began = time.perf_counter()
+    try:
+        outcome = _run(check, subject, faulty or {})
+    except _Blocked as blocked:
+        outcome = Outcome(check=check, status=Status.BLOCKED, message=f"see {blocked}")
+    return replace(outcome, duration_s=time.perf_counter() - began)
+
+
+def run_check(
+    name: str, target: Target, env_config: Mapping[str, Any] | None = None, **example_or_options: Any
+) -> None:
+    """Run one check at the example given, or search for one when none is given.
+
+    Raises:
+        AssertionError: The check's demand is not met.
+        unittest.SkipTest: The check does not apply.
+    """
+    (check,) = chosen([name]) if name in catalogue() else chosen([f"{name}."])
+    example = {key: value for key, value in example_or_options.items() if key in EXAMPLES}
+    options = {key: value for key, value in example_or_options.items() if key not in EXAMPLES}
+    subject = subject_of(target, env_config, options_from(options))
+    if example:
+        try:
+            call_check(check, subject, example)
+        except NotApplicable as reason:
+            raise unittest.SkipTest(str(reason)) from None
+        return
+    demand_of(run(check, subject))
+
+
+def demand_of(outcome: Outcome) -> None:
+    """Raise what an outcome stands for: AssertionError, SkipTest or nothing."""
+    if outcome.status is Status.SKIPPED:
+        raise unittest.SkipTest(outcome.message)
+    if outcome.status is not Status.PASSED:
+        raise AssertionError(described(outcome))
+
+
+def described(outcome: Outcome) -> str:
+    """A failure for a person: the demand, what is wrong, and a script that shows it."""
+    parts = [f"{outcome.check.name}: {outcome.message}", f"Demanded: {outcome.check.demand}"]
+    if outcome.script:
+        parts.append(outcome.script)
+    return "\n\n".join(parts)
+
+
+def call_check(check: Check, subject: Subject, example: Mapping[str, Any]) -> None:
+    """Call it once. Raises what it raises."""
+    if check.looks_on:
+        check.function(subject, watch(subject.make, example["seed"], example["script"]))
+    else:
+        check.function(subject, **example)
+
+
+class _Blocked(Exception):
+    """The check that names the fault."""
+
+
+def _run(check: Check, subject: Subject, faulty: Mapping[str, str]) -> Outcome:
+    try:
+        missing = sorted(set(check.needs) - subject.abilities)
+    except Exception as error:  # noqa: BLE001 - an environment that cannot be built may raise anything
+        if check.name != "contract.can_be_built":
+            _blame(check, error, faulty)
+            return _failure(check, subject, {}, error)
+        missing = []
+    if missing:
+        return Outcome(check=check, status=Status.SKIPPED, message=f"does not declare {', '.join(missing)}")
+    try:
+        found = _seen(check, subject) if check.looks_on else _first_failure(check, subject)
+        if found is None:
+            return Outcome(check=check, status=Status.PASSED)
+        _blame(check, found[1], faulty)
+        if check.parameters:
+            found = _shrunk(check, subject) or found
+    except NotApplicable as reason:
+        return Outcome(check=check, status=Status.SKIPPED, message=str(reason))
+    return _failure(check, subject, *found)
+
+
+def _blame(check: Check, error: BaseException, faulty: Mapping[str, str]) -> None:
+    """Raise _Blocked when another check has named this fault."""
+    if isinstance(error, Fault) and error.method in faulty and check.name not in CULPRITS[error.method]:
+        raise _Blocked(faulty[error.method])
+
+
+Found = tuple[Mapping[str, Any], BaseException]
+"""A failing example and what it raised."""
+
+
+def _first_failure(check: Check, subject: Subject) -> Found | None:
+    """Of the examples drawn for all checks, the first at which this one fails."""
+    if not check.parameters:
+        return _tried(check, subject, {})
+    for example in _examples(subject.options, check.effort):
+        found = _tried(check, subject, {name: example[name] for name in check.parameters})
+        if found is not None:
+            return found
+    return None
+
+
+def _tried(check: Check, subject: Subject, example: Mapping[str, Any]) -> Found | None:
+    try:
+        call_check(check, subject, example)
+    except NotApplicable:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is, the demand is not met
+        return example, error
+    return None
+
+
+def _seen(check: Check, subject: Subject) -> Found | None:
+    """What it sees in the courses that all onlookers share."""
+    shared: dict[str, Found | NotApplicable] | None = subject.memory.get("shared")
+    if shared is None:
+        shared = subject.memory["shared"] = _look_together(subject)
+    found = shared.get(check.name)
+    if isinstance(found, NotApplicable):
+        raise found
+    return found
+
+
+def _look_together(subject: Subject) -> dict[str, Found | NotApplicable]:
+    abilities = subject.abilities
+    pending = {c.name: c for c in catalogue().values() if c.looks_on and abilities.issuperset(c.needs)}
+    found: dict[str, Found | NotApplicable] = {}
+    for example in _examples(subject.options, 1.0):
+        seed, script = example["seed"], example["script"]
+        course = watch(subject.make, seed, script)
+        for check in list(pending.values()):
+            try:
+                check.function(subject, course)
+            except NotApplicable as reason:
+                found[pending.pop(check.name).name] = reason
+            except Exception as error:  # noqa: BLE001 - whatever it is, the demand is not met
+                found[pending.pop(check.name).name] = {"seed": seed, "script": script}, error
+    return found
+
+
+def _shrunk(check: Check, subject: Subject) -> Found | None:
+    """The smallest failing example that Hypothesis finds; None when it finds none."""
+    names = ("seed", "script") if check.looks_on else check.parameters
+    last: list[Found] = []
+
+    def holds(**example: Any) -> None:
+        found = _tried(check, subject, example)
+        if found is not None:
+            last[:] = [found]
+            raise found[1]
+
+    try:
+        _drive(holds, {name: EXAMPLES[name] for name in names}, subject.options, _SEARCH_EFFORT)
+    except FlakyFailure:
+        # The environment, not the check, answered differently when the example was tried again.
+        pass
+    except Exception:
+        if not last:
+            raise
+    return last[0] if last else None
+
+
+def _examples(options: Options, effort: float) -> Sequence[Mapping[str, Any]]:
+    """The first of the examples that every check of this process is tried with."""
+    return _pool(options.max_examples, options.derandomize)[: max(1, round(options.max_examples * effort))]
+
+
+@cache
+def _pool(max_examples: int, derandomize: bool) -> Sequence[Mapping[str, Any]]:
+    """Drawing takes longer than playing: it is done once, not once per check."""
+    pool: list[Mapping[str, Any]] = []
+    options = Options(max_examples=max_examples, derandomize=derandomize)
+    _drive(lambda **example: pool.append(example), EXAMPLES, options, 1.0)
+    return tuple(pool)
+
+
+def _drive(
+    function: Callable[..., None],
+    strategies: Mapping[str, st.SearchStrategy[Any]],
+    options: Options,
+    effort: float,
+) -> None:
+    """Call `function` with drawn examples until it raises, then with smaller ones."""
+
+    @settings(
+        max_examples=max(1, round(options.max_examples * effort)),
+        derandomize=options.derandomize,
+        database=None,
+        deadline=None,
+        report_multiple_bugs=False,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(**strategies)
+    def driven(**example: Any) -> None:
+        function(**example)
+
+    driven()
+
+
+def _failure(check: Check, subject: Subject, example: Mapping[str, Any], error: BaseException) -> Outcome:
+    message = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+    message = printable(message)
+    return Outcome(
+        check=check,
+        status=Status.FAILED,
+        message=message,
+        example=dict(example),
+        script=script_for(check, subject, example, message),
+        faulty_method=error.method if isinstance(error, Fault) else "",
+    )

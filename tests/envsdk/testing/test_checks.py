@@ -1,0 +1,259 @@
+"""Each check passes a sound environment and catches one that is broken on purpose."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+
+from envsdk import TextEnv
+from envsdk.check import main
+from envsdk.failures import ConfigurationError
+from envsdk.testing import Status, TextEnvSuite, check_text_env, examine, run_check
+from envsdk.testing.checks import GROUPS, catalogue
+from envsdk.testing.runner import run
+from envsdk.testing.strategies import configurations
+from envsdk.testing.subject import options_from, subject_of
+from envsdk.testing.suite import test_name as name_of_test
+from tests.envsdk.testing.broken_envs import (
+    BROKEN,
+    Broken,
+    CountsItsResets,
+    GetsTired,
+    LeavesAFileOpen,
+    LeavesAProcess,
+    LeavesAThread,
+    LegalActionDoesNotParse,
+    Line,
+    RaisesOnOddReplies,
+    RestoreNeedsAReset,
+    RewardIsNotANumber,
+    SwitchDoesNotWork,
+)
+
+ROOT = Path(__file__).parents[3]
+
+
+class TestLine(TextEnvSuite):
+    observations_show_state = True
+
+    def make_env(self):
+        return Line()
+
+
+TestLineByItsName = TextEnvSuite.of(
+    "tests.envsdk.testing.broken_envs:Line", {"max_steps": 40}, max_examples=5
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_leaks_is_ended() -> Iterator[None]:
+    yield
+    for process in LeavesAProcess.started:
+        process.communicate()
+    for file in LeavesAFileOpen.opened:
+        file.close()
+    LeavesAThread.over_for_all.set()
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=[broken.name for broken in BROKEN])
+def test_the_check_that_names_the_fault_catches(broken: Broken) -> None:
+    options = options_from({"max_examples": 25, "derandomize": True, **broken.options})
+    outcome = run(catalogue()[broken.check], subject_of(broken.target, broken.env_config, options))
+    assert outcome.status is Status.FAILED, outcome
+    assert re.search(broken.message, outcome.message, re.DOTALL), outcome.message
+
+
+def test_every_check_is_shown_to_fail() -> None:
+    assert {broken.check for broken in BROKEN} == set(catalogue())
+
+
+def test_a_sound_environment_passes_every_check() -> None:
+    report = examine(Line, max_examples=10, observations_show_state=True, derandomize=True)
+    assert report.is_sound, [(outcome.check.name, outcome.message) for outcome in report.failed]
+    skipped = {outcome.check.name for outcome in report.having(Status.SKIPPED)}
+    assert skipped == {"contract.spec_tells_what_to_reply", "isolation.threads_may_change"}
+
+
+def test_there_are_checks_in_every_group_and_each_says_what_it_demands_in_one_line() -> None:
+    checks = catalogue().values()
+    assert len(checks) >= 40
+    assert {check.group for check in checks} == set(GROUPS)
+    for check in checks:
+        assert re.fullmatch(r"[^\n]{30,110}\.", check.demand), check.name
+
+
+def test_a_failing_script_is_small_and_fails_when_it_is_run() -> None:
+    (outcome,) = examine(GetsTired, only=["seeds.history_leaves_no_trace"], derandomize=True).failed
+    history, script = outcome.example["history"], outcome.example["script"]
+    # Tired after twelve steps: no shorter script shows it.
+    assert sum(len(replies) for _, replies in history) + len(script) == 13
+    done = subprocess.run(
+        [sys.executable, "-c", outcome.script], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert done.returncode == 1
+    assert "AssertionError: after other episodes the course differs" in done.stderr
+    assert "('at " in done.stdout
+
+
+def test_a_script_uses_snapshots_by_name_and_shows_what_raised() -> None:
+    (outcome,) = examine(
+        RestoreNeedsAReset, only=["snapshot.a_new_instance_takes_it_up"], derandomize=True
+    ).failed
+    assert "snapshot_1 = env_1.snapshot()" in outcome.script
+    assert "# env_2.restore(snapshot_1) raises AttributeError" in outcome.script
+
+
+def test_one_fault_is_told_once_and_blocks_the_checks_that_stumble_over_it() -> None:
+    report = examine(RaisesOnOddReplies, max_examples=10, derandomize=True)
+    failed = {outcome.check.name for outcome in report.failed}
+    assert failed == {"text.any_reply_is_answered", "text.awkward_replies_are_answered"}
+    blocked = report.having(Status.BLOCKED)
+    assert blocked
+    assert {outcome.message for outcome in blocked} == {"see text.any_reply_is_answered"}
+    assert not report.is_sound
+
+
+def test_an_environment_that_cannot_be_built_fails_one_check() -> None:
+    def broken() -> TextEnv:
+        raise OSError("no such game")
+
+    report = examine(broken)
+    assert [outcome.check.name for outcome in report.failed] == ["contract.can_be_built"]
+    assert report.failed[0].message == "building it raised OSError: no such game"
+
+
+def test_abilities_that_are_not_declared_are_not_tested() -> None:
+    class Bare(Line):
+        snapshot = TextEnv.snapshot
+        restore = TextEnv.restore
+        oracle = TextEnv.oracle
+        legal_actions = TextEnv.legal_actions
+        state_hash = TextEnv.state_hash
+
+    passed = check_text_env(Bare, max_examples=5)
+    assert not [name for name in passed if name.startswith(("snapshot.", "oracle.")) or "hash" in name]
+    assert "seeds.same_seed_same_course" in passed
+
+
+def test_check_text_env_names_the_check_that_fails() -> None:
+    with pytest.raises(AssertionError, match=r"abilities.legal_actions_parse: .*'rihgt'"):
+        check_text_env(LegalActionDoesNotParse, max_examples=5)
+    with pytest.raises(TypeError, match=r"no option 'max_example'. Did you mean 'max_examples'"):
+        check_text_env(Line, max_example=5)
+
+
+def test_a_suite_has_a_test_for_every_check() -> None:
+    tests = {name for name in vars(TextEnvSuite) if name.startswith("test_")}
+    assert tests == {name_of_test(check) for check in catalogue().values()}
+    assert (
+        TextEnvSuite.test_rewards_rewards_are_finite.__doc__
+        == catalogue()["rewards.rewards_are_finite"].demand
+    )
+
+
+def test_a_suite_fails_with_the_message_and_a_script() -> None:
+    suite = TextEnvSuite.of(RewardIsNotANumber)()
+    with pytest.raises(AssertionError, match=r"(?s)the reward is nan.*Demanded: .*env_1\.step\("):
+        suite.test_rewards_rewards_are_finite()
+
+
+def test_a_check_can_be_run_by_itself_at_an_example_or_without() -> None:
+    name = "seeds.same_seed_same_course"
+    run_check(name, Line, {"max_steps": 3}, seed=5, script=[0, 1])
+    run_check(name, Line, max_examples=3)
+    with pytest.raises(AssertionError, match="a second reset with the same seed differs"):
+        run_check("seeds.same_seed_same_course_again", CountsItsResets, seed=0, script=[])
+    with pytest.raises(ConfigurationError, match=r"Did you mean 'seeds\.same_seed_same_course'"):
+        run_check("seeds.same_seed_same_corse", Line)
+
+
+@given(configurations(SwitchDoesNotWork))
+def test_configurations_are_drawn_from_the_constructor(config) -> None:
+    assert set(config) <= {"shuffled"}
+    assert SwitchDoesNotWork(**config).shuffled in (False, True)
+
+
+def test_the_pytest_plugin_adds_the_checks_of_an_environment(tmp_path: Path) -> None:
+    def run_pytest(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "envsdk.testing.pytest_plugin",
+            "-p",
+            "no:cacheprovider",
+        ]
+        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+        return subprocess.run(
+            [*command, *arguments, str(tmp_path)],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=environ,
+            check=False,
+        )
+
+    few = ("--envsdk-examples", "3", "-k", "rewards or builds")
+    names = [
+        f"--envsdk-check=tests.envsdk.testing.broken_envs:{name}" for name in ("Line", "RewardIsNotANumber")
+    ]
+    both = run_pytest(*names, *few)
+    assert both.returncode == 1
+    assert "1 failed, 9 passed" in both.stdout, both.stdout
+    assert "rewards.rewards_are_finite: turn 1: the reward is nan" in both.stdout
+    unknown = run_pytest("--envsdk-check", "envsdk/Sokobna-v1")
+    assert unknown.returncode == 4
+    assert "Did you mean 'envsdk/Sokoban-v1'" in unknown.stderr
+
+
+def test_the_command_reports_and_exits_by_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
+    few = ("-n", "3")
+    assert main(["tests.envsdk.testing.broken_envs:Line", "max_steps=40", "--only", "rewards", *few]) == 0
+    assert "sound: 5 passed" in capsys.readouterr().out
+    assert main(["tests.envsdk.testing.broken_envs:RewardIsNotANumber", "--only", "rewards", *few]) == 1
+    printed = capsys.readouterr().out
+    assert "FAILED rewards.rewards_are_finite" in printed
+    assert "the reward is nan" in printed
+    assert 'run_check("rewards.rewards_are_finite", ' in printed
+
+
+def test_the_command_prints_json_that_nothing_else_gets_into(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "tests.envsdk.testing.broken_envs:PrintsReplies"
+    assert (
+        main([name, "--json", "--only", "isolation.nothing_is_printed", "--only", "oracle", "-n", "2"]) == 1
+    )
+    report = json.loads(capsys.readouterr().out)
+    assert report["sound"] is False
+    assert report["counts"] == {"passed": 6, "failed": 1, "blocked": 0, "skipped": 0}
+    (failed,) = [check for check in report["checks"] if check["status"] == "failed"]
+    assert failed["check"] == "isolation.nothing_is_printed"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["envsdk/Sokobna-v1"], "Did you mean 'envsdk/Sokoban-v1'"),
+        (["envsdk/Sokoban-v1", "num_boxs=2"], "Did you mean 'num_boxes'"),
+        (["envsdk/Sokoban-v1", "num_boxes"], "write key=value"),
+        (["envsdk/Sokoban-v1", "--only", "reward"], "Did you mean 'rewards'"),
+        (["no.such.module:Env"], "No module named"),
+        ([], "name an environment"),
+    ],
+)
+def test_wrong_input_is_refused_with_a_hint(arguments, message, capsys) -> None:
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_list_of_checks_needs_no_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list", "--only", "snapshot"]) == 0
+    assert capsys.readouterr().out.count("\n    ") == 7
