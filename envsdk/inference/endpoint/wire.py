@@ -228,7 +228,7 @@ def read_json(body: bytes) -> dict[str, Any]:
     """The JSON object of a request; an empty body is an empty one. Raises ApiError."""
     try:
         value = json.loads(body or b"{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise invalid(None, f"the body is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise invalid(None, f"the body must be a JSON object, not {type(value).__name__}")
@@ -299,7 +299,7 @@ def _arguments(text: str) -> Any:
     """Templates write arguments as JSON themselves."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -359,6 +359,7 @@ async def test_bodies_routes_and_methods_that_are_wrong_are_told_in_the_same_for
         url = served.endpoint.base_url() + "/completions"
         broken = await served.http.post(url, content=b"{")
         array = await served.http.post(url, content=b"[]")
+        deep = await served.http.post(url, content=b'{"a":' * 5_000)
         long = await served.http.post(url, content=b" " * 100_001)
         nowhere = await served.http.get(served.endpoint.url + "/v2")
         method = await served.http.get(url)
@@ -366,8 +367,8 @@ async def test_bodies_routes_and_methods_that_are_wrong_are_told_in_the_same_for
         many = await served.post("/v1/completions", {"model": "policy", "prompt": ["a"] * 9, "n": 128})
         alternatives = await served.post("/v1/completions", {"model": "policy", "prompt": "a", "logprobs": 5})
     assert [r.status_code for r in (broken, array, long, nowhere, method)] == [400, 400, 413, 404, 405]
-    assert empty.status_code == many.status_code == alternatives.status_code == 400
-    for response in (broken, array, long, nowhere, method, empty, many, alternatives):
+    assert deep.status_code == empty.status_code == many.status_code == alternatives.status_code == 400
+    for response in (broken, array, deep, long, nowhere, method, empty, many, alternatives):
         assert response.json()["error"]["message"]
 
 
