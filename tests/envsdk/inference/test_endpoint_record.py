@@ -104,6 +104,8 @@ def test_recorded_tokens_are_never_tokenized_again_and_each_is_learned_from_once
         if longest:
             assert prompt.ids[: len(longest[0])] == longest[0]
             assert prompt.parent is not None
+            as_text = CHAT.decode(prompt.ids, skip_special_tokens=False)
+            assert as_text == CHAT.render(messages, tools=TOOLS if with_tools else None)
         else:
             assert prompt.parent is None
             assert prompt.ids == CHAT.encode(CHAT.render(messages, tools=TOOLS if with_tools else None))

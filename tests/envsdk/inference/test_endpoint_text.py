@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -38,6 +39,20 @@ def test_the_pieces_put_together_are_the_text_of_all_tokens(kind: str, data: st.
         assert whole == decode(ids)
     if is_text:
         assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
+
+
+def test_a_token_costs_the_same_however_long_the_reply() -> None:
+    decoded: list[int] = []
+    chat = CHATS["tiny_chat"]
+
+    def decode(ids: Sequence[int]) -> str:
+        decoded.append(len(ids))
+        return chat.decode(ids)
+
+    detokenizer = Detokenizer(decode)
+    for token in chat.encode("hello world " * 50):
+        detokenizer.push(token)
+    assert max(decoded) <= 2
 
 
 @given(data=st.data(), stops=st.lists(st.text("ab c", min_size=1, max_size=3), max_size=3))
