@@ -1,9 +1,9 @@
 """InferenceProxy: one front for many engines.
 
     generate -> waiting (suspended, or no room) -> dispatched -> answered: the future resolves, exactly once
-                                            |-> engine lost or broken: goes on elsewhere from its tokens
-                                            |-> cut short by a weight update: played again, or goes on
-                                            \\-> overdue: aborted, answered with an error
+                                                      |-> engine lost: goes on elsewhere from its tokens
+                                                      |-> weight update: played again, or goes on
+                                                      \\-> overdue: aborted, answered with an error
 
 The proxy is a library object in each process that plays episodes, not an actor: a relay would
 double the cost of every turn. Suspension gates at dispatch: what is queued stays queued.
