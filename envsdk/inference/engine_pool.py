@@ -325,7 +325,7 @@ class EnginePool:
         )
 
     def _drain_slow(self, elapsed_s: float) -> list[PoolCommand]:
-        """At the end of a stretch, the engine that has been slow for longest."""
+        """At the end of a stretch, the engine that has been slow for longest, when all others serve."""
         self._stretch_s += elapsed_s
         if self._stretch_s < self._config.stretch_s:
             return []
@@ -336,7 +336,7 @@ class EnginePool:
         for name, engine in serving.items():
             engine.slow_s = engine.slow_s + stretch_s if name in slow else 0.0
         due = [engine for engine in serving.values() if engine.slow_s >= self._slow_limit_s(engine)]
-        if not due or self._in({EngineState.DRAINING}):
+        if not due or self._in({EngineState.DRAINING, *_COMING}):
             return []
         slowest = max(due, key=lambda engine: engine.slow_s)
         slowest.num_slow_restarts += 1

@@ -193,6 +193,19 @@ def test_an_engine_that_is_slow_again_is_left_alone_for_longer() -> None:
     assert waits[0] < waits[1] < waits[2]
 
 
+def test_slow_engines_are_drained_one_after_the_other() -> None:
+    names = ("one", "two", "three", "four", "five")
+    pool = serving_pool(*names, slow_s=20, stretch_s=20, drain_s=50)
+    speeds = dict.fromkeys(names, 100) | {"one": 1, "two": 1}
+    assert pass_time(pool, 60, speeds) == [Leave(FIRST)]
+    assert pool.num_serving == 4
+    assert pass_time(pool, 20, speeds) == [End(FIRST), Start(SECOND)]
+    assert pass_time(pool, 20, speeds) == []
+    pool.started(SECOND)
+    pool.given(SECOND, 0)
+    assert pass_time(pool, 20, speeds | {"one": 100}) == [Leave(Life("two", 0))]
+
+
 def test_the_only_engine_is_never_too_slow() -> None:
     pool = serving_pool("one", "two", slow_s=20)
     pool.lost(Life("two", 0), "killed")
