@@ -89,7 +89,8 @@ def play_stock(size: str, num_games: int) -> dict[str, list[float]]:
 
 def play_ours(size: str, num_games: int, cache: Path | None) -> dict[str, list[float]]:
     """The same in our engine, in this process. `reset` is a game never seen, `again` one still loaded."""
-    from envsdk.envs.alfworld.engine import Engine, strip_library
+    from envsdk.envs.alfworld.engine import Engine
+    from envsdk.envs.alfworld.libraries import strip_library
 
     strip_library(cache or Path(tempfile.mkdtemp()))
     engine = Engine(cache_folder=cache, max_games=2 * num_games)
@@ -114,7 +115,8 @@ def weigh(size: str, num_games: int) -> dict[str, list[float]]:
     """Megabytes: of this process with one game, per further game, and per further player of a game."""
     import psutil
 
-    from envsdk.envs.alfworld.engine import Engine, strip_library
+    from envsdk.envs.alfworld.engine import Engine
+    from envsdk.envs.alfworld.libraries import strip_library
 
     def resident_mb() -> float:
         return float(psutil.Process().memory_info().rss / 1e6)

@@ -6,25 +6,18 @@
     engine.end("a")
 
 The planner's library holds one state per copy of it, but can go back to any state it has been in. So
-sessions of one game share a copy, and each keeps the number of the state it is in. Copies are never
-unloaded (unloading one breaks the others): one that no game needs is kept for the next.
+sessions of one game share a copy, and each keeps the number of the state it is in.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import hashlib
-import os
-import shutil
-import subprocess
-import tempfile
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +33,7 @@ from textworld.logic import Proposition, Signature
 
 from envsdk.envs.alfworld import memo
 from envsdk.envs.alfworld.games import Game, GameDataError
+from envsdk.envs.alfworld.libraries import LibraryPool, engine_version
 from envsdk.envs.alfworld.scenes import Scene
 from envsdk.envs.alfworld.solver import Fact, View, next_command, reached_stages
 from envsdk.envs.alfworld.translations import TranslationStore
@@ -402,51 +396,6 @@ class State(pddl_logic.PddlState):  # type: ignore[misc]
         super().remove_fact(proposition)
 
 
-class LibraryPool:
-    """Copies of the planner's library: each holds one loaded game."""
-
-    def __init__(self) -> None:
-        self._unused: list[Any] = []
-
-    def take(self) -> Any:
-        return self._unused.pop() if self._unused else self._load()
-
-    def put_back(self, library: Any) -> None:
-        library.cleanup()
-        self._unused.append(library)
-
-    def _load(self) -> Any:
-        """A copy of its own: the loader shares those of one file. The file can go at once."""
-        library = fast_downward.load_lib()
-        library.get_state_id.restype = ctypes.c_int
-        library.get_state_id.argtypes = []
-        library.set_state_id.restype = None
-        library.set_state_id.argtypes = [ctypes.c_int]
-        return library
-
-
-def strip_library(folder: Path) -> None:
-    """Have copies made of a library without debugging symbols, made in `folder` if need be: 1 MB, not 34."""
-    original = Path(fast_downward.interface.DOWNWARD_LIB_PATH)
-    status = original.stat()
-    stripped = folder / f"libdownward-{engine_version()}-{status.st_size}-{int(status.st_mtime)}.so"
-    if not stripped.exists():
-        strip = shutil.which("strip")
-        if strip is None:
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, beside = tempfile.mkstemp(dir=folder, prefix=".", suffix=".tmp")
-        os.close(handle)
-        try:
-            subprocess.run([strip, "-o", beside, original], check=True, capture_output=True)
-            os.replace(beside, stripped)
-        except (OSError, subprocess.CalledProcessError):
-            with suppress(OSError):
-                os.unlink(beside)
-            return
-    fast_downward.interface.DOWNWARD_LIB_PATH = str(stripped)
-
-
 @contextmanager
 def _without_collection() -> Iterator[None]:
     """Loading makes many objects and little garbage; looking for it would be a third of the cost."""
@@ -455,11 +404,6 @@ def _without_collection() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-@cache
-def engine_version() -> str:
-    return "-".join(version(name) for name in ("fast_downward_textworld", "textworld", "alfworld"))
 
 
 @cache

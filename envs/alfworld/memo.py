@@ -30,7 +30,7 @@ from textworld.envs.pddl import logic as pddl_logic
 from textworld.envs.pddl import textgen
 from textworld.logic import Rule
 
-from envsdk.envs.alfworld.translations import Translate, Translation, TranslationStore
+from envsdk.envs.alfworld.translations import Translation, TranslationStore
 
 Value = TypeVar("Value")
 
@@ -205,6 +205,3 @@ def _compile_expressions() -> None:
         return [textgen.TerminalSymbol(eval(code, names, dict(context["variables"])))]
 
     textgen.EvalSymbol.derive = derive
-
-
-__all__ = ["Translate", "forget_facts", "install", "translate"]

@@ -18,7 +18,6 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 _FORMAT = 1
 _TRIM_EVERY_WRITES = 200
@@ -125,8 +124,3 @@ def trim(folder: Path, limit: int) -> None:
         size -= bytes_freed
         if size <= _TRIM_TO * limit:
             return
-
-
-def as_pairs(value: Any) -> list[tuple[str, list[str]]]:
-    """`(name, [names])` pairs as JSON gives them back."""
-    return [(name, list(names)) for name, names in value]

@@ -64,7 +64,8 @@ def main(arguments: list[str]) -> int:
     pipe = Connection(int(arguments[0]))
     cache_folder, cache_mb, max_games = Path(arguments[1]), int(arguments[2]), int(arguments[3])
 
-    from envsdk.envs.alfworld.engine import Engine, strip_library
+    from envsdk.envs.alfworld.engine import Engine
+    from envsdk.envs.alfworld.libraries import strip_library
 
     with contextlib.suppress(OSError):
         strip_library(cache_folder)
