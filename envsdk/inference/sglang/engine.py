@@ -116,6 +116,9 @@ class SGLangEngine(Engine):
         try:
             await self._connection.open()
             facts = await self._connection.check()
+            model = self._config.model
+            if self._settings.base_url and self._settings.load_at_start and model and shapes_in(model):
+                await self._update(model.resolve(), self._version)
         except BaseException as error:
             await self.close()
             if isinstance(error, Unavailable | ReplyRefused):

@@ -47,6 +47,9 @@ class SGLangSettings(StrictSettings):
     base_url: Annotated[str, Field(pattern=r"^https?://[^\s@]+$")] | None = None
     """A running server that is this engine's alone, such as `http://127.0.0.1:30000`. When absent the engine
     starts one on this machine."""
+    load_at_start: bool = True
+    """Have the server at `base_url` read the weights of `pretrain` first, of which it must see the folder.
+    false: it has them already, which nothing checks."""
     api_key_env: str | None = None
     """Name of the environment variable that holds the key of the server at `base_url`."""
     python: str | None = None

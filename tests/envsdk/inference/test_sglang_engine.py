@@ -260,7 +260,7 @@ def test_weights_come_as_a_mapping_and_as_a_stream(
         check_logprobs(await engine.submit(request()), tables)
 
     play(config, update)
-    for update_body in server.behavior.updates:
+    for update_body in server.behavior.updates[1:]:  # the first is the model, at the start
         assert not Path(update_body["model_path"]).exists()
 
 
@@ -288,7 +288,7 @@ def test_a_stream_that_fails_or_does_not_fit_changes_nothing(
         assert engine.health().error == ""
 
     play(config, update)
-    assert not server.behavior.updates
+    assert len(server.behavior.updates) == 1  # the model, at the start
 
 
 def test_an_update_that_the_server_refuses_breaks_the_engine(
@@ -521,6 +521,18 @@ def test_a_server_without_a_prefix_cache_is_known_for_it(server: FakeSGLang, con
     assert play(config, look)
     server.behavior.radix_cache = False
     assert not play(config, look)
+
+
+def test_a_server_left_with_other_weights_gets_the_models(
+    server: FakeSGLang, config: EngineConfig, folder: Path, other: Path
+) -> None:
+    async def update(engine: SGLangEngine) -> None:
+        await engine.load_weights(other, 1)
+
+    play(config, update)
+    left = one_reply(having(config, load_at_start=False))
+    check_logprobs(left, [read_table(other)])
+    check_logprobs(one_reply(config), [read_table(folder)])
 
 
 def test_the_servers_key_comes_from_the_environment(
