@@ -239,6 +239,32 @@ def test_more_prompt_than_vllm_takes_in_one_step_is_exact_with_seeds(started: _S
     started.run(test)
 
 
+def test_two_workers_with_raw_logprobs_and_kept_keys(folder: Path) -> None:
+    engine = make_engine(folder, tensor_parallel_size=2, kv_after_update="keep", logprobs="raw")
+    assert not engine.abilities.processed_logprobs
+    old_model, new_model = make_model(KIND), make_model(KIND, seed=80)
+    prompt, other = prompts_of(100, 20)
+
+    async def test() -> None:
+        cool = await engine.submit(request("cool", prompt, temperature=0.5))
+        assert_exact(old_model, prompt, cool)  # at temperature 1
+        before = engine.health().num_tokens_sampled
+        running = engine.submit(request("running", other, 300))
+        await until(lambda: engine.health().num_tokens_sampled > before + 10)
+        await engine.load_weights(new_model.state_dict(), 1)
+        # The same prompt again: its blocks of the old version are not found.
+        assert_exact(new_model, prompt, await engine.submit(request("again", prompt)))
+        old, new = (await running).version_spans
+        assert (old.version, new.version, new.end) == (0, 1, 300)
+
+    with asyncio.Runner() as runner:
+        runner.run(engine.start())
+        try:
+            runner.run(asyncio.wait_for(test(), 120))
+        finally:
+            runner.run(engine.close())
+
+
 def test_vllm_ends_with_its_engine_however_that_ends(folder: Path) -> None:
     program = [sys.executable, str(Path(__file__).with_name("killed_engine.py")), str(folder)]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from envsdk.config.nearest import suggest
 from envsdk.failures import ConfigurationError, EngineError
 from envsdk.inference.engine import EngineConfig
-from envsdk.inference.vllm.settings import VLLMSettings, engine_args
+from envsdk.inference.vllm.settings import OWNER, VLLMSettings, engine_args
 from envsdk.inference.vllm.staged_weights import Handle
 
 _INSTALL = (
@@ -118,6 +118,7 @@ class AsyncLLMCore:
     def open(cls, config: EngineConfig, settings: VLLMSettings) -> AsyncLLMCore:
         """Check everything that can be checked without loading the model. ConfigurationError."""
         with _own_environment(dict(os.environ)):
+            os.environ[OWNER] = str(os.getpid())
             os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
             os.environ.setdefault("VLLM_LOGGING_LEVEL", settings.log_level)
             try:
@@ -166,7 +167,6 @@ class AsyncLLMCore:
             except (RuntimeError, ValueError, OSError) as error:
                 raise EngineError(f"vLLM does not start: {error}; its own messages say why") from error
         await self._llm.get_supported_tasks()  # asked once; `generate` then registers without waiting
-        await self._llm.collective_rpc("envsdk_end_with", args=(os.getpid(),))
         await self.set_version(0)
 
     async def generate(

@@ -14,6 +14,8 @@ from envsdk.inference.settings import StrictSettings
 from envsdk.inference.vllm.engine_arg_names import ENGINE_ARG_NAMES
 
 WORKER_EXTENSION = "envsdk.inference.vllm.worker.WorkerExtension"
+OWNER = "ENVSDK_VLLM_OWNER"
+"""Environment variable of vLLM's processes: id of the process whose engine they are."""
 CPU_KV_CACHE_BYTES = 1 << 30
 CPU_BLOCK_SIZE = 32
 """Tokens. vLLM's own 128 would hardly ever find a whole block of a short episode again."""

@@ -1,7 +1,7 @@
 """What vLLM's worker processes learn from envsdk: to take weights out of shared memory, and to end in time.
 
 vLLM mixes `WorkerExtension` into its own worker class (`worker_extension_cls`), where `collective_rpc`
-finds its methods. Imported in those processes alone.
+finds its methods. Imported in those processes alone, which then end with the process named by `OWNER`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from envsdk.inference.vllm.settings import OWNER
 from envsdk.inference.vllm.staged_weights import Handle, read_staged
 
 
@@ -34,12 +35,9 @@ class WorkerExtension:
         self.model_runner.reload_weights(weights_iterator=_tensors(handle))
         _repack_tied_head(self.model_runner.get_model())
 
-    def envsdk_end_with(self, pid: int) -> None:
-        """End when process `pid` has ended, however it did; vLLM's engine core would run on by itself."""
-        threading.Thread(target=_end_with, args=(pid,), name="envsdk-end-with", daemon=True).start()
-
 
 def _end_with(pid: int) -> None:
+    """End when process `pid` has ended, however it did; vLLM's engine core would run on by itself."""
     with suppress(ProcessLookupError):
         select.select([os.pidfd_open(pid)], [], [])
     parent = multiprocessing.parent_process()
@@ -47,6 +45,12 @@ def _end_with(pid: int) -> None:
         with suppress(ProcessLookupError):
             os.kill(parent.pid, signal.SIGKILL)
     os._exit(1)
+
+
+if OWNER in os.environ:
+    threading.Thread(
+        target=_end_with, args=(int(os.environ[OWNER]),), name="envsdk-end-with-owner", daemon=True
+    ).start()
 
 
 def _tensors(handle: Handle) -> Iterator[tuple[str, Tensor]]:
