@@ -171,19 +171,23 @@ def _print_failure(console: Console, outcome: Outcome) -> None:
     from rich.syntax import Syntax
     from rich.text import Text
 
+    if not console.is_terminal:
+        # As it is, so that it can be copied, searched and run: no line is broken.
+        demanded = f"Demanded: {outcome.check.demand}"
+        parts = [
+            *outcome.message.splitlines(),
+            demanded,
+            "",
+            *(f"  {line}" for line in outcome.script.splitlines()),
+        ]
+        print(f"\nFAILED {outcome.check.name}", *parts, sep="\n  ")
+        return
     console.print()
     console.print(Text("FAILED ", style="bold red").append(outcome.check.name, style="bold"))
     console.print(Padding(Text(outcome.message), (0, 0, 0, 2)))
     console.print(Padding(Text(f"Demanded: {outcome.check.demand}", style="bright_black"), (0, 0, 0, 2)))
-    if console.is_terminal:
-        console.print(
-            Padding(
-                Syntax(outcome.script, "python", word_wrap=True, background_color="default"), (1, 0, 0, 4)
-            )
-        )
-    else:
-        # As it is, so that it can be copied and run: no line is broken.
-        print("\n" + "".join(f"    {line}\n" for line in outcome.script.splitlines()), end="")
+    script = Syntax(outcome.script, "python", word_wrap=True, background_color="default")
+    console.print(Padding(script, (1, 0, 0, 4)))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -189,6 +189,12 @@ def serve(context: typer.Context) -> None:
 
 
 @app.command(add_help_option=False, context_settings=_FORWARD)
+def init(context: typer.Context) -> None:
+    """Make a package with an environment of your own."""
+    _forward("envsdk.init", context)
+
+
+@app.command(add_help_option=False, context_settings=_FORWARD)
 def check(context: typer.Context) -> None:
     """Check that an environment keeps the contract that training relies on."""
     _forward("envsdk.check", context)
@@ -214,18 +220,10 @@ def explain(
     print(explain_config(load_config(source, overrides or [])))
 
 
-@app.command()
-def envs() -> None:
-    """List the registered environments."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from envsdk.registry import list_specs
-
-    table = Table("id", "description", "action", box=None, pad_edge=False)
-    for spec in list_specs():
-        table.add_row(spec.id, spec.description, spec.action_format)
-    Console().print(table)
+@app.command(add_help_option=False, context_settings=_FORWARD)
+def envs(context: typer.Context) -> None:
+    """List the environments that are installed, or play one by hand."""
+    _forward("envsdk.envs.__main__", context)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,0 +1,134 @@
+"""`python -m envsdk.envs`: what is installed, one line each, and `--play ENV_ID` to play one by hand."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from envsdk import registry
+from envsdk.cli import run_app
+from envsdk.env import EnvSpec, TextEnv
+from envsdk.env_arguments import env_config_from, spec_named
+from envsdk.envs.play import HELP, play
+from envsdk.failures import ConfigurationError
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def command(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE", help="With --play: arguments of the environment, such as size=6."
+        ),
+    ] = None,
+    environment: Annotated[
+        str | None,
+        typer.Option(
+            "--play",
+            "-p",
+            metavar="ENV_ID",
+            help="Play this one in the terminal; package.module:Class works too.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="With --play: which task.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
+) -> None:
+    """List the environments that are installed, or play one of them by hand."""
+    if environment is not None:
+        _play(environment, env_config_from(arguments or ()), seed)
+    elif arguments:
+        raise ConfigurationError(f"{arguments[0]!r}: to play an environment, write --play ENV_ID")
+    elif as_json:
+        print(json.dumps([described(spec) for spec in _installed()], indent=2))
+    else:
+        _print_table()
+
+
+def described(spec: EnvSpec | ConfigurationError) -> dict[str, Any]:
+    """What a line of the list says, as JSON; an installed package that does not load has an `error`."""
+    if isinstance(spec, ConfigurationError):
+        return {"error": str(spec)}
+    return {
+        "id": spec.id,
+        "max_steps": spec.max_steps,
+        "isolation": spec.isolation.value,
+        "reset_timeout_s": spec.reset_timeout_s,
+        "step_timeout_s": spec.step_timeout_s,
+        "description": spec.description,
+        "action_format": spec.action_format,
+    }
+
+
+def _installed() -> Iterator[EnvSpec | ConfigurationError]:
+    """Every spec; one that does not load is no reason to hide the others."""
+    for id in registry.known_ids():
+        try:
+            yield registry.spec(id)
+        except ConfigurationError as error:
+            yield error
+
+
+def _print_table() -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("id", "turns", "runs", "reset", "step", "description", box=None, pad_edge=False)
+    table.columns[0].no_wrap = True
+    problems = []
+    for spec in _installed():
+        if isinstance(spec, ConfigurationError):
+            problems.append(spec)
+            continue
+        turns = "any" if spec.max_steps is None else str(spec.max_steps)
+        limits = (f"{spec.reset_timeout_s:g} s", f"{spec.step_timeout_s:g} s")
+        table.add_row(spec.id, turns, spec.isolation.value, *limits, spec.description)
+    # Where nobody looks, a line is a line.
+    Console(width=None if sys.stdout.isatty() else 240).print(table)
+    for problem in problems:
+        print(f"cannot be loaded: {problem}", file=sys.stderr)
+
+
+def _play(name: str, env_config: dict[str, Any], seed: int) -> None:
+    spec = spec_named(name)
+    env = registry.make(spec, **env_config)
+    # Replies may echo what no terminal can show.
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    print(f"{spec.id}, seed {seed}. {spec.description}\n{spec.action_format}\n{HELP}\n")
+    try:
+        played = play(env, _typed(), _say, seed=seed, max_turns=_turn_limit(spec, env))
+    finally:
+        env.close()
+    print(played)
+
+
+def _turn_limit(spec: EnvSpec, env: TextEnv) -> int | None:
+    """The spec's, unless the environment ends episodes by itself."""
+    return None if isinstance(getattr(env, "max_steps", None), int) else spec.max_steps
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _typed() -> Iterator[str]:
+    while True:
+        try:
+            yield input("> ")
+        except EOFError:
+            print()
+            return
+
+
+def main(argv: list[str] | None = None) -> int:
+    return run_app(app, argv, name="envsdk envs")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
