@@ -40,6 +40,7 @@ from envsdk.config.plugins import (
 from envsdk.config.problems import describe
 from envsdk.config.validation import problems_in
 from envsdk.env import Isolation, TextEnv
+from envsdk.env_arguments import whole_id
 from envsdk.failures import ConfigurationError
 from envsdk.inference.settings import StrictSettings
 from envsdk.plugins import load_plugin
@@ -103,9 +104,8 @@ def resolve_source(source: str | Path | RunConfig, overrides: Sequence[str] = ()
     """
     if isinstance(source, RunConfig):
         return Source(name=source.exp_name, config=source, is_environment=False)
-    name = str(source)
+    name = whole_id(str(source))
     known = environment_ids()
-    name = _whole_id(name, known)
     if name in known:
         return Source(name=name, config=_around_environment(name, overrides), is_environment=True)
     if name.endswith((".yaml", ".yml")) or _is_configuration(name):
@@ -116,12 +116,6 @@ def resolve_source(source: str | Path | RunConfig, overrides: Sequence[str] = ()
         f"there is no environment {name!r}; {hint} "
         "(`envsdk envs` lists them; a run's configuration is named by its .yaml file)"
     )
-
-
-def _whole_id(name: str, known: Iterable[str]) -> str:
-    """The id that `name` is short for, as `Sokoban` is for `envsdk/Sokoban-v1`; `name` itself if for none."""
-    whole = [id for id in known if id.partition("/")[2].rpartition("-v")[0] == name]
-    return whole[0] if len(whole) == 1 else name
 
 
 def _is_configuration(name: str) -> bool:
