@@ -107,6 +107,8 @@ class SGLangSettings(StrictSettings):
     def identity(self) -> dict[str, Any]:
         # Which of the server's arguments change a reply, and which only its speed, is not known.
         ways = {"python", "weights_folder", "api_key_env", "stream_interval", "max_retries", "backoff_s"}
+        if self.base_url is None:
+            ways.add("load_at_start")
         times = {name for name in type(self).model_fields if name.endswith("_timeout_s")}
         return self.model_dump(mode="json", exclude=ways | times, exclude_none=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -633,7 +634,7 @@ async def main():
 
 asyncio.run(main())
 """
-    owner = subprocess.Popen([sys.executable, "-c", script])
+    owner = subprocess.Popen([sys.executable, "-c", script], env=os.environ | {"TMPDIR": str(tmp_path)})
 
     async def scenario() -> None:
         await until(pids.exists)
