@@ -186,8 +186,9 @@ def _print_failure(console: Console, outcome: Outcome) -> None:
     console.print(Text("FAILED ", style="bold red").append(outcome.check.name, style="bold"))
     console.print(Padding(Text(outcome.message), (0, 0, 0, 2)))
     console.print(Padding(Text(f"Demanded: {outcome.check.demand}", style="bright_black"), (0, 0, 0, 2)))
-    script = Syntax(outcome.script, "python", word_wrap=True, background_color="default")
-    console.print(Padding(script, (1, 0, 0, 4)))
+    console.print()
+    # The terminal breaks long lines by itself, so that what is copied can be run.
+    console.print(Syntax("", "python", background_color="default").highlight(outcome.script), soft_wrap=True)
 
 
 def main(argv: list[str] | None = None) -> int:

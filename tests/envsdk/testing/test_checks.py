@@ -69,6 +69,7 @@ def test_the_check_that_names_the_fault_catches(broken: Broken) -> None:
     outcome = run(catalogue()[broken.check], subject_of(broken.target, broken.env_config, options))
     assert outcome.status is Status.FAILED, outcome
     assert re.search(broken.message, outcome.message, re.DOTALL), outcome.message
+    compile(outcome.script, broken.name, "exec")
 
 
 def test_every_check_is_shown_to_fail() -> None:
