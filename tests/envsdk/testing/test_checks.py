@@ -258,3 +258,15 @@ def test_wrong_input_is_refused_with_a_hint(arguments, message, capsys) -> None:
 def test_the_list_of_checks_needs_no_environment(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--list", "--only", "snapshot"]) == 0
     assert capsys.readouterr().out.count("\n    ") == 7
+
+
+@pytest.mark.parametrize(
+    ("environment", "env_config"),
+    [("envsdk/FrozenLake-v1", {}), ("envsdk/Sokoban-v1", {}), ("envsdk/WebShop-v1", {"num_products": 200})],
+)
+def test_environments_that_ship_are_sound_by_their_id(environment: str, env_config: dict) -> None:
+    # Their own suites build them by hand, and say nothing of specs and other processes.
+    report = examine(
+        environment, env_config, only=["contract", "isolation"], max_examples=3, derandomize=True
+    )
+    assert report.is_sound, [(outcome.check.name, outcome.message) for outcome in report.failed]
