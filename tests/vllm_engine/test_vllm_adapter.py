@@ -308,6 +308,15 @@ def test_a_misspelled_argument_is_refused_before_the_run_starts() -> None:
         load_config("agentic_async.yaml", override)
 
 
+def test_the_devices_of_an_engine_are_those_that_share_out_its_model() -> None:
+    args = ["actor_infer.strategy_args.strategy_name=vllm", "actor_infer.device_mapping=[0,1,2,3]"]
+    args += ["actor_infer.num_engines=2"]
+    parallel = "actor_infer.strategy_args.strategy_config.tensor_parallel_size"
+    with pytest.raises(ConfigurationError, match=r"tensor_parallel_size.*: 1, but .* each of 2 engines 2"):
+        load_config("agentic_async.yaml", args)
+    load_config("agentic_async.yaml", [*args, f"{parallel}=2"])
+
+
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
 def test_without_vllm_it_says_what_to_install(folder: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"envsdk\[vllm\]"):
