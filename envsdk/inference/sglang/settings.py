@@ -7,12 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, model_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
+from pydantic import Field, NonNegativeInt, PositiveFloat
 
-from envsdk.config.nearest import suggest
 from envsdk.inference.engine import EngineConfig
-from envsdk.inference.settings import StrictSettings
+from envsdk.inference.remote.settings import PassThroughSettings
 from envsdk.inference.sglang.server_arg_names import SERVER_ARG_NAMES
 
 SET_BY_ENGINE = {
@@ -35,14 +33,15 @@ SET_BY_ENGINE = {
 """Arguments of SGLang's server that follow from the run's own keys, and from which."""
 
 
-class SGLangSettings(StrictSettings):
+class SGLangSettings(PassThroughSettings):
     """`strategy_config` of the `sglang` engine.
 
     For a server that the engine starts, any other argument of SGLang's is taken too, by its name with
     underscores.
     """
 
-    model_config = ConfigDict(extra="allow")
+    argument_names = SERVER_ARG_NAMES
+    set_by_engine = SET_BY_ENGINE
 
     base_url: Annotated[str, Field(pattern=r"^https?://[^\s@]+$")] | None = None
     """A running server that is this engine's alone, such as `http://127.0.0.1:30000`. When absent the engine
@@ -78,31 +77,11 @@ class SGLangSettings(StrictSettings):
     backoff_s: PositiveFloat = 0.5
     """Longest wait before the first retry; doubles with each, up to 30 s. A `Retry-After` is respected."""
 
-    @model_validator(mode="after")
-    def _only_known_arguments(self) -> SGLangSettings:
-        problems = [
-            InitErrorDetails(
-                type=PydanticCustomError("value_error", "{error}", {"error": problem}),
-                loc=(name,),
-                input=value,
-            )
-            for name, value in (self.model_extra or {}).items()
-            if (problem := self._problem_of(name))
-        ]
-        if problems:
-            raise ValidationError.from_exception_data(type(self).__name__, problems)
-        return self
-
-    def _problem_of(self, name: str) -> str:
-        """Why a key that is no field of this model is refused; empty for an argument of SGLang's server."""
-        if name in SET_BY_ENGINE:
-            return f"it cannot be set here: it {SET_BY_ENGINE[name]}"
-        if name not in SERVER_ARG_NAMES:
-            known = (SERVER_ARG_NAMES | type(self).model_fields.keys()) - SET_BY_ENGINE.keys()
-            return f"unknown key; {suggest(name, sorted(known), known='known keys')}"
-        if self.base_url is not None:
+    def problem_of(self, name: str) -> str:
+        problem = super().problem_of(name)
+        if not problem and self.base_url is not None:
             return "the server at `base_url` is running already; start it with this argument instead"
-        return ""
+        return problem
 
     def identity(self) -> dict[str, Any]:
         # Which of the server's arguments change a reply, and which only its speed, is not known.

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import ConfigDict, NonNegativeFloat, PositiveInt, model_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
+from pydantic import NonNegativeFloat, PositiveInt
 
-from envsdk.config.nearest import suggest
 from envsdk.failures import ConfigurationError
 from envsdk.inference.engine import EngineConfig
-from envsdk.inference.settings import StrictSettings
+from envsdk.inference.remote.settings import PassThroughSettings
 from envsdk.inference.vllm.engine_arg_names import ENGINE_ARG_NAMES
 
 WORKER_EXTENSION = "envsdk.inference.vllm.worker.WorkerExtension"
@@ -41,10 +39,11 @@ SET_BY_ENGINE = {
 """Arguments of vLLM that follow from the run's own keys, and from which."""
 
 
-class VLLMSettings(StrictSettings):
+class VLLMSettings(PassThroughSettings):
     """`strategy_config` of the `vllm` engine. Any other argument of `AsyncEngineArgs` is taken too."""
 
-    model_config = ConfigDict(extra="allow")
+    argument_names = ENGINE_ARG_NAMES
+    set_by_engine = SET_BY_ENGINE
 
     logprobs: Literal["sampling", "raw"] = "sampling"
     """`sampling`: those of the distribution that tokens are drawn from, after temperature, top_p and top_k;
@@ -76,33 +75,8 @@ class VLLMSettings(StrictSettings):
     log_level: str = "ERROR"
     """Of vLLM's own messages."""
 
-    @model_validator(mode="after")
-    def _only_known_arguments(self) -> VLLMSettings:
-        problems = [
-            InitErrorDetails(
-                type=PydanticCustomError("value_error", "{error}", {"error": problem}),
-                loc=(name,),
-                input=value,
-            )
-            for name, value in (self.model_extra or {}).items()
-            if (problem := _problem_of(name))
-        ]
-        if problems:
-            raise ValidationError.from_exception_data(type(self).__name__, problems)
-        return self
-
     def identity(self) -> dict[str, Any]:
         return {"logprobs": self.logprobs} | ({"dtype": self.dtype} if self.dtype else {})
-
-
-def _problem_of(name: str) -> str:
-    """Why a key that the model above does not name is refused; empty for an argument of vLLM."""
-    if name in SET_BY_ENGINE:
-        return f"`{name}` cannot be set here: it {SET_BY_ENGINE[name]}"
-    if name in ENGINE_ARG_NAMES:
-        return ""
-    known = sorted((ENGINE_ARG_NAMES | VLLMSettings.model_fields.keys()) - SET_BY_ENGINE.keys())
-    return f"unknown key; {suggest(name, known, known='known keys')}"
 
 
 def engine_args(config: EngineConfig, settings: VLLMSettings, *, on_cpu: bool) -> dict[str, Any]:
