@@ -13,7 +13,7 @@ from envsdk.storage import read_trajectories
 from envsdk.tracking import read_metrics
 from tests.system.jobs import Job
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.timeout(600)]
 
 GIGPO = (
     "adv_estimator=gigpo",

@@ -20,7 +20,7 @@ from tests.system.jobs import Job, wait_until
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
 
-@pytest.mark.parametrize("num_engines", [1, 2])
+@pytest.mark.parametrize("num_engines", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_killed_engine_comes_back_and_no_trajectory_is_lost(
     num_engines: int, tmp_path: Path, model: Path
 ) -> None:
@@ -43,6 +43,7 @@ def test_a_killed_engine_comes_back_and_no_trajectory_is_lost(
     stop_and_check(job, process)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_engines", "keys"),
     [
@@ -50,7 +51,6 @@ def test_a_killed_engine_comes_back_and_no_trajectory_is_lost(
             1,
             ["max_engines=2", "infer_batch_size=1", "max_queued_per_engine=0.5"],
             id="a second one comes",
-            marks=pytest.mark.slow,
         ),
         pytest.param(2, ["min_engines=1", "engine_idle_s=3"], id="the second one goes"),
     ],

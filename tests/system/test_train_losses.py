@@ -9,7 +9,7 @@ import pytest
 from envsdk.tracking import read_metrics
 from tests.system.jobs import Job
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.timeout(600)]
 
 
 def test_a_ratio_that_is_one_by_construction_is_said_once_and_the_correction_is_in_the_metrics(
