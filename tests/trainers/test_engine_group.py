@@ -27,10 +27,9 @@ from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.trainers.engine_group import EngineGroup, EngineGroupSpec
 from envsdk.trainers.trainer_group import TrainerGroup, TrainerSpec
 from envsdk.training import TrainBatch, TrainerConfig
+from tests.trainers.counted_gpus import REPOSITORY, counted_gpus
 from tests.trainers.toy_engines import NAME as TOY_ENGINE
 from tests.trainers.toy_engines import ToyEngine, read
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
@@ -284,20 +283,8 @@ async def test_engines_come_with_the_queue_and_go_with_it(tmp_path: Path) -> Non
 
 @pytest.fixture
 def four_counted_gpus() -> Iterator[None]:
-    """Ray believes what it is told about accelerators; the engines only look at what they are shown."""
-    ray.shutdown()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(REPOSITORY), prepend=":")
-        ray.init(
-            num_cpus=2,
-            num_gpus=4,
-            include_dashboard=False,
-            object_store_memory=100 * 1024**2,
-            _node_ip_address="127.0.0.1",
-            log_to_driver=False,
-        )
+    with counted_gpus(4):
         yield
-        ray.shutdown()
 
 
 @pytest.mark.usefixtures("four_counted_gpus")

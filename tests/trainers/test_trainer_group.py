@@ -20,11 +20,11 @@ from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.trainers.trainer_group import TrainerGroup, TrainerSpec
 from envsdk.training import TrainBatch, TrainerConfig, TrainSequence
 from tests.trainers import toy_trainers
+from tests.trainers.counted_gpus import REPOSITORY, counted_gpus
 from tests.trainers.toy_engines import weights_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 BATCH = TrainBatch(step=7, sequences=[])
 
 
@@ -180,20 +180,8 @@ async def test_two_ranks_learn_what_one_learns_and_listen_on_loopback_alone(
 
 @pytest.fixture
 def two_counted_gpus() -> Iterator[None]:
-    """Ray believes what it is told about accelerators; the ranks only look at what they are shown."""
-    ray.shutdown()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(REPOSITORY), prepend=":")
-        ray.init(
-            num_cpus=2,
-            num_gpus=2,
-            include_dashboard=False,
-            object_store_memory=100 * 1024**2,
-            _node_ip_address="127.0.0.1",
-            log_to_driver=False,
-        )
+    with counted_gpus(2):
         yield
-        ray.shutdown()
 
 
 @pytest.mark.usefixtures("two_counted_gpus")
