@@ -15,10 +15,13 @@ from pathlib import Path
 
 from envsdk.envs.swe.evaluator.evaluation import Evaluation, Reason
 from envsdk.envs.swe.evaluator.introspection import allowed_words, unexpected
-from envsdk.envs.swe.evaluator.layout import laid_paths, tests_folder
+from envsdk.envs.swe.evaluator.layout import tests_folder
 from envsdk.envs.swe.evaluator.report import Report, look_up
-from envsdk.envs.swe.evaluator.run import TestRun, lay, run_tests, scratch_folder
+from envsdk.envs.swe.evaluator.run import TestRun
+from envsdk.envs.swe.evaluator.sealing import sealed_tests
 from envsdk.envs.swe.evaluator.stripping import RefusedPatch, Stripped, strip
+from envsdk.envs.swe.evaluator.trial import DoesNotApply, try_patch
+from envsdk.envs.swe.evaluator.trial import Ended as TrialEnded
 from envsdk.envs.swe.sandbox.contract import (
     ExecResult,
     Limits,
@@ -68,46 +71,19 @@ async def _grade(task: Task, patch: str, backend: SandboxBackend, *, strict: boo
         return Evaluation(resolved=False, reason=Reason.PATCH_REFUSED, detail=str(error))
     image = await prepare_image(task, backend)
     assert image.tree is not None
-    tests = await asyncio.to_thread(tests_folder, task, image.tree)
-    paths = await asyncio.to_thread(laid_paths, task, tests)
-    limits = Limits(memory_mb=task.limits.memory_mb)
-    with scratch_folder() as scratch:
-        laid = await asyncio.to_thread(lay, image, tests, paths, task.tests, Path(scratch))
-        sandbox = await backend.start(laid.image, limits=limits)
-        try:
-            refusal = await _apply(sandbox, stripped)
-            if refusal is not None:
-                return _told(refusal, stripped)
-            marks = await _marks(task, image.tree, sandbox, stripped)
-            if marks and strict:
-                detail = f"the patch uses {marks[0].partition(': ')[2]} ({marks[0].partition(': ')[0]})"
-                verdict = Evaluation(resolved=False, reason=Reason.SUSPICIOUS, detail=detail)
-            else:
-                run = await run_tests(sandbox, laid, task.tests, timeout_s=task.limits.timeout_s)
-                verdict = _judge(task, run)
-            return replace(_told(verdict, stripped), suspicious=tuple(marks))
-        finally:
-            await sandbox.close()
-
-
-def _told(verdict: Evaluation, stripped: Stripped) -> Evaluation:
-    return replace(verdict, stripped=stripped.removed)
-
-
-async def _apply(sandbox: Sandbox, stripped: Stripped) -> Evaluation | None:
-    """Apply the patch; the verdict where that cannot be done."""
-    if not stripped.files:
-        return None
-    path = f"/tmp/{secrets.token_hex(8)}"
-    await sandbox.write(path, stripped.text.encode(errors="surrogateescape"))
-    result = await sandbox.exec(f"{_APPLY} {path} && rm {path}", timeout_s=_APPLY_TIMEOUT_S, env=_GIT_ENV)
-    if result.reason in _OF_THE_EVALUATION:
-        return _infrastructure(result, "applying the patch")
-    if not result.ok:
-        lines = result.output.strip().splitlines() or ["git apply failed"]
-        detail = f"the patch does not apply: {lines[0]}"
-        return Evaluation(resolved=False, reason=Reason.PATCH_REFUSED, detail=detail)
-    return None
+    plain = await asyncio.to_thread(tests_folder, task, image.tree)
+    tests = await sealed_tests(task, image, plain, backend)
+    try:
+        run = await try_patch(task, stripped, image=image, tests=tests.folder, backend=backend)
+    except DoesNotApply as error:
+        verdict = Evaluation(resolved=False, reason=Reason.PATCH_REFUSED, detail=str(error))
+    except TrialEnded as error:
+        verdict = _infrastructure(error.result, str(error))
+    else:
+        verdict = _judge(task, await asyncio.to_thread(tests.judged_run, run))
+    return replace(
+        verdict, stripped=stripped.removed, hidden_bits=tests.seal.hidden_bits, weak=tests.seal.is_weak
+    )
 
 
 async def _marks(task: Task, base: Path, sandbox: Sandbox, stripped: Stripped) -> list[str]:
