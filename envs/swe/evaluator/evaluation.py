@@ -40,9 +40,9 @@ class Evaluation:
     suspicious: tuple[str, ...] = ()
     """What strict mode noticed, `path: token`, also where it did not decide."""
     hidden_bits: float = 0.0
-    """At most how many bits of what the tests expect must be guessed to be rewarded without solving the task."""
+    """At most how many bits of what tests expect must be guessed to be rewarded without solving the task."""
     weak: bool = False
-    """Those are so few that the verdict may have been forged: look at a rewarded patch before you trust it."""
+    """So few that a rewarded patch may have forged its verdict."""
     elapsed_s: float = 0.0
     output_tail: str = ""
     """The end of what the test run printed; for people, never for grading."""

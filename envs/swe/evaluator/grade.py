@@ -6,7 +6,6 @@ strip -> start(base tree + hidden tests, read-only) -> git apply -> strict look 
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,7 +23,6 @@ from envsdk.envs.swe.evaluator.trial import DoesNotApply, try_patch
 from envsdk.envs.swe.evaluator.trial import Ended as TrialEnded
 from envsdk.envs.swe.sandbox.contract import (
     ExecResult,
-    Limits,
     Sandbox,
     SandboxBackend,
     SandboxError,

@@ -1,8 +1,8 @@
-"""What sealed tests call in place of asserting: it sends what they saw, and knows nothing of what is expected.
+"""What sealed tests call in place of asserting: it sends what they saw, and does not know what is expected.
 
-A value is sent by its built-in content, read without the methods of its class, so that an overridden `__eq__`
-or `__repr__` has no say. Nothing that is sent here is proof of anything: the process runs patched code. It counts
-because whoever forges it would have to know the values that the seal holds elsewhere.
+A value is sent by its built-in content, read without the methods of its class, so that an overridden
+`__eq__` or `__repr__` has no say. Nothing that is sent here proves anything: the process runs patched code. It
+counts because to forge it one has to know the values that the seal holds elsewhere.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ _mro = type.__dict__["__mro__"].__get__
 
 
 class Probes:
-    """Sends claims: `test` (the id of the running one), the claim's id, its kind, and what was seen, as JSON."""
+    """Sends claims: the id of the running test, the claim's name, its kind, and what was seen, as JSON."""
 
     def __init__(self, record: "Callable[..., None]") -> None:
         self.test = ""
@@ -50,8 +50,8 @@ class Probes:
         self._send(name, "values", [encode(value) for value in values])
 
     def truths(self, name: str, value: Any, *variants: "Callable[[Any], Any]") -> None:
-        """What the assertion says of `value`, and variants of it with other constants, in the seal's order."""
-        seen = []
+        """What the assertion says of `value`, among variants with other constants, in the seal's order."""
+        seen: list[Any] = []
         for variant in variants:
             try:
                 seen.append(bool(variant(value)))
@@ -135,7 +135,7 @@ def _encode(value: Any, depth: int) -> Any:
     if depth > _MAX_DEPTH:
         return ["o", "deep"]
     base = next((found for found in _mro(kind) if found in _BASES), None)
-    if isinstance(value, Enum) and base is None:
+    if base is None and issubclass(kind, Enum):
         return ["e", kind.__qualname__, value.name]
     if base is None:
         return _encode_other(value, kind, depth)
@@ -166,7 +166,7 @@ def _encode_other(value: Any, kind: Any, depth: int) -> Any:
         return ["D", str(value)]
     if kind is range:
         return ["r", *(format(part, "x") for part in (value.start, value.stop, value.step))]
-    if kind.__module__ in ("datetime", "uuid", "pathlib", "pathlib._local") and isinstance(value, _PRINTED):
+    if kind.__module__ in ("datetime", "uuid", "pathlib", "pathlib._local") and issubclass(kind, _PRINTED):
         return ["k", kind.__name__, repr(value)]
     if kind.__name__.startswith("Approx") and kind.__module__ == "_pytest.python_api":
         limits = (value.rel, value.abs)

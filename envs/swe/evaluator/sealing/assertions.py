@@ -118,7 +118,7 @@ def _method_pieces(node: ast.stmt, method: str, call: ast.Call) -> list[Comparis
     keywords.pop("msg", None)
     operator = _METHODS.get(method)
     if operator == "almost:7" and isinstance(places := keywords.pop("places", None), ast.Constant):
-        operator = f"almost:{places.value}"
+        operator = f"almost:{places.value!r}"
     num_wanted = 2 if operator or method == "assertIsInstance" else 1
     is_known = operator or method in {*_WITH_NONE, "assertTrue", "assertFalse", "assertIsInstance"}
     has_message = len(arguments) == num_wanted + 1 and not method.startswith("assertAlmost")

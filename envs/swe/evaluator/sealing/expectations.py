@@ -1,8 +1,8 @@
 """Which expressions of a test file say only what is expected, so that they can be taken out of it.
 
-A name says only what is expected if all that it is ever bound to is constant, and all that it is used for is to be
-compared with something. Such are local and module-level constants, columns of `parametrize` and of
-loops over literal tables, and parameters of helper functions in the same file.
+A name says only what is expected if all that it is ever bound to is constant, and all that it is used for is
+to be compared. Such are local and module-level constants, columns of `parametrize` and of loops over literal
+tables, and parameters of helper functions in the same file.
 """
 
 from __future__ import annotations
@@ -195,8 +195,8 @@ class Expectations:
         )
 
     def is_constructed(self, node: ast.AST, bound: frozenset[str] = frozenset()) -> bool:
-        """Whether `node` is pure but for objects made by classes of module level, by their capital letter, and
-        for members of such classes."""
+        """Whether `node` is pure but for objects made by classes of module level, known by their capital
+        letter, and for members of such classes."""
         if self.is_pure(node, bound):
             return True
         if isinstance(node, _COMPREHENSIONS):
@@ -301,7 +301,7 @@ class Expectations:
             table.blank(column)
         for decorator in table.decorators:
             decorator.keywords = [keyword for keyword in decorator.keywords if keyword.arg != "ids"]
-            ids = [ast.Constant(f"c{number}") for number in range(len(rows))]
+            ids: list[ast.expr] = [ast.Constant(f"c{number}") for number in range(len(rows))]
             decorator.keywords.append(ast.keyword("ids", ast.List(ids, ast.Load())))
         if isinstance(table.node, ast.List | ast.Tuple):
             for row in table.node.elts:

@@ -4,8 +4,9 @@
     with pytest.raises(KeyError)  ->  with _sealed.raising("a31c")      decoys around other statements
     @parametrize("text, wanted", [("a", 1)])  ->  [("a", None)], where `wanted` is only ever compared with
 
-`full` writes the same file with the expectations left in, for runs of the gold patch: what those send, the seal
-keeps. The rewritten file is Python's own rendering of the syntax tree; comments and docstrings are gone.
+Unless it is `sealed` the same file is written with the expectations left in, for runs of the gold patch: what
+those send, the seal keeps. A rewritten file is Python's own rendering of the syntax tree: comments and
+docstrings are gone.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from envsdk.envs.swe.evaluator.sealing.expectations import Expectations
 
 MODULE = "_sealed"
 """The name of the probes in a sealed file."""
-_VARIANTS = 3
+_DIGITS, _LETTERS = "123456789", "abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(slots=True)
@@ -51,6 +52,8 @@ class Claim:
     """Of a comparison: it may be sent as truths, with variants."""
     order: list[int] = field(default_factory=list)
     """Of truths: which variant is sent at which place; 0 is the assertion itself."""
+    optional: bool = False
+    """Whether it is reached depends on what the patched code gives: in a loop over it, behind a condition."""
     wanted: bool = True
     """Of `raised`: something must be raised; False for a decoy."""
 
@@ -60,8 +63,8 @@ class Choices:
     """What runs of the gold patch taught about one file."""
 
     forms: dict[str, str] = field(default_factory=dict)
-    """How claims are sent: `values`, `truths`, or not at all (`plain`), so that they stay assertions. Comparisons
-    are sent as values and other assertions as truths unless it says otherwise."""
+    """How claims are sent: `values`, `truths`, or not at all (`plain`), so that they stay assertions. Where
+    it says nothing, comparisons are sent as values and other assertions as truths."""
     kept: dict[str, list[int]] = field(default_factory=dict)
     """Variants of a claim that gold answers otherwise than the assertion itself."""
     settled: set[str] = field(default_factory=set)
@@ -126,6 +129,7 @@ class _Rewriter(ast.NodeTransformer):
         )
         self._classes: list[str] = []
         self._in_function = False
+        self._optional = False
         if sealed:
             self._expectations.blank()
 
@@ -178,9 +182,17 @@ class _Rewriter(ast.NodeTransformer):
                 return [self._raised_by(node, raises)]
             case ast.With() | ast.AsyncWith():
                 self._raising(node)
+        outside, self._optional = self._optional, self._optional or self._depends(node)
         for block in blocks_of(node):
             block[:] = self._block(block)
+        self._optional = outside
         return [node]
+
+    def _depends(self, node: ast.stmt) -> bool:
+        match node:
+            case ast.For(iter=decides) | ast.If(test=decides):
+                return not self._expectations.is_closed(decides)
+        return isinstance(node, ast.While | ast.AsyncFor | ast.Match)
 
     def _claim(self, piece: Comparison | Truth) -> ast.stmt:
         name = self._name(piece.node)
@@ -201,6 +213,7 @@ class _Rewriter(ast.NodeTransformer):
             cut=cut,
             negated=piece.negated,
             can_vary=len(self._variants(name, piece)[1]) > 1,
+            optional=self._optional,
         )
         sent = [
             operand
@@ -215,7 +228,9 @@ class _Rewriter(ast.NodeTransformer):
         order = [0, *kept]
         if self._sealed:
             self._random(name, "order").shuffle(order)
-        self.claims[name] = Claim(self._path, "truths", negated=piece.negated, order=order)
+        self.claims[name] = Claim(
+            self._path, "truths", negated=piece.negated, order=order, optional=self._optional
+        )
         return _call("truths", ast.Constant(name), value, *(_function_of(variants[place]) for place in order))
 
     def _variants(self, name: str, piece: Comparison | Truth) -> tuple[ast.expr, list[ast.expr]]:
@@ -234,11 +249,22 @@ class _Rewriter(ast.NodeTransformer):
         return node, [value]
 
     def _vary(self, name: str, node: ast.expr) -> Iterator[ast.expr]:
+        """Copies of `node` with other constants, so that none stands out as the middle of the rest: with two
+        values for each of two constants, or four for one."""
         source = self._random(name, "vary")
-        for _ in range(_VARIANTS):
+        constants = _constants(node)
+        places = source.sample(range(len(constants)), min(2, len(constants)))
+        alternatives = [_alternatives(constants[place].value, source) for place in places]
+        if len(places) == 2:
+            changes: list[tuple[Any, ...]] = [(alternatives[0][0], None), (None, alternatives[1][0])]
+            changes.append((alternatives[0][0], alternatives[1][0]))
+        else:
+            changes = [(value,) for value in alternatives[0]]
+        for values in changes:
             varied = copy.deepcopy(node)
-            constant = source.choice(_constants(varied))
-            constant.value = _changed(constant.value, source)
+            for place, value in zip(places, values, strict=True):
+                if value is not None:
+                    _constants(varied)[place].value = value
             yield varied
 
     def _raising(self, node: ast.With | ast.AsyncWith) -> None:
@@ -247,7 +273,7 @@ class _Rewriter(ast.NodeTransformer):
             if raises is None or raises.call or not self._is_sealable(item.context_expr, raises):
                 continue
             name = self._name(item.context_expr)
-            self.claims[name] = Claim(self._path, "raised")
+            self.claims[name] = Claim(self._path, "raised", optional=self._optional)
             expected = [] if self._sealed else [raises.wanted, raises.match or ast.Constant(None)]
             item.context_expr = _call("raising", ast.Constant(name), *expected).value
 
@@ -264,10 +290,11 @@ class _Rewriter(ast.NodeTransformer):
             return node
         assert isinstance(node.value, ast.Call)
         name = self._name(node)
-        self.claims[name] = Claim(self._path, "raised")
+        self.claims[name] = Claim(self._path, "raised", optional=self._optional)
         none = ast.Constant(None)
         expected = [none, none] if self._sealed else [raises.wanted, raises.match or none]
         statement = _call("raised_by", ast.Constant(name), *expected, *raises.call)
+        assert isinstance(statement.value, ast.Call)
         statement.value.keywords = [
             k for k in node.value.keywords if k.arg not in {"match", "expected_exception"}
         ]
@@ -293,7 +320,7 @@ def _may_raise(node: ast.stmt) -> bool:
     )
 
 
-def _call(function: str, *arguments: ast.expr) -> Any:
+def _call(function: str, *arguments: ast.expr) -> ast.Expr:
     """The statement `_sealed.FUNCTION(ARGUMENTS)`."""
     called = ast.Attribute(ast.Name(MODULE, ast.Load()), function, ast.Load())
     return ast.Expr(ast.Call(called, list(arguments), []))
@@ -312,18 +339,23 @@ def _constants(node: ast.AST) -> list[ast.Constant]:
     ]
 
 
-def _changed(value: Any, source: random.Random) -> Any:
+def _alternatives(value: Any, source: random.Random) -> list[Any]:
+    """Three other values among which `value` is nothing special."""
     if isinstance(value, bool):
-        return not value
+        return [not value]
     if isinstance(value, int):
-        return value + source.choice([-3, -2, -1, 1, 2, 3])
+        first = value - source.randrange(4)
+        return [other for other in range(first, first + 4) if other != value]
     if isinstance(value, float):
-        return value * source.choice([0.25, 0.5, 2.0, 3.0]) if value else 1.5
+        scale = 2.0 ** source.randrange(4)
+        return [other for step in range(4) if (other := (value or 1.0) * 2.0**step / scale) != value]
     if not value:
-        return source.choice("abc -")
-    place = source.randrange(len(value))
-    middle = source.choice([source.choice("abcdefg1 "), "" if len(value) > 1 else "x", value[place] * 2])
-    return value[:place] + middle + value[place + 1 :]
+        return ["a", " ", "-"]
+    digits = [place for place, character in enumerate(value) if character.isdigit()]
+    place = source.choice(digits or range(len(value)))
+    others = _DIGITS if value[place].isdigit() else _LETTERS
+    chosen = source.sample([other for other in others if other != value[place]], 3)
+    return [value[:place] + other + value[place + 1 :] for other in chosen]
 
 
 def _drop_docstrings(tree: ast.AST) -> None:

@@ -1,7 +1,7 @@
 """How a task's tests are sealed: once per task, by runs of its gold patch, kept in the cache.
 
-plain gold, full gold (what is expected) --> full gold again, with variants, where values have no canonical form
---> sealed gold, which must come out as plain gold did --> sealed base, which tells what a patch would have to guess
+plain gold, full gold (tells what is expected) --> full gold again, with variants where values are opaque
+--> sealed gold, which must come out as plain gold --> sealed base, which tells what would have to be guessed
 
 What gold does not confirm stays as it was: first a claim, then a function, then a file, then the task.
 """
@@ -24,6 +24,7 @@ from weakref import WeakKeyDictionary
 
 from envsdk.atomic import write_json_atomically
 from envsdk.envs.swe.evaluator.kit import probes
+from envsdk.envs.swe.evaluator.layout import link
 from envsdk.envs.swe.evaluator.report import Report
 from envsdk.envs.swe.evaluator.run import TestRun
 from envsdk.envs.swe.evaluator.sealing import judge
@@ -141,7 +142,8 @@ class _Maker:
     def write(self, target: Path) -> None:
         with building(target) as folder:
             if not self._seal.problem:
-                shutil.copytree(self._tests, folder / "tests", symlinks=True)
+                (folder / "tests").mkdir()
+                _copy(self._tests, folder / "tests")
                 _lay(folder / "tests", self._sealed)
             write_json_atomically(folder / "seal.json", asdict(self._seal))
             install(folder, target)
@@ -163,7 +165,9 @@ class _Maker:
             sealed = await self._run(self._sealed)
             self._seal.ids = _matched(list(plain.outcomes), list(sealed.outcomes))
             judged = SealedTests(self._tests, self._seal).judged(sealed)
-            wrong = {test for test in passing if judged.outcomes.get(test) is not Outcome.PASSED}
+            wrong = {
+                test for test, outcome in plain.outcomes.items() if judged.outcomes.get(test) is not outcome
+            }
             if not wrong:
                 break
             self._leave(wrong)
@@ -187,7 +191,7 @@ class _Maker:
         self, files: Mapping[str, str], patch: Stripped, timeout_s: float | None = None
     ) -> TestRun:
         with building(swe_cache() / "sealed" / "run") as folder:
-            await asyncio.to_thread(shutil.copytree, self._tests, folder, symlinks=True, dirs_exist_ok=True)
+            await asyncio.to_thread(_copy, self._tests, folder)
             _lay(folder, files)
             return await try_patch(
                 self._task, patch, image=self._image, tests=folder, backend=self._backend, timeout_s=timeout_s
@@ -240,11 +244,11 @@ class _Maker:
         return again
 
     def _leave(self, tests: set[str], *, whole: bool = False) -> None:
-        """Leave more of `tests` as it was: variants go first, then functions (at once if `whole`), then files."""
+        """Leave more of `tests` as it was: first variants go (unless `whole`), then functions, then files."""
         for test in tests:
             path, _, rest = test.partition("::")
             if path not in self._files:
-                raise _Unsealable(f"{test} does not pass where other tests are sealed")
+                raise _Unsealable(f"{test} does not come out as it must where other tests are sealed")
             varied = {
                 name
                 for name in self._seal.expected.get(test, {})
@@ -257,12 +261,12 @@ class _Maker:
             elif function not in self._files[path].choices.plain_functions:
                 self._files[path].choices.plain_functions.add(function)
             else:
-                raise _Unsealable(f"{test} does not pass where its file is sealed")
+                del self._files[path]
 
     def _expected(self, full: Report, passing: set[str]) -> dict[str, dict[str, Expected]]:
         return {
             test: {
-                name: judge.expected_of(self._seal.claims[name], [json.loads(text) for _, text in sent])
+                name: judge.expected_of(self._seal.claims[name], sent)
                 for name, sent in claims.items()
                 if name in self._seal.claims
             }
@@ -326,7 +330,7 @@ def _learn_truths(name: str, claim: Claim, choices: Choices, hits: Sequence[Any]
 
 def _was_raised(claim: Claim, hit: Sequence[Any]) -> bool:
     if not claim.wanted:
-        return hit[0] == []
+        return not hit[0]
     return not set(hit[2]).isdisjoint(hit[0]) and (hit[3] is None or isinstance(hit[3], str))
 
 
@@ -345,6 +349,10 @@ def _test_files(task: Task, tests: Path) -> dict[str, _File]:
 def _is_imported(stem: str, texts: Sequence[bytes]) -> bool:
     pattern = re.compile(rb"^\s*(from|import)\s[^#\n]*\b%s\b" % re.escape(stem.encode()), re.MULTILINE)
     return any(pattern.search(text) for text in texts)
+
+
+def _copy(tests: Path, folder: Path) -> None:
+    shutil.copytree(tests, folder, symlinks=True, copy_function=link, dirs_exist_ok=True)
 
 
 def _lay(folder: Path, files: Mapping[str, str]) -> None:

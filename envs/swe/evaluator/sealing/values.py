@@ -4,8 +4,8 @@ Everything here reads what an untrusted process wrote: it makes no object of a c
 nothing that the process chose, and a malformed value equals nothing.
 
 tags: n None, b bool, i int (hex), f float, c complex, q Fraction, D Decimal, s str, y bytes, t tuple, l list,
-S set, d dict, r range, k date, path or UUID (class, repr), e enum member (class, name), C data class (class, fields),
-~ pytest.approx (expected, rel, abs), # digest of a large value, o anything else (class)
+S set, d dict, r range, k date, path or UUID (class, repr), e enum member (class, name), C data class (class,
+fields), ~ pytest.approx (expected, rel, abs), # digest of a large value, o anything else (class)
 """
 
 from __future__ import annotations
@@ -186,8 +186,8 @@ def _near(value: Value, expected: Value, rel: Value, absolute: Value) -> bool:
 def holds(operator: str, left: Value, right: Value) -> bool:
     """Whether `left OPERATOR right`; False where Python would raise or nothing can be said.
 
-    Operators are Python's, and `count` (`assertCountEqual`), `search` (the pattern `right` is found in the text
-    `left`), `almost:N` and `delta` (`right` is a pair, the value and the difference that is allowed).
+    Operators are Python's, and `count` (`assertCountEqual`), `search` (the pattern `right` is found in the
+    text `left`) and `almost:N` (equal when rounded to N places).
     """
     try:
         return _OPERATORS[operator.partition(":")[0]](operator, left, right)
@@ -280,11 +280,6 @@ def _almost(operator: str, left: Value, right: Value) -> bool:
     return one == other or round(abs(one - other), int(operator.partition(":")[2])) == 0
 
 
-def _delta(_: str, left: Value, right: Value) -> bool:
-    other, allowed = right[1]
-    return same(left, other) or abs(_number(left) - _number(other)) <= _number(allowed)
-
-
 def _search(_: str, left: Value, right: Value) -> bool:
     return left[0] == right[0] == "s" and search(right[1], left[1])
 
@@ -305,7 +300,6 @@ _OPERATORS: dict[str, Callable[[str, Value, Value], bool]] = {
     **dict.fromkeys(_ORDER, _ordered),
     "count": _count,
     "almost": _almost,
-    "delta": _delta,
     "search": _search,
 }
 
