@@ -1,7 +1,7 @@
 """What sealed tests call in place of asserting: it sends what they saw, and does not know what is expected.
 
 A value is sent by its built-in content, read without the methods of its class, so that an overridden
-`__eq__` or `__repr__` has no say. Nothing that is sent here proves anything: the process runs patched code. It
+`__eq__` or `__repr__` has no say. Nothing that is sent here proves anything: patched code runs here. It
 counts because to forge it one has to know the values that the seal holds elsewhere.
 """
 
