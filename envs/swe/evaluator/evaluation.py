@@ -20,7 +20,8 @@ class Reason(StrEnum):
     TAMPERED = "tampered"
     """The report is incomplete or contradicts the canaries: the run cannot be believed."""
     SUSPICIOUS = "suspicious"
-    """Strict mode: the patch brings introspection that neither the original nor the gold patch uses."""
+    """Strict mode, where tests do not hide what they expect: the patch brings introspection that neither the
+    original nor the gold patch uses."""
     INFRASTRUCTURE = "infrastructure"
     """The evaluation itself failed (its time, its memory, the sandbox): says nothing about the patch."""
 
@@ -38,7 +39,7 @@ class Evaluation:
     stripped: tuple[str, ...] = ()
     """Test and configuration files that the patch touched and that were taken out of it."""
     suspicious: tuple[str, ...] = ()
-    """What strict mode noticed, `path: token`, also where it did not decide."""
+    """What strict mode looks for, `path: token`, in a patch that `weak` tests rewarded."""
     hidden_bits: float = 0.0
     """At most how many bits of what tests expect must be guessed to be rewarded without solving the task."""
     weak: bool = False

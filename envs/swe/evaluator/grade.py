@@ -1,36 +1,31 @@
 """How a patch is graded.
 
-strip -> start(base tree + hidden tests, read-only) -> git apply -> strict look -> run tests -> judge -> close
+strip -> start(base tree + sealed tests, read-only) -> git apply -> run tests -> judge -> close
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
-from pathlib import Path
 
 from envsdk.envs.swe.evaluator.evaluation import Evaluation, Reason
-from envsdk.envs.swe.evaluator.introspection import allowed_words, unexpected
+from envsdk.envs.swe.evaluator.introspection import look
 from envsdk.envs.swe.evaluator.layout import tests_folder
 from envsdk.envs.swe.evaluator.report import Report, look_up
 from envsdk.envs.swe.evaluator.run import TestRun
 from envsdk.envs.swe.evaluator.sealing import sealed_tests
-from envsdk.envs.swe.evaluator.stripping import RefusedPatch, Stripped, strip
+from envsdk.envs.swe.evaluator.stripping import RefusedPatch, strip
 from envsdk.envs.swe.evaluator.trial import DoesNotApply, try_patch
 from envsdk.envs.swe.evaluator.trial import Ended as TrialEnded
 from envsdk.envs.swe.sandbox.contract import (
     ExecResult,
-    Sandbox,
     SandboxBackend,
     SandboxError,
-    SandboxFileError,
 )
 from envsdk.envs.swe.sandbox.contract import Reason as Ended
 from envsdk.envs.swe.tasks.images import prepare_image
-from envsdk.envs.swe.tasks.solution import solution_of
 from envsdk.envs.swe.tasks.task import Outcome, Task
 
 _APPLY = "git -c core.fsmonitor=false -c core.hooksPath=/dev/null apply --whitespace=nowarn"
@@ -49,8 +44,9 @@ async def evaluate(task: Task, patch: str, backend: SandboxBackend, *, strict: b
         task: What to grade against.
         patch: The text alone; "" is graded like any other.
         backend: Where the tests run, in a sandbox of their own.
-        strict: Score 0 where the patch brings means of introspection (frames, always-equal objects, parts of
-            pytest) that neither the original files nor the gold patch use.
+        strict: Where the task's tests do not hide what they expect, score 0 if the patch brings means of
+            introspection (frames, always-equal objects, parts of pytest) that neither the original files nor
+            the gold patch use.
 
     Raises ConfigurationError: the task cannot be made: a source is missing, a patch of it does not apply.
     """
@@ -71,6 +67,7 @@ async def _grade(task: Task, patch: str, backend: SandboxBackend, *, strict: boo
     assert image.tree is not None
     plain = await asyncio.to_thread(tests_folder, task, image.tree)
     tests = await sealed_tests(task, image, plain, backend)
+    marks: list[str] = []
     try:
         run = await try_patch(task, stripped, image=image, tests=tests.folder, backend=backend)
     except DoesNotApply as error:
@@ -79,39 +76,22 @@ async def _grade(task: Task, patch: str, backend: SandboxBackend, *, strict: boo
         verdict = _infrastructure(error.result, str(error))
     else:
         verdict = _judge(task, await asyncio.to_thread(tests.judged_run, run))
+        if verdict.resolved and tests.seal.is_weak:
+            marks = await asyncio.to_thread(look, image.tree, stripped, task.gold_patch)
+            if marks and strict:
+                verdict = replace(verdict, resolved=False, reason=Reason.SUSPICIOUS, detail=_suspicion(marks))
     return replace(
-        verdict, stripped=stripped.removed, hidden_bits=tests.seal.hidden_bits, weak=tests.seal.is_weak
+        verdict,
+        stripped=stripped.removed,
+        suspicious=tuple(marks),
+        hidden_bits=tests.seal.hidden_bits,
+        weak=tests.seal.is_weak,
     )
 
 
-async def _marks(task: Task, base: Path, sandbox: Sandbox, stripped: Stripped) -> list[str]:
-    """`path: mark` for every means of introspection that the patch brings."""
-    allowed = await asyncio.to_thread(_allowed, base, task.gold_patch)
-    found = []
-    for patch in stripped.files:
-        path = patch.new_path
-        if path is None or not patch.hunks:
-            continue
-        try:
-            patched = await sandbox.read(path, max_bytes=_MAX_SOURCE_BYTES)
-        except SandboxFileError:
-            found.append(f"{path}: a file that cannot be read")
-            continue
-        if not path.endswith((".py", ".pyi", ".pyx")) and not patched.startswith(b"#!"):
-            continue
-        original = base / (patch.old_path or path)
-        before = original.read_text(errors="replace") if original.is_file() else ""
-        found += [f"{path}: {mark}" for mark in unexpected(before, patched.decode(errors="replace"), allowed)]
-    return found
-
-
-@lru_cache(maxsize=1024)
-def _allowed(base: Path, gold_patch: str) -> frozenset[str]:
-    """Means of introspection that the gold patch brings."""
-    words = set[str]()
-    for before, after in solution_of(base, gold_patch).values():
-        words |= allowed_words(before, after)
-    return frozenset(words)
+def _suspicion(marks: Sequence[str]) -> str:
+    path, _, mark = marks[0].partition(": ")
+    return f"the patch uses {mark} ({path}), and the tests of this task do not hide what they expect"
 
 
 def _infrastructure(result: ExecResult, what: str) -> Evaluation:

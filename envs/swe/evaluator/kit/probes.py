@@ -168,7 +168,7 @@ def _encode_other(value: Any, kind: Any, depth: int) -> Any:
         return ["r", *(format(part, "x") for part in (value.start, value.stop, value.step))]
     if kind.__module__ in ("datetime", "uuid", "pathlib", "pathlib._local") and issubclass(kind, _PRINTED):
         return ["k", kind.__name__, repr(value)]
-    if kind.__name__.startswith("Approx") and kind.__module__ == "_pytest.python_api":
+    if kind.__name__.startswith("Approx") and kind.__module__.startswith("_pytest."):
         limits = (value.rel, value.abs)
         return ["~", _encode(value.expected, depth + 1), *(_encode(limit, 0) for limit in limits)]
     if kind.__module__ == "numpy" and getattr(value, "ndim", None) == 0:

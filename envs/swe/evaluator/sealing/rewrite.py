@@ -353,7 +353,7 @@ def _alternatives(value: Any, source: random.Random) -> list[Any]:
         return ["a", " ", "-"]
     digits = [place for place, character in enumerate(value) if character.isdigit()]
     place = source.choice(digits or range(len(value)))
-    others = _DIGITS if value[place].isdigit() else _LETTERS
+    others = _DIGITS if value[place].isdigit() else _LETTERS.upper() if value[place].isupper() else _LETTERS
     chosen = source.sample([other for other in others if other != value[place]], 3)
     return [value[:place] + other + value[place + 1 :] for other in chosen]
 

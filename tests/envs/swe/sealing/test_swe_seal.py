@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -41,7 +39,9 @@ def graded(task: Task, backend: SandboxBackend) -> dict[str, Evaluation]:
     return dict(zip(patches, asyncio.run(grade()), strict=True))
 
 
-def test_the_gold_patch_is_rewarded_and_the_tests_hide_what_they_expect(graded: dict[str, Evaluation]) -> None:
+def test_the_gold_patch_is_rewarded_and_the_tests_hide_what_they_expect(
+    graded: dict[str, Evaluation],
+) -> None:
     assert graded["gold"].resolved, graded["gold"]
     assert graded["gold"].hidden_bits > 30
     assert not graded["gold"].weak
