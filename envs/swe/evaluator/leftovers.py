@@ -1,5 +1,6 @@
 """Which added files of a patch are no part of a fix: virtual environments, installed packages, bulk.
 
+`Sandbox.diff` goes by the same rules, so that a submission is small; patches from elsewhere come here whole.
 An agent leaves scripts, data, builds and environments in the repository. Few and small, they do no harm
 and stay. What is left out is never held against the patch.
 """
@@ -11,19 +12,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-MAX_FILES = 1000
-MAX_BYTES = 8 << 20
+from envsdk.envs.swe.sandbox.contract import (
+    BULK_FILES,
+    ENVIRONMENT_FILE,
+    INSTALLED_FOLDERS,
+    MAX_ADDED_BYTES,
+    MAX_ADDED_FILES,
+)
+
 MAX_LINES = 200_000
-"""What a patch may add in all; files beyond are left out."""
-
-BULK = 100
-"""Where a top folder has more added files, they are the first to be left out."""
-
-ENVIRONMENT_FILE = "pyvenv.cfg"
-"""Marks the folder it is in as a virtual environment."""
-
-INSTALLED = ("node_modules", "site-packages", "dist-packages")
-"""Folders of installed packages."""
+"""Of all added files together; MAX_ADDED_FILES and MAX_ADDED_BYTES limit them too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +45,14 @@ def left_out(added: Iterable[AddedFile]) -> frozenset[str]:
     in_folder = Counter(_top(file.path) for file in candidates)
 
     def rank(file: AddedFile) -> tuple[bool, bool, int, str]:
-        is_bulk = in_folder[_top(file.path)] > BULK
+        is_bulk = in_folder[_top(file.path)] > BULK_FILES
         return is_bulk, not file.path.endswith(".py"), file.num_bytes, file.path
 
-    kept = set()
+    kept = set[str]()
     num_bytes = num_lines = 0
     for file in sorted(candidates, key=rank):
-        fits = num_bytes + file.num_bytes <= MAX_BYTES and num_lines + file.num_lines <= MAX_LINES
-        if fits and len(kept) < MAX_FILES:
+        fits = num_bytes + file.num_bytes <= MAX_ADDED_BYTES and num_lines + file.num_lines <= MAX_LINES
+        if fits and len(kept) < MAX_ADDED_FILES:
             kept.add(file.path)
             num_bytes += file.num_bytes
             num_lines += file.num_lines
@@ -64,7 +62,7 @@ def left_out(added: Iterable[AddedFile]) -> frozenset[str]:
 def _is_installed(path: str, environments: set[str]) -> bool:
     folders = PurePosixPath(path).parts[:-1]
     inside = any("/".join(folders[:depth]) in environments for depth in range(1, len(folders) + 1))
-    return inside or any(folder in INSTALLED for folder in folders)
+    return inside or any(folder in INSTALLED_FOLDERS for folder in folders)
 
 
 def _folder(path: str) -> str:

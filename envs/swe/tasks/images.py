@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import tempfile
 from pathlib import Path
 
-from envsdk.atomic import make_folder
+from envsdk.atomic import make_folder, write_json_atomically
 from envsdk.envs.swe.sandbox.contract import Image, Limits, SandboxBackend, SandboxError
 from envsdk.envs.swe.tasks.archives import unpack_tar
 from envsdk.envs.swe.tasks.runtime import empty_folder, hidden_packages, runtime_python, swe_cache
@@ -23,6 +25,18 @@ _PACK = """set -e
 if [ -d /r2e_tests ] && [ ! -e r2e_tests ]; then cp -r /r2e_tests r2e_tests; fi
 tar --exclude=./.git --exclude=__pycache__ -cf /tmp/tree.tar .
 """
+
+
+_MODULES_TIMEOUT_S = 120.0
+_MODULES = """\
+import json, os, sys
+root = os.getcwd() + os.sep
+shown = [path for path in sys.path if os.path.isdir(path)]
+mine = [path for path in shown if not (path + os.sep).startswith(root) or path.endswith("-packages")]
+names = {name.split(".")[0] for path in mine for name in os.listdir(path)}
+print(json.dumps(sorted(names | set(sys.builtin_module_names))))
+"""
+"""Prints the names of what is installed, the repository's own folders left out."""
 
 
 async def prepare_image(
@@ -48,6 +62,31 @@ async def prepare_image(
         binds[SITE] = task.tests.site
         env["PYTHONPATH"] = SITE
     return Image(tree=tree, python=python, env=env, binds=binds)
+
+
+async def installed_modules(task: Task, backend: SandboxBackend) -> frozenset[str]:
+    """Names of the modules that the image of `task` has installed, asked once; none where it has no image.
+
+    Raises SandboxError: the image's interpreter does not tell.
+    """
+    if not isinstance(task.source, ImageSource):
+        return frozenset()
+    interpreter = task.tests.python or "python"
+    identity = f"{task.source.image} {task.source.workdir} {interpreter}"
+    file = swe_cache() / "modules" / f"{hashlib.sha256(identity.encode()).hexdigest()[:24]}.json"
+    if not file.is_file():
+        image = Image(container=task.source.image, workdir=task.source.workdir)
+        sandbox = await backend.start(image)
+        try:
+            script = f"'{interpreter}' -I - <<'EOF'\n{_MODULES}EOF\n"
+            told = await sandbox.exec(script, timeout_s=_MODULES_TIMEOUT_S, cwd=task.source.workdir)
+        finally:
+            await sandbox.close()
+        if not told.ok:
+            raise SandboxError(f"{task.instance_id}: {interpreter} of its image: {told.output[-500:]}")
+        make_folder(file.parent)
+        write_json_atomically(file, json.loads(told.output))
+    return frozenset(json.loads(file.read_text()))
 
 
 async def _from_container(task: Task, source: ImageSource, backend: SandboxBackend) -> Image:

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.envs.swe.evaluator import leftovers
-from envsdk.envs.swe.evaluator.leftovers import AddedFile, left_out
+from envsdk.envs.swe.evaluator.leftovers import MAX_LINES, AddedFile, left_out
 from envsdk.envs.swe.evaluator.stripping import (
     MAX_CHANGED_LINES,
     MAX_PARTS,
@@ -20,6 +19,7 @@ from envsdk.envs.swe.evaluator.stripping import (
     installed_for,
     strip,
 )
+from envsdk.envs.swe.sandbox.contract import MAX_ADDED_BYTES, MAX_ADDED_FILES
 from envsdk.envs.swe.tasks import Task, TestPlan, TreeSource
 from envsdk.envs.swe.tasks.patches import diff, parse, sections
 
@@ -70,15 +70,15 @@ def test_a_few_scripts_data_files_and_documents_stay_and_do_no_harm() -> None:
 
 
 def test_bulk_goes_before_a_new_module_or_its_data_do() -> None:
-    bulk = [f"build/html/page{number}.py" for number in range(3 * leftovers.MAX_FILES)]
+    bulk = [f"build/html/page{number}.py" for number in range(3 * MAX_ADDED_FILES)]
     fix = ["pkg/data/units.json", "pkg/units.py"]
     kept = graded(FIX + "".join(map(new, bulk)) + "".join(map(new, fix)))
     assert {"pkg/a.py", *fix} <= set(kept)
-    assert len(kept) == 1 + leftovers.MAX_FILES
+    assert len(kept) == 1 + MAX_ADDED_FILES
 
 
 def test_a_large_data_file_is_left_out_and_a_small_one_beside_it_stays() -> None:
-    patch = FIX + new("dump.csv", leftovers.MAX_LINES + 1, "1,2,3") + new("pkg/table.csv", 10)
+    patch = FIX + new("dump.csv", MAX_LINES + 1, "1,2,3") + new("pkg/table.csv", 10)
     assert graded(patch) == ["pkg/a.py", "pkg/table.csv"]
 
 
@@ -99,8 +99,8 @@ FILES = st.lists(
         st.lists(st.sampled_from(["a", "b.py", "c.txt", "pyvenv.cfg", "site-packages"]), min_size=1).map(
             "/".join
         ),
-        st.integers(0, leftovers.MAX_BYTES),
-        st.integers(0, leftovers.MAX_LINES),
+        st.integers(0, MAX_ADDED_BYTES),
+        st.integers(0, MAX_LINES),
     ),
     unique_by=lambda file: file.path,
 )
@@ -110,9 +110,9 @@ FILES = st.lists(
 def test_what_stays_is_within_the_limits_and_does_not_hang_on_the_order(files: list[AddedFile]) -> None:
     dropped = left_out(files)
     kept = [file for file in files if file.path not in dropped]
-    assert len(kept) <= leftovers.MAX_FILES
-    assert sum(file.num_bytes for file in kept) <= leftovers.MAX_BYTES
-    assert sum(file.num_lines for file in kept) <= leftovers.MAX_LINES
+    assert len(kept) <= MAX_ADDED_FILES
+    assert sum(file.num_bytes for file in kept) <= MAX_ADDED_BYTES
+    assert sum(file.num_lines for file in kept) <= MAX_LINES
     assert left_out(reversed(files)) == dropped
 
 
