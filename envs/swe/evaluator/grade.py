@@ -19,7 +19,8 @@ from envsdk.envs.swe.evaluator.introspection import allowed_words, unexpected
 from envsdk.envs.swe.evaluator.layout import laid_paths, tests_folder
 from envsdk.envs.swe.evaluator.limits import allowed_s, came_through, gold_again, gold_cost, keep_cost
 from envsdk.envs.swe.evaluator.report import Report, look_up
-from envsdk.envs.swe.evaluator.run import TestRun, lay, run_tests, scratch_folder
+from envsdk.envs.swe.evaluator.run import TestRun, lay, run_tests
+from envsdk.envs.swe.evaluator.scratch import scratch_folder
 from envsdk.envs.swe.evaluator.stripping import RefusedPatch, Stripped, installed_for, strip
 from envsdk.envs.swe.sandbox.contract import (
     ExecResult,

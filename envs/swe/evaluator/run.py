@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import secrets
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -135,11 +134,6 @@ def _without(report: Report, files: set[str]) -> Report:
     """`report` without the tests of `files`."""
     outcomes = {test: seen for test, seen in report.outcomes.items() if test.split("::")[0] not in files}
     return replace(report, outcomes=outcomes)
-
-
-def scratch_folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder for the copies of one run, readable by the sandbox's user."""
-    return tempfile.TemporaryDirectory(prefix="swe-tests-")
 
 
 def _arguments(root: str, plan: TestPlan, first: Canary, last: Canary) -> list[str]:

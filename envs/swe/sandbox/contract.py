@@ -204,6 +204,23 @@ class Sandbox(Protocol):
         """
         ...
 
+    async def pack(self, *, max_bytes: int = 4 << 30) -> bytes:
+        """The files of `workdir`, `.git` included, and of `/tmp`, as an archive for `unpack`.
+
+        Nothing is written inside for it, so neither names of files nor a full disk stand in its way. What the
+        sandbox's user cannot read, and what the image binds there, is left out.
+
+        Raises SandboxFileError: it would be larger than `max_bytes`.
+        """
+        ...
+
+    async def unpack(self, archive: bytes) -> None:
+        """Put the files of `pack` in place of those of `workdir` and `/tmp`; the same image is needed.
+
+        Raises SandboxFileError: they do not fit the limits.
+        """
+        ...
+
     async def snapshot(self) -> Snapshot: ...
 
     async def restore(self, snapshot: Snapshot) -> None:

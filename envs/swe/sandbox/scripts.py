@@ -42,6 +42,29 @@ cat > "$SANDBOX_PATH" || exit {FAILED}
 """Stores standard input in the file SANDBOX_PATH."""
 
 
+PACK = f"""\
+exec 2>/dev/null
+# What is bound below these folders is not the episode's.
+others=()
+while read -r _ _ _ _ point _; do
+    case $point in /tmp/*|"$SANDBOX_WORKDIR"/*) others+=("--exclude=.$point") ;; esac
+done < /proc/self/mountinfo
+tar --create --directory=/ --sparse --ignore-failed-read --anchored --no-wildcards \\
+    "${{others[@]}}" ".$SANDBOX_WORKDIR" ./tmp | gzip -1
+case ${{PIPESTATUS[*]}} in "0 0" | "1 0") ;; *) exit {FAILED} ;; esac
+"""
+"""Prints an archive of SANDBOX_WORKDIR and /tmp."""
+
+UNPACK = f"""\
+exec 2>/dev/null
+find "$SANDBOX_WORKDIR" /tmp -mindepth 1 -delete  # what is bound there stays
+errors=$(tar --extract --gzip --directory=/ --preserve-permissions --no-overwrite-dir 2>&1) && exit
+# Folders can be nested deeper than a path reaches; what lies there is given up.
+grep --quiet --invert-match -e 'File name too long' -e 'due to previous errors' <<< "$errors" && exit {FAILED}
+exit 0
+"""
+"""Puts an archive of PACK, on standard input, in place of SANDBOX_WORKDIR and /tmp."""
+
 _ADDED = f"""\
 git ls-files -z --others --exclude-standard -- . $SPARED > "$GIT_DIR/new" || exit {FAILED}
 declare -A environments in_folder
