@@ -16,12 +16,13 @@ import pytest_asyncio
 
 from envsdk.envs.swe.evaluator import Reason, Validation, evaluate, layout, validate
 from envsdk.envs.swe.sandbox import Image, Limits, Sandbox, SandboxBackend, SandboxError, open_backend
+from envsdk.envs.swe.sandbox.bubblewrap.system import shown_folders, this_system
 from envsdk.envs.swe.tasks import GitSource, ImageSource, Outcome, Split, Task, TestPlan, TreeSource
 from envsdk.envs.swe.tasks.images import prepare_image
 from envsdk.envs.swe.tasks.leaks import leaks
 from envsdk.envs.swe.tasks.patches import diff, parse
 from envsdk.envs.swe.tasks.record import record
-from envsdk.envs.swe.tasks.runtime import empty_folder, runtime_python
+from envsdk.envs.swe.tasks.runtime import empty_folder, library_folders, runtime_python
 from envsdk.envs.swe.tasks.shipped import OUTCOMES, REPOSITORIES, shipped_tasks
 from envsdk.envs.swe.tasks.trees import base_tree
 from envsdk.failures import ConfigurationError
@@ -267,6 +268,37 @@ def test_leaks_need_more_than_a_few_letters(tmp_path: Path) -> None:
     (tmp_path / "x.py").write_text("x = 1\n")
     short = diff({"a.py": "x = 2\n"}, {"a.py": "x = 1\n"})
     assert leaks({"short": short}, [tmp_path]) == {"short": []}
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        SOLVED,
+        SOLVED.replace("\n", "\r\n"),
+        "".join(f"        {line}\n" for line in SOLVED.splitlines()),
+        "".join(f"+{line}\n" for line in SOLVED.splitlines()),
+        f"import os\n\n{SOLVED}\n",
+    ],
+)
+def test_a_copy_of_the_solution_is_found_however_it_is_indented_or_quoted(tmp_path: Path, copy: str) -> None:
+    gold = {"calc": diff({"calc.py": BUG}, {"calc.py": SOLVED})}
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "other.py").write_text(BUG)
+    for indexed in (False, True, True):
+        assert leaks(gold, [tmp_path], indexed=indexed) == {"calc": []}
+    (tmp_path / "bin" / "script").write_bytes(copy.encode())
+    for folders in ([tmp_path], [tmp_path / "other.py", tmp_path / "bin" / "script"]):
+        for indexed in (False, True):
+            assert leaks(gold, folders, indexed=indexed) == {"calc": [str(tmp_path / "bin" / "script")]}
+    assert leaks(gold, [tmp_path], hidden=[tmp_path / "bin"], indexed=True) == {"calc": []}
+
+
+def test_the_search_sees_all_of_the_machine_that_a_sandbox_shows() -> None:
+    shown, searched = shown_folders(shows_usr_local=False), set(library_folders())
+    assert set(shown) <= searched
+    assert Path("/usr/bin") in searched
+    hidden = this_system(shows_usr_local=False).hidden
+    assert not [path for path in searched if str(path) in hidden]
 
 
 @pytest.mark.asyncio(loop_scope="module")
