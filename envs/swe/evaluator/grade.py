@@ -17,7 +17,7 @@ from pathlib import Path
 from envsdk.envs.swe.evaluator.evaluation import Evaluation, Reason
 from envsdk.envs.swe.evaluator.introspection import allowed_words, unexpected
 from envsdk.envs.swe.evaluator.layout import laid_paths, tests_folder
-from envsdk.envs.swe.evaluator.limits import allowed_s, came_through, gold_again, gold_cost, keep_cost
+from envsdk.envs.swe.evaluator.limits import allowed_s, came_through, gold_again, gold_cost, gold_verdict
 from envsdk.envs.swe.evaluator.report import Report, look_up
 from envsdk.envs.swe.evaluator.run import TestRun, lay, run_tests
 from envsdk.envs.swe.evaluator.scratch import scratch_folder
@@ -74,8 +74,7 @@ async def evaluate(task: Task, patch: str, backend: SandboxBackend, *, strict: b
         return await grade(task.gold_patch, limit_s)
 
     if patch == task.gold_patch:
-        verdict = await grade_gold(task.limits.timeout_s)
-        await asyncio.to_thread(keep_cost, task, backend, verdict)
+        verdict = await gold_verdict(task, backend, grade_gold)
     else:
         limit_s = allowed_s(task.limits.timeout_s, await gold_cost(task, backend, grade_gold))
         verdict = await grade(patch, limit_s)

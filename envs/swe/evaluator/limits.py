@@ -56,20 +56,21 @@ async def gold_cost(task: Task, backend: SandboxBackend, grade_gold: GradeGold) 
 
     None: it cannot be measured, because the gold patch is itself ended by the task's limits.
     """
-    if (known := _kept(task, backend)) is not None:
-        return known
+    if (known := _kept(task, backend)) is None:
+        await gold_verdict(task, backend, grade_gold)
+        known = _kept(task, backend)
+    return known
+
+
+async def gold_verdict(task: Task, backend: SandboxBackend, grade_gold: GradeGold) -> Evaluation:
+    """The verdict on the gold patch under the task's own limits; what it took is kept."""
     limit_s = task.limits.timeout_s
-    verdict = await _shared(("cost", task.content_hash()), lambda: grade_gold(limit_s))
-    keep_cost(task, backend, verdict)
-    return _kept(task, backend)
-
-
-def keep_cost(task: Task, backend: SandboxBackend, verdict: Evaluation) -> None:
-    """Remember what the gold patch took, by a verdict on it."""
+    verdict = await _shared(("first", task.content_hash(), backend.name), lambda: grade_gold(limit_s))
     if verdict.reason not in (Reason.EXHAUSTED, Reason.INFRASTRUCTURE):
         file = _file(task, backend)
         make_folder(file.parent)
         write_json_atomically(file, {"instance_id": task.instance_id, "seconds": verdict.run_s})
+    return verdict
 
 
 async def gold_again(task: Task, limit_s: float, grade_gold: GradeGold) -> Evaluation:

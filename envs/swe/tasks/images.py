@@ -6,10 +6,10 @@ import asyncio
 import hashlib
 import json
 import tempfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from envsdk.atomic import make_folder, write_json_atomically
-from envsdk.envs.swe.sandbox.contract import Image, Limits, SandboxBackend, SandboxError
+from envsdk.envs.swe.sandbox.contract import WORKDIR, Image, Limits, SandboxBackend, SandboxError
 from envsdk.envs.swe.tasks.archives import unpack_tar
 from envsdk.envs.swe.tasks.runtime import empty_folder, hidden_packages, runtime_python, swe_cache
 from envsdk.envs.swe.tasks.task import ImageSource, Task
@@ -56,12 +56,19 @@ async def prepare_image(
         return await _from_container(task, task.source, backend)
     tree = await asyncio.to_thread(base_tree, task)
     python = await asyncio.to_thread(runtime_python, packages)
-    env = {"PYTHONDONTWRITEBYTECODE": "1", **task.tests.env}
     binds = {str(folder): empty_folder() for folder in hidden_packages()}
+    further = []
     if task.tests.site is not None:
         binds[SITE] = task.tests.site
-        env["PYTHONPATH"] = SITE
+        further = [SITE]
+    env = {"PYTHONDONTWRITEBYTECODE": "1", **_python_path(task, WORKDIR, *further), **task.tests.env}
     return Image(tree=tree, python=python, env=env, binds=binds)
+
+
+def _python_path(task: Task, workdir: str, *further: str) -> dict[str, str]:
+    """What lets `python -m pytest` import what grading imports; the root it finds by itself."""
+    inside = [str(PurePosixPath(workdir) / path) for path in task.tests.python_path if path != "."]
+    return {"PYTHONPATH": ":".join([*inside, *further])} if inside or further else {}
 
 
 async def installed_modules(task: Task, backend: SandboxBackend) -> frozenset[str]:
@@ -94,13 +101,18 @@ async def _from_container(task: Task, source: ImageSource, backend: SandboxBacke
     if not (target / ".git").is_dir():
         data = await _fetch(task, source, backend)
         await asyncio.to_thread(_unpack, task, data, target)
-    return Image(tree=target, container=source.image, workdir=source.workdir, env=dict(task.tests.env))
+    env = {**_python_path(task, source.workdir), **task.tests.env}
+    return Image(tree=target, container=source.image, workdir=source.workdir, env=env)
 
 
 async def _fetch(task: Task, source: ImageSource, backend: SandboxBackend) -> bytes:
     """The files of the image's repository as a tar archive, without its history."""
     limits = Limits(disk_mb=_MAX_TREE_BYTES >> 20, file_mb=_MAX_TREE_BYTES >> 20)
-    sandbox = await backend.start(Image(container=source.image, workdir=source.workdir), limits=limits)
+    try:
+        sandbox = await backend.start(Image(container=source.image, workdir=source.workdir), limits=limits)
+    except ConfigurationError as error:
+        clone = f"; nor is there a clone {task.looked_for}" if task.looked_for else ""
+        raise ConfigurationError(f"{task.instance_id}: {error}{clone}") from None
     try:
         packed = await sandbox.exec(_PACK, timeout_s=_PACK_TIMEOUT_S, cwd=source.workdir)
         if not packed.ok:

@@ -89,6 +89,8 @@ def leaks(
     """
     wanted = {key: pieces(patch) for key, patch in gold_patches.items()}
     found: dict[str, list[str]] = {key: [] for key in wanted}
+    if not any(wanted.values()):
+        return found
     files = [path for folder in folders for path in _files(folder, hidden)]
     if indexed:
         known = _index(files)

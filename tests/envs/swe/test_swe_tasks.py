@@ -302,6 +302,31 @@ def test_the_search_sees_all_of_the_machine_that_a_sandbox_shows() -> None:
 
 
 @pytest.mark.asyncio(loop_scope="module")
+async def test_the_agent_imports_what_grading_imports(backend: SandboxBackend, tmp_path: Path) -> None:
+    task = calc(tmp_path / "repository")
+    source = tmp_path / "repository"
+    (source / "src").mkdir()
+    (source / "calc.py").rename(source / "src" / "calc.py")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "helper.py").write_text("three = 3\n")
+    tests = replace(task.tests, python_path=("src",), site=tmp_path / "site")
+    sandbox = await backend.start(await prepare_image(replace(task, tests=tests), backend))
+    result = await sandbox.exec("python -c 'import calc, helper; print(calc.add(3, 1))'", timeout_s=60)
+    await sandbox.close()
+    assert result.output == "2\n", result.output
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_image_that_cannot_run_here_is_named_with_the_clone_that_would_do(
+    backend: SandboxBackend, tmp_path: Path
+) -> None:
+    task = replace(calc(tmp_path / "x"), source=ImageSource(image="a/b:1"), looked_for="repositories/a__b")
+    with pytest.raises(ConfigurationError, match=r"a/b:1.*nor is there a clone repositories/a__b"):
+        await prepare_image(task, backend)
+    assert task.content_hash() == replace(task, looked_for="").content_hash()
+
+
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_commit_of_a_clone_is_a_source(backend: SandboxBackend, tmp_path: Path) -> None:
     clone = tmp_path / "toy__calc"
     task = calc(clone)
@@ -362,16 +387,15 @@ async def test_what_the_tests_import_is_shown_from_a_folder(backend: SandboxBack
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_memory_that_runs_out_says_nothing_about_the_patch(
+async def test_memory_that_only_a_patch_uses_up_is_held_against_it(
     backend: SandboxBackend, tmp_path: Path
 ) -> None:
     task = calc(tmp_path)
     task = replace(task, limits=replace(task.limits, memory_mb=128, timeout_s=60))
     hungry = SOLVED + "\nkept = []\nwhile True:\n    kept.append(bytearray(b'x' * (1 << 20)))\n"
     verdict = await evaluate(task, diff({"calc.py": BUG}, {"calc.py": hungry}), backend)
-    assert verdict.reason is Reason.INFRASTRUCTURE, verdict
-    assert verdict.reward is None
-    assert "out_of_memory" in verdict.detail
+    assert (verdict.reason, verdict.reward) == (Reason.EXHAUSTED, 0.0), verdict
+    assert "ran out of memory" in verdict.detail
 
 
 @pytest.mark.asyncio(loop_scope="module")

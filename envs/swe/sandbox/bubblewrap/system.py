@@ -80,8 +80,8 @@ def make_etc(folder: Path) -> None:
 
 
 def this_system(*, shows_usr_local: bool) -> System:
-    """The machine's `/usr`, without Python packages and documents, in which an agent would find copies of what
-    it is asked to repair. `/usr/local` is part of it where the interpreter lives there."""
+    """The machine's `/usr` without Python packages and documents, where an agent would find copies of what it
+    is asked to repair. `/usr/local` is part of it where the interpreter lives there."""
     links, folders = [], ["/usr"]
     for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
         path = Path("/") / name
