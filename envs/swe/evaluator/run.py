@@ -6,7 +6,6 @@ import asyncio
 import json
 import random
 import secrets
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -137,11 +136,6 @@ def _without(report: Report, files: set[str]) -> Report:
     """`report` without the tests of `files`."""
     outcomes = {test: seen for test, seen in report.outcomes.items() if test.split("::")[0] not in files}
     return replace(report, outcomes=outcomes)
-
-
-def scratch_folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder for the copies of one run, readable by the sandbox's user."""
-    return tempfile.TemporaryDirectory(prefix="swe-tests-")
 
 
 def _arguments(root: str, plan: TestPlan, first: Canary, last: Canary) -> list[str]:

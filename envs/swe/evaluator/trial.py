@@ -7,7 +7,8 @@ import secrets
 from pathlib import Path
 
 from envsdk.envs.swe.evaluator.layout import laid_paths
-from envsdk.envs.swe.evaluator.run import TestRun, lay, run_tests, scratch_folder
+from envsdk.envs.swe.evaluator.run import TestRun, lay, run_tests
+from envsdk.envs.swe.evaluator.scratch import scratch_folder
 from envsdk.envs.swe.evaluator.stripping import Stripped
 from envsdk.envs.swe.sandbox.contract import ExecResult, Image, Limits, Reason, Sandbox, SandboxBackend
 from envsdk.envs.swe.tasks.task import Task
@@ -15,7 +16,6 @@ from envsdk.envs.swe.tasks.task import Task
 _APPLY = "git -c core.fsmonitor=false -c core.hooksPath=/dev/null apply --whitespace=nowarn"
 _GIT_ENV = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
 _APPLY_TIMEOUT_S = 60.0
-OUT_OF_RESOURCES = {Reason.TIMEOUT, Reason.OUT_OF_MEMORY, Reason.INFRASTRUCTURE}
 
 
 class DoesNotApply(ValueError):
@@ -23,7 +23,7 @@ class DoesNotApply(ValueError):
 
 
 class Ended(RuntimeError):
-    """A command of the trial other than the tests ran out of time or memory, or broke."""
+    """A command of the trial other than the tests did not end by itself."""
 
     def __init__(self, what: str, result: ExecResult) -> None:
         super().__init__(f"{what}: {result.reason.value} after {result.elapsed_s:.0f} s")
@@ -37,12 +37,12 @@ async def try_patch(
     image: Image,
     tests: Path,
     backend: SandboxBackend,
-    timeout_s: float | None = None,
+    timeout_s: float,
 ) -> TestRun:
     """Apply `patch` to the base tree and run the tests of the folder `tests`, laid over it read-only.
 
     Args:
-        timeout_s: Of the tests; the task's own when absent.
+        timeout_s: Of the tests.
 
     Raises:
         DoesNotApply: git refuses the patch.
@@ -55,8 +55,7 @@ async def try_patch(
         sandbox = await backend.start(laid.image, limits=Limits(memory_mb=task.limits.memory_mb))
         try:
             await _apply(sandbox, patch)
-            limit_s = task.limits.timeout_s if timeout_s is None else timeout_s
-            return await run_tests(sandbox, laid, task.tests, timeout_s=limit_s)
+            return await run_tests(sandbox, laid, task.tests, timeout_s=timeout_s)
         finally:
             await sandbox.close()
 
@@ -67,7 +66,7 @@ async def _apply(sandbox: Sandbox, patch: Stripped) -> None:
     path = f"/tmp/{secrets.token_hex(8)}"
     await sandbox.write(path, patch.text.encode(errors="surrogateescape"))
     result = await sandbox.exec(f"{_APPLY} {path} && rm {path}", timeout_s=_APPLY_TIMEOUT_S, env=_GIT_ENV)
-    if result.reason in OUT_OF_RESOURCES:
+    if result.reason is not Reason.EXIT:
         raise Ended("applying the patch", result)
     if not result.ok:
         lines = result.output.strip().splitlines() or ["git apply failed"]

@@ -112,7 +112,7 @@ def _copies(tasks: Sequence[Task], images: dict[str, Image | str]) -> dict[str, 
     patches = {task.instance_id: task.gold_patch for task in tasks}
     local = {task.instance_id for task in tasks if _runs_here(images[task.instance_id])}
     mine = {name: patches[name] for name in local}
-    found = leaks(mine, library_folders(), hidden=hidden_packages())
+    found = leaks(mine, library_folders(), hidden=hidden_packages(), indexed=True)
     for task in tasks:
         image = images[task.instance_id]
         if isinstance(image, Image) and image.tree is not None:

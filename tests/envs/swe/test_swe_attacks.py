@@ -29,6 +29,12 @@ def pytest_runtest_makereport(item, call):
     outcome = yield
     outcome.get_result().outcome = "passed"
 """
+MANY_HOGS = """
+import subprocess, sys
+hog = "x = bytearray(200 << 20); import time; time.sleep(60)"
+for process in [subprocess.Popen([sys.executable, "-c", hog]) for _ in range(6)]:
+    process.wait()
+"""
 EXIT = {"os": "import os; os._exit({})", "sys": "import sys; sys.exit({})"}
 
 
@@ -457,10 +463,29 @@ def limited(task: Task, **limits: float) -> Task:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_an_evaluation_that_takes_too_long_says_nothing_about_the_patch(
+@pytest.mark.parametrize(
+    ("code", "limits", "said"),
+    [
+        ("while True:\n    pass", {"timeout_s": 12.0}, "of time"),
+        ("import time\ntime.sleep(3600)", {"timeout_s": 12.0}, "of time"),
+        (MANY_HOGS, {"memory_mb": 600}, "of memory"),
+    ],
+)
+async def test_a_patch_that_only_exhausts_its_grading_scores_zero_with_that_reason(
+    code: str, limits: dict[str, float], said: str, backend: SandboxBackend
+) -> None:
+    verdict = await evaluate(limited(TASK, **limits), appends(code)(), backend)
+    assert (verdict.reason, verdict.reward) == (Reason.EXHAUSTED, 0.0), verdict.detail
+    assert f"ran out {said}" in verdict.detail
+    assert "the gold patch takes" in verdict.detail
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_where_the_gold_patch_runs_out_of_time_too_nothing_is_said_about_another(
     backend: SandboxBackend,
 ) -> None:
-    verdict = await evaluate(limited(TASK, timeout_s=2.0), appends("while True:\n    pass")(), backend)
+    slow = replace(limited(TASK, timeout_s=3.0), gold_patch=appends("import time\ntime.sleep(60)")())
+    verdict = await evaluate(slow, appends("while True:\n    pass")(), backend)
     assert verdict.infrastructure
     assert verdict.reward is None
-    assert "timeout" in verdict.detail
+    assert "ran out of time" in verdict.detail

@@ -25,13 +25,15 @@ from weakref import WeakKeyDictionary
 from envsdk.atomic import write_json_atomically
 from envsdk.envs.swe.evaluator.kit import probes
 from envsdk.envs.swe.evaluator.layout import link
+from envsdk.envs.swe.evaluator.limits import allowed_s
 from envsdk.envs.swe.evaluator.report import Report
 from envsdk.envs.swe.evaluator.run import TestRun
+from envsdk.envs.swe.evaluator.scratch import scratch_folder
 from envsdk.envs.swe.evaluator.sealing import judge
 from envsdk.envs.swe.evaluator.sealing.judge import Expected, Seal
 from envsdk.envs.swe.evaluator.sealing.rewrite import Choices, Claim, rewrite
-from envsdk.envs.swe.evaluator.stripping import Stripped, strip
-from envsdk.envs.swe.evaluator.trial import OUT_OF_RESOURCES, try_patch
+from envsdk.envs.swe.evaluator.stripping import Installed, Stripped, strip
+from envsdk.envs.swe.evaluator.trial import try_patch
 from envsdk.envs.swe.sandbox.contract import Image, SandboxBackend, SandboxError
 from envsdk.envs.swe.sandbox.contract import Reason as Ended
 from envsdk.envs.swe.tasks.runtime import install, swe_cache
@@ -74,11 +76,14 @@ class SealedTests:
         return replace(report, outcomes=outcomes, messages=messages, aliases=aliases)
 
 
-async def sealed_tests(task: Task, image: Image, tests: Path, backend: SandboxBackend) -> SealedTests:
+async def sealed_tests(
+    task: Task, image: Image, tests: Path, installed: Installed, backend: SandboxBackend
+) -> SealedTests:
     """The sealed tests of `task`, made when they are first asked for.
 
     Args:
         tests: The folder of hidden tests as they are.
+        installed: Modules that a patch must not replace.
 
     Raises SandboxError: a run of the gold patch broke.
     """
@@ -87,7 +92,7 @@ async def sealed_tests(task: Task, image: Image, tests: Path, backend: SandboxBa
     locks = _locks.setdefault(asyncio.get_running_loop(), defaultdict(asyncio.Lock))
     async with locks[target]:
         if not target.is_dir():
-            maker = _Maker(task, image, tests, backend)
+            maker = _Maker(task, image, tests, installed, backend)
             await maker.make()
             await asyncio.to_thread(maker.write, target)
     seal = await asyncio.to_thread(_read, target / "seal.json")
@@ -123,13 +128,15 @@ class _Maker:
     made -> make() -> write(), once each
     """
 
-    def __init__(self, task: Task, image: Image, tests: Path, backend: SandboxBackend) -> None:
+    def __init__(
+        self, task: Task, image: Image, tests: Path, installed: Installed, backend: SandboxBackend
+    ) -> None:
         self._seal = Seal()
         self._task, self._image, self._tests, self._backend = task, image, tests, backend
         self._key = secrets.token_bytes(16)
         self._files: dict[str, _File] = {}
         self._sealed: dict[str, str] = {}
-        self._gold = strip(task.gold_patch, task)
+        self._gold = strip(task.gold_patch, task, installed)
         self._num_runs = 0
 
     async def make(self) -> None:
@@ -142,7 +149,6 @@ class _Maker:
     def write(self, target: Path) -> None:
         with building(target) as folder:
             if not self._seal.problem:
-                (folder / "tests").mkdir()
                 _copy(self._tests, folder / "tests")
                 _lay(folder / "tests", self._sealed)
             write_json_atomically(folder / "seal.json", asdict(self._seal))
@@ -178,19 +184,18 @@ class _Maker:
         self._num_runs += 1
         if self._num_runs > _MAX_RUNS:
             raise _Unsealable(f"gold did not confirm the sealed tests in {_MAX_RUNS} runs")
-        run = await self._try(files, self._gold)
-        if run.result.reason in OUT_OF_RESOURCES:
-            reason = run.result.reason.value
-            raise SandboxError(f"{self._task.instance_id}: sealing its tests with the gold patch: {reason}")
+        run = await self._try(files, self._gold, self._task.limits.timeout_s)
+        if run.result.reason is not Ended.EXIT:
+            told = f"{run.result.reason.value} after {run.result.elapsed_s:.0f} s"
+            raise SandboxError(f"{self._task.instance_id}: sealing its tests with the gold patch: {told}")
         if run.report is None or run.distrusted is not None:
             raise _Unsealable(f"a run of the gold patch cannot be read: {run.distrusted}")
         self._seal.gold_s = max(self._seal.gold_s, run.result.elapsed_s)
         return run.report
 
-    async def _try(
-        self, files: Mapping[str, str], patch: Stripped, timeout_s: float | None = None
-    ) -> TestRun:
-        with building(swe_cache() / "sealed" / "run") as folder:
+    async def _try(self, files: Mapping[str, str], patch: Stripped, timeout_s: float) -> TestRun:
+        with scratch_folder() as temporary:
+            folder = Path(temporary) / "tests"
             await asyncio.to_thread(_copy, self._tests, folder)
             _lay(folder, files)
             return await try_patch(
@@ -276,7 +281,7 @@ class _Maker:
 
     async def _weigh(self) -> None:
         """What the base tree does not meet, a patch that solves nothing would have to guess."""
-        limit_s = min(self._task.limits.timeout_s, 30 + 10 * self._seal.gold_s)
+        limit_s = allowed_s(self._task.limits.timeout_s, self._seal.gold_s)
         run = await self._try(self._sealed, Stripped((), ()), limit_s)
         if run.result.reason is Ended.INFRASTRUCTURE:
             raise SandboxError(f"{self._task.instance_id}: sealing its tests: {run.result.output[-500:]}")
@@ -352,7 +357,7 @@ def _is_imported(stem: str, texts: Sequence[bytes]) -> bool:
 
 
 def _copy(tests: Path, folder: Path) -> None:
-    shutil.copytree(tests, folder, symlinks=True, copy_function=link, dirs_exist_ok=True)
+    shutil.copytree(tests, folder, symlinks=True, copy_function=link)
 
 
 def _lay(folder: Path, files: Mapping[str, str]) -> None:
