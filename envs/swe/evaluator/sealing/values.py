@@ -197,11 +197,11 @@ def _near(value: Value, expected: Value, rel: Value, absolute: Value) -> bool:
         return same(value, expected)
     if isinstance(number, float) or isinstance(target, float):
         return number == target
-    if value[0] == "f" or expected[0] == "f":
-        number, target = float(number), float(target)  # rounded as pytest rounds
     limit = _ABS if absolute == ["n"] else float(_number(absolute))
     if rel != ["n"] or absolute == ["n"]:
         limit = max(limit, (_REL if rel == ["n"] else float(_number(rel))) * float(abs(target)))
+    if value[0] == "f" or expected[0] == "f":
+        return abs(float(number) - float(target)) <= limit  # rounded as pytest rounds
     return bool(abs(number - target) <= limit)
 
 
