@@ -22,8 +22,8 @@ class Reason(StrEnum):
     TAMPERED = "tampered"
     """The report is incomplete or contradicts the canaries: the run cannot be believed."""
     SUSPICIOUS = "suspicious"
-    """Strict mode, where tests do not hide what they expect: the patch brings introspection that neither the
-    original nor the gold patch uses."""
+    """Strict mode, where tests cannot be sealed: the patch brings introspection that neither the original nor
+    the gold patch uses."""
     INFRASTRUCTURE = "infrastructure"
     """The evaluation itself failed (the sandbox, or a machine on which the gold patch runs out of time too):
     says nothing about the patch."""

@@ -44,9 +44,9 @@ async def evaluate(task: Task, patch: str, backend: SandboxBackend, *, strict: b
         task: What to grade against.
         patch: The text alone; "" is graded like any other.
         backend: Where the tests run, in a sandbox of their own.
-        strict: Where the task's tests do not hide what they expect, score 0 if the patch brings means of
-            introspection (frames, always-equal objects, parts of pytest) that neither the original files nor
-            the gold patch use.
+        strict: Where the task's tests cannot be sealed, score 0 if the patch brings means of introspection
+            (frames, always-equal objects, parts of pytest) that neither the original files nor the gold patch
+            use.
 
     Raises ConfigurationError: the task cannot be made: a source is missing, a patch of it does not apply.
     """
@@ -123,7 +123,7 @@ class _Grading:
             if verdict.resolved and self.tests.seal.is_weak:
                 assert self.image.tree is not None
                 marks = await asyncio.to_thread(look, self.image.tree, stripped, self.task.gold_patch)
-                if marks and self.strict:
+                if marks and self.strict and self.tests.seal.problem:
                     detail = _suspicion(marks)
                     verdict = replace(verdict, resolved=False, reason=Reason.SUSPICIOUS, detail=detail)
         return replace(
@@ -138,7 +138,7 @@ class _Grading:
 
 def _suspicion(marks: Sequence[str]) -> str:
     path, _, mark = marks[0].partition(": ")
-    return f"the patch uses {mark} ({path}), and the tests of this task do not hide what they expect"
+    return f"the patch uses {mark} ({path}), and the tests of this task cannot be sealed"
 
 
 def _ended(result: ExecResult, what: str) -> Evaluation:

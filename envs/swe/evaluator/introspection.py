@@ -1,9 +1,9 @@
 """Means to find out about the test run, or to answer any comparison with yes, as strict mode looks for them.
 
-It looks at patches of tasks whose tests hide too little of what they expect (`sealing`), for there code in
-the process of the tests can see what it has to say. A patch may use such means no more than the original file
-does, unless the gold patch does too. It is a list of known means: a rewarded patch of such a task is worth a
-look all the same, and is marked.
+It looks at rewarded patches of tasks whose tests hide too little of what they expect (`sealing`), for there
+code in the process of the tests can see what it has to say. They are marked, and score 0 where tests cannot
+be sealed at all. A patch may use such means no more than the original file does, unless the gold patch does
+too. It is a list of known means: a rewarded patch of such a task is worth a look all the same.
 """
 
 from __future__ import annotations

@@ -12,12 +12,14 @@ import re
 import sys
 import unittest
 from _thread import allocate_lock
+from collections import UserDict, UserList, UserString
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
 from pathlib import PurePath
+from types import MappingProxyType
 
 # Nothing of a newer Python than 3.6, annotations included: images have old interpreters.
 from typing import Any
@@ -32,6 +34,7 @@ MAX_HITS = 2000
 _MAX_DEPTH = 60
 _BASES = (bool, int, float, complex, str, bytes, bytearray, tuple, list, dict, set, frozenset, type(None))
 _PRINTED = (datetime, date, time, timedelta, UUID, PurePath)
+_SET_VIEWS = (type(sys.modules.keys()), type(sys.modules.items()))
 _dumps, _sha256, _pid, _type = json.dumps, hashlib.sha256, os.getpid, type
 _mro = type.__dict__["__mro__"].__get__
 
@@ -166,6 +169,12 @@ def _encode_other(value: Any, kind: Any, depth: int) -> Any:
         return ["D", str(value)]
     if kind is range:
         return ["r", *(format(part, "x") for part in (value.start, value.stop, value.step))]
+    if kind in _SET_VIEWS:
+        return ["S", [_encode(item, depth + 1) for item in value]]
+    if kind is MappingProxyType:
+        return ["d", [[_encode(key, depth + 1), _encode(item, depth + 1)] for key, item in value.items()]]
+    if issubclass(kind, (UserDict, UserList, UserString)):
+        return _encode(value.data, depth + 1)
     if kind.__module__ in ("datetime", "uuid", "pathlib", "pathlib._local") and issubclass(kind, _PRINTED):
         return ["k", kind.__name__, repr(value)]
     if kind.__name__.startswith("Approx") and kind.__module__.startswith("_pytest."):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,10 +10,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envsdk.envs.swe.evaluator.sealing.rewrite import Claim
-from envsdk.envs.swe.evaluator.sealing.values import bits, holds, is_opaque, search
+from envsdk.envs.swe.evaluator.sealing.values import (
+    bits,
+    holds,
+    is_approximate,
+    is_opaque,
+    search,
+    with_fields,
+)
 
 ENOUGH_BITS = 8.0
 """One guess in 256."""
+_MAX_OWN_CLASSES = 8
+"""Bases of one exception that are not Python's."""
 Sent = tuple[str, str]
 """Kind and JSON, as a report has it."""
 
@@ -40,6 +50,8 @@ class Seal:
     claims: dict[str, Claim] = field(default_factory=dict)
     expected: dict[str, dict[str, Expected]] = field(default_factory=dict)
     """By node id and the name of the claim."""
+    fields: dict[str, list[str]] = field(default_factory=dict)
+    """Of the data classes that gold sent, by class: these count."""
     ids: dict[str, str] = field(default_factory=dict)
     """Node ids by those that sealed tests have, where parameters are hidden."""
     hidden_bits: float = 0.0
@@ -62,7 +74,7 @@ def failures(seal: Seal, sent: Mapping[str, Mapping[str, Sequence[Sent]]]) -> di
     found = {}
     for test, expected in seal.expected.items():
         for name, wanted in expected.items():
-            problem = _problem(seal.claims[name], wanted, own.get(test, {}).get(name, ()))
+            problem = _problem(seal, name, wanted, own.get(test, {}).get(name, ()))
             if problem:
                 found[test] = problem
                 break
@@ -74,11 +86,12 @@ def unmet(seal: Seal, test: str, sent: Mapping[str, Sequence[Sent]]) -> set[str]
     return {
         name
         for name, wanted in seal.expected.get(test, {}).items()
-        if _problem(seal.claims[name], wanted, sent.get(name, ()))
+        if _problem(seal, name, wanted, sent.get(name, ()))
     }
 
 
-def _problem(claim: Claim, expected: Expected, sent: Sequence[Sent]) -> str:
+def _problem(seal: Seal, name: str, expected: Expected, sent: Sequence[Sent]) -> str:
+    claim = seal.claims[name]
     if expected.each_time and len(sent) != len(expected.hits):
         return f"an assertion was reached {len(sent)} times, not {len(expected.hits)}"
     if not sent:
@@ -90,16 +103,18 @@ def _problem(claim: Claim, expected: Expected, sent: Sequence[Sent]) -> str:
         wanted = expected.hits[number if expected.each_time else 0]
         problem = seen.get(hit) if not expected.each_time else None
         if problem is None:
-            problem = seen[hit] = _problem_of(claim, wanted, hit)
+            problem = seen[hit] = _problem_of(claim, seal.fields, wanted, hit)
         if problem:
             return problem
     return ""
 
 
-def _problem_of(claim: Claim, wanted: Any, hit: Sent) -> str:
+def _problem_of(claim: Claim, fields: Mapping[str, Sequence[str]], wanted: Any, hit: Sent) -> str:
     kind, text = hit
     try:
         seen = json.loads(text)
+        if kind == "values":
+            seen = [with_fields(operand, fields) for operand in seen]
         fine = kind == claim.kind and _MEETS[kind](claim, wanted, seen)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         fine = False
@@ -117,6 +132,8 @@ def values_hold(claim: Claim, operands: Sequence[Any]) -> bool:
 def _values_meet(claim: Claim, wanted: Sequence[Any], seen: Sequence[Any]) -> bool:
     if len(seen) != sum(operand is None for operand in wanted):
         return False
+    if any(claim.cut) and any(map(is_approximate, seen)):
+        return False  # it would equal what it does not know
     own = iter(seen)
     return values_hold(claim, [next(own) if operand is None else operand for operand in wanted])
 
@@ -127,10 +144,19 @@ def _truths_meet(claim: Claim, wanted: Sequence[bool], seen: Sequence[Any]) -> b
 
 def _raised_meets(claim: Claim, wanted: Any, seen: Sequence[Any]) -> bool:
     names, text = seen[:2]
+    if not may_be_classes(names):
+        return False
     if not claim.wanted:
         return bool(names == [])
     classes, pattern = wanted
     return not set(classes).isdisjoint(names) and (pattern is None or search(pattern, text))
+
+
+def may_be_classes(names: Sequence[str]) -> bool:
+    """Whether these can be an exception's class and its bases, and are not the names of many."""
+    known = [found for name in names if isinstance(found := getattr(builtins, name, None), type)]
+    ends = [one for one in known if not any(one is not other and issubclass(other, one) for other in known)]
+    return len(ends) <= 2 and len(names) - len(known) <= _MAX_OWN_CLASSES
 
 
 _MEETS = {"values": _values_meet, "truths": _truths_meet, "raised": _raised_meets}
@@ -159,7 +185,7 @@ def hidden_bits(claim: Claim, expected: Expected) -> float:
     if claim.optional or (claim.kind == "values" and not any(claim.cut)):
         return 0.0
     if claim.kind == "truths":
-        return max(1.0, math.log2(len(claim.order)))
+        return max(1.0, math.log2(len(claim.order))) if claim.varies_digits else 1.0
     if claim.kind == "raised":
         return sum(4.0 if pattern else 2.0 for _, pattern in expected.hits) if claim.wanted else 0.0
     found = {json.dumps(hit): hit for hit in expected.hits}

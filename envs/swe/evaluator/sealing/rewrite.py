@@ -15,6 +15,7 @@ import ast
 import copy
 import hashlib
 import random
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +33,7 @@ from envsdk.envs.swe.evaluator.sealing.expectations import Expectations
 
 MODULE = "_sealed"
 """The name of the probes in a sealed file."""
+_NUMBER = re.compile(r"-?\d[\d.e+-]*")
 _DIGITS, _LETTERS = "123456789", "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -50,6 +52,8 @@ class Claim:
     negated: bool = False
     can_vary: bool = False
     """Of a comparison: it may be sent as truths, with variants."""
+    varies_digits: bool = False
+    """Of truths: variants differ in digits; which of several words a text has can be told by reading it."""
     order: list[int] = field(default_factory=list)
     """Of truths: which variant is sent at which place; 0 is the assertion itself."""
     optional: bool = False
@@ -229,7 +233,12 @@ class _Rewriter(ast.NodeTransformer):
         if self._sealed:
             self._random(name, "order").shuffle(order)
         self.claims[name] = Claim(
-            self._path, "truths", negated=piece.negated, order=order, optional=self._optional
+            self._path,
+            "truths",
+            negated=piece.negated,
+            order=order,
+            optional=self._optional,
+            varies_digits=len({_NUMBER.sub("0", ast.unparse(variant)) for variant in variants}) == 1,
         )
         return _call("truths", ast.Constant(name), value, *(_function_of(variants[place]) for place in order))
 

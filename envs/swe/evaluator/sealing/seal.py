@@ -32,6 +32,7 @@ from envsdk.envs.swe.evaluator.scratch import scratch_folder
 from envsdk.envs.swe.evaluator.sealing import judge
 from envsdk.envs.swe.evaluator.sealing.judge import Expected, Seal
 from envsdk.envs.swe.evaluator.sealing.rewrite import Choices, Claim, rewrite
+from envsdk.envs.swe.evaluator.sealing.values import fields_of
 from envsdk.envs.swe.evaluator.stripping import Installed, Stripped, strip
 from envsdk.envs.swe.evaluator.trial import try_patch
 from envsdk.envs.swe.sandbox.contract import Image, SandboxBackend, SandboxError
@@ -168,6 +169,7 @@ class _Maker:
             if not self._seal.claims:
                 raise _Unsealable("no test holds an assertion that can be sealed")
             self._seal.expected = self._expected(full, passing)
+            self._seal.fields = _fields(full)
             sealed = await self._run(self._sealed)
             self._seal.ids = _matched(list(plain.outcomes), list(sealed.outcomes))
             judged = SealedTests(self._tests, self._seal).judged(sealed)
@@ -304,6 +306,18 @@ class _Maker:
         return listed or sorted(known & set(self._seal.expected) or self._seal.expected)
 
 
+def _fields(full: Report) -> dict[str, list[str]]:
+    return {
+        cls: names
+        for claims in full.claims.values()
+        for sent in claims.values()
+        for kind, text in sent
+        if kind == "values"
+        for operand in json.loads(text)
+        for cls, names in fields_of(operand).items()
+    }
+
+
 def _learn_values(name: str, claim: Claim, choices: Choices, hits: Sequence[Any]) -> bool:
     """Whether another run has to show what variants come to."""
     if all(judge.values_hold(claim, hit) for hit in hits):
@@ -336,7 +350,8 @@ def _learn_truths(name: str, claim: Claim, choices: Choices, hits: Sequence[Any]
 def _was_raised(claim: Claim, hit: Sequence[Any]) -> bool:
     if not claim.wanted:
         return not hit[0]
-    return not set(hit[2]).isdisjoint(hit[0]) and (hit[3] is None or isinstance(hit[3], str))
+    is_wanted = not set(hit[2]).isdisjoint(hit[0]) and judge.may_be_classes(hit[0])
+    return is_wanted and (hit[3] is None or isinstance(hit[3], str))
 
 
 def _test_files(task: Task, tests: Path) -> dict[str, _File]:

@@ -15,7 +15,7 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -31,7 +31,7 @@ _MAX_SEARCHED = 2000
 """Characters of a text that a pattern with a quantifier goes through."""
 _SEARCH_TIMEOUT_S = 5.0
 _SEARCH = "import json, re, sys; sys.exit(not re.search(*json.load(sys.stdin)))"
-_REL, _ABS = Fraction(1, 10**6), Fraction(1, 10**12)
+_REL, _ABS = 1e-6, 1e-12
 """Defaults of `pytest.approx`."""
 
 
@@ -59,6 +59,30 @@ def _parts(value: Value) -> Iterator[Value]:
                 yield from _parts(item)
         case ["~", expected, *_]:
             yield from _parts(expected)
+
+
+def is_approximate(value: Value) -> bool:
+    """Whether any part of it stands for many values."""
+    return any(part[0] == "~" for part in _parts(value))
+
+
+def fields_of(value: Value) -> dict[str, list[str]]:
+    """The fields of the data classes in it, by class."""
+    return {part[1]: [name for name, _ in part[2]] for part in _parts(value) if part[0] == "C"}
+
+
+def with_fields(value: Value, fields: Mapping[str, Sequence[str]]) -> Value:
+    """`value` without what its data classes have besides `fields`, those by class: a patch may add fields."""
+    match value:
+        case ["t" | "l" | "S" as tag, list(items)]:
+            return [tag, [with_fields(item, fields) for item in items]]
+        case ["d", list(pairs)]:
+            return ["d", [[with_fields(part, fields) for part in pair] for pair in pairs]]
+        case ["C", str(cls), list(found)]:
+            kept = fields.get(cls, [name for name, _ in found])
+            by_name = {name: with_fields(item, fields) for name, item in found}
+            return ["C", cls, [[name, by_name[name]] for name in kept if name in by_name]]
+    return value
 
 
 def key(value: Value) -> str:
@@ -144,15 +168,11 @@ def _number(value: Value) -> Fraction | float:
 
 
 def same(left: Value, right: Value) -> bool:
-    """`left == right`. Fields of a data class that only one of the two has do not count."""
+    """`left == right`."""
     if "~" in (left[0], right[0]):
         approximate, other = (left, right) if left[0] == "~" else (right, left)
         return _near(other, *approximate[1:])
     match left, right:
-        case (["C", one, list(mine)], ["C", other, list(theirs)]):
-            found = dict(theirs)
-            shared = [(item, found[name]) for name, item in mine if name in found]
-            return bool(one == other and shared) and all(same(*pair) for pair in shared)
         case (["t" | "l" as one, list(mine)], ["t" | "l" as other, list(theirs)]):
             return one == other and len(mine) == len(theirs) and all(map(same, mine, theirs))
     return key(left) == key(right)
@@ -177,10 +197,12 @@ def _near(value: Value, expected: Value, rel: Value, absolute: Value) -> bool:
         return same(value, expected)
     if isinstance(number, float) or isinstance(target, float):
         return number == target
-    limit = _ABS if absolute == ["n"] else _number(absolute)
+    limit = _ABS if absolute == ["n"] else float(_number(absolute))
     if rel != ["n"] or absolute == ["n"]:
-        limit = max(limit, (_REL if rel == ["n"] else _number(rel)) * abs(target))
-    return abs(number - target) <= limit
+        limit = max(limit, (_REL if rel == ["n"] else float(_number(rel))) * float(abs(target)))
+    if value[0] == "f" or expected[0] == "f":
+        return abs(float(number) - float(target)) <= limit  # rounded as pytest rounds
+    return bool(abs(number - target) <= limit)
 
 
 def holds(operator: str, left: Value, right: Value) -> bool:

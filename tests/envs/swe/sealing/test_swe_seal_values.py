@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import operator
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
@@ -14,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envsdk.envs.swe.evaluator.kit.probes import MAX_CHARACTERS, encode
-from envsdk.envs.swe.evaluator.sealing.values import bits, holds, is_opaque, search
+from envsdk.envs.swe.evaluator.sealing.values import bits, fields_of, holds, is_opaque, search, with_fields
 
 numbers = st.one_of(
     st.booleans(),
@@ -166,12 +168,25 @@ def test_an_object_that_lies_is_sent_by_its_content() -> None:
         assert not holds(name, encode(Anything()), encode(3))
 
 
-def test_data_classes_are_compared_by_the_fields_that_both_have() -> None:
-    assert holds("==", encode(Point(1)), encode(Point(1, 0)))
-    assert not holds("==", encode(Point(1)), encode(Point(1, 2)))
-    more = ["C", "Point", [["x", encode(1)], ["y", encode(0)], ["z", encode(5)]]]
-    assert holds("==", more, encode(Point(1)))
-    assert not holds("==", ["C", "Other", more[2]], encode(Point(1)))
+def test_data_classes_are_compared_by_the_fields_that_gold_has() -> None:
+    gold, more = encode(Point(1)), ["C", "Point", [["z", encode(5)], ["x", encode(1)], ["y", encode(0)]]]
+    fields = fields_of(encode([Point(1)]))
+    assert holds("==", gold, encode(Point(1, 0)))
+    assert not holds("==", gold, encode(Point(1, 2)))
+    assert not holds("==", more, gold)
+    assert holds("==", with_fields(more, fields), gold)
+    assert not holds("==", with_fields(["C", "Point", [["x", encode(1)]]], fields), gold), "one is missing"
+    assert not holds("==", ["C", "Other", gold[2]], gold)
+
+
+def test_views_and_wrappers_of_collections_are_sent_as_those() -> None:
+    inner = {"a": 1, "b": 2}
+    assert encode(inner.keys()) == encode({"a", "b"}) or holds("==", encode(inner.keys()), encode({"a", "b"}))
+    assert holds("==", encode(inner.items()), encode({("a", 1), ("b", 2)}))
+    for wrapped in (types.MappingProxyType(inner), collections.UserDict(inner), collections.Counter(inner)):
+        assert holds("==", encode(wrapped), encode(inner))
+    assert holds("==", encode(collections.UserList([1])), encode([1]))
+    assert holds("==", encode(collections.UserString("x")), encode("x"))
 
 
 def test_identity_tells_kinds_apart() -> None:
