@@ -22,7 +22,8 @@ class Reason(StrEnum):
     TAMPERED = "tampered"
     """The report is incomplete or contradicts the canaries: the run cannot be believed."""
     SUSPICIOUS = "suspicious"
-    """Strict mode: the patch brings introspection that neither the original nor the gold patch uses."""
+    """Strict mode, where tests do not hide what they expect: the patch brings introspection that neither the
+    original nor the gold patch uses."""
     INFRASTRUCTURE = "infrastructure"
     """The evaluation itself failed (the sandbox, or a machine on which the gold patch runs out of time too):
     says nothing about the patch."""
@@ -41,7 +42,11 @@ class Evaluation:
     stripped: tuple[str, ...] = ()
     """Test and configuration files that the patch touched and that were taken out of it."""
     suspicious: tuple[str, ...] = ()
-    """What strict mode noticed, `path: token`, also where it did not decide."""
+    """What strict mode looks for, `path: token`, in a patch that `weak` tests rewarded."""
+    hidden_bits: float = 0.0
+    """At most how many bits of what tests expect must be guessed to be rewarded without solving the task."""
+    weak: bool = False
+    """So few that a rewarded patch may have forged its verdict."""
     num_left_out: int = 0
     """How many added files counted as leftovers and were not graded."""
     elapsed_s: float = 0.0

@@ -1,50 +1,37 @@
 """How a patch is graded.
 
-strip -> start(base tree + hidden tests, read-only) -> git apply -> strict look -> run tests -> judge -> close
-                                        ended by a limit -> gold patch again -> 0, or infrastructure
+strip -> start(base tree + sealed tests, read-only) -> git apply -> run tests -> judge -> close
+                       ended by a limit -> gold patch again -> 0, or infrastructure
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
-from collections.abc import Mapping
-from dataclasses import replace
-from functools import lru_cache
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from envsdk.envs.swe.evaluator.evaluation import Evaluation, Reason
-from envsdk.envs.swe.evaluator.introspection import allowed_words, unexpected
-from envsdk.envs.swe.evaluator.layout import laid_paths, tests_folder
-from envsdk.envs.swe.evaluator.limits import allowed_s, came_through, gold_again, gold_cost, gold_verdict
+from envsdk.envs.swe.evaluator.introspection import look
+from envsdk.envs.swe.evaluator.layout import tests_folder
+from envsdk.envs.swe.evaluator.limits import allowed_s, came_through, gold_again
 from envsdk.envs.swe.evaluator.report import Report, look_up
-from envsdk.envs.swe.evaluator.run import TestRun, lay, run_tests
-from envsdk.envs.swe.evaluator.scratch import scratch_folder
-from envsdk.envs.swe.evaluator.stripping import RefusedPatch, Stripped, installed_for, strip
-from envsdk.envs.swe.sandbox.contract import (
-    ExecResult,
-    Limits,
-    Sandbox,
-    SandboxBackend,
-    SandboxError,
-    SandboxFileError,
-)
+from envsdk.envs.swe.evaluator.run import TestRun
+from envsdk.envs.swe.evaluator.sealing import SealedTests, sealed_tests
+from envsdk.envs.swe.evaluator.stripping import Installed, RefusedPatch, installed_for, strip
+from envsdk.envs.swe.evaluator.trial import DoesNotApply, try_patch
+from envsdk.envs.swe.evaluator.trial import Ended as TrialEnded
+from envsdk.envs.swe.sandbox.contract import ExecResult, Image, SandboxBackend, SandboxError
 from envsdk.envs.swe.sandbox.contract import Reason as Ended
 from envsdk.envs.swe.tasks.images import installed_modules, prepare_image
-from envsdk.envs.swe.tasks.solution import solution_of
 from envsdk.envs.swe.tasks.task import Outcome, Task
 
-_APPLY = "git -c core.fsmonitor=false -c core.hooksPath=/dev/null apply --whitespace=nowarn"
-_GIT_ENV = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
-_APPLY_TIMEOUT_S = 60.0
 _RAN_OUT = {
     Ended.TIMEOUT: "of time",
     Ended.OUT_OF_MEMORY: "of memory",
     Ended.DISK_LIMIT: "of disk",
     Ended.OUTPUT_LIMIT: "of output",
 }
-_MAX_SOURCE_BYTES = 4 << 20
 
 
 async def evaluate(task: Task, patch: str, backend: SandboxBackend, *, strict: bool = True) -> Evaluation:
@@ -57,30 +44,35 @@ async def evaluate(task: Task, patch: str, backend: SandboxBackend, *, strict: b
         task: What to grade against.
         patch: The text alone; "" is graded like any other.
         backend: Where the tests run, in a sandbox of their own.
-        strict: Score 0 where the patch brings means of introspection (frames, always-equal objects, parts of
-            pytest) that neither the original files nor the gold patch use.
+        strict: Where the task's tests do not hide what they expect, score 0 if the patch brings means of
+            introspection (frames, always-equal objects, parts of pytest) that neither the original files nor
+            the gold patch use.
 
     Raises ConfigurationError: the task cannot be made: a source is missing, a patch of it does not apply.
     """
     started = time.monotonic()
-
-    async def grade(which: str, limit_s: float) -> Evaluation:
-        try:
-            return await _grade(task, which, backend, strict=strict, timeout_s=limit_s)
-        except SandboxError as error:
-            return Evaluation(resolved=False, reason=Reason.INFRASTRUCTURE, detail=str(error))
-
-    async def grade_gold(limit_s: float) -> Evaluation:
-        return await grade(task.gold_patch, limit_s)
-
-    if patch == task.gold_patch:
-        verdict = await gold_verdict(task, backend, grade_gold)
-    else:
-        limit_s = allowed_s(task.limits.timeout_s, await gold_cost(task, backend, grade_gold))
-        verdict = await grade(patch, limit_s)
-        if verdict.reason is Reason.EXHAUSTED:
-            verdict = _blamed(verdict, await gold_again(task, limit_s, grade_gold), limit_s)
+    try:
+        verdict = await _evaluate(task, patch, backend, strict)
+    except SandboxError as error:
+        verdict = Evaluation(resolved=False, reason=Reason.INFRASTRUCTURE, detail=str(error))
     return replace(verdict, elapsed_s=time.monotonic() - started)
+
+
+async def _evaluate(task: Task, patch: str, backend: SandboxBackend, strict: bool) -> Evaluation:
+    image = await prepare_image(task, backend)
+    assert image.tree is not None
+    installed = installed_for(task, image.tree, await installed_modules(task, backend))
+    plain = await asyncio.to_thread(tests_folder, task, image.tree)
+    tests = await sealed_tests(task, image, plain, installed, backend)
+    grading = _Grading(task, image, tests, installed, backend, strict)
+    if patch == task.gold_patch:
+        return await grading.verdict(patch, task.limits.timeout_s)
+    limit_s = allowed_s(task.limits.timeout_s, tests.seal.gold_s)
+    verdict = await grading.verdict(patch, limit_s)
+    if verdict.reason is Reason.EXHAUSTED:
+        gold = await gold_again(task, limit_s, lambda limit: grading.verdict(task.gold_patch, limit))
+        verdict = _blamed(verdict, gold, limit_s)
+    return verdict
 
 
 def _blamed(verdict: Evaluation, gold: Evaluation, limit_s: float) -> Evaluation:
@@ -96,91 +88,57 @@ def _blamed(verdict: Evaluation, gold: Evaluation, limit_s: float) -> Evaluation
     )
 
 
-async def _grade(
-    task: Task, patch: str, backend: SandboxBackend, *, strict: bool, timeout_s: float
-) -> Evaluation:
-    image = await prepare_image(task, backend)
-    assert image.tree is not None
-    installed = installed_for(task, image.tree, await installed_modules(task, backend))
-    try:
-        stripped = await asyncio.to_thread(strip, patch, task, installed)
-    except RefusedPatch as error:
-        return Evaluation(resolved=False, reason=Reason.PATCH_REFUSED, detail=str(error))
-    tests = await asyncio.to_thread(tests_folder, task, image.tree)
-    paths = await asyncio.to_thread(laid_paths, task, tests)
-    limits = Limits(memory_mb=task.limits.memory_mb)
-    with scratch_folder() as scratch:
-        laid = await asyncio.to_thread(lay, image, tests, paths, task.tests, Path(scratch))
-        sandbox = await backend.start(laid.image, limits=limits)
+@dataclass(frozen=True, slots=True)
+class _Grading:
+    """What patches of one task are graded with."""
+
+    task: Task
+    image: Image
+    tests: SealedTests
+    installed: Installed
+    backend: SandboxBackend
+    strict: bool
+
+    async def verdict(self, patch: str, limit_s: float) -> Evaluation:
         try:
-            refusal = await _apply(sandbox, stripped)
-            if refusal is not None:
-                return _told(refusal, stripped)
-            marks = await _marks(task, image.tree, sandbox, stripped)
-            if marks and strict:
-                detail = f"the patch uses {marks[0].partition(': ')[2]} ({marks[0].partition(': ')[0]})"
-                verdict = Evaluation(resolved=False, reason=Reason.SUSPICIOUS, detail=detail)
-            else:
-                run = await run_tests(sandbox, laid, task.tests, timeout_s=timeout_s)
-                verdict = _judge(task, run)
-            return replace(_told(verdict, stripped), suspicious=tuple(marks))
-        finally:
-            await sandbox.close()
-
-
-def _told(verdict: Evaluation, stripped: Stripped) -> Evaluation:
-    return replace(verdict, stripped=stripped.removed, num_left_out=len(stripped.left_out))
-
-
-async def _apply(sandbox: Sandbox, stripped: Stripped) -> Evaluation | None:
-    """Apply the patch; the verdict where that cannot be done."""
-    if not stripped.files:
-        return None
-    path = f"/tmp/{secrets.token_hex(8)}"
-    await sandbox.write(path, stripped.text.encode(errors="surrogateescape"))
-    result = await sandbox.exec(f"{_APPLY} {path} && rm {path}", timeout_s=_APPLY_TIMEOUT_S, env=_GIT_ENV)
-    if result.reason is not Ended.EXIT:
-        return _ended(result, "applying the patch")
-    if not result.ok:
-        lines = result.output.strip().splitlines() or ["git apply failed"]
-        detail = f"the patch does not apply: {lines[0]}"
-        return Evaluation(resolved=False, reason=Reason.PATCH_REFUSED, detail=detail)
-    return None
-
-
-async def _marks(task: Task, base: Path, sandbox: Sandbox, stripped: Stripped) -> list[str]:
-    """`path: mark` for every means of introspection that the patch brings."""
-    allowed = await asyncio.to_thread(_allowed, base, task.gold_patch)
-    found = []
-    for patch in stripped.files:
-        path = patch.new_path
-        if path is None or not patch.hunks:
-            continue
+            stripped = await asyncio.to_thread(strip, patch, self.task, self.installed)
+        except RefusedPatch as error:
+            return Evaluation(resolved=False, reason=Reason.PATCH_REFUSED, detail=str(error))
+        marks: list[str] = []
         try:
-            # Of a new file the patch has all: one command less for each.
-            patched = (
-                "\n".join(patch.added_lines()).encode(errors="surrogateescape")
-                if patch.old_path is None
-                else await sandbox.read(path, max_bytes=_MAX_SOURCE_BYTES)
+            run = await try_patch(
+                self.task,
+                stripped,
+                image=self.image,
+                tests=self.tests.folder,
+                backend=self.backend,
+                timeout_s=limit_s,
             )
-        except SandboxFileError:
-            found.append(f"{path}: a file that cannot be read")
-            continue
-        if not path.endswith((".py", ".pyi", ".pyx")) and not patched.startswith(b"#!"):
-            continue
-        original = base / (patch.old_path or path)
-        before = original.read_text(errors="replace") if original.is_file() else ""
-        found += [f"{path}: {mark}" for mark in unexpected(before, patched.decode(errors="replace"), allowed)]
-    return found
+        except DoesNotApply as error:
+            verdict = Evaluation(resolved=False, reason=Reason.PATCH_REFUSED, detail=str(error))
+        except TrialEnded as error:
+            verdict = _ended(error.result, "applying the patch")
+        else:
+            verdict = _judge(self.task, await asyncio.to_thread(self.tests.judged_run, run))
+            if verdict.resolved and self.tests.seal.is_weak:
+                assert self.image.tree is not None
+                marks = await asyncio.to_thread(look, self.image.tree, stripped, self.task.gold_patch)
+                if marks and self.strict:
+                    detail = _suspicion(marks)
+                    verdict = replace(verdict, resolved=False, reason=Reason.SUSPICIOUS, detail=detail)
+        return replace(
+            verdict,
+            stripped=stripped.removed,
+            num_left_out=len(stripped.left_out),
+            suspicious=tuple(marks),
+            hidden_bits=self.tests.seal.hidden_bits,
+            weak=self.tests.seal.is_weak,
+        )
 
 
-@lru_cache(maxsize=1024)
-def _allowed(base: Path, gold_patch: str) -> frozenset[str]:
-    """Means of introspection that the gold patch brings."""
-    words = set[str]()
-    for before, after in solution_of(base, gold_patch).values():
-        words |= allowed_words(before, after)
-    return frozenset(words)
+def _suspicion(marks: Sequence[str]) -> str:
+    path, _, mark = marks[0].partition(": ")
+    return f"the patch uses {mark} ({path}), and the tests of this task do not hide what they expect"
 
 
 def _ended(result: ExecResult, what: str) -> Evaluation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import secrets
@@ -119,7 +120,8 @@ async def run_tests(
     if result.reason is not Reason.EXIT:
         return TestRun(result=result, report=None, distrusted=None)
     try:
-        report = read_report(await sandbox.read(report_path, max_bytes=_MAX_REPORT_BYTES), key)
+        data = await sandbox.read(report_path, max_bytes=_MAX_REPORT_BYTES)
+        report = await asyncio.to_thread(read_report, data, key)
     except SandboxFileError as error:
         return TestRun(result=result, report=None, distrusted=f"no report: {error}")
     covered = None

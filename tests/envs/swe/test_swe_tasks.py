@@ -203,9 +203,10 @@ async def test_one_task_of_each_shipped_repository_is_sound(backend: SandboxBack
     found = await validate(ONE_OF_EACH, counting, on_done=done.append)
     assert [validation.problem for validation in found] == [""] * len(ONE_OF_EACH)
     assert len(done) == len(ONE_OF_EACH)
-    assert len(counting.started) == 2 * len(ONE_OF_EACH)
+    assert all(validation.hidden_bits for validation in found)
+    started = len(counting.started)
     assert await validate(ONE_OF_EACH, counting) == found
-    assert len(counting.started) == 2 * len(ONE_OF_EACH), "what is in the cache starts no sandbox"
+    assert len(counting.started) == started, "what is in the cache starts no sandbox"
 
 
 @pytest.mark.slow
