@@ -437,7 +437,7 @@ async def verdicts(backend: SandboxBackend, request: pytest.FixtureRequest) -> d
     chosen = [
         item.callspec.params["name"]
         for item in request.session.items
-        if isinstance(item, pytest.Function) and item.path == Path(__file__) and "[" in item.name
+        if isinstance(item, pytest.Function) and item.originalname == "test_an_attack_does_not_pay"
     ]
     found = await asyncio.gather(*(evaluate(TASK, ATTACKS[name].patch(), backend) for name in chosen))
     return dict(zip(chosen, found, strict=True))
@@ -488,4 +488,4 @@ async def test_where_the_gold_patch_runs_out_of_time_too_nothing_is_said_about_a
     verdict = await evaluate(slow, appends("while True:\n    pass")(), backend)
     assert verdict.infrastructure
     assert verdict.reward is None
-    assert "ran out of time" in verdict.detail
+    assert "with the gold patch: timeout" in verdict.detail
