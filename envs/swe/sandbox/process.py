@@ -249,7 +249,9 @@ class Process:
     def _all_gone(self) -> None:
         if self._inside_fd is not None:
             self._loop.remove_reader(self._inside_fd)
-            _bury(self._inside_fd)
+            _bury(os.P_PIDFD, self._inside_fd)
+        # What a launcher was about to start when it was killed is of its group.
+        _bury(os.P_PGID, self.pid)
         # What is left, without waiting for the end of the file: a fork of this process may hold the pipe.
         while self._kept.total <= self._max_output:
             try:
@@ -278,10 +280,11 @@ def _adopt_orphans() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _bury(handle: int) -> None:
-    """Take note of the end of an adopted process, so that it leaves no zombie."""
-    with contextlib.suppress(ChildProcessError):  # the machine's first process did
-        os.waitid(os.P_PIDFD, handle, os.WEXITED | os.WNOHANG)
+def _bury(kind: int, which: int) -> None:
+    """Take note of the ends of adopted processes, so that they leave no zombies."""
+    with contextlib.suppress(ChildProcessError):  # there is none, or the machine's first process did
+        while os.waitid(kind, which, os.WEXITED | os.WNOHANG) is not None:
+            pass
 
 
 def _open_init(pid: int) -> int | None:
