@@ -318,6 +318,18 @@ async def test_the_agent_imports_what_grading_imports(backend: SandboxBackend, t
 
 
 @pytest.mark.asyncio(loop_scope="module")
+async def test_tests_that_cannot_be_collected_are_named_with_the_exception(
+    backend: SandboxBackend, tmp_path: Path
+) -> None:
+    task = calc(tmp_path)
+    (tmp_path / "src").mkdir()
+    (tmp_path / "calc.py").rename(tmp_path / "src" / "calc.py")
+    task = replace(task, gold_patch=diff({"src/calc.py": BUG}, {"src/calc.py": SOLVED}))
+    verdict = await evaluate(task, task.gold_patch, backend)
+    assert "tests/test_calc.py (ModuleNotFoundError: No module named 'calc')" in verdict.detail
+
+
+@pytest.mark.asyncio(loop_scope="module")
 async def test_an_image_that_cannot_run_here_is_named_with_the_clone_that_would_do(
     backend: SandboxBackend, tmp_path: Path
 ) -> None:
