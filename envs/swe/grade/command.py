@@ -194,6 +194,8 @@ def _keep(
             "reason": verdict.reason.value if verdict else Reason.TESTS_FAILED.value,
             "stripped": list(verdict.stripped) if verdict else [],
             "num_left_out": verdict.num_left_out if verdict else 0,
+            "hidden_bits": verdict.hidden_bits if verdict else 0.0,
+            "weak": verdict is not None and verdict.weak,
             "elapsed_s": verdict.elapsed_s if verdict else 0.0,
         },
     )

@@ -133,8 +133,8 @@ def empty_folder() -> Path:
 
 
 def library_folders() -> tuple[Path, ...]:
-    """All of this machine that a sandbox shows; `hidden_packages` are below one of them."""
+    """All of this machine that a sandbox shows, the runtime too; `hidden_packages` are below one of them."""
     base = Path(sys.base_prefix)
-    in_usr = base.is_relative_to("/usr")
     shown = shown_folders(shows_usr_local=base.is_relative_to("/usr/local"))
-    return shown if in_usr else (*shown, base)
+    outside = () if base.is_relative_to("/usr") else (base,)
+    return (*shown, *outside, runtime_python().parent.parent)

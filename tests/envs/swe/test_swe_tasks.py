@@ -297,7 +297,7 @@ def test_a_copy_of_the_solution_is_found_however_it_is_indented_or_quoted(tmp_pa
 def test_the_search_sees_all_of_the_machine_that_a_sandbox_shows() -> None:
     shown, searched = shown_folders(shows_usr_local=False), set(library_folders())
     assert set(shown) <= searched
-    assert Path("/usr/bin") in searched
+    assert {Path("/usr/bin"), runtime_python().parent.parent} <= searched
     hidden = this_system(shows_usr_local=False).hidden
     assert not [path for path in searched if str(path) in hidden]
 
@@ -315,6 +315,18 @@ async def test_the_agent_imports_what_grading_imports(backend: SandboxBackend, t
     result = await sandbox.exec("python -c 'import calc, helper; print(calc.add(3, 1))'", timeout_s=60)
     await sandbox.close()
     assert result.output == "2\n", result.output
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_tests_that_cannot_be_collected_are_named_with_the_exception(
+    backend: SandboxBackend, tmp_path: Path
+) -> None:
+    task = calc(tmp_path)
+    (tmp_path / "src").mkdir()
+    (tmp_path / "calc.py").rename(tmp_path / "src" / "calc.py")
+    task = replace(task, gold_patch=diff({"src/calc.py": BUG}, {"src/calc.py": SOLVED}))
+    verdict = await evaluate(task, task.gold_patch, backend)
+    assert "tests/test_calc.py (ModuleNotFoundError: No module named 'calc')" in verdict.detail
 
 
 @pytest.mark.asyncio(loop_scope="module")
