@@ -313,11 +313,12 @@ def test_a_misspelled_argument_is_refused_before_the_run_starts() -> None:
         load_config("agentic_async.yaml", override)
 
 
-def test_the_devices_of_an_engine_are_those_that_share_out_its_model() -> None:
+@pytest.mark.parametrize("engines", [["num_engines=2"], ["num_engines=1", "max_engines=2"]])
+def test_the_devices_are_shared_out_between_as_many_engines_as_there_may_be(engines: list[str]) -> None:
     args = ["actor_infer.strategy_args.strategy_name=vllm", "actor_infer.device_mapping=[0,1,2,3]"]
-    args += ["actor_infer.num_engines=2"]
+    args += [f"actor_infer.{key}" for key in engines]
     parallel = "actor_infer.strategy_args.strategy_config.tensor_parallel_size"
-    with pytest.raises(ConfigurationError, match=r"tensor_parallel_size.*: 1, but .* each of 2 engines 2"):
+    with pytest.raises(ConfigurationError, match=r"device_mapping.*_engines=2 are 2 for each"):
         load_config("agentic_async.yaml", args)
     load_config("agentic_async.yaml", [*args, f"{parallel}=2"])
 
