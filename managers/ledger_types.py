@@ -40,7 +40,8 @@ class LedgerConfig:
     max_group_attempts: int = 8
     """Leases one member may use up (stale, failed, worker lost) before its group is given up."""
     max_fruitless_batches: int = 10
-    """Batches' worth of trajectories thrown away with nothing delivered before the run is stalled."""
+    """Batches' worth of trajectories thrown away with nothing delivered before the run is stalled. No key of
+    the file: `managers.wiring` sets it."""
 
     def __post_init__(self) -> None:
         def require(holds: bool, message: str) -> None:
@@ -69,8 +70,10 @@ class LedgerConfig:
         require(
             self.episode_deadline_s > 0, f"episode_deadline_s is {self.episode_deadline_s}; it must be > 0"
         )
-        for name in ("max_group_attempts", "max_fruitless_batches"):
-            require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; it must be at least 1")
+        require(
+            self.max_group_attempts >= 1,
+            f"max_group_attempts is {self.max_group_attempts}; it must be at least 1",
+        )
 
     @property
     def groups_per_batch(self) -> int:
