@@ -241,8 +241,8 @@ class ProgressGuard:
         return (
             f"no batch could be delivered while {self._num_wasted} trajectories were thrown away in a row: "
             f"{reasons}. The limit is {config.max_fruitless_batches} x rollout_batch_size "
-            f"{config.batch_size}. Look at the recorded failures, shorten the episodes, loosen group_filters, "
-            "or raise async_generation_ratio"
+            f"{config.batch_size}. Look at the recorded failures, shorten the episodes, loosen "
+            "group_filters, or raise async_generation_ratio"
         )
 
     def _starved_message(self, tag: str, num_slots: int) -> str:
