@@ -377,7 +377,10 @@ def test_a_token_outside_the_vocabulary_is_refused() -> None:
 
 def refused(asked: GenerationRequest, *, vocab_size: int = 64, end_token: int | None = 63) -> str:
     abilities = EngineAbilities(structured_output=end_token is not None)
-    return refusal(asked, sequence_length=64, vocab_size=vocab_size, abilities=abilities, end_token=end_token)
+    failure = refusal(
+        asked, sequence_length=64, vocab_size=vocab_size, abilities=abilities, end_token=end_token
+    )
+    return "" if failure is None else failure.message
 
 
 def test_a_structure_needs_a_tokenizer_and_its_end_token_among_the_stop_tokens() -> None:

@@ -26,7 +26,7 @@ from envsdk.inference.endpoint.sessions import Session
 from envsdk.inference.endpoint.tool_calls import OPENING, ToolCall, find_tool_calls
 from envsdk.inference.endpoint.wire import ChatFields, CompletionFields, SamplingFields, template_messages
 from envsdk.inference.engine import (
-    BAD_STRUCTURE,
+    ErrorKind,
     FinishReason,
     GenerationRequest,
     GenerationResult,
@@ -274,9 +274,9 @@ class Answerer:
 def _finish_reason(result: GenerationResult) -> str:
     if result.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
         return result.finish_reason.value
-    if result.error.startswith("turn_timeout"):
+    if result.error_kind is ErrorKind.TURN_TIMEOUT:
         raise ApiError(504, result.error, code="turn_timeout")
-    if result.error.startswith(BAD_STRUCTURE):
+    if result.error_kind is ErrorKind.STRUCTURED_OUTPUT:
         raise invalid("response_format", result.error)
     why = result.error or f"it was ended ({result.finish_reason})"
     raise ApiError(503, f"no engine could finish the reply: {why}", code="engine_error")

@@ -20,10 +20,10 @@ from typing import Any
 from envsdk.failures import Boundary, ConfigurationError, EngineError, Failure
 from envsdk.inference.adapter import Adapter, told_apart
 from envsdk.inference.engine import (
-    BAD_STRUCTURE,
     Engine,
     EngineAbilities,
     EngineConfig,
+    EngineFailure,
     EngineHealth,
     FinishReason,
     GenerationRequest,
@@ -32,7 +32,8 @@ from envsdk.inference.engine import (
     TokenDelta,
     WeightReference,
 )
-from envsdk.inference.remote.requests import Answer, WaitingRequests, in_use, result_of
+from envsdk.inference.refusals import bad_structure, in_use, refused
+from envsdk.inference.remote.requests import Answer, WaitingRequests, result_of
 from envsdk.inference.settings import parse_settings
 from envsdk.inference.vllm.adapter_folder import AdapterFolder, no_adapter
 from envsdk.inference.vllm.core import AsyncLLMCore, Core
@@ -142,7 +143,7 @@ class VLLMEngine(Engine):
     def submit(self, request: GenerationRequest) -> asyncio.Future[GenerationResult]:
         future: Answer = asyncio.get_running_loop().create_future()
         if error := self._refusal(request):
-            future.set_result(result_of(request.request_id, FinishReason.ERROR, error=error))
+            future.set_result(refused(request.request_id, error))
             return future
         self._num_prompt_tokens += len(request.prompt_ids)
         self._waiting.push(request, future)
@@ -150,9 +151,9 @@ class VLLMEngine(Engine):
         self._dispatch()
         return future
 
-    def _refusal(self, request: GenerationRequest) -> str:
+    def _refusal(self, request: GenerationRequest) -> EngineFailure | None:
         if error := self._error or self._core.error:
-            return error
+            return EngineFailure(error)
         if request.request_id in self._running or request.request_id in self._waiting:
             return in_use(request.request_id)
         return refusal(
@@ -192,10 +193,11 @@ class VLLMEngine(Engine):
         except Exception as error:  # noqa: BLE001 - the engine's boundary: it becomes the reply's error
             if self._core.error:
                 self._fail(self._core.error)
-            message = self._error or str(Failure.from_exception(Boundary.ENGINE, error))
             if request.sampling.structure is not None and isinstance(error, ValueError):
-                message = f"{BAD_STRUCTURE}{error}"
-            result = result_of(request.request_id, FinishReason.ERROR, error=message)
+                failure = bad_structure(str(error))
+            else:
+                failure = EngineFailure(self._error or str(Failure.from_exception(Boundary.ENGINE, error)))
+            result = refused(request.request_id, failure)
         self._end(running, result)
 
     def _end(self, running: _Running, result: GenerationResult) -> None:
@@ -370,7 +372,7 @@ class VLLMEngine(Engine):
         self._changed.set()
         for request, future in entries:
             if not future.done():
-                future.set_result(result_of(request.request_id, FinishReason.ERROR, error=self._error))
+                future.set_result(refused(request.request_id, EngineFailure(self._error)))
 
     async def close(self) -> None:
         if not self._error:

@@ -22,8 +22,8 @@ from envsdk.collect import collect
 from envsdk.config import load_config
 from envsdk.failures import ConfigurationError, EngineError
 from envsdk.inference.engine import (
-    BAD_STRUCTURE,
     EngineConfig,
+    ErrorKind,
     FinishReason,
     GenerationResult,
     OutputStructure,
@@ -480,8 +480,8 @@ def test_a_structure_that_cannot_be_told_or_kept_to_is_an_error_of_its_own_kind(
         (OutputStructure(json_schema='{"type": "nonsense"}'), "Failed to compile"),
     ]:
         result = one_reply(config, structure=structure, **ends)
-        assert result.error.startswith(BAD_STRUCTURE)
+        assert result.error_kind is ErrorKind.STRUCTURED_OUTPUT
         assert said in result.error
     refused = one_reply(config_for(structuring), structure=SCHEMA, **ends)
-    assert refused.error.startswith(BAD_STRUCTURE)
+    assert refused.error_kind is ErrorKind.STRUCTURED_OUTPUT
     assert "set `structured_output` of `sglang` or `openai`" in refused.error

@@ -230,7 +230,9 @@ def test_the_distribution_is_truncated_unless_every_token_can_be_drawn() -> None
 
 def test_top_p_alone_is_refused_where_its_logprobs_cannot_be_had() -> None:
     alone = SamplingParams(max_new_tokens=1, top_p=0.9)
-    assert "set top_k as well" in why_unsupported(SGLangSettings(), alone)
+    refusal = why_unsupported(SGLangSettings(), alone)
+    assert refusal is not None
+    assert "set top_k as well" in refusal.message
     assert not why_unsupported(SGLangSettings(logprobs="untruncated"), alone)
     assert not why_unsupported(SGLangSettings(), SamplingParams(max_new_tokens=1, top_p=0.9, top_k=50))
 
