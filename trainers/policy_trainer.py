@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from envsdk.algorithms.args import AlgorithmArgs
-from envsdk.algorithms.losses import policy_gradient_uses_proximal
+from envsdk.algorithms.loss_settings import uses_proximal
 from envsdk.config.problems import describe
 from envsdk.config.validation import problems_in
 from envsdk.failures import ConfigurationError, TrainerError
@@ -110,7 +110,7 @@ class PolicyTrainer(Trainer):
             with_values=with_values,
         )
         rows = BatchRows(batch, self.algorithm, seed=self.config.seed, with_values=with_values)
-        if len(rows.plan) > 1 and policy_gradient_uses_proximal(self.algorithm):
+        if len(rows.plan) > 1 and uses_proximal(self.algorithm):
             self._add_proximal_logprobs(rows)
         # A step that fails half-way must leave the weights from before the first one.
         restore = self._snapshot() if len(rows.plan) > 1 else None
