@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from fractions import Fraction
 from typing import Any
 
+from envsdk import run_limits
 from envsdk.failures import ConfigurationError, StorageError
 from envsdk.trajectory import Task
 
@@ -87,20 +87,17 @@ class LedgerConfig:
     @property
     def max_staleness(self) -> int:
         """Versions a delivered token may be behind the trainer."""
-        return math.ceil(self.alpha)
+        return run_limits.max_staleness(self.alpha)
 
     @property
     def min_valid(self) -> int:
         """`min_group_size` with its default filled in."""
-        if self.min_group_size is not None:
-            return self.min_group_size
-        return max(math.ceil(self.group_size / 2), min(2, self.group_size))
+        return run_limits.required_group_size(self.group_size, self.min_group_size)
 
     @property
     def capacity_groups(self) -> int:
         """Groups that fit into floor((1 + alpha) x batch_size) trajectories, without redundancy."""
-        # Through the decimal the user wrote: 1.15 * 20 is 22.999... in binary.
-        return math.floor((1 + Fraction(str(self.alpha))) * self.batch_size) // self.group_size
+        return run_limits.capacity(self.alpha, self.batch_size) // self.group_size
 
 
 class LeaseEnd(StrEnum):
