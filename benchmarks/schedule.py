@@ -33,7 +33,6 @@ from envsdk.inference.engine_host import EngineHost
 from envsdk.inference.mock import LognormalLatency, drawn_latency_s
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.ledger_types import LedgerConfig
-from envsdk.managers.local_runner import policy_seed
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.traj_env_manager import TagSetup
@@ -62,7 +61,7 @@ class Row:
 
 def duration_s(latency: LognormalLatency, task: Task, member: int, attempt: int) -> float:
     """What the engine takes for the only turn of this episode."""
-    seed = policy_seed(RUN_SEED, task, member=member, attempt=attempt)
+    seed = task.policy_seed(RUN_SEED, member=member, attempt=attempt)
     return drawn_latency_s(latency, stable_seed(seed, 0))
 
 

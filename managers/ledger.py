@@ -99,11 +99,6 @@ class RolloutLedger:
         )
 
     @property
-    def num_open_groups(self) -> int:
-        """Groups started and not taken."""
-        return len(self._groups)
-
-    @property
     def num_ready_groups(self) -> int:
         return len(self._ready)
 

@@ -26,7 +26,14 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
-from envsdk.failures import Boundary, ConfigurationError, EnvsdkError, Failure, RolloutStalled
+from envsdk.failures import (
+    Boundary,
+    ConfigurationError,
+    EnvsdkError,
+    Failure,
+    RolloutStalled,
+    as_envsdk_error,
+)
 from envsdk.long_poll import Outbox
 from envsdk.managers.env_worker import (
     Control,
@@ -56,7 +63,6 @@ from envsdk.managers.ledger_types import (
     Reason,
     Stalled,
 )
-from envsdk.managers.local_runner import policy_seed
 from envsdk.managers.traj_env_manager import EpisodeOrder
 from envsdk.storage import write_trajectories
 from envsdk.trajectory import Outcome, TokenArrays, Trajectory
@@ -356,7 +362,7 @@ class RolloutScheduler:
             member=lease.member,
             task=task,
             seed=task.seed(seed),
-            policy_seed=policy_seed(seed, task, member=lease.member, attempt=lease.attempt),
+            policy_seed=task.policy_seed(seed, member=lease.member, attempt=lease.attempt),
         )
 
     def _discard(self, discard: Discard) -> None:
@@ -539,15 +545,6 @@ class RolloutScheduler:
             return ""
         counted = ", ".join(f"{count} x {kind}" for kind, count in self._failures.most_common(5))
         return f" Failures since the last batch: {counted}."
-
-
-def as_envsdk_error(error: BaseException, context: str) -> EnvsdkError:
-    """The EnvsdkError inside what Ray raised, or a new one around it."""
-    # Ray's own exception is of both classes, with a remote traceback for a message: its cause comes first.
-    for candidate in (getattr(error, "cause", None), error, error.__cause__):
-        if isinstance(candidate, EnvsdkError):
-            return candidate
-    return RolloutStalled(f"{context}: {type(error).__name__}: {error}")
 
 
 def _from_the_first_task(state: LedgerState, version: int) -> LedgerState:

@@ -17,12 +17,12 @@ import ray
 
 from envsdk.config.models import RunConfig, TrainerRole
 from envsdk.config.plugins import runs_on_several_ranks
-from envsdk.failures import EnvsdkError
+from envsdk.failures import EnvsdkError, as_envsdk_error
 from envsdk.inference.engine import EngineConfig
 from envsdk.inference.engine_demand import DemandConfig
 from envsdk.inference.engine_pool import PoolConfig
 from envsdk.managers.ledger_types import LedgerState
-from envsdk.managers.scheduler import RolloutBatch, RolloutScheduler, SchedulerSetup, as_envsdk_error
+from envsdk.managers.scheduler import RolloutBatch, RolloutScheduler, SchedulerSetup
 from envsdk.managers.wiring import VAL_SPLIT, train_ledger, validation_ledger, worker_setups
 from envsdk.trainers.engine_group import EngineGroup, EngineGroupSpec
 from envsdk.trainers.trainer_group import TrainerGroup, TrainerSpec

@@ -18,7 +18,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from envsdk.failures import EngineError, EnvsdkError
+from envsdk.failures import EngineError, EnvsdkError, as_envsdk_error
 from envsdk.inference.engine import EngineConfig, EngineHealth
 from envsdk.inference.engine_host import EngineHost
 from envsdk.inference.engine_pool import (
@@ -33,7 +33,6 @@ from envsdk.inference.engine_pool import (
     Update,
 )
 from envsdk.inference.weight_transport import Transport, can_share_memory, choose_transport
-from envsdk.managers.scheduler import as_envsdk_error
 from envsdk.trainers.engine_placement import EnginePlace, device_bundle, engine_places
 from envsdk.trainers.reservation import KEEP_DEVICES, Reservation, show_only
 from envsdk.trainers.trainer_group import TrainerGroup, reason_of_death

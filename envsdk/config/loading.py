@@ -46,7 +46,6 @@ class LoadedConfig:
     """The file that was asked for."""
     sources: Mapping[Path, str]
     """The text of that file and of those it extends, as their authors wrote it."""
-    overrides: tuple[str, ...] = ()
 
     def resolved_yaml(self) -> str:
         """Every key with its value, as YAML that `load_config` reads back to the same `config`."""
@@ -80,7 +79,6 @@ def load_config(
         },
         path=path,
         sources=reading.sources,
-        overrides=tuple(overrides),
     )
 
 
