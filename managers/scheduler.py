@@ -86,6 +86,8 @@ class SchedulerSetup:
     """Entry points in `envsdk.group_filters`, or `package.module:function`."""
     max_filtered_groups: int = 1_000
     """Groups they may drop between two batches."""
+    discarded_per_file: int = 256
+    """Trajectories that are thrown away wait for so many, or for the next batch, until they are written."""
     stop_grace_s: float = 10.0
     """A worker that has not stopped a cancelled episode by then hangs, and is replaced."""
 
@@ -147,8 +149,14 @@ class RolloutScheduler:
         """Slot -> its lease, until the worker reports that finished or released."""
         self._stragglers: set[str] = set()
         """Those of `_playing` that still play for a ledger that has been replaced."""
-        self._discarded: list[Trajectory] = []
-        self._discarded_ends: list[str] = []
+        self._discarded: list[tuple[Trajectory, str]] = []
+        """Not written yet, each with how and why its lease ended."""
+        self._discarded_tokens = 0
+        """Sampled and thrown away since the last batch."""
+        self._discarded_files = 0
+        """Written since the last batch."""
+        self._next_number = 0
+        """Names the files of the next batch."""
         self._failures: Counter[str] = Counter()
         self._stopping: dict[str, float] = {}
         """When a slot told to stop must have done so."""
@@ -205,6 +213,7 @@ class RolloutScheduler:
         batch of the run, ConfigurationError when an episode cannot begin (a prompt longer than
         `sequence_length`); later such an episode is a failed one.
         """
+        self._next_number = number
         while True:
             self._raise_if_fatal()
             self._changed.clear()
@@ -367,10 +376,15 @@ class RolloutScheduler:
 
     def _discard(self, discard: Discard) -> None:
         trajectory = self._held.pop(discard.lease_id, None)
-        if trajectory is not None:
-            self._discarded.append(trajectory)
-            reason = self._filtered.pop(discard.lease_id, discard.reason)
-            self._discarded_ends.append(f"{discard.end}: {reason}")
+        if trajectory is None:
+            return
+        reason = self._filtered.pop(discard.lease_id, discard.reason)
+        self._discarded_tokens += _num_sampled(trajectory.tokens)
+        if self._setup.folder is None:
+            return
+        self._discarded.append((trajectory, f"{discard.end}: {reason}"))
+        if len(self._discarded) >= self._setup.discarded_per_file:
+            self._in_background(_write_discarded(*self._take_discarded(self._setup.folder)))
 
     def _group_ready(self, ready: GroupReady) -> None:
         reported = {lease: self._held[lease] for lease in ready.lease_ids if lease in self._held}
@@ -402,6 +416,7 @@ class RolloutScheduler:
         ]
         counts = self._ledger.counts
         failures, self._failures = self._failures, Counter()
+        discarded_tokens, self._discarded_tokens = self._discarded_tokens, 0
         return RolloutBatch(
             version=taken.version,
             groups=groups,
@@ -411,7 +426,7 @@ class RolloutScheduler:
             },
             failures=dict(failures),
             filtered=self._filters.delivered(),
-            discarded_tokens=sum(_num_sampled(trajectory.tokens) for trajectory in self._discarded),
+            discarded_tokens=discarded_tokens,
         )
 
     def _take_held(self, group: BatchGroup, lease_id: int) -> Trajectory:
@@ -441,19 +456,24 @@ class RolloutScheduler:
             ended_at=now,
         )
 
-    async def _write(self, batch: RolloutBatch, number: int, state: LedgerState) -> None:
+    def _take_discarded(self, folder: Path) -> tuple[Path, list[tuple[Trajectory, str]]]:
+        """What is to be written now, and where: `discarded_step_000003.parquet`, then `..._000003_1` ..."""
+        name = f"discarded_{self._setup.file_prefix}_{self._next_number:06d}"
         discarded, self._discarded = self._discarded, []
-        ends, self._discarded_ends = self._discarded_ends, []
+        part = f"_{self._discarded_files}" if self._discarded_files else ""
+        if not part:
+            for left_by_a_killed_run in folder.glob(f"{name}_*.parquet"):
+                left_by_a_killed_run.unlink()
+        self._discarded_files += bool(discarded)
+        return folder / f"{name}{part}.parquet", discarded
+
+    async def _write(self, batch: RolloutBatch, number: int, state: LedgerState) -> None:
         folder = self._setup.folder
         if folder is None:
             return
-        if discarded:
-            await asyncio.to_thread(
-                write_trajectories,
-                folder / f"discarded_{self._setup.file_prefix}_{number:06d}.parquet",
-                discarded,
-                metadata={"ends": json.dumps(ends)},
-            )
+        last_discarded = self._take_discarded(folder)
+        self._next_number, self._discarded_files = number + 1, 0
+        await _write_discarded(*last_discarded)
         metadata = {
             "ledger_state": json.dumps(state.to_dict()),
             "version": str(batch.version),
@@ -551,6 +571,13 @@ def _from_the_first_task(state: LedgerState, version: int) -> LedgerState:
     """What a ledger needs to begin the task list again and count on."""
     none_yet = dict.fromkeys(state.cursors, 0)
     return replace(state, version=version, cursors=none_yet, shares=none_yet, unfinished=())
+
+
+async def _write_discarded(path: Path, discarded: Sequence[tuple[Trajectory, str]]) -> None:
+    if discarded:
+        trajectories = [trajectory for trajectory, _ in discarded]
+        ends = json.dumps([end for _, end in discarded])
+        await asyncio.to_thread(write_trajectories, path, trajectories, metadata={"ends": ends})
 
 
 def _num_sampled(tokens: TokenArrays | None) -> int:

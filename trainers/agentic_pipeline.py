@@ -9,11 +9,12 @@ the ledger's business (`async_generation_ratio`).
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import json
 import signal
 import time
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,6 +106,18 @@ class RunFolder:
         return None
 
 
+def _interruptible(
+    part: Callable[[AgenticPipeline], Awaitable[Result]],
+) -> Callable[[AgenticPipeline], Awaitable[Result]]:
+    """A part of the run that may take long and loses nothing when the user asks to stop."""
+
+    @functools.wraps(part)
+    async def unless_stopped(pipeline: AgenticPipeline) -> Result:
+        return await pipeline.unless_stopped(part(pipeline))
+
+    return unless_stopped
+
+
 class AgenticPipeline:
     """One training run. `run` returns when `max_steps` batches are trained."""
 
@@ -134,6 +147,8 @@ class AgenticPipeline:
         if config.target_kl is not None and folder.checkpoint is not None:
             self._kl_coef = folder.checkpoint.state.kl_coef
         self._checkpointed_step = -1
+        self._has_trained = False
+        """From its first batch on this process has something to keep."""
         self._stop = asyncio.Event()
         self._started_at = time.monotonic()
 
@@ -164,6 +179,20 @@ class AgenticPipeline:
 
     # The steps of the algorithm
 
+    @_interruptible
+    async def start(self) -> None:
+        """Start everything, and load what the run continues from."""
+        self.display.phase("starting engines, workers and the trainer")
+        await self.cluster.start()
+        for note in algorithm_notes(self.config):
+            self.display.note(f"note: {note}")
+        if self.folder.checkpoint is not None:
+            await self.cluster.call(self.cluster.trainer.load(self.folder.checkpoint.folder.resolve()))
+            self.display.note(f"continuing {self.folder.path} from step {self.folder.first_step}")
+        if self.folder.batches:
+            self.display.note(f"{len(self.folder.batches)} batches on disk are trained first")
+
+    @_interruptible
     async def publish(self) -> None:
         """The trainer's weights to the engines, as version `step`.
 
@@ -174,6 +203,7 @@ class AgenticPipeline:
             to_rollouts = self.step not in self.folder.batches
             self._metrics |= await self.cluster.publish(self.step, to_rollouts=to_rollouts)
 
+    @_interruptible
     async def validate(self) -> None:
         """Play the held-out tasks under the present weights; training episodes wait meanwhile."""
         self.display.phase("evaluating on held-out tasks")
@@ -190,6 +220,7 @@ class AgenticPipeline:
         if result is not None:
             self.display.validation(result)
 
+    @_interruptible
     async def get_batch(self) -> RolloutBatch:
         """The next batch: one that an earlier process left on disk, or a new one."""
         self.display.phase("waiting for rollouts")
@@ -198,11 +229,12 @@ class AgenticPipeline:
             if on_disk is not None:
                 return read_batch(on_disk)
             request = self.cluster.rollouts.get_batch.remote(self.config.rollout_batch_size, self.step)
-            return await self._unless_stopped(self.cluster.call(self._showing_progress(request)))
+            return await self.cluster.call(self._showing_progress(request))
 
     async def train(self, batch: RolloutBatch) -> None:
         """Advantages and one trainer step. Failed episodes are left out, with their tokens."""
         self.display.phase("training")
+        self._has_trained = True
         trajectories = learnable(batch.trajectories)
         with self._timed("train", Track.TRAINER):
             scores = await self._scores(trajectories)
@@ -237,11 +269,12 @@ class AgenticPipeline:
         self._checkpointed_step = self.step
 
     def request_stop(self) -> None:
-        """End after the present step, with a checkpoint; asked again, end at once."""
+        """End as soon as nothing is lost, with a checkpoint of what was trained; asked again, end at once."""
         if self._stop.is_set():
             raise KeyboardInterrupt
         self._stop.set()
-        self.display.note("stopping with a checkpoint after this step; Ctrl-C again stops at once")
+        if self._has_trained:
+            self.display.note("stopping with a checkpoint; Ctrl-C again stops at once")
 
     # Around them
 
@@ -257,15 +290,16 @@ class AgenticPipeline:
             values = await cluster.call(cluster.trainer.values(token_ids(trajectories, with_end=True)))
         return ModelScores(logprobs=logprobs, reference_logprobs=reference_logprobs, values=values)
 
-    async def _unless_stopped(self, waiting: Awaitable[Result]) -> Result:
-        """Wait, unless the user asks to stop first: then write a checkpoint and end."""
+    async def unless_stopped(self, waiting: Awaitable[Result]) -> Result:
+        """Wait, unless the user asks to stop first: then keep what was trained in a checkpoint, and end."""
         answer, stop = asyncio.ensure_future(waiting), asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({answer, stop}, return_when=asyncio.FIRST_COMPLETED)
         if answer.done():
             stop.cancel()
             return answer.result()
         answer.cancel()
-        await self.checkpoint()
+        if self._has_trained:
+            await self.checkpoint()
         raise Interrupted(f"stopped before step {self.step + 1}; the same command continues from there")
 
     async def _showing_progress(self, request: Awaitable[Result]) -> Result:
@@ -419,15 +453,7 @@ async def _run(config: RunConfig, folder: RunFolder, model: Path) -> None:
             loop.add_signal_handler(signal_number, pipeline.request_stop)
         display.note(f"run folder: {folder.path}; look inside with: envsdk view {folder.path}")
         try:
-            display.phase("starting engines, workers and the trainer")
-            await cluster.start()
-            for note in algorithm_notes(config):
-                display.note(f"note: {note}")
-            if folder.checkpoint is not None:
-                await cluster.call(cluster.trainer.load(folder.checkpoint.folder.resolve()))
-                display.note(f"continuing {folder.path} from step {folder.first_step}")
-            if folder.batches:
-                display.note(f"{len(folder.batches)} batches on disk are trained first")
+            await pipeline.start()
             await pipeline.run()
         except BaseException:
             # What went wrong is what the user must see, not a report that could not be written either.

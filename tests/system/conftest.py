@@ -167,6 +167,7 @@ def start_rollouts(running_ray: None, tokenizer_folder: Path) -> Iterator[StartR
         begin: bool = True,
         group_filters: Sequence[str] = (),
         max_filtered_groups: int = 1000,
+        discarded_per_file: int = 256,
         **ledger: Any,
     ) -> Rollouts:
         setups = {setup.tag: setup for setup in tags or [toy_tag("Toy")]}
@@ -202,6 +203,7 @@ def start_rollouts(running_ray: None, tokenizer_folder: Path) -> Iterator[StartR
             stop_grace_s=stop_grace_s,
             group_filters=group_filters,
             max_filtered_groups=max_filtered_groups,
+            discarded_per_file=discarded_per_file,
         )
         before = worker_processes()
         actor = ray.remote(num_cpus=0, max_restarts=0)(RolloutScheduler).remote(setup, state)
