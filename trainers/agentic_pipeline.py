@@ -14,15 +14,19 @@ import itertools
 import json
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
+
 from envsdk.atomic import make_folder, write_atomically
-from envsdk.config.loading import LoadedConfig
-from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
+from envsdk.config.loading import LoadedConfig, leaves
+from envsdk.config.models import RunConfig
+from envsdk.config.problems import dotted
+from envsdk.config.validation import shown
 from envsdk.failures import ConfigurationError, EnvsdkError, Interrupted
 from envsdk.file_lock import locked
 from envsdk.managers.ledger_types import LedgerState
@@ -41,9 +45,11 @@ from envsdk.trainers.cluster import Cluster
 from envsdk.trainers.engine_metrics import EngineMetrics
 from envsdk.trainers.notes import algorithm_notes
 from envsdk.trainers.rollout_metrics import num_sampled_tokens, rollout_metrics, validation_metrics
+from envsdk.trainers.run_origin import check_seed, model_of_run
 from envsdk.trajectory import Trajectory
 
 TRAJECTORIES = "trajectories"
+CONFIG_FILE = "config.yaml"
 LOCK_PATIENCE_S = 5.0
 """A process that was just killed may need a moment to end."""
 Result = TypeVar("Result")
@@ -55,6 +61,8 @@ class RunFolder:
 
     path: Path
     checkpoint: Checkpoint | None
+    has_begun: bool = False
+    """It holds a checkpoint of this run, or batches."""
     batches: dict[int, Path] = field(default_factory=dict)
     """Batches on disk that the checkpoint has not trained, by step."""
     state: LedgerState | None = None
@@ -80,16 +88,14 @@ class RunFolder:
                 f"set resume: auto to continue it, or remove the folder"
             )
         is_own = checkpoint is not None and checkpoint.folder.resolve().is_relative_to(path.resolve())
-        if checkpoint is not None and is_own and checkpoint.state.seed != config.seed:
-            raise ConfigurationError(
-                f"seed: {config.seed}, but the run in {path} has seed {checkpoint.state.seed}; "
-                f"set that to continue it, or choose another exp_name"
-            )
+        if checkpoint is not None and is_own:
+            check_seed(config, checkpoint.state.seed)
         make_folder(trajectories)
-        folder = cls(path=path, checkpoint=checkpoint)
+        folder = cls(path=path, checkpoint=checkpoint, has_begun=is_own)
         step = folder.first_step
         while (batch := trajectories / f"step_{step:06d}.parquet").is_file():
             folder.batches[step] = batch
+            folder.has_begun = True
             step += 1
         newest = folder.ledger_before(step)
         folder.state = None if newest is None else LedgerState.from_dict(newest)
@@ -127,7 +133,6 @@ class AgenticPipeline:
         folder: RunFolder,
         cluster: Cluster,
         *,
-        model: Path,
         tracker: Tracker,
         timeline: Timeline,
         display: ProgressDisplay,
@@ -135,7 +140,6 @@ class AgenticPipeline:
         self.config = config
         self.folder = folder
         self.cluster = cluster
-        self.model = model
         self.tracker = tracker
         self.timeline = timeline
         self.display = display
@@ -253,7 +257,6 @@ class AgenticPipeline:
         state = RunState(
             step=self.step,
             seed=self.config.seed,
-            model=str(self.model),
             kl_coef=self._kl_coef,
             ledger=self.folder.ledger_before(self.step),
         )
@@ -413,11 +416,24 @@ def _train(loaded: LoadedConfig) -> None:
     if folder.first_step >= config.max_steps:
         print(f"{folder.path} has all {config.max_steps} steps; raise max_steps or choose another exp_name.")
         return
-    write_atomically(folder.path / "config.yaml", loaded.resolved_yaml().encode())
-    model = initial_model(config)
+    model = model_of_run(config, has_begun=folder.has_begun)
+    changes = changed_settings(folder, loaded) if folder.has_begun else []
+    write_atomically(folder.path / CONFIG_FILE, loaded.resolved_yaml().encode())
     keep_tokenizer(model, folder.path)
     with ray_runtime(config.ray):
-        asyncio.run(_run(config, folder, model))
+        asyncio.run(_run(config, folder, model, changes))
+
+
+def changed_settings(folder: RunFolder, loaded: LoadedConfig) -> list[str]:
+    """`key: before -> now` of what the run was last started with and is continued with."""
+    file = folder.path / CONFIG_FILE
+    before = leaves(yaml.safe_load(file.read_text())) if file.is_file() else {}
+    now = leaves(yaml.safe_load(loaded.resolved_yaml()))
+    return [
+        f"{dotted(path)}: {shown(before.get(path))} -> {shown(now.get(path))}"
+        for path in dict.fromkeys([*before, *now])
+        if before.get(path) != now.get(path) and before
+    ]
 
 
 def keep_tokenizer(model: Path, folder: Path) -> None:
@@ -427,16 +443,7 @@ def keep_tokenizer(model: Path, folder: Path) -> None:
         write_atomically(folder / tokenizer.name, tokenizer.read_bytes())
 
 
-def initial_model(config: RunConfig) -> Path:
-    """Folder of the model that the run begins with; the embedded default is made where it is not there."""
-    if config.pretrain != EMBEDDED_DEFAULT:
-        return Path(config.pretrain).expanduser().resolve()
-    from envsdk.trainers.warm_start import prepare_policy
-
-    return prepare_policy(config)
-
-
-async def _run(config: RunConfig, folder: RunFolder, model: Path) -> None:
+async def _run(config: RunConfig, folder: RunFolder, model: Path, changes: Sequence[str]) -> None:
     trajectories = (folder.path / TRAJECTORIES).resolve()
     with ExitStack() as stack:
         display = stack.enter_context(ProgressDisplay(config.exp_name, max_steps=config.max_steps))
@@ -446,11 +453,13 @@ async def _run(config: RunConfig, folder: RunFolder, model: Path) -> None:
         tracker.rewind(folder.first_step - 1)
         cluster = Cluster(config, model=model, trajectories=trajectories, state=folder.state)
         pipeline = AgenticPipeline(
-            config, folder, cluster, model=model, tracker=tracker, timeline=timeline, display=display
+            config, folder, cluster, tracker=tracker, timeline=timeline, display=display
         )
         loop = asyncio.get_running_loop()
         for signal_number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(signal_number, pipeline.request_stop)
+        for change in changes:
+            display.note(f"other settings than before: {change}")
         display.note(f"run folder: {folder.path}; look inside with: envsdk view {folder.path}")
         try:
             await pipeline.start()

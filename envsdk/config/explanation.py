@@ -8,17 +8,20 @@ from typing import Any
 
 import yaml
 
-from envsdk.config.loading import DEFAULT, LoadedConfig, leaf_paths
+from envsdk.config.loading import DEFAULT, LoadedConfig, leaves
 from envsdk.config.models import EnvManagerArgs, Role, RunConfig, TrainerRole
 from envsdk.config.plugins import SharesOutRanks, runs_on_several_ranks, settings_model, settings_sections
-from envsdk.config.problems import KeyPath, dotted
+from envsdk.config.problems import dotted
 
 _VALUE_WIDTH = 44
 
 
 def explain(loaded: LoadedConfig) -> str:
     """Plain text: one line per key with its value and origin, then what is derived."""
-    rows = [(dotted(path), _short(value), loaded.provenance[dotted(path)]) for path, value in _leaves(loaded)]
+    rows = [
+        (dotted(path), _short(value), loaded.provenance[dotted(path)])
+        for path, value in leaves(loaded.config.as_dict()).items()
+    ]
     for section, defaults in _plugin_defaults(loaded.config):
         after = max(i for i, row in enumerate(rows) if row[0].startswith(section))
         rows[after + 1 : after + 1] = [
@@ -115,15 +118,6 @@ def _engines(config: RunConfig) -> str:
     fewest, most = infer.engines_between
     elastic = f", {fewest} to {most} as the queue asks" if fewest < most else ""
     return f"{infer.num_engines} {infer.strategy_args.strategy_name} engine{plural}{elastic}"
-
-
-def _leaves(loaded: LoadedConfig) -> Iterator[tuple[KeyPath, Any]]:
-    data = loaded.config.as_dict()
-    for path in leaf_paths(data):
-        value: Any = data
-        for part in path:
-            value = value[part]
-        yield path, value
 
 
 def _plugin_defaults(config: RunConfig) -> Iterator[tuple[str, list[tuple[str, Any, str]]]]:

@@ -127,6 +127,17 @@ def leaf_paths(data: Mapping[str, Any], prefix: KeyPath = ()) -> Iterator[KeyPat
             yield path
 
 
+def leaves(data: Mapping[str, Any]) -> dict[KeyPath, Any]:
+    """The values at `leaf_paths`."""
+    found: dict[KeyPath, Any] = {}
+    for path in leaf_paths(data):
+        value: Any = data
+        for part in path:
+            value = value[part]
+        found[path] = value
+    return found
+
+
 class _Reading:
     """Files and overrides read so far, and where each key was last written."""
 
