@@ -25,7 +25,7 @@ from pathlib import Path
 
 import ray
 from ideal_schedule import simulate, simulate_group_queues
-from orchestration import SPEC, actor, worker_setups, write_toy_tokenizer
+from orchestration import SPEC, actor, publish_weights, worker_setups, write_toy_tokenizer
 
 from envsdk.config.models import RayArgs
 from envsdk.inference.engine import EngineConfig
@@ -92,7 +92,7 @@ async def run(
         batch = await scheduler.get_batch.remote(config.batch_size)
         max_staleness = max(max_staleness, *(batch.version - t.oldest_version for t in batch.trajectories))
         await asyncio.sleep(options.train_s)
-        await engine.update_weights.remote({}, version, "continue")
+        await publish_weights(engine, version)
         await scheduler.publish.remote(version)
         step_ends.append(time.perf_counter())
     await scheduler.close.remote()

@@ -118,8 +118,10 @@ class Rollouts:
         self.publish(version)
 
     def update_engines(self, version: int) -> None:
-        updates = [e.update_weights.remote({}, version, "continue") for e in self.engines.values()]
-        ray.get(updates, timeout=PATIENCE_S)
+        update = f"update {version}"
+        begun = [e.begin_update.remote(update, version, "continue") for e in self.engines.values()]
+        ray.get(begun, timeout=PATIENCE_S)
+        ray.get([e.complete_update.remote(update) for e in self.engines.values()], timeout=PATIENCE_S)
 
     def num_prompt_tokens(self) -> int:
         looks = ray.get([engine.health.remote() for engine in self.engines.values()], timeout=PATIENCE_S)
