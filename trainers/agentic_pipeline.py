@@ -1,6 +1,7 @@
 """AgenticPipeline: train a policy on rollouts of agents.
 
-    publish weights -> validate if due -> get_batch -> advantages -> train -> checkpoint if due
+    publish weights -> validate if due -> rollout_scheduler.get_batch() -> advantages -> train
+    -> checkpoint if due
 
 The loop is the same for synchronous and asynchronous runs; how far generation runs ahead of it is
 the ledger's business (`async_generation_ratio`).
@@ -25,6 +26,7 @@ import yaml
 from envsdk.atomic import make_folder, write_atomically
 from envsdk.config.loading import LoadedConfig, leaves
 from envsdk.config.models import RunConfig
+from envsdk.config.notes import algorithm_notes
 from envsdk.config.problems import dotted
 from envsdk.config.validation import shown
 from envsdk.failures import ConfigurationError, EnvsdkError, Interrupted
@@ -43,7 +45,6 @@ from envsdk.trainers.checkpoints import FOLDER as CHECKPOINTS
 from envsdk.trainers.checkpoints import Checkpoint, RunState, find_checkpoint, write_checkpoint
 from envsdk.trainers.cluster import Cluster
 from envsdk.trainers.engine_metrics import EngineMetrics
-from envsdk.trainers.notes import algorithm_notes
 from envsdk.trainers.rollout_metrics import num_sampled_tokens, rollout_metrics, validation_metrics
 from envsdk.trainers.run_origin import check_seed, model_of_run
 from envsdk.trajectory import Trajectory
@@ -214,10 +215,10 @@ class AgenticPipeline:
         pause = self.config.validation == "pause"
         with self._timed("validate", Track.VALIDATION):
             if pause:
-                await self.cluster.call(self.cluster.rollouts.suspend.remote())
+                await self.cluster.call(self.cluster.rollout_scheduler.suspend.remote())
             batch = await self.cluster.validate(self.step, self.step)
             if pause:
-                await self.cluster.call(self.cluster.rollouts.resume.remote())
+                await self.cluster.call(self.cluster.rollout_scheduler.resume.remote())
         metrics = self.validations[self.step] = validation_metrics(batch)
         self._metrics |= metrics
         result = Validation.from_metrics(metrics, step=self.step)
@@ -232,7 +233,8 @@ class AgenticPipeline:
         with self._timed("wait_batch", Track.TRAINER, name="wait"):
             if on_disk is not None:
                 return read_batch(on_disk)
-            request = self.cluster.rollouts.get_batch.remote(self.config.rollout_batch_size, self.step)
+            rollout_scheduler = self.cluster.rollout_scheduler
+            request = rollout_scheduler.get_batch.remote(self.config.rollout_batch_size, self.step)
             return await self.cluster.call(self._showing_progress(request))
 
     async def train(self, batch: RolloutBatch) -> None:
@@ -310,7 +312,7 @@ class AgenticPipeline:
         while not answer.done():
             await asyncio.wait({answer}, timeout=0.5)
             if not answer.done():
-                ready = await self.cluster.rollouts.num_ready.remote()
+                ready = await self.cluster.rollout_scheduler.num_ready.remote()
                 self.display.rollouts(ready=ready, needed=self.config.rollout_batch_size)
         return answer.result()
 
