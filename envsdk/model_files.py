@@ -7,9 +7,24 @@ import json
 import os
 from pathlib import Path
 
+from envsdk.failures import ConfigurationError
+
 _LENGTH_BYTES = 8
 _LONGEST_HEADER = 100_000_000
 _DIGEST_BYTES = 1 << 20
+
+
+def is_model_folder(folder: Path) -> bool:
+    """Whether it is a Hugging Face folder."""
+    return (folder / "config.json").is_file()
+
+
+def require_model_folder(folder: Path) -> None:
+    """ConfigurationError when it is none."""
+    if not is_model_folder(folder):
+        raise ConfigurationError(
+            f"pretrain: {folder} is no Hugging Face model folder: it holds no config.json"
+        )
 
 
 def weights_problem(folder: Path) -> str | None:

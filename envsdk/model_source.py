@@ -18,7 +18,7 @@ from envsdk.config.plugins import settings_model
 from envsdk.extras import require
 from envsdk.failures import ConfigurationError
 from envsdk.inference.settings import StrictSettings
-from envsdk.model_files import content_digest, weights_problem
+from envsdk.model_files import content_digest, is_model_folder, weights_problem
 from envsdk.plugins import load_plugin
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def find_model_folder(path: Path) -> Path:
     path = path.expanduser()
     checkpoints = sorted(path.glob("checkpoints/step_*"))
     for candidate in (path, path / "model", *(checkpoint / "model" for checkpoint in checkpoints[-1:])):
-        if (candidate / "config.json").is_file():
+        if is_model_folder(candidate):
             if problem := weights_problem(candidate):
                 raise ConfigurationError(f"--model: {problem}")
             return candidate

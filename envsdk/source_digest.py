@@ -16,11 +16,11 @@ _ELSEWHERE = frozenset({"gymnasium", *sys.stdlib_module_names})
 
 
 def source_digest(objects: Iterable[Any], named_in: Any = ()) -> str:
-    """Changes with any `.py` file of the packages in which classes (with their bases) or functions are defined.
+    """Changes with any `.py` file of the packages that define these classes, their bases or these functions.
 
-    `named_in` is a value of nested lists and mappings: what texts such as `package.module:name` in it refer to
-    counts as well. envsdk's own environments and adapters count one package at a time; its kernel does not
-    count. Data files and other installed packages that the code imports are not looked at.
+    `named_in` holds nested lists and mappings: what texts such as `package.module:name` in it refer to counts
+    as well. envsdk's own environments and adapters count one package at a time; its kernel does not count.
+    Data files and other installed packages that the code imports are not looked at.
     """
     modules = {module for each in objects for module in _modules_of(each)} | set(_named(named_in))
     digest = hashlib.sha256()

@@ -457,7 +457,7 @@ class RolloutScheduler:
         )
 
     def _take_discarded(self, folder: Path) -> tuple[Path, list[tuple[Trajectory, str]]]:
-        """What is to be written now, and where: `discarded_step_000003.parquet`, then `..._000003_1` ..."""
+        """What is to be written now, and where: files of one batch after the first end in 1, 2 ..."""
         name = f"discarded_{self._setup.file_prefix}_{self._next_number:06d}"
         discarded, self._discarded = self._discarded, []
         part = f"_{self._discarded_files}" if self._discarded_files else ""

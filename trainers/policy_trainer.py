@@ -15,26 +15,20 @@ from __future__ import annotations
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ValidationError
 
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.loss_settings import uses_proximal
-from envsdk.config.problems import describe
-from envsdk.config.validation import problems_in
 from envsdk.failures import ConfigurationError, TrainerError
 from envsdk.trainers.objective import Objective
 from envsdk.trainers.packing import Row, make_row
 from envsdk.trainers.train_rows import BatchRows, TrainRow, check_sequences
 from envsdk.trainers.train_tally import TrainTally
 from envsdk.training import TrainBatch, Trainer, TrainerConfig
-
-Settings = TypeVar("Settings", bound=BaseModel)
 
 
 class ScoreKind(StrEnum):
@@ -169,12 +163,3 @@ class PolicyTrainer(Trainer):
         for index, values in zip(filled, scores, strict=True):
             results[index][1:] = values
         return results
-
-
-def validated(kind: type[Settings], values: Mapping[str, Any], section: str) -> Settings:
-    """`values` as `kind`; ConfigurationError names the section, the key and the nearest known one."""
-    try:
-        return kind.model_validate(dict(values))
-    except ValidationError as error:
-        problems = list(problems_in(error, kind))
-        raise ConfigurationError(describe(problems, source=section, origin=lambda _: "")) from error

@@ -8,9 +8,10 @@ reinforcement learning needs: successes to reinforce, and room above them.
 
     folder = prepare_policy(load_config("agentic_async.yaml").config)
 
-The folder is named by a hash of all that decides its content, the sources of the environments included, in `$ENVSDK_CACHE`, or `envsdk` in the user's
-cache folder. It is written beside and renamed, so what is there is whole; processes that want the
-same policy wait for the one that makes it. A kill costs at most the cloning: demonstrations are kept.
+The folder is named by a hash of all that decides its content, the environments' sources among it, in
+`$ENVSDK_CACHE`, or `envsdk` in the user's cache folder. It is written beside and renamed, so what is there is
+whole; processes that want the same policy wait for the one that makes it. A kill costs at most the cloning:
+demonstrations are kept.
 """
 
 from __future__ import annotations

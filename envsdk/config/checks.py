@@ -31,7 +31,7 @@ from envsdk.config.validation import problems_in
 from envsdk.env import EnvSpec, Isolation
 from envsdk.failures import ConfigurationError
 from envsdk.inference.settings import StrictSettings
-from envsdk.model_files import weights_problem
+from envsdk.model_files import is_model_folder, weights_problem
 from envsdk.plugins import plugin_names
 from envsdk.prompts import PLACEHOLDERS
 
@@ -406,7 +406,7 @@ def _folders(config: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 ("pretrain",), f"there is no folder {folder}{fetch}, or `{EMBEDDED_DEFAULT}` for the tiny one"
             )
-        elif not (folder / "config.json").is_file():
+        elif not is_model_folder(folder):
             yield Problem(("pretrain",), f"{folder} holds no config.json: it is no Hugging Face model folder")
         elif problem := weights_problem(folder):
             yield Problem(("pretrain",), problem)

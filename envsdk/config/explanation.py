@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,17 @@ import yaml
 
 from envsdk.config.loading import DEFAULT, LoadedConfig, leaves
 from envsdk.config.models import EnvManagerArgs, Role, RunConfig, TrainerRole
+from envsdk.config.notes import algorithm_notes
 from envsdk.config.plugins import SharesOutRanks, runs_on_several_ranks, settings_model, settings_sections
 from envsdk.config.problems import dotted
 
 _VALUE_WIDTH = 44
+_NOTE_WIDTH = 110
 
 
 def explain(loaded: LoadedConfig) -> str:
-    """Plain text: one line per key with its value and origin, then what is derived."""
+    """Plain text: one line per key with its value and origin, what is derived, and what the algorithm does
+    not do."""
     rows = [
         (dotted(path), _short(value), loaded.provenance[dotted(path)])
         for path, value in leaves(loaded.config.as_dict()).items()
@@ -36,8 +40,17 @@ def explain(loaded: LoadedConfig) -> str:
             "",
             "Derived",
             *_aligned(derived(loaded.config)),
+            *_notes(loaded.config),
         ]
     )
+
+
+def _notes(config: RunConfig) -> Iterator[str]:
+    found = algorithm_notes(config)
+    if found:
+        yield from ("", "Notes")
+    for note in found:
+        yield textwrap.fill(note, _NOTE_WIDTH, initial_indent="- ", subsequent_indent="  ")
 
 
 def derived(config: RunConfig) -> list[tuple[str, str]]:

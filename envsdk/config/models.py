@@ -32,6 +32,7 @@ from pydantic import (
 from envsdk import run_limits
 from envsdk.algorithms.args import AlgorithmArgs, AlgorithmKeys
 from envsdk.config.ranges import parse_index_list
+from envsdk.config.validation import NAME_PATTERN
 
 EMBEDDED_DEFAULT = "embedded_default"
 """Value of `pretrain` that stands for the tiny warm-started policy."""
@@ -352,7 +353,7 @@ class RayArgs(Section):
 class RunConfig(AlgorithmKeys, Section):
     """One run: the top level of the YAML file. The algorithm's keys are those of `AlgorithmKeys`."""
 
-    exp_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    exp_name: Annotated[str, Field(pattern=NAME_PATTERN)]
     """Name of the run's folder under `output_dir`: letters, digits, `.`, `_` and `-`."""
     seed: NonNegativeInt = 42
     """Everything random follows from it."""

@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
+from envsdk.config.validation import validated
 from envsdk.failures import ConfigurationError
 from envsdk.inference.continuation import spans_within
 from envsdk.inference.engine import (
@@ -46,7 +47,7 @@ from envsdk.inference.engine import (
     WeightReference,
 )
 from envsdk.inference.refusals import in_use, refused, why_impossible
-from envsdk.inference.settings import StrictSettings, parse_settings
+from envsdk.inference.settings import StrictSettings
 from envsdk.trajectory import VersionSpan
 
 Rate = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -204,7 +205,7 @@ class MockEngine(Engine):
     def create(cls, config: EngineConfig) -> MockEngine:
         if config.sequence_length < 2:
             raise ConfigurationError(f"sequence_length is {config.sequence_length}; it must be at least 2")
-        settings = parse_settings(MockSettings, config.strategy_config, engine="mock")
+        settings = validated(MockSettings, config.strategy_config, "strategy_config of engine `mock`")
         return cls(config, settings)
 
     async def start(self) -> None:

@@ -143,7 +143,7 @@ class EngineSuite(StructureTests, AdapterTests):
         self.run(test)
 
     def test_an_unknown_setting_is_refused_with_the_nearest_known_one(self) -> None:
-        with pytest.raises(ConfigurationError, match=f"`{self.unknown_key}`.*`{self.nearest_key}`"):
+        with pytest.raises(ConfigurationError, match=f"{self.unknown_key}: .*`{self.nearest_key}`"):
             self.make_engine(strategy_config={self.unknown_key: 1})
 
     # ---- abort

@@ -17,6 +17,7 @@ from scripted_core import ScriptedCore
 from vllm_models import make_model, save_model
 
 from envsdk.config import load_config
+from envsdk.config.validation import validated
 from envsdk.failures import ConfigurationError, EngineError
 from envsdk.inference.adapter import A_SUFFIX, B_SUFFIX
 from envsdk.inference.engine import (
@@ -30,7 +31,6 @@ from envsdk.inference.engine import (
     SamplingParams,
     WeightReference,
 )
-from envsdk.inference.settings import parse_settings
 from envsdk.inference.vllm.engine import VLLMEngine
 from envsdk.inference.vllm.engine_arg_names import ENGINE_ARG_NAMES
 from envsdk.inference.vllm.settings import SET_BY_ENGINE, VLLMSettings, end_token, engine_args
@@ -65,7 +65,7 @@ class TestAdapterConforms(EngineSuite):
 
     def make_engine(self, **changes: Any) -> Engine:
         config = self.config(**changes)
-        settings = parse_settings(VLLMSettings, config.strategy_config, engine="vllm")
+        settings = validated(VLLMSettings, config.strategy_config, "strategy_config")
         core = ScriptedCore(token_s=self.long_reply_s / self.long_reply)
         return VLLMEngine(core, config=config, settings=settings)
 
@@ -76,7 +76,7 @@ class TestAdapterConforms(EngineSuite):
 
 def engine_on(core: ScriptedCore, folder: Path, **settings: Any) -> VLLMEngine:
     config = EngineConfig(model=folder, sequence_length=64, max_running=2, strategy_config=settings)
-    return VLLMEngine(core, config=config, settings=parse_settings(VLLMSettings, settings, engine="vllm"))
+    return VLLMEngine(core, config=config, settings=validated(VLLMSettings, settings, "strategy_config"))
 
 
 def request(name: str, num_tokens: int = 4, **sampling: Any) -> GenerationRequest:
@@ -265,7 +265,7 @@ def test_known_arguments_of_vllm_pass_through_and_absent_ones_are_its_own(folder
         seed=3,
         strategy_config={"block_size": 64, "swa_bounded_replay": True, "logprobs": "raw"},
     )
-    settings = parse_settings(VLLMSettings, config.strategy_config, engine="vllm")
+    settings = validated(VLLMSettings, config.strategy_config, "strategy_config")
     args = engine_args(config, settings, on_cpu=False)
     assert args["max_model_len"] == 100
     assert (args["max_num_seqs"], args["seed"], args["block_size"]) == (7, 3, 64)
@@ -287,7 +287,7 @@ def test_on_a_cpu_it_starts_small_and_exact(folder: Path) -> None:
 def test_prompts_are_not_cut_on_a_cpu(folder: Path) -> None:
     config = EngineConfig(model=folder, sequence_length=100)
     assert engine_args(config, VLLMSettings(), on_cpu=True)["enable_chunked_prefill"] is False
-    settings = parse_settings(VLLMSettings, {"enable_chunked_prefill": True}, engine="vllm")
+    settings = validated(VLLMSettings, {"enable_chunked_prefill": True}, "strategy_config")
     assert engine_args(config, settings, on_cpu=False)["enable_chunked_prefill"] is True
     with pytest.raises(ConfigurationError, match="breaks down on a CPU"):
         engine_args(config, settings, on_cpu=True)
@@ -302,8 +302,8 @@ def test_a_context_shorter_than_the_sequences_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize("name", sorted(SET_BY_ENGINE))
 def test_what_follows_from_the_run_is_refused_with_what_it_follows_from(name: str) -> None:
     assert name in ENGINE_ARG_NAMES
-    with pytest.raises(ConfigurationError, match=f"`{name}`.*cannot be set here"):
-        parse_settings(VLLMSettings, {name: "x"}, engine="vllm")
+    with pytest.raises(ConfigurationError, match=f"{name}: .*cannot be set here"):
+        validated(VLLMSettings, {name: "x"}, "strategy_config")
 
 
 def test_a_misspelled_argument_is_refused_before_the_run_starts() -> None:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from envsdk.config.validation import validated
 from envsdk.failures import Boundary, ConfigurationError, EngineError, Failure
 from envsdk.inference.adapter import Adapter, told_apart
 from envsdk.inference.embedded.batch import Batch, empty_result
@@ -42,7 +43,7 @@ from envsdk.inference.engine import (
     WeightReference,
 )
 from envsdk.inference.refusals import in_use, refused, why_impossible
-from envsdk.inference.settings import parse_settings
+from envsdk.model_files import require_model_folder
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _DEFAULT_CACHE_BYTES = 1 << 30
@@ -105,12 +106,11 @@ class EmbeddedEngine(Engine):
 
     @classmethod
     def create(cls, config: EngineConfig) -> EmbeddedEngine:
-        settings = parse_settings(EmbeddedSettings, config.strategy_config, engine="embedded")
+        settings = validated(EmbeddedSettings, config.strategy_config, "strategy_config of engine `embedded`")
         folder = config.model
         if folder is None:
             raise ConfigurationError("engine `embedded` needs a model: give a Hugging Face folder")
-        if not (folder / "config.json").is_file():
-            raise ConfigurationError(f"{folder} is not a Hugging Face model folder: it has no config.json")
+        require_model_folder(folder)
         try:
             decoder = _load(folder, config, settings)
         except EngineError as error:

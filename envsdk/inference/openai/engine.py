@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from envsdk.config.validation import validated
 from envsdk.failures import ConfigurationError, EngineError
 from envsdk.inference.engine import (
     Engine,
@@ -41,9 +42,8 @@ from envsdk.inference.openai.settings import OpenAISettings
 from envsdk.inference.openai.wire import Delta, completion_body, read_event, why_inexpressible
 from envsdk.inference.refusals import bad_structure, in_use, refused, why_impossible
 from envsdk.inference.remote.failures import ReplyRefused, Unavailable, wait_s
-from envsdk.inference.remote.http import api_key_of
 from envsdk.inference.remote.requests import Answer, WaitingRequests, result_of
-from envsdk.inference.settings import parse_settings
+from envsdk.inference.settings import api_key_of
 from envsdk.trajectory import VersionSpan
 
 VERSION = 0
@@ -99,8 +99,12 @@ class OpenAIEngine(Engine):
     def create(cls, config: EngineConfig) -> OpenAIEngine:
         if config.sequence_length < 2:
             raise ConfigurationError(f"sequence_length is {config.sequence_length}; it must be at least 2")
-        settings = parse_settings(OpenAISettings, config.strategy_config, engine="openai")
-        return cls(config, settings, api_key_of(settings.api_key_env, engine="openai"))
+        settings = validated(OpenAISettings, config.strategy_config, "strategy_config of engine `openai`")
+        return cls(
+            config,
+            settings,
+            api_key_of(settings.api_key_env, where="strategy_config.api_key_env of engine `openai`"),
+        )
 
     async def start(self) -> None:
         """Ask the server for a few tokens, to see that it gives what the contract promises.

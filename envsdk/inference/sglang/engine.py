@@ -24,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from envsdk.config.validation import validated
 from envsdk.failures import ConfigurationError, EngineError
 from envsdk.inference.engine import (
     Engine,
@@ -39,9 +40,8 @@ from envsdk.inference.engine import (
 )
 from envsdk.inference.refusals import in_use, refused, why_impossible
 from envsdk.inference.remote.failures import ReplyRefused, Unavailable, wait_s
-from envsdk.inference.remote.http import api_key_of
 from envsdk.inference.remote.requests import Answer, WaitingRequests, result_of
-from envsdk.inference.settings import parse_settings
+from envsdk.inference.settings import api_key_of
 from envsdk.inference.sglang.connection import Connection
 from envsdk.inference.sglang.reply import Reply
 from envsdk.inference.sglang.server_weights import NewWeights, ServerWeights
@@ -55,6 +55,7 @@ from envsdk.inference.sglang.wire import (
     why_unsupported,
 )
 from envsdk.inference.weight_shapes import shapes_in
+from envsdk.model_files import require_model_folder
 
 LOOK_S = 2.0
 """Between two looks at the server."""
@@ -109,16 +110,20 @@ class SGLangEngine(Engine):
     def create(cls, config: EngineConfig) -> SGLangEngine:
         if config.sequence_length < 2:
             raise ConfigurationError(f"sequence_length is {config.sequence_length}; it must be at least 2")
-        settings = parse_settings(SGLangSettings, config.strategy_config, engine="sglang")
+        settings = validated(SGLangSettings, config.strategy_config, "strategy_config of engine `sglang`")
         if config.model is None and settings.base_url is None:
             raise ConfigurationError("engine `sglang` needs a model: set `pretrain` to a Hugging Face folder")
         if settings.python is not None and shutil.which(settings.python) is None:
             raise ConfigurationError(
                 f"strategy_config of engine `sglang`: `python` is {settings.python}, which cannot be run"
             )
-        if config.model is not None and not (config.model / "config.json").is_file():
-            raise ConfigurationError(f"{config.model} is no Hugging Face folder: it has no config.json")
-        return cls(config, settings, api_key_of(settings.api_key_env, engine="sglang"))
+        if config.model is not None:
+            require_model_folder(config.model)
+        return cls(
+            config,
+            settings,
+            api_key_of(settings.api_key_env, where="strategy_config.api_key_env of engine `sglang`"),
+        )
 
     # ---- beginning and end
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from envsdk.config.validation import validated
 from envsdk.failures import Boundary, ConfigurationError, EngineError, Failure
 from envsdk.inference.adapter import Adapter, told_apart
 from envsdk.inference.engine import (
@@ -34,7 +35,6 @@ from envsdk.inference.engine import (
 )
 from envsdk.inference.refusals import bad_structure, in_use, refused
 from envsdk.inference.remote.requests import Answer, WaitingRequests, result_of
-from envsdk.inference.settings import parse_settings
 from envsdk.inference.vllm.adapter_folder import AdapterFolder, no_adapter
 from envsdk.inference.vllm.core import AsyncLLMCore, Core
 from envsdk.inference.vllm.settings import DEFAULT_MAX_LORA_RANK, VLLMSettings, end_token
@@ -47,6 +47,7 @@ from envsdk.inference.vllm.translate import (
 )
 from envsdk.inference.weight_shapes import shapes_in
 from envsdk.inference.weight_tensors import as_tensors
+from envsdk.model_files import require_model_folder
 
 
 @dataclass(slots=True)
@@ -117,12 +118,11 @@ class VLLMEngine(Engine):
 
     @classmethod
     def create(cls, config: EngineConfig) -> VLLMEngine:
-        settings = parse_settings(VLLMSettings, config.strategy_config, engine="vllm")
+        settings = validated(VLLMSettings, config.strategy_config, "strategy_config of engine `vllm`")
         folder = config.model
         if folder is None:
             raise ConfigurationError("engine `vllm` needs a model: give a Hugging Face folder")
-        if not (folder / "config.json").is_file():
-            raise ConfigurationError(f"{folder} is not a Hugging Face model folder: it has no config.json")
+        require_model_folder(folder)
         core = AsyncLLMCore.open(config, settings)
         try:
             return cls(core, config=config, settings=settings)
