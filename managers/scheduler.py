@@ -169,8 +169,6 @@ class RolloutScheduler:
         """By worker: deaths nobody knows the reason of, since the last batch or since an episode of it ended
         well."""
 
-    # What the pipeline calls
-
     async def start(self) -> None:
         """Start the workers and wait until each has checked in."""
         me = ray.get_runtime_context().current_actor
@@ -277,8 +275,6 @@ class RolloutScheduler:
         for worker in self._workers.values():
             ray.kill(worker.actor)
 
-    # What the workers call
-
     async def exchange(self, worker_id: str, number: int, messages: Sequence[FromWorker]) -> list[ToWorker]:
         """Take in what a worker has finished and wait for something for it to do."""
         worker = self._workers[worker_id.partition("#")[0]]
@@ -297,8 +293,6 @@ class RolloutScheduler:
         if worker.worker_id == worker_id:
             worker.has_said_why = True
             self._heard(worker, message, time.monotonic())
-
-    # Events into the ledger
 
     def _check_in(self, worker: _Worker, now: float) -> None:
         worker.checked_in = True
@@ -342,8 +336,6 @@ class RolloutScheduler:
                 lease_id, now, oldest_version=trajectory.oldest_version, failed=failure is not None
             )
         )
-
-    # Commands out of the ledger
 
     def _execute(self, commands: Iterable[Command]) -> None:
         for command in commands:
@@ -407,8 +399,6 @@ class RolloutScheduler:
         for worker in self._workers.values():
             if worker.checked_in:
                 worker.outbox.put(message)
-
-    # Batches
 
     def _assemble(self, taken: Batch) -> RolloutBatch:
         groups = [
@@ -481,8 +471,6 @@ class RolloutScheduler:
         }
         path = folder / f"{self._setup.file_prefix}_{number:06d}.parquet"
         await asyncio.to_thread(write_trajectories, path, batch.trajectories, metadata=metadata)
-
-    # Failures
 
     async def _tick(self) -> None:
         while True:

@@ -182,8 +182,6 @@ class AgenticPipeline:
         """Whether something done every so many steps is due before the present one."""
         return every > 0 and self.step % every == 0
 
-    # The steps of the algorithm
-
     @_interruptible
     async def start(self) -> None:
         """Start everything, and load what the run continues from."""
@@ -280,8 +278,6 @@ class AgenticPipeline:
         self._stop.set()
         if self._has_trained:
             self.display.note("stopping with a checkpoint; Ctrl-C again stops at once")
-
-    # Around them
 
     async def _scores(self, trajectories: list[Trajectory]) -> ModelScores:
         args, cluster = self.config.algorithm, self.cluster

@@ -178,8 +178,6 @@ class EngineGroup:
         if self._reservation is not None:
             self._reservation.release()
 
-    # Commands of the pool
-
     def _do(self, commands: Iterable[PoolCommand]) -> None:
         for command in commands:
             life = command.life
@@ -311,8 +309,6 @@ class EngineGroup:
             )
         finally:
             self._being_updated -= engines.keys()
-
-    # Around them
 
     async def _from_the_living(self, method: str) -> dict[str, Any]:
         names = [life.name for life in self._pool.lives]

@@ -39,7 +39,8 @@ class ScoreKind(StrEnum):
 
 
 class PolicyTrainer(Trainer):
-    """The algorithm of a step. A subclass carries the model: the abstract methods below.
+    """The algorithm of a step. A subclass carries the model: the abstract methods below, each of which all
+    ranks call.
 
     Draws no random number outside the mini-batch order, which is a hash of (seed, step, epoch): a
     resumed run repeats the original bit for bit, where the device's kernels add in a fixed order (CPUs').
@@ -49,8 +50,6 @@ class PolicyTrainer(Trainer):
         self.config = config
         self.algorithm = algorithm
         self.objective = Objective(algorithm)
-
-    # What the subclass does. With several ranks, all of them make each call.
 
     @property
     @abstractmethod
@@ -89,8 +88,6 @@ class PolicyTrainer(Trainer):
     def _merged(self, tally: TrainTally) -> TrainTally:
         """The tally over all ranks."""
         return tally
-
-    # The algorithm
 
     def train_step(self, batch: TrainBatch) -> dict[str, float]:
         """One batch: `ppo_epochs` passes in mini-batches of `ppo_mini_batch_size` sequences."""

@@ -202,8 +202,6 @@ class EnginePool:
         )
         return f"no engine is left, and actor_infer.max_engine_restarts={self._config.max_restarts}: {losses}"
 
-    # What engines do
-
     def started(self, life: Life) -> list[PoolCommand]:
         engine = self._living(life)
         if engine is None or engine.state is not EngineState.STARTING:
@@ -255,8 +253,6 @@ class EnginePool:
             engine.backoff_s = min(doubled, self._config.max_backoff_s)
         return [End(life)]
 
-    # What the trainer does
-
     def weights_move(self) -> None:
         """The trainer learns: it has no version's weights until the next `published`."""
         self._version = None
@@ -289,8 +285,6 @@ class EnginePool:
         if engine is None or engine.state is not EngineState.WAITING or self._version is None:
             return []
         return self._serve(engine) if version == self._version else [Update(life)]
-
-    # Time
 
     def tick(self, elapsed_s: float) -> list[PoolCommand]:
         """So much time passed in which engines were listened to."""
@@ -364,8 +358,6 @@ class EnginePool:
             self._demand.begin_again()
             return self._drain(serving[-1], returns=False)
         return []
-
-    # Moves
 
     def _start(self, engine: _Engine) -> PoolCommand:
         """Begin its next life."""

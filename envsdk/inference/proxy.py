@@ -248,8 +248,6 @@ class InferenceProxy:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # Dispatch
-
     def _open(self, engine: str, link: EngineLink) -> None:
         self._router.add_engine(engine)
         link.connect(lambda said, health: self._said(engine, said, health))
@@ -278,8 +276,6 @@ class InferenceProxy:
     def _keeps_tokens(self, pending: _Pending) -> bool:
         """A weight update takes no token of it any more."""
         return self._keep_interrupted_tokens or pending.interruptions >= MAX_INTERRUPTIONS
-
-    # Answers
 
     def _said(
         self, engine: str, said: Sequence[GenerationResult | TokenDelta], health: EngineHealth | None
@@ -368,8 +364,6 @@ class InferenceProxy:
             self._links[engine].abort([request_id])  # until it says so, the request takes its place there
         else:
             self._router.done(request_id)
-
-    # Failures
 
     async def _watch(self, engine: str, link: EngineLink) -> None:
         """When the engine is gone, its requests go elsewhere, or wait for an engine to come back."""

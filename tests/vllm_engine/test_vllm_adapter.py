@@ -98,9 +98,6 @@ def run(engine: VLLMEngine, test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(scenario())
 
 
-# ---- updates
-
-
 def test_weights_arrive_whole_and_under_their_names(folder: Path) -> None:
     core = ScriptedCore()
     engine = engine_on(core, folder)
@@ -223,9 +220,6 @@ def test_when_vllm_dies_every_request_and_the_health_say_so(folder: Path) -> Non
     run(engine, test)
 
 
-# ---- staged weights
-
-
 @given(
     shapes=st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=12),
     bucket_bytes=st.integers(1, 3000),
@@ -252,9 +246,6 @@ def test_a_folder_is_staged_with_all_its_shards(tmp_path: Path) -> None:
     found = dict(read_staged(staged.handle))
     staged.close()
     assert found.keys() == model.state_dict().keys()
-
-
-# ---- settings
 
 
 def test_known_arguments_of_vllm_pass_through_and_absent_ones_are_its_own(folder: Path) -> None:
@@ -336,9 +327,6 @@ def test_a_missing_model_is_a_configuration_error(tmp_path: Path) -> None:
         VLLMEngine.create(EngineConfig(model=tmp_path, sequence_length=8))
 
 
-# ---- wording
-
-
 @given(
     max_new_tokens=st.integers(1, 100),
     room=st.integers(1, 100),
@@ -412,9 +400,6 @@ def test_the_end_token_is_the_tokenizers(tmp_path: Path) -> None:
     assert end_token(tmp_path) == END_TOKEN
     (tmp_path / "tokenizer_config.json").write_text("{}")
     assert end_token(tmp_path) is None
-
-
-# ---- adapters
 
 
 def adapter_for(folder: Path, rank: int = 2) -> dict[str, np.ndarray]:

@@ -236,8 +236,6 @@ class EmbeddedEngine(Engine):
         for request_id in list(self._futures):
             self._resolve(empty_result(request_id, FinishReason.ABORT))
 
-    # ---- on the loop
-
     @property
     def _alive(self) -> bool:
         return self._thread is not None and not self._error
@@ -275,9 +273,8 @@ class EmbeddedEngine(Engine):
         if future is not None and not future.done():
             future.set_result(result)
 
-    # ---- on a thread of its own, beside decoding
-
     def _build(self, weights: WeightReference) -> Any:
+        """On a thread of its own, beside decoding."""
         torch.set_num_threads(self._num_threads)
         if isinstance(weights, Path):
             return self._decoder.build(self._tensors_in(weights))
@@ -295,9 +292,8 @@ class EmbeddedEngine(Engine):
             return state.items()
         return read_folder(folder).items()
 
-    # ---- on the compute thread
-
     def _work(self) -> None:
+        """The compute thread, on which all methods below run."""
         torch.set_num_threads(self._num_threads)
         try:
             with torch.inference_mode():

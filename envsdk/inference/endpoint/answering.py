@@ -95,8 +95,6 @@ class Answerer:
         self._numbers = itertools.count()
         self._prefix = f"http.{os.getpid():x}.{id(self):x}."
 
-    # Prompts
-
     def chat_prompt(self, session: Session | None, fields: ChatFields) -> Prompt:
         """Raises ApiError where the chat template refuses the messages."""
         messages = template_messages(fields.messages)
@@ -155,8 +153,6 @@ class Answerer:
         parent, start = found or (None, 0)
         new_ids = list(prompt[start:])
         return Prompt(ids=prompt, new_ids=new_ids, parent=parent, observation=self.chat.decode(new_ids))
-
-    # Replies
 
     def sampling(
         self,

@@ -125,8 +125,6 @@ class SGLangEngine(Engine):
             api_key_of(settings.api_key_env, where="strategy_config.api_key_env of engine `sglang`"),
         )
 
-    # ---- beginning and end
-
     async def start(self) -> None:
         """Start the server unless it runs already, wait until it answers, and see that it will do.
 
@@ -185,8 +183,6 @@ class SGLangEngine(Engine):
             self._end(reply, reason, failure)
         for request, answer in self._waiting.remove(self._waiting.ids):
             _resolve(answer, request.request_id, reason, failure)
-
-    # ---- requests
 
     def submit(self, request: GenerationRequest) -> Answer:
         answer: Answer = asyncio.get_running_loop().create_future()
@@ -361,8 +357,6 @@ class SGLangEngine(Engine):
             if reply and reply.may_be_told and len(reply.token_ids) > known
         ]
 
-    # ---- pauses and updates
-
     async def pause(self, mode: PauseMode) -> None:
         self._is_paused = True
         staying = [reply for reply in self._open.values() if reply.request.outlasts_updates]
@@ -460,8 +454,6 @@ class SGLangEngine(Engine):
             kv_usage=self._kv_usage,
             error=self._error,
         )
-
-    # ---- tasks
 
     async def _until(self, is_so: Callable[[], bool], timeout_s: float | None = None) -> None:
         """Returns when it is so, or the time is over."""

@@ -138,8 +138,6 @@ class VLLMEngine(Engine):
         self._is_started = True
         self._dispatch()
 
-    # ---- requests
-
     def submit(self, request: GenerationRequest) -> asyncio.Future[GenerationResult]:
         future: Answer = asyncio.get_running_loop().create_future()
         if error := self._refusal(request):
@@ -235,8 +233,6 @@ class VLLMEngine(Engine):
                 found.append(delta)
         return found
 
-    # ---- pauses
-
     async def pause(self, mode: PauseMode) -> None:
         self._is_paused = True
         if mode is PauseMode.WAIT:
@@ -275,8 +271,6 @@ class VLLMEngine(Engine):
             if self._is_frozen and self._is_alive:
                 self._is_frozen = False
                 await self._core.thaw()
-
-    # ---- weights
 
     async def load_weights(self, weights: WeightReference, version: int) -> None:
         async with self._update_lock:
@@ -335,8 +329,6 @@ class VLLMEngine(Engine):
             # Part of the new weights may be in place: nothing can be sampled any more.
             self._fail(f"a weight update broke off: {Failure.from_exception(Boundary.ENGINE, error)}")
             raise EngineError(f"engine `vllm`: {self._error}") from error
-
-    # ---- health and end
 
     @property
     def _is_alive(self) -> bool:

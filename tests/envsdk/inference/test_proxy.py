@@ -29,8 +29,6 @@ from envsdk.inference.engine import (
 )
 from envsdk.inference.proxy import LocalLink
 
-# What may happen, at random
-
 events = st.lists(
     st.one_of(
         st.tuples(st.just("ask"), st.integers(1, 6)),
@@ -132,9 +130,6 @@ async def live_through(events: list[tuple[str, Any]], keep_tokens: bool) -> None
         for engine in proxy._router.engines:
             await asyncio.sleep(0)
             assert proxy._router.outstanding_tokens(engine) >= 0
-
-
-# One thing at a time
 
 
 @in_virtual_time

@@ -98,9 +98,6 @@ def read(data: str, num_known: int = 0, **settings: Any) -> Delta:
     return read_message(data, body=body(**settings), num_known=num_known, stamp=STAMP)
 
 
-# What comes back
-
-
 @given(
     st.lists(st.integers(1, 60), min_size=1, max_size=40),
     st.lists(st.integers(0, 40), max_size=6),
@@ -194,9 +191,6 @@ def test_kv_usage_is_a_number_whatever_is_told(token_usage: Any) -> None:
     assert read_kv_usage({"loads": [{"token_usage": 0.25}, {"token_usage": 0.5}]}) == 0.5
 
 
-# What is asked
-
-
 def test_a_request_names_all_that_shapes_the_distribution() -> None:
     assert body(sampling={"temperature": 0.5, "stop_token_ids": (60,), "seed": 11}) == {
         "rid": "r",
@@ -237,9 +231,6 @@ def test_top_p_alone_is_refused_where_its_logprobs_cannot_be_had() -> None:
     assert not why_unsupported(SGLangSettings(), SamplingParams(max_new_tokens=1, top_p=0.9, top_k=50))
 
 
-# Settings
-
-
 def test_arguments_of_the_server_are_passed_on() -> None:
     settings = SGLangSettings(
         tp_size=2, disable_radix_cache=True, enable_metrics=False, quantization=None,
@@ -277,9 +268,6 @@ def test_settings_that_would_have_no_effect_are_refused(settings: dict[str, Any]
 def test_what_decides_the_replies_is_told_without_what_does_not() -> None:
     settings = SGLangSettings(python="x", dtype="float32", start_timeout_s=5)
     assert settings.identity() == {"logprobs": "sampling", "deterministic": True, "dtype": "float32"}
-
-
-# Weights as a folder
 
 
 def test_weights_of_all_types_are_written_in_shards_that_others_read(
@@ -342,9 +330,6 @@ def test_a_broken_weights_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\x09\0\0\0\0\0\0\0not json!")
     with pytest.raises(EngineError, match=r"model\.safetensors cannot be read"):
         shapes_in(tmp_path)
-
-
-# Requests that wait
 
 
 @given(st.lists(st.integers(-3, 3), max_size=30), st.sets(st.integers(0, 30)))
