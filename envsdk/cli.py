@@ -202,75 +202,34 @@ def options(
 _FORWARD = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
-def _forward(module: str, context: typer.Context) -> None:
-    code = import_module(module).main(list(context.args))
-    raise typer.Exit(code)
+_COMMANDS = {
+    "train": ("envsdk.train", "Train a policy: `envsdk train agentic_async.yaml KEY=VALUE ...`."),
+    "collect": ("envsdk.collect", "Play episodes with no trainer and write them as a data set."),
+    "evaluate": ("envsdk.evaluate", "Play a frozen task list and print a table of results."),
+    "replay": ("envsdk.replay", "Play the recorded actions of a data set again, or give it other rewards."),
+    "sft": ("envsdk.sft", "Fine-tune a policy on a data set."),
+    "serve": ("envsdk.serve", "Serve a model over OpenAI's HTTP protocol and record who plays with it."),
+    "serve-env": (
+        "envsdk.serve_env",
+        "Serve an environment over OpenEnv's protocol, for agents and trainers elsewhere.",
+    ),
+    "init": ("envsdk.init", "Make a package with an environment of your own."),
+    "check": ("envsdk.check", "Check that an environment keeps the contract that training relies on."),
+    "report": ("envsdk.report", "Write a run's report.html."),
+    "view": ("envsdk.view", "Look at runs and data sets in a browser: `envsdk view runs`."),
+    "envs": ("envsdk.envs.__main__", "List the environments that are installed, or play one by hand."),
+}
+"""By name: the module whose `main` gets the arguments, and one line of help."""
 
 
-@app.command(add_help_option=False, context_settings=_FORWARD)
-def train(context: typer.Context) -> None:
-    """Train a policy: `envsdk train agentic_async.yaml KEY=VALUE ...`."""
-    _forward("envsdk.train", context)
+def _forwarded(name: str, module: str, about: str) -> None:
+    @app.command(name, help=about, add_help_option=False, context_settings=_FORWARD)
+    def forward(context: typer.Context) -> None:
+        raise typer.Exit(import_module(module).main(list(context.args)))
 
 
-@app.command(add_help_option=False, context_settings=_FORWARD)
-def collect(context: typer.Context) -> None:
-    """Play episodes with no trainer and write them as a data set."""
-    _forward("envsdk.collect", context)
-
-
-@app.command(add_help_option=False, context_settings=_FORWARD)
-def evaluate(context: typer.Context) -> None:
-    """Play a frozen task list and print a table of results."""
-    _forward("envsdk.evaluate", context)
-
-
-@app.command(add_help_option=False, context_settings=_FORWARD)
-def replay(context: typer.Context) -> None:
-    """Play the recorded actions of a data set again, or give it other rewards."""
-    _forward("envsdk.replay", context)
-
-
-@app.command(add_help_option=False, context_settings=_FORWARD)
-def sft(context: typer.Context) -> None:
-    """Fine-tune a policy on a data set."""
-    _forward("envsdk.sft", context)
-
-
-@app.command(add_help_option=False, context_settings=_FORWARD)
-def serve(context: typer.Context) -> None:
-    """Serve a model over OpenAI's HTTP protocol and record who plays with it."""
-    _forward("envsdk.serve", context)
-
-
-@app.command(add_help_option=False, context_settings=_FORWARD)
-def serve_env(context: typer.Context) -> None:
-    """Serve an environment over OpenEnv's protocol, for agents and trainers elsewhere."""
-    _forward("envsdk.serve_env", context)
-
-
-@app.command(add_help_option=False, context_settings=_FORWARD)
-def init(context: typer.Context) -> None:
-    """Make a package with an environment of your own."""
-    _forward("envsdk.init", context)
-
-
-@app.command(add_help_option=False, context_settings=_FORWARD)
-def check(context: typer.Context) -> None:
-    """Check that an environment keeps the contract that training relies on."""
-    _forward("envsdk.check", context)
-
-
-@app.command(add_help_option=False, context_settings=_FORWARD)
-def report(context: typer.Context) -> None:
-    """Write a run's report.html."""
-    _forward("envsdk.report", context)
-
-
-@app.command(add_help_option=False, context_settings=_FORWARD)
-def view(context: typer.Context) -> None:
-    """Look at runs and data sets in a browser: `envsdk view runs`."""
-    _forward("envsdk.view", context)
+for _name, (_module, _about) in _COMMANDS.items():
+    _forwarded(_name, _module, _about)
 
 
 @app.command()
@@ -285,12 +244,6 @@ def explain(
     from envsdk.config import load_config
 
     print(explain_config(load_config(source, overrides or [])))
-
-
-@app.command(add_help_option=False, context_settings=_FORWARD)
-def envs(context: typer.Context) -> None:
-    """List the environments that are installed, or play one by hand."""
-    _forward("envsdk.envs.__main__", context)
 
 
 def main(argv: list[str] | None = None) -> int:

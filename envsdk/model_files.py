@@ -1,12 +1,30 @@
-"""Whether the weights in a Hugging Face folder are all there, told from the first bytes of each file."""
+"""What a Hugging Face folder holds: whether it is one, whether its weights are all there, and which."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from pathlib import Path
+
+from envsdk.failures import ConfigurationError
 
 _LENGTH_BYTES = 8
 _LONGEST_HEADER = 100_000_000
+_DIGEST_BYTES = 1 << 20
+
+
+def is_model_folder(folder: Path) -> bool:
+    """Whether it is a Hugging Face folder."""
+    return (folder / "config.json").is_file()
+
+
+def require_model_folder(folder: Path) -> None:
+    """ConfigurationError when it is none."""
+    if not is_model_folder(folder):
+        raise ConfigurationError(
+            f"pretrain: {folder} is no Hugging Face model folder: it holds no config.json"
+        )
 
 
 def weights_problem(folder: Path) -> str | None:
@@ -30,3 +48,19 @@ def weights_problem(folder: Path) -> str | None:
         if size < whole:
             return f"{path} is cut short: {size} of {whole} bytes"
     return None
+
+
+def content_digest(folder: Path) -> str:
+    """Changes when the model does; reads only the ends of large files. Of a folder that is not there, too."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.suffix not in (".json", ".safetensors", ".jinja"):
+            continue
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            digest.update(f"{path.name}:{size}:".encode())
+            digest.update(file.read(_DIGEST_BYTES))
+            if size > _DIGEST_BYTES:
+                file.seek(-min(size - _DIGEST_BYTES, _DIGEST_BYTES), os.SEEK_END)
+                digest.update(file.read())
+    return digest.hexdigest()[:32]

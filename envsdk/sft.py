@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from envsdk.atomic import fsync_folder, make_folder, storage_error, write_json_atomically
 from envsdk.cli import run_app
 from envsdk.config import EMBEDDED_DEFAULT
-from envsdk.config.problems import describe
-from envsdk.config.validation import problems_in
+from envsdk.config.validation import validated
 from envsdk.datasets.conversations import Conversation, read_conversations
 from envsdk.datasets.selection import EpisodeFilters
 from envsdk.extras import require
@@ -338,13 +337,7 @@ def load_sft_config(file: Path | None, values: Mapping[str, Any]) -> SFTConfig:
             raise ConfigurationError(f"{file} is not YAML: {error}") from error
         if not isinstance(written, dict):
             raise ConfigurationError(f"{file} must hold keys and values, such as `epochs: 3`")
-    try:
-        return SFTConfig.model_validate({**written, **values})
-    except ValidationError as error:
-        problems = list(problems_in(error, SFTConfig))
-        raise ConfigurationError(
-            describe(problems, source=str(file or "sft"), origin=lambda _: "")
-        ) from error
+    return validated(SFTConfig, {**written, **values}, str(file or "sft"))
 
 
 def _overrides(arguments: Sequence[str]) -> dict[str, Any]:

@@ -17,12 +17,12 @@ import ray
 
 from envsdk.config.models import RunConfig, TrainerRole
 from envsdk.config.plugins import runs_on_several_ranks
-from envsdk.failures import EnvsdkError
+from envsdk.failures import EnvsdkError, as_envsdk_error
 from envsdk.inference.engine import EngineConfig
 from envsdk.inference.engine_demand import DemandConfig
 from envsdk.inference.engine_pool import PoolConfig
 from envsdk.managers.ledger_types import LedgerState
-from envsdk.managers.scheduler import RolloutBatch, RolloutScheduler, SchedulerSetup, as_envsdk_error
+from envsdk.managers.scheduler import RolloutBatch, RolloutScheduler, SchedulerSetup
 from envsdk.managers.wiring import VAL_SPLIT, train_ledger, validation_ledger, worker_setups
 from envsdk.trainers.engine_group import EngineGroup, EngineGroupSpec, Say
 from envsdk.trainers.trainer_group import TrainerGroup, TrainerSpec
@@ -43,7 +43,7 @@ class Cluster:
         self.engines = EngineGroup(_engines_spec(config, model), self.trainer, self._announce, say)
 
         scheduler = _actor(RolloutScheduler)
-        self.rollouts = scheduler.remote(
+        self.rollout_scheduler = scheduler.remote(
             SchedulerSetup(
                 ledger=train_ledger(config),
                 workers=worker_setups(
@@ -71,7 +71,7 @@ class Cluster:
     async def start(self) -> None:
         """Start everything side by side; returns when every worker has checked in."""
         await self.call(self.engines.start())
-        starting = [self.rollouts.start.remote(), self.held_out.start.remote()]
+        starting = [self.rollout_scheduler.start.remote(), self.held_out.start.remote()]
         await self.call(asyncio.gather(*starting, *(group.start() for group in self._trainers)))
         await self.call(self.engines.choose_transport())
 
@@ -95,7 +95,7 @@ class Cluster:
         """
         report = await self.call(self.engines.publish(version))
         if to_rollouts:
-            await self.call(self.rollouts.publish.remote(version))
+            await self.call(self.rollout_scheduler.publish.remote(version))
         return report.metrics() if report is not None else {}
 
     async def train_step(self, batch: TrainBatch) -> dict[str, float]:
@@ -113,13 +113,13 @@ class Cluster:
     async def close(self) -> None:
         """End everything; what is already gone is ignored."""
         self.engines.close()
-        closing = [self.rollouts.close.remote(), self.held_out.close.remote()]
+        closing = [self.rollout_scheduler.close.remote(), self.held_out.close.remote()]
         closing += [group.close() for group in self._trainers]
         await asyncio.wait([asyncio.ensure_future(_quiet(call)) for call in closing], timeout=5)
 
     async def _announce(self, engine: str, actor: Any | None) -> None:
         """To the workers of both schedulers."""
-        schedulers = (self.rollouts, self.held_out)
+        schedulers = (self.rollout_scheduler, self.held_out)
         if actor is None:
             await asyncio.gather(*(scheduler.engine_left.remote(engine) for scheduler in schedulers))
         else:

@@ -31,7 +31,7 @@ from envsdk.config.validation import problems_in
 from envsdk.env import EnvSpec, Isolation
 from envsdk.failures import ConfigurationError
 from envsdk.inference.settings import StrictSettings
-from envsdk.model_files import weights_problem
+from envsdk.model_files import is_model_folder, weights_problem
 from envsdk.plugins import plugin_names
 from envsdk.prompts import PLACEHOLDERS
 
@@ -178,7 +178,8 @@ def _engines(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             ("actor_infer", "device_mapping"),
             f"{num_devices} devices for {key}={most} are {num_devices // most} for each, and an engine of "
-            f"tensor_parallel_size={size} takes {size}: name {size * most} devices",
+            f"tensor_parallel_size={size} takes {size}: name {size * most} devices, or set "
+            f"tensor_parallel_size to {num_devices // most}",
         )
 
 
@@ -366,15 +367,6 @@ def _plugin_settings(config: RunConfig) -> Iterator[Problem]:
             except ValueError as error:
                 given = "" if role.device_mapping else " (it is absent: 1 rank)"
                 yield Problem((role_name, "device_mapping"), f"{error}{given}")
-        if is_strategy and isinstance(role, ActorInfer) and role.device_mapping:
-            shared_by = getattr(settings, "tensor_parallel_size", None)
-            per_engine = len(role.device_mapping) // role.num_engines
-            if shared_by is not None and shared_by != per_engine:
-                yield Problem(
-                    (*section.path, "tensor_parallel_size"),
-                    f"{shared_by}, but device_mapping gives each of {role.num_engines} engines {per_engine}; "
-                    "make them the same",
-                )
 
 
 def _engine_learns(config: RunConfig) -> Iterator[Problem]:
@@ -414,7 +406,7 @@ def _folders(config: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 ("pretrain",), f"there is no folder {folder}{fetch}, or `{EMBEDDED_DEFAULT}` for the tiny one"
             )
-        elif not (folder / "config.json").is_file():
+        elif not is_model_folder(folder):
             yield Problem(("pretrain",), f"{folder} holds no config.json: it is no Hugging Face model folder")
         elif problem := weights_problem(folder):
             yield Problem(("pretrain",), problem)

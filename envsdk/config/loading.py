@@ -46,7 +46,6 @@ class LoadedConfig:
     """The file that was asked for."""
     sources: Mapping[Path, str]
     """The text of that file and of those it extends, as their authors wrote it."""
-    overrides: tuple[str, ...] = ()
 
     def resolved_yaml(self) -> str:
         """Every key with its value, as YAML that `load_config` reads back to the same `config`."""
@@ -80,7 +79,6 @@ def load_config(
         },
         path=path,
         sources=reading.sources,
-        overrides=tuple(overrides),
     )
 
 
@@ -127,6 +125,17 @@ def leaf_paths(data: Mapping[str, Any], prefix: KeyPath = ()) -> Iterator[KeyPat
             yield from leaf_paths(value, path)
         else:
             yield path
+
+
+def leaves(data: Mapping[str, Any]) -> dict[KeyPath, Any]:
+    """The values at `leaf_paths`."""
+    found: dict[KeyPath, Any] = {}
+    for path in leaf_paths(data):
+        value: Any = data
+        for part in path:
+            value = value[part]
+        found[path] = value
+    return found
 
 
 class _Reading:

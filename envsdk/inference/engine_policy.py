@@ -85,8 +85,8 @@ class EnginePolicy(Policy):
             )
         )
         if result.finish_reason is FinishReason.ERROR:
-            kind = "turn_timeout" if result.error.startswith("turn_timeout") else "request_failed"
-            raise PolicyFailed(Failure(boundary=Boundary.ENGINE, kind=kind, message=result.error))
+            failure = Failure(boundary=Boundary.ENGINE, kind=result.error_kind.value, message=result.error)
+            raise PolicyFailed(failure)
         token_ids = result.token_ids.tolist()
         start = len(log)
         log.append_sampled(token_ids, result.logprobs.tolist(), result.version_spans)

@@ -32,6 +32,8 @@ COMMAND_LINES = {
 """Kernel modules that may reach for a room, inside a function; `playing` is what two of them share."""
 
 PURE_CORES = {
+    "envsdk/run_limits.py",
+    "envsdk/inference/refusals.py",
     "envsdk/datasets/card.py",
     "envsdk/datasets/differences.py",
     "envsdk/datasets/selection.py",
@@ -175,6 +177,17 @@ def test_a_room_is_linked_into_the_package_by_a_relative_link(room: str) -> None
 def test_a_pure_core_imports_no_clock_no_randomness_no_io_and_no_framework(name: str) -> None:
     found = [i for i in imports_of(ROOT / name) if i.module.split(".")[0] in IMPURE]
     assert not found, "\n".join(map(str, found))
+
+
+def test_a_comment_stands_at_what_it_explains_and_heads_no_section() -> None:
+    found = []
+    for folder in ("envsdk", "envs", "managers", "trainers", "benchmarks", "tests"):
+        for file in (ROOT / folder).rglob("*.py"):
+            lines = ["", *map(str.strip, file.read_text().splitlines()), ""]
+            for number, (above, line, below) in enumerate(zip(lines, lines[1:], lines[2:], strict=False), 1):
+                if line.startswith("# ") and not (above or below):
+                    found.append(f"{file.relative_to(ROOT)}:{number}: {line}")
+    assert not found, "section banners:\n" + "\n".join(found)
 
 
 def test_importing_envsdk_loads_neither_torch_nor_ray_nor_transformers() -> None:

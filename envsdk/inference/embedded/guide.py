@@ -15,7 +15,8 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from numpy.typing import NDArray
 
-from envsdk.inference.engine import BAD_STRUCTURE, OutputStructure
+from envsdk.inference.engine import EngineFailure, OutputStructure
+from envsdk.inference.refusals import bad_structure
 
 
 class Guides:
@@ -39,14 +40,14 @@ class Guides:
         except (ValueError, OSError):
             return None
 
-    def problem(self, structure: OutputStructure, stop_token_ids: tuple[int, ...]) -> str:
-        """Why no reply can be kept to this structure; empty when one can."""
+    def problem(self, structure: OutputStructure, stop_token_ids: tuple[int, ...]) -> EngineFailure | None:
+        """Why no reply can be kept to this structure; None when one can."""
         try:
             tokenizer, grammar = self._tokenizer(stop_token_ids), _grammar(structure)
         except ValueError as error:
-            return f"{BAD_STRUCTURE}it cannot be read: {error}"
+            return bad_structure(f"it cannot be read: {error}")
         problem = LLMatcher.validate_grammar(grammar, tokenizer)
-        return f"{BAD_STRUCTURE}it cannot be kept to: {' '.join(problem.split())}" if problem else ""
+        return bad_structure(f"it cannot be kept to: {' '.join(problem.split())}") if problem else None
 
     def begin(self, structure: OutputStructure, stop_token_ids: tuple[int, ...]) -> Guide:
         """For one reply, whose structure has no problem."""

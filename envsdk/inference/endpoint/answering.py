@@ -26,7 +26,7 @@ from envsdk.inference.endpoint.sessions import Session
 from envsdk.inference.endpoint.tool_calls import OPENING, ToolCall, find_tool_calls
 from envsdk.inference.endpoint.wire import ChatFields, CompletionFields, SamplingFields, template_messages
 from envsdk.inference.engine import (
-    BAD_STRUCTURE,
+    ErrorKind,
     FinishReason,
     GenerationRequest,
     GenerationResult,
@@ -95,8 +95,6 @@ class Answerer:
         self._numbers = itertools.count()
         self._prefix = f"http.{os.getpid():x}.{id(self):x}."
 
-    # Prompts
-
     def chat_prompt(self, session: Session | None, fields: ChatFields) -> Prompt:
         """Raises ApiError where the chat template refuses the messages."""
         messages = template_messages(fields.messages)
@@ -155,8 +153,6 @@ class Answerer:
         parent, start = found or (None, 0)
         new_ids = list(prompt[start:])
         return Prompt(ids=prompt, new_ids=new_ids, parent=parent, observation=self.chat.decode(new_ids))
-
-    # Replies
 
     def sampling(
         self,
@@ -274,9 +270,9 @@ class Answerer:
 def _finish_reason(result: GenerationResult) -> str:
     if result.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
         return result.finish_reason.value
-    if result.error.startswith("turn_timeout"):
+    if result.error_kind is ErrorKind.TURN_TIMEOUT:
         raise ApiError(504, result.error, code="turn_timeout")
-    if result.error.startswith(BAD_STRUCTURE):
+    if result.error_kind is ErrorKind.STRUCTURED_OUTPUT:
         raise invalid("response_format", result.error)
     why = result.error or f"it was ended ({result.finish_reason})"
     raise ApiError(503, f"no engine could finish the reply: {why}", code="engine_error")

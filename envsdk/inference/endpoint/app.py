@@ -134,8 +134,6 @@ class EndpointApp:
             exception_handlers={HTTPException: _not_a_route, Exception: _is_a_bug},
         )
 
-    # The guard
-
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: Request) -> Response:
             try:
@@ -175,8 +173,6 @@ class EndpointApp:
     def _session(self, request: Request) -> Session | None:
         session_id = request.path_params.get("session_id")
         return None if session_id is None else self._sessions.get(session_id)
-
-    # The model
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._model_card()]})
@@ -246,8 +242,6 @@ class EndpointApp:
         answers = await _unless_disconnected(request, work)
         prompt_of = [prompt for prompt, _ in orders]
         return JSONResponse(writer.whole(prompts, list(zip(prompt_of, answers, strict=True))))
-
-    # Sessions
 
     async def _open_session(self, request: Request) -> Response:
         fields = validate(OpenFields, read_json(await self._body(request)))
@@ -339,8 +333,6 @@ class EndpointApp:
             self._sessions.restore(session)
             raise ApiError(500, str(error), code="storage_error") from error
         return ended
-
-    # Environments
 
     async def _look(self, request: Request) -> Response:
         return JSONResponse(await self._environment(request).look())
