@@ -21,8 +21,8 @@ def describe(evaluation: Evaluation | None) -> str:
 def counts(task: Task, evaluation: Evaluation | None) -> dict[str, Any]:
     """`reason`, `stripped` files, and for each list of tests how many passed: `{"passed": 2, "total": 3}`.
 
-    `hidden_bits`, `weak` and `suspicious` say how far the verdict can be forged. The lists are `fail_to_pass` and
-    `pass_to_pass`, or `expected` where the task has an outcome per test.
+    `hidden_bits`, `weak` and `suspicious` say how far the verdict can be forged. The lists are `fail_to_pass`
+    and `pass_to_pass`, or `expected` where the task has an outcome per test.
     """
     outcomes = {} if evaluation is None else evaluation.outcomes
     told: dict[str, Any] = {
