@@ -50,7 +50,7 @@ _TELL_EVERY_S = 5.0
 class SFTConfig(BaseModel):
     """The YAML file of `envsdk sft`; every key is a command-line option or `key=value` too."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     data: Annotated[list[Path], Field(min_length=1)]
     """Collections, runs' folders, or files and folders of `{"messages": [...]}`."""
