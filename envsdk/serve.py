@@ -86,12 +86,14 @@ def command(
     """
     try:
         from envsdk.inference.endpoint.sampling import SamplingRules
-        from envsdk.inference.endpoint.server import EndpointConfig
+        from envsdk.inference.endpoint.server import EndpointConfig, check_token
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"envsdk serve needs {error.name}: pip install 'envsdk[endpoint]'"
         ) from error
 
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    check_token(token)
     found = _model_source(source, overrides or (), model)
     generating = found.generating
     config = EndpointConfig(
@@ -99,7 +101,7 @@ def command(
         sequence_length=found.sequence_length,
         host=host,
         port=port,
-        token=os.environ.get(TOKEN_VARIABLE, ""),
+        token=token,
         rules=SamplingRules(
             temperature=generating.temperature,
             top_p=generating.top_p,

@@ -31,6 +31,7 @@ from pydantic import (
 )
 
 from envsdk.algorithms.args import AlgorithmArgs, AlgorithmKeys
+from envsdk.config.numbers import Temperature
 from envsdk.config.ranges import parse_index_list
 
 EMBEDDED_DEFAULT = "embedded_default"
@@ -197,7 +198,7 @@ class GeneratingArgs(Section):
 
     max_new_tokens: PositiveInt = 64
     """Longest reply."""
-    temperature: NonNegativeFloat = 1.0
+    temperature: Temperature = 1.0
     """0 is greedy."""
     top_p: Probability = 1.0
     """Share of the probability mass that is sampled from."""
