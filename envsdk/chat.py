@@ -94,6 +94,8 @@ class ChatTokenizer:
     """Tokens that end a reply; the template's own end-of-turn token is the first."""
     vocab_size: int
     """Number of token ids, added tokens included; a model's embedding may be padded beyond it."""
+    num_ids: int
+    """One more than the highest token id: what a model needs embeddings for."""
 
     def __init__(
         self,
@@ -115,6 +117,7 @@ class ChatTokenizer:
         }
         self._markup = _markup(text for text, (_, token) in self._added.items() if token.special)
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
+        self.num_ids = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
         behind_reply = self._render_behind_reply(_USER)
         self._end_of_turn_ids = self._find_end_of_turn(behind_reply, stop_token_ids)
@@ -284,14 +287,22 @@ class ChatTokenizer:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The whole conversation as the template writes it; `tools` are the functions the policy may call."""
-        return self._template.render(
-            messages=list(messages),
-            tools=list(tools) if tools else None,
-            documents=None,
-            add_generation_prompt=add_generation_prompt,
-            **self._variables,
-        )
+        """The whole conversation as the template writes it; `tools` are the functions the policy may call.
+
+        Raises jinja2.TemplateError, whatever goes wrong in the template.
+        """
+        try:
+            return self._template.render(
+                messages=list(messages),
+                tools=list(tools) if tools else None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._variables,
+            )
+        except jinja2.TemplateError:
+            raise
+        except Exception as error:  # a template is a program of somebody else's
+            raise jinja2.TemplateError(f"{type(error).__name__}: {error}") from error
 
     def _render_behind_reply(self, user: str) -> str:
         """The text from the end of a reply to the next one, by rendering a conversation around it."""

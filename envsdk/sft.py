@@ -186,9 +186,10 @@ def _check_enough(config: SFTConfig, learned: Sequence[object], held_out: Sequen
 def _base_model(config: SFTConfig, conversations: Sequence[Conversation], folder: Path) -> tuple[Path, int]:
     """The folder to begin with, and the length of sequences."""
     if config.model != EMBEDDED_DEFAULT:
-        from envsdk.model_source import find_model_folder
+        from envsdk.model_source import check_model, find_model_folder
 
         base = find_model_folder(Path(config.model))
+        check_model(base)
         positions = json.loads((base / "config.json").read_text()).get("max_position_embeddings", _LONGEST)
         longest = int(positions)
         if config.sequence_length is not None and config.sequence_length > longest:

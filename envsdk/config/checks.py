@@ -31,7 +31,7 @@ from envsdk.config.validation import problems_in
 from envsdk.env import EnvSpec, Isolation
 from envsdk.failures import ConfigurationError
 from envsdk.inference.settings import StrictSettings
-from envsdk.model_files import weights_problem
+from envsdk.model_files import model_problem
 from envsdk.plugins import plugin_names
 from envsdk.prompts import PLACEHOLDERS
 
@@ -416,7 +416,7 @@ def _folders(config: RunConfig) -> Iterator[Problem]:
             )
         elif not (folder / "config.json").is_file():
             yield Problem(("pretrain",), f"{folder} holds no config.json: it is no Hugging Face model folder")
-        elif problem := weights_problem(folder):
+        elif problem := model_problem(folder):
             yield Problem(("pretrain",), problem)
     if config.resume not in ("auto", "never") and not Path(config.resume).expanduser().is_dir():
         yield Problem(

@@ -16,6 +16,7 @@ from envsdk.managers.ledger import LedgerConfig, LedgerState, RolloutLedger
 from envsdk.storage import write_trajectories
 from envsdk.trainers.agentic_pipeline import RunFolder, initial_model, keep_tokenizer, run
 from envsdk.trainers.checkpoints import RunState, write_checkpoint
+from envsdk.trainers.tiny_policy import build_tokenizer, write_tokenizer
 
 
 def test_a_run_keeps_the_tokenizer_of_its_model_if_there_is_one(tmp_path: Path) -> None:
@@ -96,6 +97,7 @@ def test_a_tilde_is_the_home_folder_wherever_a_folder_is_named(
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
+    write_tokenizer(model, build_tokenizer(["Up"]), sequence_length=64)
     write_checkpoint(tmp_path / "old", RunState(step=3, seed=7, model="m"), save_nothing)
     config = run_config(
         Path("~/runs"), "pretrain=~/model", "resume=~/old/checkpoints/step_000003", "seed=8"

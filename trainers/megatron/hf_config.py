@@ -26,7 +26,7 @@ def read_config(folder: Path) -> Any:
             f"pretrain: {folder} is not a Hugging Face model folder (no config.json in it)"
         )
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigurationError(f"pretrain: cannot read {folder / 'config.json'}: {error}") from error
 

@@ -151,7 +151,7 @@ class Answerer:
         try:
             text = self.chat.render(messages, tools=fields.tools)
             ids = self.chat.encode(text, room=self.sequence_length)
-        except _TEMPLATE_ERRORS as error:
+        except jinja2.TemplateError as error:
             raise invalid("messages", f"the model's chat template refuses these messages: {error}") from error
         return Prompt(ids=ids, new_ids=ids, parent=None, observation=_observation(messages), key=keys[-1])
 
@@ -168,7 +168,7 @@ class Answerer:
             return self.chat.behind_reply(
                 messages, count - 1, reply_closed=closed, tools=tools, room=self.sequence_length
             )
-        except _TEMPLATE_ERRORS:
+        except jinja2.TemplateError:
             return None
 
     def completion_prompt(self, session: Session | None, prompt: str | Sequence[int]) -> Prompt:
@@ -365,10 +365,6 @@ class _Reply:
             spans.append(VersionSpan(version=version, start=start, end=end))
             start = end
         return spans
-
-
-_TEMPLATE_ERRORS = (jinja2.TemplateError, TypeError)
-"""What a template raises over messages it was not made for."""
 
 
 def _assistant_message(content: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
