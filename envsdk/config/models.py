@@ -53,6 +53,15 @@ DeviceMapping = Annotated[
     BeforeValidator(parse_index_list),
     AfterValidator(lambda v: v and _distinct(v)),
 ]
+
+
+def _is_tag(name: str) -> str:
+    if not name.isprintable() or "\\" in name or {"", ".", ".."} & set(name.split("/")):
+        raise ValueError("no name of a tag: write letters, digits, `.`, `_`, `-`, and single `/` in between")
+    return name
+
+
+Tag = Annotated[str, Field(max_length=200), AfterValidator(_is_tag)]
 Names = Annotated[list[str], Field(min_length=1), AfterValidator(_distinct)]
 
 
@@ -335,7 +344,7 @@ class WarmStartArgs(Section):
     """Demonstrations per step of imitation."""
     learning_rate: PositiveFloat = 2e-3
     """Peak, after warm-up."""
-    seed: NonNegativeInt = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Of the demonstrations, the initial weights and the order of training."""
 
 
@@ -355,9 +364,9 @@ class RayArgs(Section):
 class RunConfig(AlgorithmKeys, Section):
     """One run: the top level of the YAML file. The algorithm's keys are those of `AlgorithmKeys`."""
 
-    exp_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    exp_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200)]
     """Name of the run's folder under `output_dir`: letters, digits, `.`, `_` and `-`."""
-    seed: NonNegativeInt = 42
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 42
     """Everything random follows from it."""
     output_dir: FolderPath = Path("runs")
     """Where run folders go."""
@@ -405,7 +414,7 @@ class RunConfig(AlgorithmKeys, Section):
     )
     """Where metrics go: entry points in `envsdk.trackers`."""
 
-    custom_envs: Annotated[dict[str, CustomEnv], Field(min_length=1)]
+    custom_envs: Annotated[dict[Tag, CustomEnv], Field(min_length=1)]
     """Tags by name."""
     train_env_manager: EnvManagerArgs
     """Environments that training plays in."""
