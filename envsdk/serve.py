@@ -18,6 +18,7 @@ import typer
 
 from envsdk.cli import run_app
 from envsdk.failures import ConfigurationError
+from envsdk.terminal import say
 
 if TYPE_CHECKING:
     from envsdk.inference.endpoint.server import EndpointConfig
@@ -143,9 +144,9 @@ async def _serve(model: ModelSource, config: EndpointConfig, out: Path | None) -
             endpoint = Endpoint(proxy, chat, config, on_ended=on_ended)
             await endpoint.start()
             try:
-                print(f"serving `{config.model_name}` ({model.folder}) at {endpoint.base_url()}", flush=True)
+                say(f"serving `{config.model_name}` ({model.folder}) at {endpoint.base_url()}", flush=True)
                 if not config.token:
-                    print(f"token, shown only here: {endpoint.token}", flush=True)
+                    say(f"token, shown only here: {endpoint.token}", flush=True)
                 await stop.wait()
             finally:
                 await endpoint.close()

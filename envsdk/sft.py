@@ -34,6 +34,7 @@ from envsdk.extras import require
 from envsdk.failures import ConfigurationError
 from envsdk.prompts import Message
 from envsdk.seeds import stable_seed
+from envsdk.terminal import say
 
 if TYPE_CHECKING:
     from envsdk.chat import ChatTokenizer
@@ -435,7 +436,7 @@ def command(
         nonlocal told_at
         if time.monotonic() - told_at >= _TELL_EVERY_S:
             told_at = time.monotonic()
-            print(f"step {step}/{num_steps}, loss {loss:.3f}", file=sys.stderr)
+            say(f"step {step}/{num_steps}, loss {loss:.3f}", err=True)
 
     def on_epoch(epoch: int, train_loss: float | None, held_out_loss: float | None) -> None:
         parts = [
@@ -444,11 +445,11 @@ def command(
             if value is not None
         ]
         if parts:
-            print(f"epoch {epoch}/{config.epochs}: {', '.join(parts)}", flush=True)
+            say(f"epoch {epoch}/{config.epochs}: {', '.join(parts)}", flush=True)
 
     result = fine_tune(config, on_step=on_step, on_epoch=on_epoch)
     cut = f", {result.num_cut} cut after the last reply that fits" if result.num_cut else ""
-    print(f"{result.num_learned} conversations learned, {result.num_held_out} held out{cut}: {result.folder}")
+    say(f"{result.num_learned} conversations learned, {result.num_held_out} held out{cut}: {result.folder}")
 
 
 def _file_and_overrides(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:

@@ -29,6 +29,7 @@ from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.managers.scheduler import RolloutBatch
 from envsdk.progress import ProgressDisplay, StepSummary, Validation
 from envsdk.storage import read_metadata, read_trajectories
+from envsdk.terminal import say
 from envsdk.timeline import Timeline, Track
 from envsdk.tracking import open_trackers, read_metrics
 from envsdk.tracking.jsonl import FILE_NAME as METRICS_FILE
@@ -377,7 +378,7 @@ def _train(loaded: LoadedConfig) -> None:
     config = loaded.config
     folder = RunFolder.open(config)
     if folder.first_step >= config.max_steps:
-        print(f"{folder.path} has all {config.max_steps} steps; raise max_steps or choose another exp_name.")
+        say(f"{folder.path} has all {config.max_steps} steps; raise max_steps or choose another exp_name.")
         return
     write_atomically(folder.path / "config.yaml", loaded.resolved_yaml().encode())
     model = initial_model(config)
@@ -437,9 +438,9 @@ async def _run(config: RunConfig, folder: RunFolder, model: Path) -> None:
             raise
         await _close(cluster, tracker, timeline)
         report = _write_report(folder)
-    print(_before_and_after(pipeline.validations))
-    print(f"Report: {report}")
-    print(f"Trajectories: envsdk view {folder.path}")
+    say(_before_and_after(pipeline.validations))
+    say(f"Report: {report}")
+    say(f"Trajectories: envsdk view {folder.path}")
 
 
 async def _close(cluster: Cluster, tracker: Tracker, timeline: Timeline) -> None:

@@ -43,6 +43,7 @@ from envsdk.playing import MODEL, make_player, resolve_source
 from envsdk.policies import OraclePolicy
 from envsdk.prompts import AgentPrompts, conversation
 from envsdk.storage import read_trajectories
+from envsdk.terminal_console import TerminalConsole
 from envsdk.trainers.imitation import Demonstration, imitate, imitation_trainer, tokens_of
 from envsdk.trainers.tiny_policy import build_tokenizer, check_pieces, write_random_model, write_tokenizer
 from envsdk.trajectory import Trajectory
@@ -66,7 +67,7 @@ def prepare_policy(config: RunConfig, *, console: Console | None = None) -> Path
     Shows progress on stderr. Raises ConfigurationError when a tag's environment has no oracle or its
     first prompt is longer than `sequence_length`, and StorageError when the cache cannot be written.
     """
-    console = console or Console(file=sys.stderr)
+    console = console or TerminalConsole(file=sys.stderr)
     description = _describe(config)
     digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:16]
     parent = cache_folder() / "policies"
