@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import json
 import signal
+import sys
 import time
 from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -379,11 +380,14 @@ def _train(loaded: LoadedConfig) -> None:
     folder = RunFolder.open(config)
     if folder.first_step >= config.max_steps:
         say(f"{folder.path} has all {config.max_steps} steps; raise max_steps or choose another exp_name.")
+        if not (folder.path / "report.html").is_file():
+            say(f"Report: {_write_report(folder)}")
         return
     write_atomically(folder.path / "config.yaml", loaded.resolved_yaml().encode())
     model = initial_model(config)
     keep_tokenizer(model, folder.path)
-    with ray_runtime(config.ray):
+    if_lost = [sys.executable, "-m", "envsdk.trainers.lost_runtime", str(folder.path)]
+    with ray_runtime(config.ray, if_lost=if_lost):
         asyncio.run(_run(config, folder, model))
 
 

@@ -14,6 +14,8 @@ from envsdk.failures import ConfigurationError
 from envsdk.file_lock import locked
 from envsdk.managers.ledger import LedgerConfig, LedgerState, RolloutLedger
 from envsdk.storage import write_trajectories
+from envsdk.tracking import JsonlTracker
+from envsdk.trainers import lost_runtime
 from envsdk.trainers.agentic_pipeline import RunFolder, initial_model, keep_tokenizer, run
 from envsdk.trainers.checkpoints import RunState, write_checkpoint
 from envsdk.trainers.tiny_policy import build_tokenizer, write_tokenizer
@@ -105,3 +107,37 @@ def test_a_tilde_is_the_home_folder_wherever_a_folder_is_named(
     folder = RunFolder.open(config)
     assert (folder.path, folder.first_step) == (tmp_path / "runs" / "run", 3)
     assert initial_model(config) == model.resolve()
+
+
+def finished_run(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    write_checkpoint(folder, RunState(step=100_000, seed=42, model="m"), save_nothing)
+    tracker = JsonlTracker.create(folder, {})
+    tracker.log(0, {"train/loss": 0.5}, time_unix_s=0.0)
+    tracker.close()
+    return folder
+
+
+def test_a_run_that_has_all_its_steps_gets_the_report_it_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = finished_run(tmp_path)
+    run(run_config(tmp_path))
+    assert "has all" in capsys.readouterr().out
+    written = (folder / "report.html").stat().st_mtime_ns
+    run(run_config(tmp_path))
+    assert (folder / "report.html").stat().st_mtime_ns == written
+
+
+def test_what_is_left_of_a_run_that_lost_ray_is_a_report_and_one_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = finished_run(tmp_path)
+    assert lost_runtime.main([str(folder), "Ray's node manager (raylet) died"]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("error: Ray's node manager (raylet) died. The checkpoints and batches in ")
+    assert "the same command continues" in told.err
+    assert (folder / "report.html").is_file()
+    (folder / "metrics.jsonl").unlink()
+    assert lost_runtime.main([str(folder), "It died"]) == 1, "also before anything could be reported"
