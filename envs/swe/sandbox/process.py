@@ -3,12 +3,17 @@
     spawned -> running --exits, or end(reason)--> exited --its namespace is empty--> finished
 
 `end` may be called at any time and any number of times; the first reason counts.
+
+The first process of a namespace outlives the launcher that made it, and nobody would bury it where the
+machine's own first process does not, as in a container without an init. So this process adopts orphans, and
+buries those whose handles it holds; it asks for no other child.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -20,6 +25,7 @@ from dataclasses import dataclass, field
 from envsdk.envs.swe.sandbox.contract import Reason
 from envsdk.envs.swe.sandbox.output import HeadTail
 
+_PR_SET_CHILD_SUBREAPER = 36
 GONE_TIMEOUT_S = 20.0
 """How long killed processes may take to end; longer is a fault of the machine, such as a disk that hangs."""
 
@@ -93,6 +99,8 @@ class Process:
             status: Read and write end of the pipe given to `--json-status-fd`; both are taken over.
         """
         loop = asyncio.get_running_loop()
+        if status is not None:
+            _adopt_orphans()
         started = time.perf_counter()
         try:
             popen = subprocess.Popen(
@@ -241,6 +249,7 @@ class Process:
     def _all_gone(self) -> None:
         if self._inside_fd is not None:
             self._loop.remove_reader(self._inside_fd)
+            _bury(self._inside_fd)
         # What is left, without waiting for the end of the file: a fork of this process may hold the pipe.
         while self._kept.total <= self._max_output:
             try:
@@ -262,6 +271,17 @@ class Process:
         for descriptor in (self._status_fd, self._exit_fd, self._inside_fd):
             if descriptor is not None:
                 os.close(descriptor)
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of processes below this one whose own parents have ended. Idempotent."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _bury(handle: int) -> None:
+    """Take note of the end of an adopted process, so that it leaves no zombie."""
+    with contextlib.suppress(ChildProcessError):  # the machine's first process did
+        os.waitid(os.P_PIDFD, handle, os.WEXITED | os.WNOHANG)
 
 
 def _open_init(pid: int) -> int | None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 from dataclasses import replace
 from itertools import pairwise
 
+import psutil
 import pytest
 
 from envsdk.envs.swe.sandbox import Limits, Reason
 from tests.envs.swe.sandbox.boxes import Start, processes_of, said, until
+
+PR_GET_CHILD_SUBREAPER = 37
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -275,3 +279,17 @@ async def test_cancelling_a_command_ends_it(sandbox) -> None:
         await task
     assert processes_of(sandbox.shared.lease) == []
     assert said(await sandbox.exec("echo well", timeout_s=30)) == "well"
+
+
+async def test_no_command_leaves_a_zombie_whatever_the_first_process_of_the_machine_does(sandbox) -> None:
+    own = await asyncio.create_subprocess_exec("sh", "-c", "sleep 0.2; exit 7")
+    for script in ("true", "sleep 1000 & true", "kill -9 $$"):
+        await sandbox.exec(script, timeout_s=60)
+    await sandbox.exec("sleep 1000", timeout_s=0.5)
+    # What PID 1 would have to bury comes to this process instead, and is buried.
+    adopts = ctypes.c_int()
+    ctypes.CDLL(None).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(adopts), 0, 0, 0)
+    assert adopts.value == 1
+    children = psutil.Process().children(recursive=True)
+    assert not [child for child in children if child.name() == "bwrap"]
+    assert await own.wait() == 7, "the end of another child is its owner's to see"
