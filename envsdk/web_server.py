@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import resource
 import socket
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,8 +21,8 @@ HEADERS_TIMEOUT_S = 20.0
 """How long a connection may take to send the headers of a request."""
 KEEP_ALIVE_S = 5
 """How long a connection whose request was answered is kept for the next one."""
-BACKLOG = 128
-"""Connections that wait to be accepted."""
+MAX_BACKLOG = 128
+"""Connections that wait to be accepted. As many are accepted at a time, before the first can be looked at."""
 MAX_CONNECTIONS_SHARE = 0.5
 """Of the files this process may open. A connection beyond it closes the oldest that waits for headers."""
 
@@ -47,7 +48,7 @@ class WebServer:
             uvicorn.Config(
                 app,
                 http=_Connection,
-                backlog=BACKLOG,
+                backlog=min(MAX_BACKLOG, max(16, _max_connections() // 4)),
                 timeout_keep_alive=KEEP_ALIVE_S,
                 lifespan="off",
                 access_log=False,
@@ -106,9 +107,19 @@ class _Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._deadline = self.loop.call_later(HEADERS_TIMEOUT_S, self._close_unless_asked)
-        most_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if 0 < most_files * MAX_CONNECTIONS_SHARE < len(self.connections):
-            waiting = [each for each in self.connections if isinstance(each, _Connection) and each._waits]
+        if len(self.connections) > _max_connections():
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Close the oldest that waits: this one, where all others were asked something."""
+        # What is closed stays among the connections for a moment.
+        still_open = [
+            each
+            for each in self.connections
+            if isinstance(each, _Connection) and not each.transport.is_closing()
+        ]
+        if len(still_open) > _max_connections():
+            waiting = (each for each in still_open if each._waits)
             min(waiting, key=lambda each: each._expires_at).transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -140,3 +151,8 @@ class _Connection(H11Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+def _max_connections() -> int:
+    most_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if most_files < 0 else int(most_files * MAX_CONNECTIONS_SHARE)

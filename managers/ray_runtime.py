@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import select
 import shutil
-import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ MAX_DEFAULT_OBJECT_STORE_BYTES = 512 * 1024**2
 
 _LOG_BYTES, _LOG_BACKUPS = 16 * 1024**2, 1
 """Of each of Ray's processes; by its own defaults one may fill gigabytes."""
-_RAY = Path(ray.__file__).parent
 _WATCHED = {"raylet": "Ray's node manager (raylet)", "gcs_server": "Ray's control process (gcs_server)"}
 """Parts of Ray's that take the run with them."""
 
@@ -78,7 +77,9 @@ def ray_runtime(args: RayArgs, *, if_lost: Sequence[str] = ()) -> Iterator[None]
         finally:
             ray.shutdown()
         return
-    node: Any = ray._private.worker._global_node
+    worker: Any = ray._private.worker
+    worker.print_to_stdstream = _without_last_words(worker.print_to_stdstream)
+    node = worker._global_node
     session = Path(node.get_session_dir_path())
     has_failed = True
     watch = _Watch(session, node.all_processes, if_lost)
@@ -93,6 +94,17 @@ def ray_runtime(args: RayArgs, *, if_lost: Sequence[str] = ()) -> Iterator[None]
         ray.shutdown()
         if not has_failed:
             remove_session(session)
+
+
+def _without_last_words(show: Callable[..., None]) -> Callable[..., None]:
+    """Shows what Ray tells the driver, but not the end of a dead raylet's log, which is in its folder."""
+
+    @functools.wraps(show)
+    def shown(data: Mapping[str, Any], **options: Any) -> None:
+        if not any(line.startswith("Raylet is terminated") for line in data["lines"]):
+            show(data, **options)
+
+    return shown
 
 
 class _Watch:
@@ -121,7 +133,7 @@ class _Watch:
 
     def _take_over(self, who: str) -> None:
         """Nothing of Ray's in this process is told: all its threads end with the program they run."""
-        end_processes(self._all, self._session)
+        end_processes(self._all)
         why = "it was killed, or the machine ran out of memory"
         if sys.stdout.isatty():
             os.write(1, b"\x1b[?25h")  # a display of progress hides the cursor
@@ -130,16 +142,14 @@ class _Watch:
         os.execv(self._if_lost[0], [*self._if_lost, f"{who} died: {why}. Its logs are in {logs}"])
 
 
-def end_processes(pids: Sequence[int], session: Path) -> None:
-    """Kill what is left of a Ray that was started here: these, and programs of Ray's that name its folder."""
-    found = list(pids)
-    for process in psutil.process_iter(["cmdline"]):
-        command = " ".join(process.info["cmdline"] or ())
-        if process.pid != os.getpid() and str(session) in command and str(_RAY) in command:
-            found.append(process.pid)
-    for pid in found:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+def end_processes(pids: Sequence[int]) -> None:
+    """Kill these and what they started."""
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            for each in (process, *process.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
 
 
 def remove_session(session: Path) -> None:
