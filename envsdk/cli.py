@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import logging
 import os
 import sqlite3
 import sys
@@ -29,6 +30,7 @@ import typer
 
 from envsdk.extras import missing_package
 from envsdk.failures import INTERRUPTED, ConfigurationError, EnvsdkError
+from envsdk.terminal import say, visible
 
 P = ParamSpec("P")
 
@@ -40,7 +42,16 @@ _ADVICE = {
     errno.EDQUOT: f"the disk quota is used up: free space, or {_ANOTHER_DISK}",
     errno.EROFS: "the file system is read-only: choose another folder",
     errno.EACCES: "permission denied: change the permissions, or choose another folder",
+    errno.EPERM: "not permitted: change the permissions, or choose another folder",
+    errno.ENAMETOOLONG: "the name is too long for the file system: choose a shorter one",
+    errno.ENOTDIR: "a part of this path is a file, not a folder: choose another folder",
+    errno.EISDIR: "is a folder: name a file",
+    errno.ELOOP: "symbolic links go in a circle: mend them, or choose another path",
+    errno.EIO: "the disk reports an error: look at the system's log, or choose another disk",
+    errno.EFBIG: "the file is larger than is allowed here: raise `ulimit -f`, or choose another disk",
+    errno.ENOMEM: "out of memory: free some, or use fewer environments",
     errno.EMFILE: "too many open files: raise the limit with `ulimit -n 65536`",
+    errno.ENFILE: "the system has too many open files: close some programs",
     errno.EADDRINUSE: "the port is in use: stop the process that holds it, or choose another port",
 }
 """What to do about operating system errors that are nobody's bug."""
@@ -72,6 +83,10 @@ def run_app(
     `tells_interrupt`: it forwards to no other app, which would have told of a Ctrl-C already.
     """
 
+    _open_standard_streams()
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_Visible())
+
     @run_command
     def run() -> int | None:
         result = app(args=argv, prog_name=name, standalone_mode=False)
@@ -81,6 +96,24 @@ def run_app(
         return result if isinstance(result, int) else None
 
     return run()
+
+
+def _open_standard_streams() -> None:
+    """Open the null device where one was closed (`>&-`): the next file to be opened would take its number."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - until the process ends
+
+
+class _Visible(logging.Formatter):
+    """What libraries log may quote anybody."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
 
 
 def report_error(error: BaseException) -> int:
@@ -98,7 +131,7 @@ def report_error(error: BaseException) -> int:
     known = next((link for link in _chain(error) if isinstance(link, EnvsdkError)), None)
     if known is not None:
         if known.exit_code == INTERRUPTED:
-            print(_first_hand(known), file=sys.stderr)
+            say(_first_hand(known), err=True)
         else:
             _print_error(_first_hand(known))
         return known.exit_code
@@ -122,7 +155,7 @@ def report_error(error: BaseException) -> int:
         if isinstance(link, MemoryError):
             _print_error("out of memory: use fewer environments (`num_env_groups`) or a smaller batch")
             return 1
-    traceback.print_exception(error)
+    say("".join(traceback.format_exception(error)), end="", err=True)
     _print_error(
         f"this is a bug in envsdk or in a plug-in; please report the lines above ({type(error).__name__})"
     )
@@ -171,7 +204,7 @@ def _usage_error(error: BaseException) -> str | None:
 
 
 def _print_error(message: str) -> None:
-    print(f"error: {message}", file=sys.stderr, flush=True)
+    say(f"error: {message}", err=True, flush=True)
 
 
 app = typer.Typer(
@@ -185,7 +218,7 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        print(f"envsdk {version('envsdk')}")
+        say(f"envsdk {version('envsdk')}")
         raise typer.Exit
 
 
@@ -243,7 +276,7 @@ def explain(
     from envsdk.config import explain as explain_config
     from envsdk.config import load_config
 
-    print(explain_config(load_config(source, overrides or [])))
+    say(explain_config(load_config(source, overrides or [])))
 
 
 def main(argv: list[str] | None = None) -> int:

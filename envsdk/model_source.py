@@ -18,7 +18,7 @@ from envsdk.config.plugins import settings_model
 from envsdk.extras import require
 from envsdk.failures import ConfigurationError
 from envsdk.inference.settings import StrictSettings
-from envsdk.model_files import content_digest, is_model_folder, weights_problem
+from envsdk.model_files import content_digest, is_model_folder, model_problem, weights_problem
 from envsdk.plugins import load_plugin
 
 if TYPE_CHECKING:
@@ -101,7 +101,11 @@ def model_source(source: Source, model: Path | None, greedy: bool, seed: int) ->
     config = source.config
     generating = generating_settings(config)
     infer = config.actor_infer
-    folder = find_model_folder(model) if model is not None else _pretrained(source)
+    if model is not None:
+        folder = find_model_folder(model)
+        check_model(folder)
+    else:
+        folder = _pretrained(source)
     sequence_length = config.sequence_length
     if source.is_environment and sequence_length == DEFAULT_SEQUENCE_LENGTH:
         sequence_length = min(sequence_length, _max_positions(folder))
@@ -132,6 +136,12 @@ def find_model_folder(path: Path) -> Path:
         f"--model: {path} holds no config.json: it is neither a Hugging Face folder nor a checkpoint "
         "(such as runs/NAME/checkpoints/step_000010), nor a run with one"
     )
+
+
+def check_model(folder: Path) -> None:
+    """ConfigurationError for a folder of a model that could not be played with."""
+    if problem := model_problem(folder):
+        raise ConfigurationError(f"--model: {problem}")
 
 
 def _max_positions(folder: Path) -> int:

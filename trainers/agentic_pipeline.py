@@ -14,6 +14,7 @@ import functools
 import itertools
 import json
 import signal
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -36,6 +37,7 @@ from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.managers.scheduler import RolloutBatch
 from envsdk.progress import ProgressDisplay, StepSummary, Validation
 from envsdk.storage import read_metadata, read_trajectories
+from envsdk.terminal import say
 from envsdk.timeline import Timeline, Track
 from envsdk.tracking import open_trackers, read_metrics
 from envsdk.tracking.jsonl import FILE_NAME as METRICS_FILE
@@ -412,13 +414,16 @@ def _train(loaded: LoadedConfig) -> None:
     config = loaded.config
     folder = RunFolder.open(config)
     if folder.first_step >= config.max_steps:
-        print(f"{folder.path} has all {config.max_steps} steps; raise max_steps or choose another exp_name.")
+        say(f"{folder.path} has all {config.max_steps} steps; raise max_steps or choose another exp_name.")
+        if not (folder.path / "report.html").is_file():
+            say(f"Report: {_write_report(folder)}")
         return
     model = model_of_run(config, has_begun=folder.has_begun)
     changes = changed_settings(folder, loaded) if folder.has_begun else []
     write_atomically(folder.path / CONFIG_FILE, loaded.resolved_yaml().encode())
     keep_tokenizer(model, folder.path)
-    with ray_runtime(config.ray):
+    if_lost = [sys.executable, "-m", "envsdk.trainers.lost_runtime", str(folder.path)]
+    with ray_runtime(config.ray, if_lost=if_lost):
         asyncio.run(_run(config, folder, model, changes))
 
 
@@ -472,9 +477,9 @@ async def _run(config: RunConfig, folder: RunFolder, model: Path, changes: Seque
             raise
         await _close(cluster, tracker, timeline)
         report = _write_report(folder)
-    print(_before_and_after(pipeline.validations))
-    print(f"Report: {report}")
-    print(f"Trajectories: envsdk view {folder.path}")
+    say(_before_and_after(pipeline.validations))
+    say(f"Report: {report}")
+    say(f"Trajectories: envsdk view {folder.path}")
 
 
 async def _close(cluster: Cluster, tracker: Tracker, timeline: Timeline) -> None:

@@ -77,7 +77,11 @@ class CausalLM:
         transformers_logging.disable_progress_bar()
         try:
             model = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
+                folder,
+                dtype=torch.float32,
+                attn_implementation="sdpa",
+                local_files_only=True,
+                trust_remote_code=False,
             )
         except (OSError, ValueError, KeyError) as error:
             raise ConfigurationError(f"pretrain: cannot load the model in {folder}: {error}") from error

@@ -25,7 +25,7 @@ from envsdk.managers.ledger_types import LedgerState
 from envsdk.managers.scheduler import RolloutBatch, RolloutScheduler, SchedulerSetup
 from envsdk.managers.wiring import VAL_SPLIT, train_ledger, validation_ledger, worker_setups
 from envsdk.trainers.engine_group import EngineGroup, EngineGroupSpec, Say
-from envsdk.trainers.trainer_group import TrainerGroup, TrainerSpec
+from envsdk.trainers.trainer_group import TrainerGroup, TrainerSpec, reason_of_death
 from envsdk.training import TrainBatch, TrainerConfig
 
 Result = TypeVar("Result")
@@ -85,8 +85,25 @@ class Cluster:
                 answer.cancel()
                 failed.result()
             return answer.result()
+        except ray.exceptions.RayActorError as died:
+            if died.actor_init_failed:
+                raise as_envsdk_error(died, "a part of the run cannot be started") from died
+            raise EnvsdkError(
+                f"{self._name_of(died)} died ({reason_of_death(died)}). The checkpoints and batches in "
+                f"{self._config.run_folder} are whole: the same command continues from them"
+            ) from died
         except (EnvsdkError, ray.exceptions.RayError) as error:
             raise as_envsdk_error(error, "a part of the run failed") from error
+
+    def _name_of(self, died: ray.exceptions.RayActorError) -> str:
+        schedulers = {
+            "the scheduler of rollouts": self.rollout_scheduler,
+            "the scheduler of evaluations": self.held_out,
+        }
+        for name, actor in schedulers.items():
+            if actor._actor_id.hex() == died.actor_id:
+                return name
+        return "a process of the run"
 
     async def publish(self, version: int, *, to_rollouts: bool = True) -> dict[str, float]:
         """The trainer's weights to every engine, then the new version to the scheduler; metrics.

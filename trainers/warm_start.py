@@ -47,6 +47,7 @@ from envsdk.registry import load_entry_point
 from envsdk.registry import spec as registered
 from envsdk.source_digest import source_digest
 from envsdk.storage import read_trajectories
+from envsdk.terminal_console import TerminalConsole
 from envsdk.trainers.imitation import Demonstration, imitate, imitation_trainer, tokens_of
 from envsdk.trainers.tiny_policy import build_tokenizer, check_pieces, write_random_model, write_tokenizer
 from envsdk.trajectory import Trajectory
@@ -70,7 +71,7 @@ def prepare_policy(config: RunConfig, *, console: Console | None = None) -> Path
     Shows progress on stderr. Raises ConfigurationError when a tag's environment has no oracle or its
     first prompt is longer than `sequence_length`, and StorageError when the cache cannot be written.
     """
-    console = console or Console(file=sys.stderr)
+    console = console or TerminalConsole(file=sys.stderr)
     description = _describe(config)
     digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:16]
     parent = cache_folder() / "policies"

@@ -31,6 +31,7 @@ from pydantic import (
 
 from envsdk import run_limits
 from envsdk.algorithms.args import AlgorithmArgs, AlgorithmKeys
+from envsdk.config.numbers import Temperature
 from envsdk.config.ranges import parse_index_list
 from envsdk.config.validation import NAME_PATTERN
 
@@ -53,6 +54,15 @@ DeviceMapping = Annotated[
     BeforeValidator(parse_index_list),
     AfterValidator(lambda v: v and _distinct(v)),
 ]
+
+
+def _is_tag(name: str) -> str:
+    if not name.isprintable() or "\\" in name or {"", ".", ".."} & set(name.split("/")):
+        raise ValueError("no name of a tag: write letters, digits, `.`, `_`, `-`, and single `/` in between")
+    return name
+
+
+Tag = Annotated[str, Field(max_length=200), AfterValidator(_is_tag)]
 Names = Annotated[list[str], Field(min_length=1), AfterValidator(_distinct)]
 
 
@@ -196,7 +206,7 @@ class GeneratingArgs(Section):
 
     max_new_tokens: PositiveInt = 64
     """Longest reply."""
-    temperature: NonNegativeFloat = 1.0
+    temperature: Temperature = 1.0
     """0 is greedy."""
     top_p: Probability = 1.0
     """Share of the probability mass that is sampled from."""
@@ -333,7 +343,7 @@ class WarmStartArgs(Section):
     """Demonstrations per step of imitation."""
     learning_rate: PositiveFloat = 2e-3
     """Peak, after warm-up."""
-    seed: NonNegativeInt = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Of the demonstrations, the initial weights and the order of training."""
 
 
@@ -353,9 +363,9 @@ class RayArgs(Section):
 class RunConfig(AlgorithmKeys, Section):
     """One run: the top level of the YAML file. The algorithm's keys are those of `AlgorithmKeys`."""
 
-    exp_name: Annotated[str, Field(pattern=NAME_PATTERN)]
+    exp_name: Annotated[str, Field(pattern=NAME_PATTERN, max_length=200)]
     """Name of the run's folder under `output_dir`: letters, digits, `.`, `_` and `-`."""
-    seed: NonNegativeInt = 42
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 42
     """Everything random follows from it."""
     output_dir: FolderPath = Path("runs")
     """Where run folders go."""
@@ -403,7 +413,7 @@ class RunConfig(AlgorithmKeys, Section):
     )
     """Where metrics go: entry points in `envsdk.trackers`."""
 
-    custom_envs: Annotated[dict[str, CustomEnv], Field(min_length=1)]
+    custom_envs: Annotated[dict[Tag, CustomEnv], Field(min_length=1)]
     """Tags by name."""
     train_env_manager: EnvManagerArgs
     """Environments that training plays in."""

@@ -13,7 +13,7 @@ from envsdk.failures import ConfigurationError
 class StrictSettings(BaseModel):
     """Base of every engine's settings: typed, immutable, and deaf to no key."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     takes_new_weights: ClassVar[bool] = True
     """Whether the engine can be trained with: its ability `weight_updates`, known without importing it."""

@@ -198,3 +198,24 @@ def test_importing_envsdk_loads_neither_torch_nor_ray_nor_transformers() -> None
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+_PRINTS = {"print", "Console"}
+_TERMINAL = {"envsdk/terminal.py", "envsdk/terminal_console.py"}
+_FOR_OTHER_PROCESSES = {"envsdk/model_files.py"}
+"""Print what another process of ours reads."""
+
+
+def test_what_is_printed_goes_through_the_terminal_module() -> None:
+    """Where text of an environment, a policy or a data set is made visible."""
+    for room in ("envsdk", *sorted(ROOMS)):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            name = str(path.relative_to(ROOT))
+            if name in _TERMINAL | _FOR_OTHER_PROCESSES or path.resolve() != path:
+                continue
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                    assert node.func.id not in _PRINTS, f"{name}:{node.lineno}: use envsdk.terminal"
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute):
+                    streams = (node.value.attr, node.attr)
+                    assert streams not in {("stdout", "write"), ("stderr", "write")}, f"{name}:{node.lineno}"

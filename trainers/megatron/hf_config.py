@@ -24,7 +24,7 @@ def read_config(folder: Path) -> Any:
     """The configuration in a Hugging Face folder. ConfigurationError when there is none."""
     require_model_folder(folder)
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigurationError(f"pretrain: cannot read {folder / 'config.json'}: {error}") from error
 

@@ -152,7 +152,9 @@ class MegatronTrainer(PolicyTrainer):
 
         def write() -> None:
             with torch.device("meta"):
-                model = AutoModelForCausalLM.from_config(self._hf_config, dtype=torch.float32)
+                model = AutoModelForCausalLM.from_config(
+                    self._hf_config, dtype=torch.float32, trust_remote_code=False
+                )
             write_pretrained(folder, model=model, state=state, source=self.config.model)
 
         on_first_rank(write)

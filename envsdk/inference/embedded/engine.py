@@ -359,7 +359,7 @@ def _load(folder: Path, config: EngineConfig, settings: EmbeddedSettings) -> Dec
     from transformers import AutoConfig
 
     try:
-        model_config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        model_config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise EngineError(f"config.json: {error}") from error
     limit = getattr(model_config, "max_position_embeddings", None)

@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 from envsdk.inference.engine import EngineFailure, OutputStructure
 from envsdk.inference.refusals import bad_structure
 
+_MOST_TOKENIZERS = 8
+"""Clients may name stop tokens of their own, and each set of them needs a tokenizer of its own."""
+
 
 class Guides:
     """Makes guides for one model. Owner: one thread at a time."""
@@ -60,6 +63,8 @@ class Guides:
         if found is None:
             ends = list(stop_token_ids) or None
             found = LLTokenizer(self._text, n_vocab=self._vocab_size, eos_token=ends)
+            while len(self._tokenizers) >= _MOST_TOKENIZERS:
+                self._tokenizers.pop(next(iter(self._tokenizers)))
             self._tokenizers[stop_token_ids] = found
         return found
 
