@@ -449,7 +449,9 @@ async def _run(config: RunConfig, folder: RunFolder, model: Path, changes: Seque
         tracker = open_trackers(config.trackers, folder.path)
         stack.callback(tracker.close)
         tracker.rewind(folder.first_step - 1)
-        cluster = Cluster(config, model=model, trajectories=trajectories, state=folder.state)
+        cluster = Cluster(
+            config, model=model, trajectories=trajectories, state=folder.state, say=display.note
+        )
         pipeline = AgenticPipeline(
             config, folder, cluster, tracker=tracker, timeline=timeline, display=display
         )

@@ -104,7 +104,8 @@ def _is_for_types(node: ast.AST) -> bool:
 
 
 def files_of(room: str) -> list[Path]:
-    return sorted((ROOT / room).rglob("*.py"))
+    """Its Python files, without those of repositories that stand for other people's."""
+    return sorted(file for file in (ROOT / room).rglob("*.py") if "repositories" not in file.parts)
 
 
 def kernel_files() -> list[Path]:
