@@ -154,7 +154,7 @@ class AgenticPipeline:
         if config.target_kl is not None and folder.checkpoint is not None:
             self._kl_coef = folder.checkpoint.state.kl_coef
         self._checkpointed_step = -1
-        self._has_trained = False
+        self.has_trained = False
         """From its first batch on this process has something to keep."""
         self._stop = asyncio.Event()
         self._started_at = time.monotonic()
@@ -240,7 +240,7 @@ class AgenticPipeline:
     async def train(self, batch: RolloutBatch) -> None:
         """Advantages and one trainer step. Failed episodes are left out, with their tokens."""
         self.display.phase("training")
-        self._has_trained = True
+        self.has_trained = True
         trajectories = learnable(batch.trajectories)
         with self._timed("train", Track.TRAINER):
             scores = await self._scores(trajectories)
@@ -278,7 +278,7 @@ class AgenticPipeline:
         if self._stop.is_set():
             raise KeyboardInterrupt
         self._stop.set()
-        if self._has_trained:
+        if self.has_trained:
             self.display.note("stopping with a checkpoint; Ctrl-C again stops at once")
 
     async def _scores(self, trajectories: list[Trajectory]) -> ModelScores:
@@ -301,7 +301,7 @@ class AgenticPipeline:
             stop.cancel()
             return answer.result()
         answer.cancel()
-        if self._has_trained:
+        if self.has_trained:
             await self.checkpoint()
         raise Interrupted(f"stopped before step {self.step + 1}; the same command continues from there")
 
@@ -469,11 +469,15 @@ async def _run(config: RunConfig, folder: RunFolder, model: Path, changes: Seque
         try:
             await pipeline.start()
             await pipeline.run()
-        except BaseException:
+        except BaseException as error:
             # What went wrong is what the user must see, not a report that could not be written either.
             with suppress(EnvsdkError):
-                await _close(cluster, tracker, timeline)
-                _write_report(folder)
+                if isinstance(error, Interrupted) and not pipeline.has_trained:
+                    # Actors that are still starting would not answer for seconds, and nothing was done.
+                    await _close(cluster, tracker, timeline, patience_s=0.0)
+                else:
+                    await _close(cluster, tracker, timeline)
+                    _write_report(folder)
             raise
         await _close(cluster, tracker, timeline)
         report = _write_report(folder)
@@ -482,8 +486,8 @@ async def _run(config: RunConfig, folder: RunFolder, model: Path, changes: Seque
     say(f"Trajectories: envsdk view {folder.path}")
 
 
-async def _close(cluster: Cluster, tracker: Tracker, timeline: Timeline) -> None:
-    await cluster.close()
+async def _close(cluster: Cluster, tracker: Tracker, timeline: Timeline, *, patience_s: float = 5.0) -> None:
+    await cluster.close(patience_s=patience_s)
     tracker.close()
     timeline.close()
 

@@ -127,12 +127,12 @@ class Cluster:
         )
         return batch
 
-    async def close(self) -> None:
-        """End everything; what is already gone is ignored."""
+    async def close(self, *, patience_s: float = 5.0) -> None:
+        """End everything; what is already gone is ignored. What takes longer ends with this process."""
         self.engines.close()
         closing = [self.rollout_scheduler.close.remote(), self.held_out.close.remote()]
         closing += [group.close() for group in self._trainers]
-        await asyncio.wait([asyncio.ensure_future(_quiet(call)) for call in closing], timeout=5)
+        await asyncio.wait([asyncio.ensure_future(_quiet(call)) for call in closing], timeout=patience_s)
 
     async def _announce(self, engine: str, actor: Any | None) -> None:
         """To the workers of both schedulers."""
