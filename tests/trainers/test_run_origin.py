@@ -23,9 +23,12 @@ def model_folder(path: Path, weights: bytes = b"weights") -> Path:
 
 def run_config(tmp_path: Path, *overrides: str) -> RunConfig:
     (tmp_path / "runs" / "run").mkdir(parents=True, exist_ok=True)
-    return load_config(
-        "agentic_async.yaml", [f"output_dir={tmp_path / 'runs'}", "exp_name=run", *overrides]
-    ).config
+    models = [each.partition("=")[2] for each in overrides if each.startswith("pretrain=")]
+    others = [each for each in overrides if not each.startswith("pretrain=")]
+    run = [f"output_dir={tmp_path / 'runs'}", "exp_name=run", *others]
+    config = load_config("agentic_async.yaml", run).config
+    # Set afterwards: the folders here are no models that a configuration would be taken with.
+    return config.model_copy(update={"pretrain": models[0]}) if models else config
 
 
 def begun(tmp_path: Path, *overrides: str) -> RunConfig:
