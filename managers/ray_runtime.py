@@ -31,6 +31,7 @@ MAX_DEFAULT_OBJECT_STORE_BYTES = 512 * 1024**2
 
 _LOG_BYTES, _LOG_BACKUPS = 16 * 1024**2, 1
 """Of each of Ray's processes; by its own defaults one may fill gigabytes."""
+_TOLD_ALREADY = ("Raylet is terminated", "A worker died or was killed")
 _WATCHED = {"raylet": "Ray's node manager (raylet)", "gcs_server": "Ray's control process (gcs_server)"}
 """Parts of Ray's that take the run with them."""
 
@@ -97,11 +98,11 @@ def ray_runtime(args: RayArgs, *, if_lost: Sequence[str] = ()) -> Iterator[None]
 
 
 def _without_last_words(show: Callable[..., None]) -> Callable[..., None]:
-    """Shows what Ray tells the driver, but not the end of a dead raylet's log, which is in its folder."""
+    """Shows what Ray tells the driver, but not what the run tells of by itself, and in fewer words."""
 
     @functools.wraps(show)
     def shown(data: Mapping[str, Any], **options: Any) -> None:
-        if not any(line.startswith("Raylet is terminated") for line in data["lines"]):
+        if not any(line.startswith(_TOLD_ALREADY) for line in data["lines"]):
             show(data, **options)
 
     return shown
