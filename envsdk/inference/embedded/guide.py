@@ -16,6 +16,7 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from numpy.typing import NDArray
 
 from envsdk.inference.engine import BAD_STRUCTURE, OutputStructure
+from envsdk.inference.tagged_json import lark_grammar
 
 
 class Guides:
@@ -88,5 +89,7 @@ def _grammar(structure: OutputStructure) -> str:
         return str(LLMatcher.grammar_from_regex(structure.regex))
     if structure.json_schema is not None:
         return str(LLMatcher.grammar_from_json_schema(json.loads(structure.json_schema)))
+    if structure.tagged:
+        return str(LLMatcher.grammar_from_lark(lark_grammar(structure.tagged)))
     # JSON's escapes are those of the grammar's strings.
     return str(LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, structure.choices))))

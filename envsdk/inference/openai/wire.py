@@ -19,6 +19,7 @@ from envsdk.inference.engine import BAD_STRUCTURE, FinishReason, GenerationReque
 from envsdk.inference.openai.settings import OpenAISettings
 from envsdk.inference.remote.failures import ReplyRefused, Unavailable, error_text
 from envsdk.inference.remote.requests import sglang_structure
+from envsdk.inference.tagged_json import structural_tag
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +85,12 @@ def completion_body(settings: OpenAISettings, request: GenerationRequest, max_to
 
 def why_inexpressible(settings: OpenAISettings, structure: OutputStructure) -> str:
     """Why the server cannot be told of the structure; empty when it can."""
-    if structure.json_schema is None:
-        if settings.structured_output == "response_format":
-            return f"{BAD_STRUCTURE}`response_format` knows JSON schemas alone"
-        return ""
+    if structure.json_schema is None and settings.structured_output == "response_format":
+        return f"{BAD_STRUCTURE}`response_format` knows JSON schemas alone"
+    if structure.tagged and settings.structured_output == "guided":
+        return f"{BAD_STRUCTURE}`guided` knows no JSON between fixed texts, as tool calls are"
     try:
-        json.loads(structure.json_schema)
+        json.loads(structure.json_schema or "null")
     except ValueError as error:
         return f"{BAD_STRUCTURE}the schema is not JSON: {error}"
     return ""
@@ -105,6 +106,8 @@ def structure_fields(settings: OpenAISettings, structure: OutputStructure) -> di
         kind, value = "regex", structure.regex
     if structure.json_schema is not None:
         kind, value = "json", json.loads(structure.json_schema)
+    if structure.tagged:
+        kind, value = "structural_tag", json.dumps(structural_tag(structure.tagged))
     if settings.structured_output == "guided":
         return {f"guided_{kind}": value}
     if settings.structured_output == "response_format":
