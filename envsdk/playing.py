@@ -45,6 +45,7 @@ from envsdk.plugins import load_plugin
 from envsdk.policies import REQUIRED_ABILITY, make_policy
 from envsdk.policy import Policy
 from envsdk.rate_limits import PacedPolicy, RateGate, RateLimits
+from envsdk.registry import system_prompt
 from envsdk.trajectory import Task, Trajectory
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def _around_environment(env_id: str, overrides: Sequence[str]) -> RunConfig:
                 "env_type": env_id,
                 "env_config": env_config,
                 "max_steps": own_turn_limit(spec, env_config),
-                "agent_system_template": "\n".join(filter(None, (spec.description, spec.action_format))),
+                "agent_system_template": system_prompt(spec, env_config),
             }
         },
         "train_env_manager": manager,

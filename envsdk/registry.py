@@ -95,6 +95,23 @@ def make(id_or_spec: str | EnvSpec, /, **kwargs: Any) -> TextEnv:
     return env
 
 
+def system_prompt(env_spec: EnvSpec, env_config: Mapping[str, Any]) -> str:
+    """What a policy is told before the first observation, where the user's own configuration says nothing.
+
+    Raises ConfigurationError for keywords that the environment refuses.
+    """
+    if not env_spec.prompt:
+        return "\n".join(filter(None, (env_spec.description, env_spec.action_format)))
+    module, _, attribute = env_spec.prompt.partition(":")
+    describe: Callable[..., str] = getattr(importlib.import_module(module), attribute)
+    arguments = {**env_spec.kwargs, **env_config}
+    _check_keywords(env_spec.id, load_entry_point(env_spec), arguments)
+    try:
+        return describe(**arguments)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"{env_spec.id}: {error}") from error
+
+
 def load_entry_point(env_spec: EnvSpec) -> Callable[..., TextEnv]:
     """The class (or function) that `env_spec.entry_point` names."""
     if callable(env_spec.entry_point):
