@@ -71,6 +71,8 @@ def run_app(
 
     `tells_interrupt`: it forwards to no other app, which would have told of a Ctrl-C already.
     """
+    # Typer's tables cut long options off where the terminal is narrow, and give flags a value, `<bool>`.
+    app.rich_markup_mode = None
 
     @run_command
     def run() -> int | None:
@@ -209,7 +211,7 @@ def _forward(module: str, context: typer.Context) -> None:
 
 @app.command(add_help_option=False, context_settings=_FORWARD)
 def train(context: typer.Context) -> None:
-    """Train a policy: `envsdk train agentic_async.yaml KEY=VALUE ...`."""
+    """Train a policy: `envsdk train agentic_async.yaml`."""
     _forward("envsdk.train", context)
 
 
@@ -227,7 +229,7 @@ def evaluate(context: typer.Context) -> None:
 
 @app.command(add_help_option=False, context_settings=_FORWARD)
 def replay(context: typer.Context) -> None:
-    """Play the recorded actions of a data set again, or give it other rewards."""
+    """Play a data set again, or give it other rewards."""
     _forward("envsdk.replay", context)
 
 
@@ -239,13 +241,13 @@ def sft(context: typer.Context) -> None:
 
 @app.command(add_help_option=False, context_settings=_FORWARD)
 def serve(context: typer.Context) -> None:
-    """Serve a model over OpenAI's HTTP protocol and record who plays with it."""
+    """Serve a model over OpenAI's HTTP protocol; record sessions."""
     _forward("envsdk.serve", context)
 
 
 @app.command(add_help_option=False, context_settings=_FORWARD)
 def serve_env(context: typer.Context) -> None:
-    """Serve an environment over OpenEnv's protocol, for agents and trainers elsewhere."""
+    """Serve an environment over OpenEnv's protocol."""
     _forward("envsdk.serve_env", context)
 
 
@@ -257,7 +259,7 @@ def init(context: typer.Context) -> None:
 
 @app.command(add_help_option=False, context_settings=_FORWARD)
 def check(context: typer.Context) -> None:
-    """Check that an environment keeps the contract that training relies on."""
+    """Check that an environment keeps its contract."""
     _forward("envsdk.check", context)
 
 
@@ -269,7 +271,7 @@ def report(context: typer.Context) -> None:
 
 @app.command(add_help_option=False, context_settings=_FORWARD)
 def view(context: typer.Context) -> None:
-    """Look at runs and data sets in a browser: `envsdk view runs`."""
+    """Look at runs and data sets in a browser."""
     _forward("envsdk.view", context)
 
 
@@ -280,7 +282,7 @@ def explain(
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Replace single keys.")
     ] = None,
 ) -> None:
-    """Print every key of a configuration, where its value comes from, and what follows from it."""
+    """Print every key of a configuration and where it comes from."""
     from envsdk.config import explain as explain_config
     from envsdk.config import load_config
 

@@ -117,6 +117,8 @@ class EnvSpec:
     """One line for `envsdk envs`."""
     action_format: str = ""
     """For the policy's prompt: what a reply must look like."""
+    needs: Mapping[str, str] = field(default_factory=dict)
+    """Modules that it cannot play without and that its package may lack: the command that installs each."""
     prompt: str = ""
     """`package.module:function`, which makes the policy's system prompt from the constructor's keywords: for
     environments whose task they decide. Without it the prompt is `description` and `action_format`."""

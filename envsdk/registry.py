@@ -20,6 +20,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from numbers import Integral, Real
 from typing import Any
 
@@ -93,6 +94,12 @@ def make(id_or_spec: str | EnvSpec, /, **kwargs: Any) -> TextEnv:
             f"{env_spec.id}: {env_spec.entry_point!r} made a {type(env).__name__}, which is no envsdk.TextEnv"
         )
     return env
+
+
+def missing(env_spec: EnvSpec) -> list[str]:
+    """The commands that install what this environment lacks here; nothing is imported for it."""
+    commands = (command for module, command in env_spec.needs.items() if find_spec(module) is None)
+    return list(dict.fromkeys(commands))
 
 
 def system_prompt(env_spec: EnvSpec, env_config: Mapping[str, Any]) -> str:

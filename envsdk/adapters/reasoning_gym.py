@@ -42,6 +42,7 @@ SPEC = EnvSpec(
     description="One question of a reasoning-gym data set, scored by its own scorer.",
     action_format="Reply with the answer in tags: <answer>...</answer>.",
     prompt="envsdk.adapters.reasoning_gym:reasoning_gym_prompt",
+    needs={"reasoning_gym": "pip install 'envsdk[reasoning-gym]'"},
 )
 
 

@@ -15,6 +15,7 @@ SPEC = EnvSpec(
     description="Another environment (env=ID) with tools to call: Python functions, MCP servers.",
     action_format='A call, <tool_call>{"name": NAME, "arguments": {...}}</tool_call>, or a move of its own.',
     prompt="envsdk.adapters.tools.env:tool_use_prompt",
+    needs={"jsonschema": "pip install 'envsdk[tools]'"},
 )
 
 __all__ = [

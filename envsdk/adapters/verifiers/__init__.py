@@ -17,6 +17,7 @@ SPEC = EnvSpec(
     description="Any environment of verifiers that answers in text, by the name load_environment takes.",
     action_format="Reply as the first observation says.",
     prompt="envsdk.adapters.hosted:explains_itself",
+    needs={"verifiers": "pip install 'envsdk[verifiers]'"},
 )
 
 __all__ = ["SPEC"]
