@@ -1,4 +1,4 @@
-"""`python -m envsdk.init NAME`: a package with an environment of your own, which works as it is."""
+"""`envsdk init NAME`: a package with an environment of your own, which works as it is."""
 
 from __future__ import annotations
 
@@ -105,10 +105,10 @@ def command(
     print(f"{folder}: the environment {names['env_id']}. Next:\n")
     print(f"  cd {folder}")
     print("  python -m pip install -e .")
-    print(f"  python -m envsdk.check {names['env_id']}")
-    print(f"  python -m envsdk.envs --play {names['env_id']}")
-    print("  python -m envsdk.train train.yaml")
-    print("  python -m envsdk.view runs")
+    print(f"  envsdk check {names['env_id']}")
+    print(f"  envsdk envs --play {names['env_id']}")
+    print("  envsdk train train.yaml")
+    print("  envsdk view runs")
 
 
 def main(argv: list[str] | None = None) -> int:
