@@ -410,7 +410,9 @@ async def _run(config: RunConfig, folder: RunFolder, model: Path) -> None:
         tracker = open_trackers(config.trackers, folder.path)
         stack.callback(tracker.close)
         tracker.rewind(folder.first_step - 1)
-        cluster = Cluster(config, model=model, trajectories=trajectories, state=folder.state)
+        cluster = Cluster(
+            config, model=model, trajectories=trajectories, state=folder.state, say=display.note
+        )
         pipeline = AgenticPipeline(
             config, folder, cluster, model=model, tracker=tracker, timeline=timeline, display=display
         )

@@ -24,7 +24,7 @@ from envsdk.inference.engine_pool import PoolConfig
 from envsdk.managers.ledger_types import LedgerState
 from envsdk.managers.scheduler import RolloutBatch, RolloutScheduler, SchedulerSetup, as_envsdk_error
 from envsdk.managers.wiring import VAL_SPLIT, train_ledger, validation_ledger, worker_setups
-from envsdk.trainers.engine_group import EngineGroup, EngineGroupSpec
+from envsdk.trainers.engine_group import EngineGroup, EngineGroupSpec, Say
 from envsdk.trainers.trainer_group import TrainerGroup, TrainerSpec
 from envsdk.training import TrainBatch, TrainerConfig
 
@@ -35,11 +35,12 @@ class Cluster:
     """The actors of one run. Owner: the pipeline."""
 
     def __init__(
-        self, config: RunConfig, *, model: Path, trajectories: Path, state: LedgerState | None
+        self, config: RunConfig, *, model: Path, trajectories: Path, state: LedgerState | None, say: Say
     ) -> None:
+        """`say` shows the user a line."""
         self._config = config
         self.trainer, self.reference = _trainers(config, model)
-        self.engines = EngineGroup(_engines_spec(config, model), self.trainer, self._announce)
+        self.engines = EngineGroup(_engines_spec(config, model), self.trainer, self._announce, say)
 
         scheduler = _actor(RolloutScheduler)
         self.rollouts = scheduler.remote(

@@ -45,6 +45,8 @@ CLOSE_TIMEOUT_S = 5.0
 
 Announce = Callable[[str, Any | None], Awaitable[None]]
 """Tells the workers which actor an engine is now. None: it leaves, and what runs there may end there."""
+Say = Callable[[str], None]
+"""Shows the user a line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +80,11 @@ class PlacedEngineHost(EngineHost):
 class EngineGroup:
     """Owner: the cluster; called from one event loop."""
 
-    def __init__(self, spec: EngineGroupSpec, trainer: TrainerGroup, announce: Announce) -> None:
+    def __init__(self, spec: EngineGroupSpec, trainer: TrainerGroup, announce: Announce, say: Say) -> None:
         self._spec = spec
         self._trainer = trainer
         self._announce = announce
+        self._say = say
         names = list(spec.configs)
         self._pool = EnginePool(names, spec.pool, num_started=spec.num_started)
         self._reservation: Reservation | None = None
@@ -153,6 +156,9 @@ class EngineGroup:
             lives = self._pool.lives
             report = await self._update(lives, version)
             updated = report.engines if report is not None else ()
+            for life in lives:
+                if life.name not in updated:
+                    self._do(self._pool.lost(life, await self._why_left_out(life)))
             self._do(self._pool.published(version, [life for life in lives if life.name in updated]))
         return report
 
@@ -196,6 +202,8 @@ class EngineGroup:
                 self._in_background(self._tell(life.name, self.actors[life.name]))
             elif isinstance(command, Leave):
                 self._in_background(self._tell(life.name, None))
+        for line in self._pool.take_news():
+            self._say(line)
         if self._pool.failure:
             self._fail(EngineError(self._pool.failure))
 
@@ -296,6 +304,14 @@ class EngineGroup:
                 return
             if report is not None and report.engines:
                 self._do(self._pool.given(life, version))
+
+    async def _why_left_out(self, life: Life) -> str:
+        """An update leaves out an engine whose process ended; Ray knows how."""
+        try:
+            await self.actors[life.name].health.remote()
+        except ray.exceptions.RayError as error:
+            return _reason(error)
+        return "it did not get the newest weights"
 
     async def _update(self, lives: Iterable[Life], version: int) -> ShipReport | None:
         engines = {life: self.actors[life.name] for life in lives}

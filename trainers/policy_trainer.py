@@ -118,7 +118,9 @@ class PolicyTrainer(Trainer):
         tallies: list[TrainTally] = []
         try:
             for members in rows.plan:
-                tallies.append(self._learn(rows.step_rows(members), critic_only=batch.critic_only))
+                tally = self._learn(rows.step_rows(members), critic_only=batch.critic_only)
+                tally.leave_out(rows.num_left_out_tokens(members))
+                tallies.append(tally)
         except TrainerError as error:
             if restore is not None:
                 restore()

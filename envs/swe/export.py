@@ -157,7 +157,7 @@ def write_trajectories(episodes: Sequence[Episode], out: Path) -> list[Path]:
     written = []
     for number, sample in enumerate(samples(episodes)):
         for episode in sample:
-            name = _file_name(episode.instance_id)
+            name = file_name(episode.instance_id)
             folder = out / name
             make_folder(folder)
             path = folder / (f"{name}.{number}.traj.json" if number else f"{name}.traj.json")
@@ -191,7 +191,7 @@ def _exit_message(exit_status: str, submission: str) -> dict[str, Any]:
     }
 
 
-def _file_name(instance_id: str) -> str:
+def file_name(instance_id: str) -> str:
     name = "".join(char if char.isalnum() or char in "._-" else "_" for char in instance_id)
     return name.lstrip(".") or "_"
 

@@ -170,6 +170,7 @@ class EnginePool:
         self._stretch_s = 0.0
         self.num_restarts = 0
         """Of all engines, since the start of the run."""
+        self._news: list[str] = []
 
     def state(self, name: str) -> EngineState:
         return self._engines[name].state
@@ -201,6 +202,11 @@ class EnginePool:
             for name, engine in self._engines.items()
         )
         return f"no engine is left, and actor_infer.max_engine_restarts={self._config.max_restarts}: {losses}"
+
+    def take_news(self) -> list[str]:
+        """What users should know of since the last call: engines lost or restarted, and why; a line each."""
+        news, self._news = self._news, []
+        return news
 
     # What engines do
 
@@ -249,10 +255,13 @@ class EnginePool:
         engine.served_s = 0.0
         if engine.num_losses > self._config.max_restarts:
             engine.state = EngineState.GONE
+            then = f"it stays away: actor_infer.max_engine_restarts={self._config.max_restarts}"
         else:
             engine.state = EngineState.DOWN
+            then = "it is started again"
             doubled = self._config.first_backoff_s * 2.0 ** min(engine.num_losses - 1, 32)
             engine.backoff_s = min(doubled, self._config.max_backoff_s)
+        self._news.append(f"{life.name} was lost, {then}; the reason: {' '.join(why.split())}")
         return [End(life)]
 
     # What the trainer does
@@ -340,6 +349,10 @@ class EnginePool:
             return []
         slowest = max(due, key=lambda engine: engine.slow_s)
         slowest.num_slow_restarts += 1
+        self._news.append(
+            f"{slowest.life.name} was over {self._config.slow_ratio:g} times as slow as the others for "
+            f"{slowest.slow_s:g} s; it is started again"
+        )
         return self._drain(slowest, returns=True)
 
     def _slow_limit_s(self, engine: _Engine) -> float:
