@@ -19,6 +19,7 @@ from envsdk.env import EnvSpec, TextEnv
 from envsdk.env_arguments import env_config_from, spec_named
 from envsdk.envs.play import HELP, play
 from envsdk.failures import ConfigurationError
+from envsdk.terminal import say
 
 app = typer.Typer(add_completion=False)
 
@@ -49,7 +50,7 @@ def command(
     elif arguments:
         raise ConfigurationError(f"{arguments[0]!r}: to play an environment, write --play ENV_ID")
     elif as_json:
-        print(json.dumps([described(spec) for spec in _installed()], indent=2))
+        say(json.dumps([described(spec) for spec in _installed()], indent=2))
     else:
         _print_table()
 
@@ -80,9 +81,9 @@ def _installed() -> Iterator[EnvSpec | ConfigurationError]:
 
 
 def _print_table() -> None:
-    from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
+
+    from envsdk.terminal_console import TerminalConsole
 
     table = Table("id", "turns", "description", box=None, pad_edge=False)
     table.columns[0].no_wrap = True
@@ -93,20 +94,17 @@ def _print_table() -> None:
             continue
         turns = "any" if spec.max_steps is None else str(spec.max_steps)
         needs = "".join(f" (needs {command})" for command in registry.missing(spec))
-        table.add_row(spec.id, turns, escape(f"{spec.description}{needs}"))
+        table.add_row(spec.id, turns, f"{spec.description}{needs}")
     # Where nobody looks, a line is a line.
     is_seen = sys.stdout.isatty() or "COLUMNS" in os.environ
-    Console(width=None if is_seen else 240, highlight=False).print(table)
+    TerminalConsole(width=None if is_seen else 240, highlight=False).print(table)
     for problem in problems:
-        print(f"cannot be loaded: {problem}", file=sys.stderr)
+        say(f"cannot be loaded: {problem}", err=True)
 
 
 def _play(name: str, env_config: dict[str, Any], seed: int) -> None:
     spec = spec_named(name)
     env = registry.make(spec, **env_config)
-    # Replies may echo what no terminal can show.
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")
     _say(f"{spec.id}, seed {seed}. {registry.system_prompt(spec, env_config)}\n{HELP}\n")
     lines = _typed()
     try:
@@ -140,7 +138,7 @@ def _say(text: str) -> None:
         width = shutil.get_terminal_size().columns
         wrap = textwrap.TextWrapper(width, replace_whitespace=False, drop_whitespace=False).fill
         text = "\n".join(line if len(line) <= width else wrap(line) for line in text.split("\n"))
-    print(text, flush=True)
+    say(text, flush=True)
 
 
 def _typed() -> Iterator[str]:
@@ -151,7 +149,7 @@ def _typed() -> Iterator[str]:
         try:
             yield input("> ")
         except EOFError:
-            print()
+            say()
             return
 
 

@@ -16,6 +16,7 @@ from envsdk import registry
 from envsdk.cli import run_app
 from envsdk.env_arguments import env_config_from, spec_named, whole_id
 from envsdk.failures import ConfigurationError
+from envsdk.terminal import say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -105,7 +106,7 @@ def command(
 
     if list_checks:
         for check in chosen(only or ()):
-            print(f"{check.name}\n    {check.demand}")
+            say(f"{check.name}\n    {check.demand}")
         return 0
     if environment is None:
         raise ConfigurationError(
@@ -138,7 +139,7 @@ def command(
         with _Progress(environment, len(chosen(only or ()))) as progress:
             report = examine(subject, only=only or (), on_outcome=progress.show)
     if as_json:
-        print(json.dumps(report.to_json(), indent=2))
+        say(json.dumps(report.to_json(), indent=2))
     else:
         _print(report, time.perf_counter() - began, verbose)
     return 0 if report.is_sound else 1
@@ -162,11 +163,11 @@ def _within(budget_s: float, subject: Subject, per_example_s: float) -> Subject:
     affordable = max(MIN_EXAMPLES, int(budget_s / per_example_s)) if per_example_s else MAX_EXAMPLES
     if affordable >= MAX_EXAMPLES:
         return subject
-    print(
+    say(
         f"{subject.name} is slow: {MAX_EXAMPLES} examples per check would take about "
         f"{per_example_s * MAX_EXAMPLES:.0f} s, so {affordable} are tried, which take about "
         f"{per_example_s * affordable:.0f} s (--budget, --examples)",
-        file=sys.stderr,
+        err=True,
         flush=True,
     )
     return replace(subject, options=replace(subject.options, max_examples=affordable))
@@ -176,9 +177,9 @@ class _Progress:
     """A line that changes on a terminal; elsewhere one now and then."""
 
     def __init__(self, name: str, num_checks: int) -> None:
-        from rich.console import Console
+        from envsdk.terminal_console import TerminalConsole
 
-        console = Console(stderr=True)
+        console = TerminalConsole(stderr=True)
         self._is_seen = console.is_terminal
         self._status = console.status(f"{name}: starting")
         self._name, self._num_checks, self._num_done = name, num_checks, 0
@@ -199,18 +200,18 @@ class _Progress:
         if self._is_seen:
             self._status.update(text)
         elif time.monotonic() - self._told_at >= _TOLD_EVERY_S:
-            print(text, file=sys.stderr, flush=True)
+            say(text, err=True, flush=True)
             self._told_at = time.monotonic()
 
 
 def _print(report: Report, took_s: float, verbose: bool) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from envsdk.terminal_console import TerminalConsole
     from envsdk.testing import Status
 
-    console = Console(highlight=False)
+    console = TerminalConsole(highlight=False)
     colors = {"passed": "green", "failed": "bold red", "blocked": "yellow", "skipped": "bright_black"}
     config = " ".join(f"{key}={value}" for key, value in report.env_config.items())
     console.print(Text(f"{report.name} {config}".rstrip(), style="bold"))
@@ -276,7 +277,7 @@ def _print_failure(console: Console, outcome: Outcome) -> None:
             "",
             *(f"  {line}" for line in outcome.script.splitlines()),
         ]
-        print(f"\nFAILED {outcome.check.name}", *parts, sep="\n  ")
+        say(f"\nFAILED {outcome.check.name}", *parts, sep="\n  ")
         return
     console.print()
     console.print(Text("FAILED ", style="bold red").append(outcome.check.name, style="bold"))

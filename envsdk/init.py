@@ -19,6 +19,7 @@ from envsdk import registry
 from envsdk.atomic import make_folder, storage_error
 from envsdk.cli import run_app
 from envsdk.failures import ConfigurationError
+from envsdk.terminal import say
 
 _SUFFIX = ".txt"
 """Of the templates: nothing that reads Python or TOML mistakes them for its own."""
@@ -102,13 +103,13 @@ def command(
     """
     folder = Path(name) if folder is None else folder
     names = scaffold(name, folder)
-    print(f"{folder}: the environment {names['env_id']}. Next:\n")
-    print(f"  cd {folder}")
-    print("  python -m pip install -e .")
-    print(f"  envsdk check {names['env_id']}")
-    print(f"  envsdk envs --play {names['env_id']}")
-    print("  envsdk train train.yaml")
-    print("  envsdk view runs")
+    say(f"{folder}: the environment {names['env_id']}. Next:\n")
+    say(f"  cd {folder}")
+    say("  python -m pip install -e .")
+    say(f"  envsdk check {names['env_id']}")
+    say(f"  envsdk envs --play {names['env_id']}")
+    say("  envsdk train train.yaml")
+    say("  envsdk view runs")
 
 
 def main(argv: list[str] | None = None) -> int:

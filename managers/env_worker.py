@@ -179,8 +179,6 @@ class EnvWorker(LeaseSource):
                     ray.get(scheduler.last_word.remote(self._worker_id, Finished(slot_id, *overdue)))
                     os._exit(1)
 
-    # LeaseSource, for the managers
-
     async def lease(self, slot_id: str) -> EpisodeOrder | None:
         return await self._orders[slot_id].get()
 
@@ -189,8 +187,6 @@ class EnvWorker(LeaseSource):
 
     def released(self, slot_id: str, lease_id: int) -> None:
         self._send(Released(slot_id, lease_id))
-
-    # Messages
 
     def _send(self, message: FromWorker) -> None:
         assert self._poll is not None
@@ -224,8 +220,6 @@ class EnvWorker(LeaseSource):
         order = orders.get_nowait()
         assert order is None or order.lease_id == stop.lease_id
         self._send(Released(stop.slot_id, stop.lease_id))
-
-    # Wiring
 
     def _open_proxy(self) -> InferenceProxy:
         proxy = InferenceProxy(

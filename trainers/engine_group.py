@@ -18,7 +18,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from envsdk.failures import EngineError, EnvsdkError
+from envsdk.failures import EngineError, EnvsdkError, as_envsdk_error
 from envsdk.inference.engine import EngineConfig, EngineHealth
 from envsdk.inference.engine_host import EngineHost
 from envsdk.inference.engine_pool import (
@@ -33,7 +33,6 @@ from envsdk.inference.engine_pool import (
     Update,
 )
 from envsdk.inference.weight_transport import Transport, can_share_memory, choose_transport
-from envsdk.managers.scheduler import as_envsdk_error
 from envsdk.trainers.engine_placement import EnginePlace, device_bundle, engine_places
 from envsdk.trainers.reservation import KEEP_DEVICES, Reservation, show_only
 from envsdk.trainers.trainer_group import TrainerGroup, reason_of_death
@@ -185,8 +184,6 @@ class EngineGroup:
         if self._reservation is not None:
             self._reservation.release()
 
-    # Commands of the pool
-
     def _do(self, commands: Iterable[PoolCommand]) -> None:
         for command in commands:
             life = command.life
@@ -328,8 +325,6 @@ class EngineGroup:
             )
         finally:
             self._being_updated -= engines.keys()
-
-    # Around them
 
     async def _from_the_living(self, method: str) -> dict[str, Any]:
         names = [life.name for life in self._pool.lives]

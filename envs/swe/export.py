@@ -32,6 +32,7 @@ from envsdk.envs.swe.task_list import TaskList, task_list
 from envsdk.failures import ConfigurationError
 from envsdk.report.run_data import DISCARDED_PREFIX
 from envsdk.storage import iter_trajectories
+from envsdk.terminal import say
 from envsdk.trajectory import Outcome, Trajectory
 
 TRAJECTORY_FORMAT = "mini-swe-agent-1.1"
@@ -298,9 +299,7 @@ def command(
     written = write(episodes, out)
     submitted = sum(bool(episode.submission.strip()) for episode in episodes)
     resolved = sum(episode.trajectory.success for episode in episodes)
-    print(
-        f"{len(episodes)} episodes, {submitted} with a patch, {resolved} resolved; wrote {_listed(written)}"
-    )
+    say(f"{len(episodes)} episodes, {submitted} with a patch, {resolved} resolved; wrote {_listed(written)}")
     return 0
 
 

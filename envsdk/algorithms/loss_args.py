@@ -13,7 +13,7 @@ from envsdk.algorithms.correction_args import TrainInferCorrection
 class LossKeys(BaseModel):
     """What is minimized: top-level keys of the YAML."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     pg_variant: str = "ppo"
     """Policy loss: entry point in `envsdk.policy_losses`, or `package.module:function`."""

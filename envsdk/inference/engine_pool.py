@@ -208,8 +208,6 @@ class EnginePool:
         news, self._news = self._news, []
         return news
 
-    # What engines do
-
     def started(self, life: Life) -> list[PoolCommand]:
         engine = self._living(life)
         if engine is None or engine.state is not EngineState.STARTING:
@@ -264,8 +262,6 @@ class EnginePool:
         self._news.append(f"{life.name} was lost, {then}; the reason: {' '.join(why.split())}")
         return [End(life)]
 
-    # What the trainer does
-
     def weights_move(self) -> None:
         """The trainer learns: it has no version's weights until the next `published`."""
         self._version = None
@@ -298,8 +294,6 @@ class EnginePool:
         if engine is None or engine.state is not EngineState.WAITING or self._version is None:
             return []
         return self._serve(engine) if version == self._version else [Update(life)]
-
-    # Time
 
     def tick(self, elapsed_s: float) -> list[PoolCommand]:
         """So much time passed in which engines were listened to."""
@@ -377,8 +371,6 @@ class EnginePool:
             self._demand.begin_again()
             return self._drain(serving[-1], returns=False)
         return []
-
-    # Moves
 
     def _start(self, engine: _Engine) -> PoolCommand:
         """Begin its next life."""

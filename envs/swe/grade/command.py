@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from envsdk.atomic import make_folder, write_atomically, write_json_atomically
 from envsdk.envs.swe.evaluator import Evaluation, Reason, evaluate, validate
 from envsdk.envs.swe.evaluator.validation import VERSION
@@ -30,6 +28,8 @@ from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.loaders import load_tasks
 from envsdk.envs.swe.tasks.shipped import shipped_tasks
 from envsdk.failures import ConfigurationError
+from envsdk.terminal import say
+from envsdk.terminal_console import TerminalConsole
 
 SHIPPED = "shipped"
 
@@ -72,13 +72,13 @@ async def run(arguments: Arguments) -> bool:
     tasks = {name: tasks[name] for name in wanted}
     make_folder(arguments.out)
     backend = open_backend(arguments.backend, {"commands_at_once": arguments.workers})
-    console = Console(file=sys.stderr)
+    console = TerminalConsole(file=sys.stderr)
     graded: list[Graded] = []
     with console.status(f"0 of {len(predictions)} graded") as status:
 
         def show(done: Graded) -> None:
             graded.append(done)
-            print(f"{done.prediction.instance_id}: {done.told}", flush=True)
+            say(f"{done.prediction.instance_id}: {done.told}", flush=True)
             resolved = sum(other.resolved or False for other in graded)
             status.update(f"{len(graded)} of {len(predictions)} graded, {resolved} resolved")
 
@@ -94,7 +94,7 @@ async def run(arguments: Arguments) -> bool:
         finally:
             await backend.aclose()
             report = _write_report(arguments.out, tasks, predictions, graded)
-    print(_summary(report, arguments.out))
+    say(_summary(report, arguments.out))
     return not report["error_ids"]
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from envsdk.cli import run_app
+from envsdk.terminal import say
 
 app = typer.Typer(add_completion=False)
 
@@ -41,7 +42,7 @@ def command(
         hidden = f"sound, {validation.hidden_bits:.0f} bits hidden"
         if validation.weak:
             hidden += ": weak, a rewarded patch may have forged its verdict"
-        print(f"{validation.instance_id}: {validation.problem or hidden}", flush=True)
+        say(f"{validation.instance_id}: {validation.problem or hidden}", flush=True)
 
     async def run() -> list[Validation]:
         sandboxes = open_backend(backend)
@@ -54,7 +55,7 @@ def command(
     found = asyncio.run(run())
     sound = sum(validation.sound for validation in found)
     weak = sum(validation.sound and validation.weak for validation in found)
-    print(f"{sound} of {len(found)} tasks are sound" + (f", {weak} of them weak" if weak else ""))
+    say(f"{sound} of {len(found)} tasks are sound" + (f", {weak} of them weak" if weak else ""))
     if sound < len(found):
         raise typer.Exit(1)
 

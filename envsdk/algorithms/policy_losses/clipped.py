@@ -41,8 +41,8 @@ def dapo(tokens: PolicyTokens, args: AlgorithmArgs, own: DAPOArgs) -> PolicyLoss
         loss = -min(r A, clip(r) A),    r = pi_current / pi_base per token
 
     Compares current with proximal, or with behavior. The rest of DAPO is set elsewhere: the mean over
-    tokens by `loss_agg_mode: token-mean`, dynamic sampling by `drop_zero_variance_groups`; its penalty for
-    overlong replies is the environment's business.
+    tokens by `loss_agg_mode: token-mean`, dynamic sampling by `group_filters: [zero_variance]`; its penalty
+    for overlong replies is the environment's business.
 
     Source: DAPO, arXiv:2503.14476, eq. 8 and 10; its clip range is the default.
     """

@@ -230,8 +230,6 @@ class FastDecoder(Decoder[FastWeights]):
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
-    # ---- weights
-
     def build(self, tensors: Tensors) -> FastWeights:
         arch = self._arch
         optional = frozenset({"lm_head.weight"}) if arch.tied else frozenset[str]()
@@ -323,8 +321,6 @@ class FastDecoder(Decoder[FastWeights]):
     def use(self, weights: FastWeights) -> None:
         self._weights = weights
 
-    # ---- the model
-
     def _project(self, stream: Tensor, layer: _Layer, rotation: Tensor) -> Tensor:
         """Rotated queries and keys, and values, `[N, K, G + 2, D]`."""
         arch = self._arch
@@ -357,8 +353,6 @@ class FastDecoder(Decoder[FastWeights]):
     def _logits(self, stream: Tensor, weights: FastWeights) -> Tensor:
         normed = F.layer_norm(stream, (self._width,), None, None, self._eps)
         return (normed @ weights.head).float()
-
-    # ---- prefill
 
     def prefill(
         self, first_slot: int, ids: list[NDArray[np.int64]], past: list[int], *, want_logits: bool
@@ -430,8 +424,6 @@ class FastDecoder(Decoder[FastWeights]):
         last = torch.tensor(new, device=device).cumsum(0) - 1
         return self._logits(stream[last], self._weights)
 
-    # ---- decode
-
     def begin(self, ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
         arch, device = self._arch, self.device
         rows, keys = len(lengths), arch.num_kv_heads
@@ -484,8 +476,6 @@ class FastDecoder(Decoder[FastWeights]):
         if mask is not None:
             self._mask_targets += 1
         return self._logits(stream, weights)
-
-    # ---- slots
 
     def _slot(self, slot: int) -> Tensor:
         keys = self._arch.num_kv_heads

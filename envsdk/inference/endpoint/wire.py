@@ -13,9 +13,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt, PrivateAttr, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, PrivateAttr, ValidationError
 
 from envsdk.config.nearest import suggest
+from envsdk.config.numbers import Temperature
 from envsdk.inference.endpoint.errors import ApiError, invalid, unsupported
 from envsdk.inference.endpoint.tool_calls import call_of
 from envsdk.inference.engine import OutputStructure
@@ -25,6 +26,13 @@ MAX_CHOICES = 128
 """Most replies to one prompt."""
 MAX_REPLIES = 1024
 """Most replies to one request with several prompts."""
+MAX_STOP_TOKENS = 128
+"""Most stop tokens of one request."""
+MAX_REGEX_CHARS = 1 << 13
+MAX_STRUCTURE_CHARS = 1 << 16
+"""Longest schema, and all choices together: an engine reads each within half a second."""
+MAX_PARAMETERS = 100
+"""Most fields of one request."""
 MAX_STOPS = 16
 """Most stop strings of one request."""
 
@@ -69,6 +77,18 @@ Model = TypeVar("Model", bound=BaseModel)
 Parsed = TypeVar("Parsed", bound="SamplingFields")
 
 
+class _FirstProblem(FailFast):
+    """Ends a list's validation at its first problem: a list of a million would take seconds to name.
+
+    Hashable, as what stands in a union must be.
+    """
+
+    __hash__ = object.__hash__
+
+
+_FIRST = _FirstProblem()
+
+
 class StreamOptions(BaseModel):
     """Of a streamed reply."""
 
@@ -105,8 +125,8 @@ class StructuredOutputs(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    regex: str | None = None
-    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    regex: Annotated[str, Field(max_length=MAX_REGEX_CHARS)] | None = None
+    choice: Annotated[list[str], Field(min_length=1), _FIRST] | None = None
     json_: Annotated[str | dict[str, Any] | None, Field(alias="json")] = None
 
 
@@ -116,15 +136,18 @@ class SamplingFields(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     model: str
-    temperature: NonNegativeFloat | None = None
+    temperature: Temperature | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     """0 and -1 are off."""
     seed: int | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    max_tokens: PositiveInt | None = None
-    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS), _FIRST] | None = None
+    stop_token_ids: (
+        Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=MAX_STOP_TOKENS), _FIRST]
+        | None
+    ) = None
     ignore_eos: bool | None = None
     """Go on behind the tokens that end a reply."""
     stream: bool | None = None
@@ -147,7 +170,19 @@ class SamplingFields(BaseModel):
 
     @property
     def structure(self) -> OutputStructure | None:
-        """What the text must be; raises ApiError for what cannot be meant."""
+        """What the text must be; raises ApiError for what cannot be meant, or is too long."""
+        structure = self._structure()
+        if structure is not None:
+            length = len(structure.json_schema or "") + sum(map(len, structure.choices))
+            length += sum(len(each.begin) + len(each.json_schema) for each in structure.tagged)
+            if length > MAX_STRUCTURE_CHARS:
+                raise invalid(
+                    self.structure_field,
+                    f"its {length} characters are more than {MAX_STRUCTURE_CHARS}",
+                )
+        return structure
+
+    def _structure(self) -> OutputStructure | None:
         asked, own = self.response_format, self.structured_outputs
         if own is not None:
             if asked is not None and asked.type != "text":
@@ -192,7 +227,12 @@ class SamplingFields(BaseModel):
 class CompletionFields(SamplingFields):
     """`POST /v1/completions`."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: (
+        str
+        | Annotated[list[int], _FIRST]
+        | Annotated[list[str], _FIRST]
+        | Annotated[list[Annotated[list[int], _FIRST]], _FIRST]
+    )
     logprobs: int | None = None
 
     @property
@@ -235,7 +275,7 @@ class MessageFields(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Any = None
     name: str | None = None
-    tool_calls: list[ToolCallFields] | None = None
+    tool_calls: Annotated[list[ToolCallFields], _FIRST] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     """Of an assistant's message: what it wrote between `<think>` and `</think>`, before its content."""
@@ -259,10 +299,10 @@ class NamedTool(BaseModel):
 class ChatFields(SamplingFields):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[MessageFields], Field(min_length=1)]
-    max_completion_tokens: PositiveInt | None = None
+    messages: Annotated[list[MessageFields], Field(min_length=1), _FIRST]
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], _FIRST] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
 
@@ -296,13 +336,12 @@ class ChatFields(SamplingFields):
     def structure_field(self) -> str:
         return "tool_choice" if self.callable_tools else super().structure_field
 
-    @property
-    def structure(self) -> OutputStructure | None:
+    def _structure(self) -> OutputStructure | None:
         """A forced call comes before what the text of a reply should be: there is no other text."""
         if functions := self.callable_tools:
             calls = [call_of(each["name"], each.get("parameters")) for each in functions]
             return OutputStructure(tagged=tuple(calls))
-        return super().structure
+        return super()._structure()
 
 
 def read_chat(body: bytes) -> ChatFields:
@@ -368,6 +407,8 @@ def read_json(body: bytes) -> dict[str, Any]:
         raise invalid(None, f"the body is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise invalid(None, f"the body must be a JSON object, not {type(value).__name__}")
+    if len(value) > MAX_PARAMETERS:
+        raise invalid(None, f"the body has {len(value)} parameters; no request has over {MAX_PARAMETERS}")
     return value
 
 

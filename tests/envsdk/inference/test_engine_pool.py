@@ -472,8 +472,6 @@ class PoolMachine(RuleBasedStateMachine):
     def living(self) -> list[SimulatedEngine]:
         return [engine for engine in self.engines.values() if not engine.is_dead.is_set()]
 
-    # What happens
-
     @rule(session=st.sampled_from(["", "a", "b", "c"]))
     def request(self, session: str) -> None:
         self.num_requests += 1
@@ -614,8 +612,6 @@ class PoolMachine(RuleBasedStateMachine):
     def resume(self) -> None:
         self.is_suspended = False
         self.on_loop(self.proxy.resume)
-
-    # What always holds
 
     @invariant()
     def only_serving_engines_with_the_newest_weights_have_requests(self) -> None:
