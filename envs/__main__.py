@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -63,6 +67,7 @@ def described(spec: EnvSpec | ConfigurationError) -> dict[str, Any]:
         "step_timeout_s": spec.step_timeout_s,
         "description": spec.description,
         "action_format": spec.action_format,
+        "missing": registry.missing(spec),
     }
 
 
@@ -80,7 +85,7 @@ def _print_table() -> None:
 
     from envsdk.terminal_console import TerminalConsole
 
-    table = Table("id", "turns", "runs", "reset", "step", "description", box=None, pad_edge=False)
+    table = Table("id", "turns", "description", box=None, pad_edge=False)
     table.columns[0].no_wrap = True
     problems = []
     for spec in _installed():
@@ -88,10 +93,11 @@ def _print_table() -> None:
             problems.append(spec)
             continue
         turns = "any" if spec.max_steps is None else str(spec.max_steps)
-        limits = (f"{spec.reset_timeout_s:g} s", f"{spec.step_timeout_s:g} s")
-        table.add_row(spec.id, turns, spec.isolation.value, *limits, spec.description)
+        needs = "".join(f" (needs {command})" for command in registry.missing(spec))
+        table.add_row(spec.id, turns, f"{spec.description}{needs}")
     # Where nobody looks, a line is a line.
-    TerminalConsole(width=None if sys.stdout.isatty() else 240).print(table)
+    is_seen = sys.stdout.isatty() or "COLUMNS" in os.environ
+    TerminalConsole(width=None if is_seen else 240, highlight=False).print(table)
     for problem in problems:
         say(f"cannot be loaded: {problem}", err=True)
 
@@ -99,12 +105,26 @@ def _print_table() -> None:
 def _play(name: str, env_config: dict[str, Any], seed: int) -> None:
     spec = spec_named(name)
     env = registry.make(spec, **env_config)
-    say(f"{spec.id}, seed {seed}. {spec.description}\n{spec.action_format}\n{HELP}\n")
+    _say(f"{spec.id}, seed {seed}. {registry.system_prompt(spec, env_config)}\n{HELP}\n")
+    lines = _typed()
     try:
-        played = play(env, _typed(), _say, seed=seed, max_turns=_turn_limit(spec, env))
+        while True:
+            played = play(env, lines, _say, seed=seed, max_turns=_turn_limit(spec, env))
+            _say(str(played))
+            answer = _again() if played.is_over and sys.stdin.isatty() else ""
+            if answer not in ("y", "n"):
+                break
+            seed += answer == "n"
     finally:
         env.close()
-    say(played)
+
+
+def _again() -> str:
+    try:
+        return input("Again? y: the same task, n: the next one, Enter: stop. ").strip().lower()[:1]
+    except EOFError:
+        print()
+        return ""
 
 
 def _turn_limit(spec: EnvSpec, env: TextEnv) -> int | None:
@@ -113,10 +133,18 @@ def _turn_limit(spec: EnvSpec, env: TextEnv) -> int | None:
 
 
 def _say(text: str) -> None:
+    """Lines too long for the terminal break between words."""
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+        wrap = textwrap.TextWrapper(width, replace_whitespace=False, drop_whitespace=False).fill
+        text = "\n".join(line if len(line) <= width else wrap(line) for line in text.split("\n"))
     say(text, flush=True)
 
 
 def _typed() -> Iterator[str]:
+    # Importing it gives `input` arrow keys and a history.
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401
     while True:
         try:
             yield input("> ")

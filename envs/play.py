@@ -13,7 +13,7 @@ from envsdk.env import TextEnv
 from envsdk.failures import EnvsdkError
 
 HELP = """\
-What you type is sent to the environment as it is. Lines with a colon are for this program:
+What you type is sent to the environment, but for empty lines. Lines with a colon are for this program:
   :legal      the replies that parse now, numbered (:l)
   :N          send the legal reply with the number N
   :oracle     what the environment's own solver would say (:o)
@@ -53,6 +53,8 @@ def play(
     say(_asked(env, "reset", seed=seed)[0])
     for line in lines:
         line = line.rstrip("\r\n")
+        if not line.strip():
+            continue
         if line.startswith(":"):
             if line in (":q", ":quit"):
                 break

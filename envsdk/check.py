@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from envsdk.testing import Outcome, Report
+    from envsdk.testing.subject import Subject
 
 app = typer.Typer(add_completion=False)
 
@@ -45,8 +47,22 @@ def command(
         typer.Option(metavar="CHECK", help="Run this check or group of checks; repeat the option for more."),
     ] = None,
     examples: Annotated[
-        int, typer.Option("--examples", "-n", min=1, help="Examples per check: seeds and scripts of replies.")
-    ] = 50,
+        int | None,
+        typer.Option(
+            "--examples",
+            "-n",
+            min=1,
+            help="Examples per check: seeds and scripts of replies; when absent 50, within --budget.",
+        ),
+    ] = None,
+    budget: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=1,
+            help="About how long all may take when --examples is absent; at least 5 are tried.",
+        ),
+    ] = 60.0,
     max_turns: Annotated[
         int, typer.Option(min=1, help="Turns within which the oracle must have solved a task.")
     ] = 1000,
@@ -84,7 +100,7 @@ def command(
     The exit code is 0 when no check fails, 1 when one does, 2 for wrong input.
     """
     _need_the_kit()
-    from envsdk.testing.runner import chosen, examine
+    from envsdk.testing.runner import chosen, examine, seconds_per_example
     from envsdk.testing.subject import Options, subject_of
     from envsdk.testing.time_limits import NeverReturned, call, ending_calls
 
@@ -99,7 +115,7 @@ def command(
     chosen(only or ())
     env_config = env_config_from(arguments or ())
     options = Options(
-        max_examples=examples,
+        max_examples=examples or MAX_EXAMPLES,
         max_turns=max_turns,
         oracle_always_solves=not luck,
         seeds_give_tasks=not one_task,
@@ -114,17 +130,14 @@ def command(
         with call("__init__", lambda: "building it"):
             env = registry.make(spec, **env_config)
         env.close()
-    console = _console()
     began = time.perf_counter()
-    with console.status("") as status:
-        # What an environment prints must not get into the JSON.
-        redirect = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
-        with redirect:
-            report = examine(
-                subject,
-                only=only or (),
-                on_outcome=lambda outcome: status.update(f"{environment}: {outcome.check.name}"),
-            )
+    # What an environment prints must not get into the JSON.
+    redirect = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
+    with redirect:
+        if examples is None and not only:
+            subject = _within(budget, subject, seconds_per_example(subject))
+        with _Progress(environment, len(chosen(only or ()))) as progress:
+            report = examine(subject, only=only or (), on_outcome=progress.show)
     if as_json:
         say(json.dumps(report.to_json(), indent=2))
     else:
@@ -139,10 +152,56 @@ def _need_the_kit() -> None:
         raise ConfigurationError(f"the checks need {error.name}: pip install 'envsdk[testing]'") from error
 
 
-def _console() -> Console:
-    from envsdk.terminal_console import TerminalConsole
+MAX_EXAMPLES, MIN_EXAMPLES = 50, 5
+"""Per check, where the user names no number."""
+_TOLD_EVERY_S = 10.0
+"""Where nobody looks: a line as often."""
 
-    return TerminalConsole(stderr=True)
+
+def _within(budget_s: float, subject: Subject, per_example_s: float) -> Subject:
+    """With as many examples as the budget allows; says so when they are fewer."""
+    affordable = max(MIN_EXAMPLES, int(budget_s / per_example_s)) if per_example_s else MAX_EXAMPLES
+    if affordable >= MAX_EXAMPLES:
+        return subject
+    say(
+        f"{subject.name} is slow: {MAX_EXAMPLES} examples per check would take about "
+        f"{per_example_s * MAX_EXAMPLES:.0f} s, so {affordable} are tried, which take about "
+        f"{per_example_s * affordable:.0f} s (--budget, --examples)",
+        err=True,
+        flush=True,
+    )
+    return replace(subject, options=replace(subject.options, max_examples=affordable))
+
+
+class _Progress:
+    """A line that changes on a terminal; elsewhere one now and then."""
+
+    def __init__(self, name: str, num_checks: int) -> None:
+        from envsdk.terminal_console import TerminalConsole
+
+        console = TerminalConsole(stderr=True)
+        self._is_seen = console.is_terminal
+        self._status = console.status(f"{name}: starting")
+        self._name, self._num_checks, self._num_done = name, num_checks, 0
+        self._told_at = time.monotonic()
+
+    def __enter__(self) -> _Progress:
+        if self._is_seen:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._status.stop()
+
+    def show(self, outcome: Outcome) -> None:
+        """Called after each check."""
+        self._num_done += 1
+        text = f"{self._name}: {self._num_done} of {self._num_checks} checks, {outcome.check.name}"
+        if self._is_seen:
+            self._status.update(text)
+        elif time.monotonic() - self._told_at >= _TOLD_EVERY_S:
+            say(text, err=True, flush=True)
+            self._told_at = time.monotonic()
 
 
 def _print(report: Report, took_s: float, verbose: bool) -> None:
@@ -182,6 +241,26 @@ def _print(report: Report, took_s: float, verbose: bool) -> None:
     console.print(
         Text(f"\n{verdict}: {counted} in {took_s:.1f} s", style="green" if report.is_sound else "red")
     )
+    if spent := _spent(report):
+        told = f"{report.num_examples} examples per check; the environment took {spent}"
+        console.print(told, soft_wrap=True)
+
+
+def _spent(report: Report) -> str:
+    """What its dearest calls took; empty where none took a noticeable time."""
+    dearest = sorted(report.costs.items(), key=lambda item: item[1].seconds, reverse=True)[:3]
+    return ", ".join(
+        f"{each.seconds:.1f} s for {each.num_calls} x {method} ({_duration(each.mean_s)} each)"
+        for method, each in dearest
+        if each.seconds >= _NOTICEABLE_S
+    )
+
+
+_NOTICEABLE_S = 0.5
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds >= 1 else f"{seconds * 1000:.2g} ms"
 
 
 def _print_failure(console: Console, outcome: Outcome) -> None:

@@ -82,6 +82,8 @@ def run_app(
 
     `tells_interrupt`: it forwards to no other app, which would have told of a Ctrl-C already.
     """
+    # Typer's tables cut long options off where the terminal is narrow, and give flags a value, `<bool>`.
+    app.rich_markup_mode = None
 
     _open_standard_streams()
     if logging.lastResort is not None:
@@ -236,20 +238,17 @@ _FORWARD = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_int
 
 
 _COMMANDS = {
-    "train": ("envsdk.train", "Train a policy: `envsdk train agentic_async.yaml KEY=VALUE ...`."),
+    "train": ("envsdk.train", "Train a policy: `envsdk train agentic_async.yaml`."),
     "collect": ("envsdk.collect", "Play episodes with no trainer and write them as a data set."),
     "evaluate": ("envsdk.evaluate", "Play a frozen task list and print a table of results."),
-    "replay": ("envsdk.replay", "Play the recorded actions of a data set again, or give it other rewards."),
+    "replay": ("envsdk.replay", "Play a data set again, or give it other rewards."),
     "sft": ("envsdk.sft", "Fine-tune a policy on a data set."),
-    "serve": ("envsdk.serve", "Serve a model over OpenAI's HTTP protocol and record who plays with it."),
-    "serve-env": (
-        "envsdk.serve_env",
-        "Serve an environment over OpenEnv's protocol, for agents and trainers elsewhere.",
-    ),
+    "serve": ("envsdk.serve", "Serve a model over OpenAI's HTTP protocol; record sessions."),
+    "serve-env": ("envsdk.serve_env", "Serve an environment over OpenEnv's protocol."),
     "init": ("envsdk.init", "Make a package with an environment of your own."),
-    "check": ("envsdk.check", "Check that an environment keeps the contract that training relies on."),
+    "check": ("envsdk.check", "Check that an environment keeps its contract."),
     "report": ("envsdk.report", "Write a run's report.html."),
-    "view": ("envsdk.view", "Look at runs and data sets in a browser: `envsdk view runs`."),
+    "view": ("envsdk.view", "Look at runs and data sets in a browser."),
     "envs": ("envsdk.envs.__main__", "List the environments that are installed, or play one by hand."),
 }
 """By name: the module whose `main` gets the arguments, and one line of help."""
@@ -272,7 +271,7 @@ def explain(
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Replace single keys.")
     ] = None,
 ) -> None:
-    """Print every key of a configuration, where its value comes from, and what follows from it."""
+    """Print every key of a configuration and where it comes from."""
     from envsdk.config import explain as explain_config
     from envsdk.config import load_config
 

@@ -9,6 +9,8 @@ from enum import StrEnum
 from typing import Any
 
 import gymnasium
+from gymnasium.spaces import Text
+from gymnasium.vector.utils import create_shared_memory
 
 Observation = str
 Info = dict[str, Any]
@@ -74,6 +76,14 @@ class TextEnv(gymnasium.Env[str, str]):
         return frozenset(name for name in names if getattr(cls, name) is not getattr(TextEnv, name))
 
 
+@create_shared_memory.register(Text)
+def _refuse_shared_text(space: Text, n: int = 1, ctx: object = None) -> None:
+    """Gymnasium 1.4 reads texts from shared memory once, before any is written: all would be noise."""
+    raise gymnasium.error.CustomSpaceError(
+        "texts cannot be read from shared memory: AsyncVectorEnv(..., shared_memory=False)"
+    )
+
+
 class Isolation(StrEnum):
     """Where an environment's `reset` and `step` run."""
 
@@ -107,3 +117,8 @@ class EnvSpec:
     """One line for `envsdk envs`."""
     action_format: str = ""
     """For the policy's prompt: what a reply must look like."""
+    needs: Mapping[str, str] = field(default_factory=dict)
+    """Modules that it cannot play without and that its package may lack: the command that installs each."""
+    prompt: str = ""
+    """`package.module:function`, which makes the policy's system prompt from the constructor's keywords: for
+    environments whose task they decide. Without it the prompt is `description` and `action_format`."""

@@ -20,6 +20,8 @@ class Boundary(StrEnum):
     ENGINE = "engine"
     AGENT = "agent"
     """A program of the user's that plays through the endpoint."""
+    POLICY = "policy"
+    """Code of the user's that plays in the process itself."""
     SANDBOX = "sandbox"
     REWARD = "reward"
     SCHEDULER = "scheduler"

@@ -1,4 +1,4 @@
-"""`python -m envsdk.init NAME`: a package with an environment of your own, which works as it is."""
+"""`envsdk init NAME`: a package with an environment of your own, which works as it is."""
 
 from __future__ import annotations
 
@@ -106,10 +106,10 @@ def command(
     say(f"{folder}: the environment {names['env_id']}. Next:\n")
     say(f"  cd {folder}")
     say("  python -m pip install -e .")
-    say(f"  python -m envsdk.check {names['env_id']}")
-    say(f"  python -m envsdk.envs --play {names['env_id']}")
-    say("  python -m envsdk.train train.yaml")
-    say("  python -m envsdk.view runs")
+    say(f"  envsdk check {names['env_id']}")
+    say(f"  envsdk envs --play {names['env_id']}")
+    say("  envsdk train train.yaml")
+    say("  envsdk view runs")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -45,10 +45,12 @@ from envsdk.plugins import load_plugin
 from envsdk.policies import REQUIRED_ABILITY, make_policy
 from envsdk.policy import Policy
 from envsdk.rate_limits import PacedPolicy, RateGate, RateLimits
+from envsdk.registry import make, system_prompt
 from envsdk.trajectory import Task, Trajectory
 
 if TYPE_CHECKING:
     from envsdk.inference.openai.chat import ChatEndpoint
+    from envsdk.managers.env_host import EnvBlueprint
     from envsdk.managers.traj_env_manager import TagSetup
 
 MODEL = "model"
@@ -148,7 +150,7 @@ def _around_environment(env_id: str, overrides: Sequence[str]) -> RunConfig:
                 "env_type": env_id,
                 "env_config": env_config,
                 "max_steps": own_turn_limit(spec, env_config),
-                "agent_system_template": "\n".join(filter(None, (spec.description, spec.action_format))),
+                "agent_system_template": system_prompt(spec, env_config),
             }
         },
         "train_env_manager": manager,
@@ -387,16 +389,30 @@ def _check_abilities(setups: Mapping[str, TagSetup], policy: str, epsilon: float
         REQUIRED_ABILITY[name] for name in (policy, "random" if epsilon else "") if name in REQUIRED_ABILITY
     }
     for tag, setup in setups.items():
-        spec = setup.blueprint.spec
-        constructor: Any = environment_class(spec)
-        if not (isinstance(constructor, type) and issubclass(constructor, TextEnv)):
-            continue
-        missing = sorted(needed - constructor.abilities())
-        if missing:
+        known = _abilities(setup.blueprint) if needed else None
+        if known is not None and (missing := sorted(needed - known)):
+            others = "--policy random" if missing == ["oracle"] else "--policy scripted"
             raise ConfigurationError(
-                f"--policy {policy}: {spec.id} (tag {tag}) has no `{missing[0]}()`; "
-                "use --policy model, or another environment"
+                f"--policy {policy}: {setup.blueprint.spec.id} (tag {tag}) has no `{missing[0]}()`; "
+                f"use {others}, model or endpoint, or another environment"
             )
+
+
+def _abilities(blueprint: EnvBlueprint) -> frozenset[str] | None:
+    """Those of the class, or of an environment that a function makes of its arguments, as adapters do.
+
+    None where it would have to be made and wants a process of its own.
+    """
+    constructor: Any = environment_class(blueprint.spec)
+    if isinstance(constructor, type) and issubclass(constructor, TextEnv) and not blueprint.spec.prompt:
+        return constructor.abilities()
+    if blueprint.isolation is Isolation.PROCESS:
+        return None
+    env = make(blueprint.spec, **blueprint.env_config)
+    try:
+        return env.abilities()
+    finally:
+        env.close()
 
 
 def package_versions(*, with_model: bool) -> dict[str, str]:

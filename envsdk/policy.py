@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from envsdk.failures import Failure
+from envsdk.failures import Boundary, Failure
 from envsdk.trajectory import TokenLog, Turn
 
 
@@ -86,6 +88,18 @@ class PolicyFailed(Exception):
         super().__init__(str(failure))
         self.failure = failure
 
+    @classmethod
+    def by(cls, error: Exception) -> PolicyFailed:
+        """Of an exception that a policy did not foresee; the message ends with where it was raised."""
+        failure = Failure.from_exception(Boundary.POLICY, error)
+        frames = traceback.extract_tb(error.__traceback__)[1:][-_FRAMES:]
+        places = [f"{'/'.join(Path(each.filename).parts[-2:])}:{each.lineno} {each.name}" for each in frames]
+        return cls(replace(failure, message=f"{failure.message} (at {' > '.join(places)})"))
+
+
+_FRAMES = 6
+"""Innermost calls that are named; the first of all, which called the policy, is none of its own."""
+
 
 class Policy(ABC):
     """Plays turns. One instance may play many episodes at once and keeps nothing between them."""
@@ -96,5 +110,7 @@ class Policy(ABC):
     async def act(self, turn: TurnContext) -> Reply:
         """The reply to one observation.
 
-        Raises SequenceFull when the token log has no room, PolicyFailed when there is none to be had.
+        Raises SequenceFull when the token log has no room, which truncates the episode, and PolicyFailed when
+        there is none to be had. Any other exception fails the episode too (`policy/raised`); an EnvsdkError
+        ends the run.
         """

@@ -20,6 +20,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from numbers import Integral, Real
 from typing import Any
 
@@ -93,6 +94,29 @@ def make(id_or_spec: str | EnvSpec, /, **kwargs: Any) -> TextEnv:
             f"{env_spec.id}: {env_spec.entry_point!r} made a {type(env).__name__}, which is no envsdk.TextEnv"
         )
     return env
+
+
+def missing(env_spec: EnvSpec) -> list[str]:
+    """The commands that install what this environment lacks here; nothing is imported for it."""
+    commands = (command for module, command in env_spec.needs.items() if find_spec(module) is None)
+    return list(dict.fromkeys(commands))
+
+
+def system_prompt(env_spec: EnvSpec, env_config: Mapping[str, Any]) -> str:
+    """What a policy is told before the first observation, where the user's own configuration says nothing.
+
+    Raises ConfigurationError for keywords that the environment refuses.
+    """
+    if not env_spec.prompt:
+        return "\n".join(filter(None, (env_spec.description, env_spec.action_format)))
+    module, _, attribute = env_spec.prompt.partition(":")
+    describe: Callable[..., str] = getattr(importlib.import_module(module), attribute)
+    arguments = {**env_spec.kwargs, **env_config}
+    _check_keywords(env_spec.id, load_entry_point(env_spec), arguments)
+    try:
+        return describe(**arguments)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"{env_spec.id}: {error}") from error
 
 
 def load_entry_point(env_spec: EnvSpec) -> Callable[..., TextEnv]:

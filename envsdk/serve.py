@@ -150,6 +150,11 @@ async def _serve(model: ModelSource, config: EndpointConfig, out: Path | None) -
                 await stop.wait()
             finally:
                 await endpoint.close()
+                if endpoint.ignored:
+                    counts = ", ".join(
+                        f"{name} ({count})" for name, count in sorted(endpoint.ignored.items())
+                    )
+                    print(f"ignored in requests, since it changes nothing: {counts}", flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:

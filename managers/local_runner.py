@@ -6,13 +6,15 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
-from envsdk.failures import Boundary
+from envsdk.failures import Boundary, Failure, RolloutStalled
 from envsdk.managers.traj_env_manager import EpisodeOrder, LeaseSource, TagSetup, TrajEnvManager
 from envsdk.policy import Policy
 from envsdk.trajectory import Task, Trajectory
 
 _WORTH_REPEATING = frozenset(Boundary) - {Boundary.CONFIGURATION}
 """Whose failures may not happen again."""
+HOPELESS_EPISODES = 16
+"""A policy of the user's that failed in as many episodes from the first one on is not tried any further."""
 YIELD_EVERY_EPISODES = 16
 """A scripted policy never waits, so the loop is given a turn for progress displays and signals."""
 
@@ -41,6 +43,8 @@ class TaskListLeases(LeaseSource):
         self._attempts: dict[int, int] = {}
         """By position of the episodes being played, when they may be played again."""
         self._num_leased = 0
+        self._hopeless: list[str] | None = []
+        """Types of what the policy raised in each episode so far; None when one did not end in that way."""
 
     async def lease(self, slot_id: str) -> EpisodeOrder | None:
         found = self._next_of(slot_id.rpartition("/")[0])
@@ -72,6 +76,8 @@ class TaskListLeases(LeaseSource):
         return waiting.popleft()
 
     def submit(self, slot_id: str, lease_id: int, trajectory: Trajectory) -> None:
+        """Raises RolloutStalled when the policy fails from the first episode on, always in the same way."""
+        self._check_hope(trajectory.failure)
         attempt = self._attempts.pop(lease_id, 0) + 1
         failure = trajectory.failure
         if failure is not None and attempt < self._max_attempts and failure.boundary in _WORTH_REPEATING:
@@ -79,6 +85,18 @@ class TaskListLeases(LeaseSource):
             self._waiting[trajectory.task.tag].appendleft((lease_id, trajectory.task, attempt))
             return
         self._on_trajectory(lease_id, trajectory)
+
+    def _check_hope(self, failure: Failure | None) -> None:
+        if self._hopeless is None:
+            return
+        if failure is None or failure.boundary is not Boundary.POLICY:
+            self._hopeless = None
+            return
+        self._hopeless.append(failure.message.partition(":")[0])
+        if len(self._hopeless) >= HOPELESS_EPISODES and len(set(self._hopeless)) == 1:
+            raise RolloutStalled(
+                f"the policy failed in each of the first {len(self._hopeless)} episodes: {failure.message}"
+            )
 
     def released(self, slot_id: str, lease_id: int) -> None:
         raise AssertionError("a task list cancels nothing")

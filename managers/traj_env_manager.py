@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from envsdk.failures import Boundary, Failure
+from envsdk.failures import Boundary, EnvsdkError, Failure
 from envsdk.inference.engine import OutputStructure
 from envsdk.managers.env_host import EnvBlueprint, EpisodeFailed, open_host
 from envsdk.policy import Policy, PolicyFailed, Reply, SequenceFull, TurnContext
@@ -192,7 +192,7 @@ class TrajEnvManager:
             episode.final_observation = observation
             state_hash = await host.state_hash() if setup.with_state_hashes else None
             before = clock()
-            reply = await policy.act(context)
+            reply = await _act(policy, context)
             after = clock()
             episode.generate_s += after - before
             next_observation, reward, terminated, truncated, info = await host.step(reply.text)
@@ -204,6 +204,19 @@ class TrajEnvManager:
                 episode.outcome = Outcome.TERMINATED if terminated else Outcome.TRUNCATED
                 return
         episode.outcome = Outcome.TRUNCATED
+
+
+async def _act(policy: Policy, context: TurnContext) -> Reply:
+    """The boundary of policies: what they did not foresee fails their episode."""
+    try:
+        reply = await policy.act(context)
+        if not isinstance(reply, Reply) or not isinstance(reply.text, str):
+            raise TypeError(f"act() must return a Reply with text, not {type(reply).__name__}")
+        return reply
+    except (EpisodeFailed, PolicyFailed, SequenceFull, EnvsdkError):
+        raise
+    except Exception as error:
+        raise PolicyFailed.by(error) from error
 
 
 def prompt_too_long(tag: str, full: SequenceFull) -> Failure:

@@ -16,6 +16,7 @@ SPEC = EnvSpec(
         " go to R, open R, close R, take O from R, move O to R, examine X, use O, heat O with R,"
         " clean O with R, cool O with R, slice O with O."
     ),
+    needs=dict.fromkeys(("alfworld", "textworld", "fast_downward"), "pip install 'envsdk[alfworld]'"),
 )
 
 __all__ = ["SPEC"]

@@ -9,6 +9,7 @@ SPEC = EnvSpec(
     isolation=Isolation.INLINE,
     description="Look up customers and stock with tools, and place the orders that are asked for.",
     action_format='Reply with a call: <tool_call>{"name": NAME, "arguments": {...}}</tool_call>',
+    needs={"jsonschema": "pip install 'envsdk[tools]'"},
 )
 
 __all__ = ["SPEC"]

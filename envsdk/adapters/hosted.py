@@ -30,6 +30,11 @@ class Answer:
     """Why the reply did not parse; then nothing else counts, and the last observation is shown again."""
 
 
+def explains_itself(**_: Any) -> str:
+    """The system prompt of environments whose first observation says all, the form of a reply included."""
+    return "Do what the first message asks for, and reply in the form that it asks for."
+
+
 class HostedEnv(TextEnv):
     """A `TextEnv` that keeps the contract around an environment which keeps another one.
 

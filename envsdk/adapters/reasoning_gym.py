@@ -40,7 +40,9 @@ SPEC = EnvSpec(
     entry_point="envsdk.adapters.reasoning_gym:make_reasoning_gym_env",
     max_steps=1,
     description="One question of a reasoning-gym data set, scored by its own scorer.",
-    action_format="Reply with the answer in tags: <answer>42</answer>.",
+    action_format="Reply with the answer in tags: <answer>...</answer>.",
+    prompt="envsdk.adapters.reasoning_gym:reasoning_gym_prompt",
+    needs={"reasoning_gym": "pip install 'envsdk[reasoning-gym]'"},
 )
 
 
@@ -99,6 +101,13 @@ def make_reasoning_gym_env(
         max_steps=max_steps,
         success_score=success_score,
         invalid_penalty=invalid_penalty,
+    )
+
+
+def reasoning_gym_prompt(*, reply: ReplyFormat = "tag", **_: Any) -> str:
+    """What a policy is told; the question is the observation."""
+    return "Answer the question.\n" + (
+        "Reply with the answer and nothing else." if reply == "whole" else SPEC.action_format
     )
 
 

@@ -10,6 +10,7 @@ futures it returns are resolved on the loop. Engines register under the entry-po
 from __future__ import annotations
 
 import asyncio
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -55,6 +56,22 @@ class EngineFailure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaggedJson:
+    """JSON between two fixed texts, such as a tool call."""
+
+    begin: str
+    """Before the JSON; not empty."""
+    json_schema: str
+    """What the JSON may be, itself JSON. References stay within it."""
+    end: str
+    """Behind the JSON; not empty."""
+
+    def __post_init__(self) -> None:
+        """ValueError for a schema that is not JSON."""
+        json.loads(self.json_schema)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutputStructure:
     """What the text of a reply must be; exactly one kind is given.
 
@@ -68,11 +85,13 @@ class OutputStructure:
     """The text is JSON that this schema, itself JSON, allows."""
     choices: tuple[str, ...] = ()
     """The text is one of these."""
+    tagged: tuple[TaggedJson, ...] = ()
+    """The text is one of these. An engine that knows other kinds alone answers with an error."""
 
     def __post_init__(self) -> None:
-        num_given = (self.regex is not None) + (self.json_schema is not None) + bool(self.choices)
-        if num_given != 1:
-            raise ValueError(f"give one of regex, json_schema and choices, not {num_given} of them")
+        given = (self.regex is not None, self.json_schema is not None, bool(self.choices), bool(self.tagged))
+        if sum(given) != 1:
+            raise ValueError(f"give one of regex, json_schema, choices and tagged, not {sum(given)} of them")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

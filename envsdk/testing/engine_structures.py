@@ -20,6 +20,7 @@ from envsdk.inference.engine import (
     GenerationRequest,
     OutputStructure,
     PauseMode,
+    TaggedJson,
 )
 from envsdk.testing.engine_harness import EngineHarness, check_result, gather
 
@@ -92,6 +93,26 @@ class StructureTests(EngineHarness):
             assert unheld.token_ids.tolist() == alone.token_ids.tolist()
 
         self.run(test, max_running=8)
+
+    def test_json_between_fixed_texts_is_kept_to_or_refused(self) -> None:
+        async def test(engine: Engine) -> None:
+            _needs_structured_output(engine)
+            either = OutputStructure(
+                tagged=(
+                    TaggedJson(begin="<a>", json_schema=_SCHEMA, end="</a>"),
+                    TaggedJson(begin="<b>", json_schema='{"enum": ["no", "on"]}', end="</b>"),
+                )
+            )
+            requests = [self.structured_request(f"{n}", either, seed=n) for n in range(6)]
+            for request, result in zip(requests, await gather(engine, requests), strict=True):
+                if result.finish_reason is FinishReason.ERROR:
+                    assert result.error_kind is ErrorKind.STRUCTURED_OUTPUT
+                    continue
+                check_result(request, result, sequence_length=self.sequence_length)
+                text = text_of(result.token_ids[:-1])
+                assert re.fullmatch(r'<a>\{\s*"a"\s*:\s*(true|false)\s*\}</a>|<b>"(no|on)"</b>', text), text
+
+        self.run(test)
 
     def test_a_structured_reply_that_outlasts_updates_keeps_to_its_structure(self) -> None:
         async def test(engine: Engine) -> None:

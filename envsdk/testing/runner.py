@@ -17,7 +17,7 @@ import math
 import time
 import unittest
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
 from typing import Any
@@ -29,11 +29,11 @@ from hypothesis.errors import FlakyFailure
 from envsdk.failures import ConfigurationError
 from envsdk.registry import did_you_mean
 from envsdk.testing.checks import GROUPS, Check, NotApplicable, catalogue
-from envsdk.testing.courses import Fault, watch
+from envsdk.testing.courses import Fault, build, watch
 from envsdk.testing.reproduction import printable, script_for
 from envsdk.testing.strategies import histories, replies, scripts, seeds
 from envsdk.testing.subject import Options, Subject, Target, options_from, subject_of
-from envsdk.testing.time_limits import NeverReturned, ending_calls
+from envsdk.testing.time_limits import CallCosts, NeverReturned, ending_calls
 
 EXAMPLES: Mapping[str, st.SearchStrategy[Any]] = {
     "seed": seeds,
@@ -118,6 +118,10 @@ class Report:
     """Of the environment."""
     env_config: Mapping[str, Any]
     outcomes: tuple[Outcome, ...]
+    num_examples: int
+    """Per check."""
+    costs: Mapping[str, CallCosts] = field(default_factory=dict)
+    """What the environment's calls took, by method; the constructor is `__init__`."""
 
     def having(self, status: Status) -> list[Outcome]:
         return [outcome for outcome in self.outcomes if outcome.status is status]
@@ -137,6 +141,11 @@ class Report:
             "environment": self.name,
             "env_config": {key: repr(value) for key, value in self.env_config.items()},
             "sound": self.is_sound,
+            "examples": self.num_examples,
+            "costs": {
+                method: {"calls": each.num_calls, "seconds": round(each.seconds, 4)}
+                for method, each in self.costs.items()
+            },
             "counts": {status.value: len(self.having(status)) for status in Status},
             "checks": [outcome.to_json() for outcome in self.outcomes],
         }
@@ -177,7 +186,34 @@ def examine(
         name=subject.name,
         env_config=subject.env_config,
         outcomes=tuple(outcomes[check.name] for check in checks),
+        num_examples=subject.options.max_examples,
+        costs=subject.costs,
     )
+
+
+def seconds_per_example(subject: Subject) -> float:
+    """About what all checks take for each example, going by what a course of this environment takes.
+
+    A course that cannot be played counts as taking no time: checks will say why.
+    """
+    examples = _pool(_PROBES, subject.options.derandomize)
+    try:
+        with ending_calls(subject.call_limits, subject.costs):
+            # The first one built may fill caches.
+            build(subject.make).close()
+            began = time.perf_counter()
+            for example in examples:
+                watch(subject.make, example["seed"], example["script"])
+    except (Fault, NeverReturned):
+        return 0.0
+    course_s = (time.perf_counter() - began) / len(examples)
+    players = (check for check in catalogue().values() if check.parameters and not check.looks_on)
+    return course_s * (1 + _COURSES_PER_EXAMPLE * sum(check.effort for check in players))
+
+
+_PROBES = 3
+_COURSES_PER_EXAMPLE = 2.5
+"""About, of a check that plays by itself; those that look on share one."""
 
 
 def chosen(only: Iterable[str]) -> list[Check]:
@@ -248,7 +284,7 @@ def described(outcome: Outcome) -> str:
 
 def call_check(check: Check, subject: Subject, example: Mapping[str, Any]) -> None:
     """Call it once. Raises what it raises, and NeverReturned for a call that does not."""
-    with ending_calls(subject.call_limits) as clock:
+    with ending_calls(subject.call_limits, subject.costs) as clock:
         if check.looks_on:
             check.function(subject, watch(subject.make, example["seed"], example["script"]))
         else:
@@ -268,7 +304,7 @@ class _Blocked(Exception):
 
 def _run(check: Check, subject: Subject, faulty: Mapping[str, str]) -> Outcome:
     try:
-        with ending_calls(subject.call_limits):
+        with ending_calls(subject.call_limits, subject.costs):
             missing = sorted(set(check.needs) - subject.abilities)
     except Exception as error:  # noqa: BLE001 - an environment that cannot be built may raise anything
         if check.name != "contract.can_be_built" or isinstance(error, NeverReturned):
@@ -342,7 +378,7 @@ def _look_together(subject: Subject) -> dict[str, Found | NotApplicable]:
     for example in _examples(subject.options, 1.0):
         seed, script = example["seed"], example["script"]
         try:
-            with ending_calls(subject.call_limits):
+            with ending_calls(subject.call_limits, subject.costs):
                 course = watch(subject.make, seed, script)
         except (Fault, NeverReturned) as error:
             # There is no course: it cannot be built this time, or a call never returned.

@@ -9,7 +9,7 @@ from typing import Any
 from envsdk import registry
 from envsdk.env import EnvSpec, TextEnv
 from envsdk.testing.courses import Factory, build
-from envsdk.testing.time_limits import CallLimits
+from envsdk.testing.time_limits import CallCosts, CallLimits
 
 _SHORTEST_TIMEOUT_S = 10.0
 """A call that takes longer than a shorter limit of its spec is measured, not ended."""
@@ -72,6 +72,12 @@ class Subject:
             self._look()
         found: frozenset[str] = self.memory["abilities"]
         return found
+
+    @property
+    def costs(self) -> dict[str, CallCosts]:
+        """What the calls of all checks took so far, by method."""
+        costs: dict[str, CallCosts] = self.memory.setdefault("costs", {})
+        return costs
 
     @property
     def call_limits(self) -> CallLimits:

@@ -47,6 +47,18 @@ class CallLimits:
         return {"__init__": self.build_s, "reset": self.reset_s}.get(method, self.step_s)
 
 
+@dataclass(slots=True)
+class CallCosts:
+    """What the calls of one method took, those that raised included."""
+
+    num_calls: int = 0
+    seconds: float = 0.0
+
+    @property
+    def mean_s(self) -> float:
+        return self.seconds / self.num_calls if self.num_calls else 0.0
+
+
 @dataclass(slots=True, kw_only=True)
 class CallClock:
     """Armed anew by each call; what takes place between calls has the rest of the time."""
@@ -56,6 +68,8 @@ class CallClock:
     """What it was armed with last."""
     slowest_s: float = 0.0
     """Of the calls that returned."""
+    costs: dict[str, CallCosts]
+    """By method; the constructor is `__init__`."""
     place: str = ""
     """Where the first interruption found the interpreter."""
 
@@ -75,14 +89,16 @@ _clock: CallClock | None = None
 
 
 @contextmanager
-def ending_calls(limits: CallLimits) -> Iterator[CallClock]:
+def ending_calls(limits: CallLimits, costs: dict[str, CallCosts] | None = None) -> Iterator[CallClock]:
     """Limit the calls in the block, and what comes between them, which has the longer of a turn's limits.
+
+    What the calls took is added to `costs`.
 
     Raises:
         NeverReturned: A call did not return, or nothing else came to an end.
     """
     global _clock
-    clock = CallClock(limits=limits)
+    clock = CallClock(limits=limits, costs={} if costs is None else costs)
     if _clock is not None or not _can_interrupt():
         yield clock
         return
@@ -128,7 +144,11 @@ class call:
             late = self._clock.late(f"{self._told()} had not returned")
             self._clock.arm(max(self._clock.limits.reset_s, self._clock.limits.step_s))
             raise late from None
-        self._clock.slowest_s = max(self._clock.slowest_s, time.perf_counter() - self._began)
+        took_s = time.perf_counter() - self._began
+        self._clock.slowest_s = max(self._clock.slowest_s, took_s)
+        costs = self._clock.costs.setdefault(self._method, CallCosts())
+        costs.num_calls += 1
+        costs.seconds += took_s
 
 
 def allow(seconds: float) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from envsdk import registry
+from envsdk.env import EnvSpec
 from envsdk.envs.__main__ import main
 from envsdk.envs.frozen_lake import FrozenLakeEnv
 from envsdk.envs.play import play
@@ -21,12 +22,51 @@ ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "envsdk.envs", "--play", "FrozenLake", "--seed", "3", "legend=false"]
 
 
-def test_the_list_has_a_line_for_each_environment_with_its_limits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_has_a_line_for_each_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     assert main([]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + len(registry.known_ids())
     (line,) = [line for line in lines if line.startswith("envsdk/ALFWorld-v1")]
-    assert line.split()[:7] == ["envsdk/ALFWorld-v1", "50", "thread", "300", "s", "120", "s"]
+    assert line.split()[:5] == ["envsdk/ALFWorld-v1", "50", "Do", "a", "household"]
+
+
+def test_the_list_fits_the_terminal_and_says_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([]) == 0
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    words = printed.split()
+    for spec in registry.list_specs():
+        assert set(spec.description.split()) <= set(words)
+
+
+def test_an_environment_that_lacks_a_package_says_what_installs_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    there = EnvSpec(id="test/There-v0", entry_point=FrozenLakeEnv, needs={"json": "pip install json"})
+    lacking = EnvSpec(
+        id="test/Lacking-v0",
+        entry_point=FrozenLakeEnv,
+        needs=dict.fromkeys(("no_such_package", "nor_this"), "pip install 'mine[all]'"),
+    )
+    specs = {spec.id: spec for spec in (there, lacking)}
+    monkeypatch.setattr(registry, "_specs", specs)
+    monkeypatch.setattr(registry, "_entry_points", dict)
+    assert main([]) == 0
+    of_lacking, of_there = capsys.readouterr().out.splitlines()[1:]
+    assert of_lacking.rstrip().endswith("(needs pip install 'mine[all]')")
+    assert "needs" not in of_there
+    assert main(["--json"]) == 0
+    assert [entry["missing"] for entry in json.loads(capsys.readouterr().out)] == [
+        ["pip install 'mine[all]'"],
+        [],
+    ]
 
 
 def test_the_list_is_there_as_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,13 +138,24 @@ def test_a_person_plays_at_a_terminal() -> None:
             seen += os.read(terminal, 4096).decode(errors="replace")
         seen = seen.partition(awaited)[2]
 
-    over = False
-    while not over:
-        read_until("> ")
-        reply = env.oracle()
-        os.write(terminal, f"{reply}\n".encode())
-        over = env.step(reply)[2]
-    read_until("solved: reward 1")
+    def type_line(text: str) -> None:
+        os.write(terminal, f"{text}\n".encode())
+
+    read_until("> ")
+    type_line("")
+    for seed in (3, 4):
+        env.reset(seed=seed)
+        over, turns = False, 0
+        while not over:
+            read_until("> ")
+            reply = env.oracle()
+            # The arrow to the left goes back by one character, and is none itself.
+            type_line(f"{reply[:-2]}>\x1b[Dr" if turns == 0 else reply)
+            over = env.step(reply)[2]
+            turns += 1
+        read_until(f"solved: reward 1 in {turns} turn")
+        read_until("stop. ")
+        type_line("n" if seed == 3 else "")
     assert process.wait() == 0
     os.close(terminal)
 

@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 import typer
 
-from envsdk import train
+from envsdk import cli, train
 from envsdk.cli import main, run_app, run_command
 from envsdk.failures import (
     ConfigurationError,
@@ -234,6 +234,29 @@ COMMANDS = ["train", "collect", "evaluate", "report", "explain", "envs"]
 def test_help_and_lists_exit_0(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(argv) == 0
     assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", [*cli._COMMANDS, "explain"])
+def test_help_shows_whole_options_in_a_narrow_terminal_and_gives_flags_no_value(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([name, "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    assert "<bool>" not in printed
+    assert "…" not in printed
+    assert "--help " in printed
+
+
+def test_the_commands_are_listed_with_whole_sentences(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["--help"]) == 0
+    _, _, commands = capsys.readouterr().out.partition("Commands:\n")
+    assert commands.splitlines()
+    assert all(line.endswith(".") and not line.endswith("..") for line in commands.splitlines())
 
 
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:

@@ -112,7 +112,7 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
 def test_an_empty_folder_is_filled_and_the_next_steps_are_told(tmp_path: Path, capsys) -> None:
     assert main(["some-new-env", "--dir", str(tmp_path)]) == 0
     assert (tmp_path / "some_new_env" / "env.py").is_file()
-    assert "python -m envsdk.check some_new_env/SomeNewEnv-v1" in capsys.readouterr().out
+    assert "envsdk check some_new_env/SomeNewEnv-v1" in capsys.readouterr().out
 
 
 @given(st.text(max_size=12))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.failures import Boundary, Failure
-from envsdk.managers.local_runner import TaskListLeases
+from envsdk.failures import Boundary, Failure, RolloutStalled
+from envsdk.managers.local_runner import HOPELESS_EPISODES, TaskListLeases
 from envsdk.managers.traj_env_manager import EpisodeOrder
 from envsdk.trajectory import Outcome, Task, Trajectory
 
@@ -99,3 +99,25 @@ async def test_what_did_not_fail_is_not_played_again(max_attempts: int) -> None:
     assert order is not None
     leases.submit("A/0", 5, episode(order))
     assert ended == [5]
+
+
+async def play_failing(boundaries: list[Boundary | None]) -> int:
+    """Episodes that were played before the leases gave up, or all."""
+    tasks = [(position, task("A", position)) for position in range(len(boundaries))]
+    leases = TaskListLeases(tasks, 7, lambda position, trajectory: None)
+    for number, boundary in enumerate(boundaries):
+        order = await leases.lease("A/0")
+        assert order is not None
+        try:
+            leases.submit("A/0", order.lease_id, episode(order, boundary))
+        except RolloutStalled:
+            return number + 1
+    return len(boundaries)
+
+
+async def test_a_policy_that_always_fails_from_the_first_episode_on_is_given_up() -> None:
+    always = [Boundary.POLICY] * 50
+    assert await play_failing(always) == HOPELESS_EPISODES
+    assert await play_failing([None, *always]) == 51
+    assert await play_failing([Boundary.POLICY, None, *always]) == 52
+    assert await play_failing([Boundary.ENVIRONMENT] * 50) == 50

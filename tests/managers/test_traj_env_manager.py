@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from envsdk.env import EnvSpec, Info
-from envsdk.failures import Boundary, Failure
+from envsdk.failures import Boundary, ConfigurationError, Failure
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.local_runner import play_tasks
 from envsdk.managers.traj_env_manager import EpisodeOrder, LeaseSource, TagSetup, TrajEnvManager
@@ -134,6 +134,49 @@ async def test_an_engine_failure_is_data() -> None:
     assert trajectory.failure == failure
     assert not trajectory.success
     assert len(trajectory.turns) == 1
+
+
+async def test_an_exception_of_the_policy_fails_its_episode_and_says_where_it_was_raised() -> None:
+    failed, other = await play(setup(), FailsAtFirst(), num_episodes=2)
+    assert failed.failure is not None
+    assert (failed.failure.boundary, failed.failure.kind) == (Boundary.POLICY, "raised")
+    message = failed.failure.message
+    assert message.startswith("KeyError: 'reply' (at managers/test_traj_env_manager.py:")
+    assert message.endswith(" parsed)")
+    assert other.failure is None
+    assert other.success
+
+
+class FailsAtFirst(Policy):
+    name = "fails-at-first"
+    num_asked = 0
+
+    async def act(self, turn: TurnContext) -> Reply:
+        self.num_asked += 1
+        return Reply(text=self.parsed({} if self.num_asked == 1 else {"reply": "go"}))
+
+    def parsed(self, answer: dict[str, str]) -> str:
+        return answer["reply"]
+
+
+@pytest.mark.parametrize("answer", ["go", None, Reply(text=None)])  # type: ignore[arg-type]
+async def test_what_is_no_reply_fails_the_policy_and_not_the_environment(answer: object) -> None:
+    class Loose(Policy):
+        name = "loose"
+
+        async def act(self, turn: TurnContext) -> Reply:
+            return answer  # type: ignore[return-value]
+
+    (trajectory,) = await play(setup(), Loose())
+    assert trajectory.failure is not None
+    assert trajectory.failure.boundary is Boundary.POLICY
+    assert "must return a Reply with text" in trajectory.failure.message
+
+
+async def test_an_error_of_envsdk_in_a_policy_ends_the_run() -> None:
+    with pytest.raises(BaseExceptionGroup) as ended:
+        await play(setup(), FailingPolicy(ConfigurationError("no key"), after=0))
+    assert ended.group_contains(ConfigurationError)
 
 
 async def test_a_raising_environment_fails_its_own_episodes_only() -> None:

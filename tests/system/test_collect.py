@@ -324,6 +324,11 @@ def test_seeds_of_tasks_do_not_depend_on_how_many_are_collected(tmp_path: Path) 
         (["toys/Fast-v1", "--epsilon", "1.5"], "--epsilon: epsilon is a probability from 0 to 1"),
         (["toys/Fast-v1", "--policy", "orcale"], "there is no policy 'orcale'"),
         (["toys/Mute-v1"], "toys/Mute-v1 (tag toys/Mute-v1) has no `oracle()`"),
+        (["envsdk/Gymnasium-v1", "id=CartPole-v1"], "has no `oracle()`; use --policy random, model"),
+        (
+            ["envsdk/Gymnasium-v1", "id=Pendulum-v1", "--policy", "random"],
+            "has no `legal_actions()`; use --policy scripted, model",
+        ),
         (["toys/Fast-v1", "--policy", "model"], "--policy model needs --model"),
         (["toys/Fast-v1", "--policy", "model", "--model", "nowhere"], "--model: there is no folder nowhere"),
         (

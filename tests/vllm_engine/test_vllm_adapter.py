@@ -29,6 +29,7 @@ from envsdk.inference.engine import (
     OutputStructure,
     PauseMode,
     SamplingParams,
+    TaggedJson,
     WeightReference,
 )
 from envsdk.inference.vllm.engine import VLLMEngine
@@ -384,6 +385,10 @@ def test_a_structure_needs_a_tokenizer_and_its_end_token_among_the_stop_tokens()
         (OutputStructure(regex="a+"), {"regex": "a+"}),
         (OutputStructure(json_schema="{}"), {"json": "{}"}),
         (OutputStructure(choices=("a", "b")), {"choice": ["a", "b"]}),
+        (
+            OutputStructure(tagged=(TaggedJson(begin="<a>", json_schema="true", end="</a>"),)),
+            {"grammar": 'start: part0\npart0: "<a>" json0 "</a>"\njson0: %json true\n'},
+        ),
         (None, None),
     ],
 )

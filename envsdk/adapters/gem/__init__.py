@@ -7,6 +7,8 @@ SPEC = EnvSpec(
     entry_point="envsdk.adapters.gem.env:make_gem_env",
     description="Any environment of gem (gem-llm), by its id: games, reasoning, math.",
     action_format=r"Reply as the first observation says; in most of them the answer stands in \boxed{}.",
+    prompt="envsdk.adapters.hosted:explains_itself",
+    needs={"gem": "pip install 'envsdk[gem]'"},
 )
 
 __all__ = ["SPEC"]

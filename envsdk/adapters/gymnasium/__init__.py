@@ -6,7 +6,8 @@ SPEC = EnvSpec(
     id="envsdk/Gymnasium-v1",
     entry_point="envsdk.adapters.gymnasium.env:make_gymnasium_env",
     description="Any Gymnasium environment with a text rendering or a small observation, by its id.",
-    action_format="Reply with one action in tags, such as <answer>up</answer>.",
+    action_format="Reply with one action in tags: <answer>...</answer>.",
+    prompt="envsdk.adapters.gymnasium.env:gymnasium_prompt",
 )
 
 __all__ = ["SPEC"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
@@ -13,8 +14,10 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
+from envsdk import registry
 from envsdk.adapters.gymnasium.actions import ActionParser, action_names, parser_for
 from envsdk.adapters.gymnasium.observations import MARKS, check_labels, check_marks, in_words, without_colors
+from envsdk.adapters.gymnasium.prompt import told
 from envsdk.adapters.gymnasium.tabular import Transitions, best_actions
 from envsdk.adapters.hosted import Answer, ReplayedEnv
 from envsdk.adapters.text import NO_ANSWER, REPLY_FORMATS, ReplyFormat, tagged, tagged_answer
@@ -70,15 +73,12 @@ def make_gymnasium_env(
     Raises:
         ValueError: There is no such environment, or a value does not fit it.
     """
-    if not isinstance(id, str):
-        raise ValueError(f"id: must be an id such as 'CliffWalking-v1', not {id!r}")
     if reply is not None and reply not in REPLY_FORMATS:
         raise ValueError(f"reply: must be one of {', '.join(REPLY_FORMATS)}, not {reply!r}")
     env = _made(id, dict(kwargs or {}), render)
     try:
         show = _renderer(env, render, labels or (), precision, {**MARKS, **(marks or {})})
-        is_text = isinstance(env.action_space, spaces.Text)
-        reads_whole = (reply or ("whole" if is_text else "tag")) == "whole"
+        reads_whole = _reads_whole(env, reply)
         read = _imported("parse", parse) if parse else _parser(env, actions)
         return _kind(env, has_parser=parse is not None)(
             env,
@@ -94,6 +94,40 @@ def make_gymnasium_env(
     except BaseException:
         env.close()
         raise
+
+
+def gymnasium_prompt(
+    *,
+    id: str,
+    kwargs: Mapping[str, Any] | None = None,
+    render: str | None = None,
+    actions: Sequence[str] | None = None,
+    parse: str | None = None,
+    reply: ReplyFormat | None = None,
+    labels: Sequence[str] | None = None,
+    marks: Mapping[str, str] | None = None,
+    **_: Any,
+) -> str:
+    """What a policy is told of the environment that `make_gymnasium_env` makes of these arguments.
+
+    An environment of ours behind Gymnasium's interface keeps its own prompt. Raises ValueError as there.
+    """
+    env = _made(id, dict(kwargs or {}), render)
+    try:
+        if isinstance(env.unwrapped, TextEnv):
+            return registry.system_prompt(registry.spec(id.rpartition(":")[2]), kwargs or {})
+        if isinstance(env.action_space, spaces.Discrete) and actions is not None:
+            actions = action_names(env.action_space, actions)
+        return told(
+            env,
+            names=actions,
+            marks={**MARKS, **(marks or {})},
+            reads_whole=_reads_whole(env, reply),
+            shows_values=env.render_mode != "ansi" and render in (None, "observation") and not labels,
+            parse_doc=inspect.cleandoc(_imported("parse", parse).__doc__ or "") if parse else None,
+        )
+    finally:
+        env.close()
 
 
 class GymnasiumEnv(ReplayedEnv):
@@ -248,6 +282,8 @@ def _kind(env: gymnasium.Env[Any, Any], *, has_parser: bool) -> type[GymnasiumEn
 
 
 def _made(id: str, kwargs: dict[str, Any], render: str | None) -> gymnasium.Env[Any, Any]:
+    if not isinstance(id, str):
+        raise ValueError(f"id: must be an id such as 'CliffWalking-v1', not {id!r}")
     if "render_mode" in kwargs and render in (None, "ansi", "observation"):
         raise ValueError("kwargs.render_mode: is chosen by `render`")
     # Turns are counted outside, and `envsdk.check` looks at answers once rather than in every step.
@@ -265,6 +301,10 @@ def _made(id: str, kwargs: dict[str, Any], render: str | None) -> gymnasium.Env[
         env.close()
         raise ValueError(f"render: {id} has no rendering `ansi`; use render: observation")
     return env
+
+
+def _reads_whole(env: gymnasium.Env[Any, Any], reply: ReplyFormat | None) -> bool:
+    return (reply or ("whole" if isinstance(env.action_space, spaces.Text) else "tag")) == "whole"
 
 
 def _own_limit(id: str, env: gymnasium.Env[Any, Any]) -> int:

@@ -10,6 +10,8 @@ SPEC = EnvSpec(
     step_timeout_s=120.0,
     description="An environment behind a running OpenEnv server (url=http://HOST:PORT).",
     action_format="As the server's environment wants it: text, or a JSON object that agrees with its schema.",
+    prompt="envsdk.adapters.openenv.client:openenv_prompt",
+    needs=dict.fromkeys(("httpx2", "websockets"), "pip install 'envsdk[openenv]'"),
 )
 
 __all__ = ["SPEC"]

@@ -25,6 +25,16 @@ class OpenEnvFailed(Exception):
     """The server is gone or full, or its environment failed: the episode has no outcome and is masked."""
 
 
+def openenv_prompt(*, reply: ReplyFormat = "whole", action_field: str | None = None, **_: Any) -> str:
+    """What a policy is told where the user says nothing: the server's protocol has no words for a task."""
+    form = " as a JSON object" if action_field == "" else ""
+    return (
+        f"Reply with the action{form} in tags: <answer>...</answer>."
+        if reply == "tag"
+        else (f"Reply with the action{form} and nothing else.")
+    )
+
+
 class OpenEnvClientEnv(HostedEnv):
     """One session of a running OpenEnv server, over a WebSocket of its own.
 

@@ -14,6 +14,8 @@ SPEC = EnvSpec(
     step_timeout_s=60.0,
     description="Another environment (env=ID) with tools to call: Python functions, MCP servers.",
     action_format='A call, <tool_call>{"name": NAME, "arguments": {...}}</tool_call>, or a move of its own.',
+    prompt="envsdk.adapters.tools.env:tool_use_prompt",
+    needs={"jsonschema": "pip install 'envsdk[tools]'"},
 )
 
 __all__ = [

@@ -18,6 +18,15 @@ from envsdk.failures import ConfigurationError
 ToolList = Literal["observation", "template", "none"]
 
 
+def tool_use_prompt(*, env: str, env_config: Mapping[str, Any] | None = None, **_: Any) -> str:
+    """What a policy is told: the prompt of the environment inside, and how tools are called."""
+    return (
+        f"{registry.system_prompt(registry.spec(env), env_config or {})}\n\n"
+        'You may call tools first: <tool_call>{"name": NAME, "arguments": {...}}</tool_call>. '
+        "The next message has their answers."
+    )
+
+
 class ToolUseEnv(HostedEnv):
     """An environment of ours with tools.
 

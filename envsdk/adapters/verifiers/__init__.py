@@ -16,6 +16,8 @@ SPEC = EnvSpec(
     step_timeout_s=120.0,
     description="Any environment of verifiers that answers in text, by the name load_environment takes.",
     action_format="Reply as the first observation says.",
+    prompt="envsdk.adapters.hosted:explains_itself",
+    needs={"verifiers": "pip install 'envsdk[verifiers]'"},
 )
 
 __all__ = ["SPEC"]

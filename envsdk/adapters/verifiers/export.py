@@ -51,7 +51,7 @@ def load_environment(
         num_train: Rows of the data set, a task each.
         num_eval: Rows of the evaluation data set, of other seeds.
         seed: The seeds of tasks follow from it.
-        system_prompt: By default the environment's description and action format.
+        system_prompt: By default what the environment says of itself.
 
     Raises:
         ConfigurationError: Nothing is registered under `id`, or it refuses its arguments.
@@ -62,12 +62,14 @@ def load_environment(
             f"num_train and num_eval: must be at least 1, not {num_train} and {num_eval}"
         )
     registry.make(spec, **dict(env_config or {})).close()
+    if system_prompt is None:
+        system_prompt = registry.system_prompt(spec, env_config or {})
     return TextEnvInVerifiers(
         spec,
         dict(env_config or {}),
         dataset=lambda: _tasks(spec, env_config, "train", num_train, seed),
         eval_dataset=lambda: _tasks(spec, env_config, "val", num_eval, seed),
-        system_prompt=f"{spec.description}\n{spec.action_format}" if system_prompt is None else system_prompt,
+        system_prompt=system_prompt,
     )
 
 

@@ -68,7 +68,7 @@ class TextEnvTasks(vf.Taskset[TextEnvTask, TextEnvTasksConfig]):  # type: ignore
         config = self.config
         spec = registry.spec(config.env)
         env = registry.make(spec, **config.env_config)
-        system = "\n".join(filter(None, (spec.description, spec.action_format)))
+        system = registry.system_prompt(spec, config.env_config)
         for index in range(config.num_tasks):
             seed = stable_seed(config.seed, config.split, spec.id, index)
             observation, _ = env.reset(seed=seed)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from envsdk.inference.engine import EngineFailure, OutputStructure
 from envsdk.inference.refusals import bad_structure
+from envsdk.inference.tagged_json import lark_grammar
 
 _MOST_TOKENIZERS = 8
 """Clients may name stop tokens of their own, and each set of them needs a tokenizer of its own."""
@@ -94,5 +95,7 @@ def _grammar(structure: OutputStructure) -> str:
         return str(LLMatcher.grammar_from_regex(structure.regex))
     if structure.json_schema is not None:
         return str(LLMatcher.grammar_from_json_schema(json.loads(structure.json_schema)))
+    if structure.tagged:
+        return str(LLMatcher.grammar_from_lark(lark_grammar(structure.tagged)))
     # JSON's escapes are those of the grammar's strings.
     return str(LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, structure.choices))))

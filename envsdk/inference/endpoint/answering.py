@@ -230,11 +230,16 @@ class Answerer:
         Raises ApiError when the engines fail or the session ends meanwhile.
         """
         reads_calls = isinstance(fields, ChatFields) and fields.reads_tool_calls
-        text = ReplyText(self.chat.decode, stops=fields.stops, hold_from=OPENING if reads_calls else "")
+        text = ReplyText(
+            self.chat.decode,
+            stops=fields.stops,
+            hold_from=OPENING if reads_calls else "",
+            ends_with_first_call=isinstance(fields, ChatFields) and fields.ends_with_first_call,
+        )
         reply = _Reply(text, frozenset(sampling.stop_token_ids), on_piece)
         state_hash = session.state_hash if session is not None else None
         began = time.perf_counter()
-        finish_reason = await self._sample(session, prompt, sampling, reply)
+        finish_reason = await self._sample(session, prompt, sampling, reply, fields.structure_field)
         generate_s = time.perf_counter() - began
         held_back = text.finish()
         content, calls = find_tool_calls(text.whole) if reads_calls else (text.whole, ())
@@ -268,9 +273,14 @@ class Answerer:
         )
 
     async def _sample(
-        self, session: Session | None, prompt: Prompt, sampling: SamplingParams, reply: _Reply
+        self,
+        session: Session | None,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        reply: _Reply,
+        structure_field: str,
     ) -> str:
-        """Fill `reply`; returns the finish reason."""
+        """Fill `reply`; returns the finish reason. `structure_field` asked for the structure, if any."""
         if session is not None and session.is_over:
             raise _session_over(session)
         running = session.running if session is not None else set()
@@ -302,16 +312,16 @@ class Answerer:
         result = future.result()
         if session is not None:
             session.engine_error = result.error
-        return _finish_reason(result)
+        return _finish_reason(result, structure_field)
 
 
-def _finish_reason(result: GenerationResult) -> str:
+def _finish_reason(result: GenerationResult, structure_field: str) -> str:
     if result.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
         return result.finish_reason.value
     if result.error_kind is ErrorKind.TURN_TIMEOUT:
         raise ApiError(504, result.error, code="turn_timeout")
     if result.error_kind is ErrorKind.STRUCTURED_OUTPUT:
-        raise invalid("response_format", result.error)
+        raise invalid(structure_field, f"`{structure_field}`: {result.error}")
     why = result.error or f"it was ended ({result.finish_reason})"
     raise ApiError(503, f"no engine could finish the reply: {why}", code="engine_error")
 
@@ -331,7 +341,7 @@ class _Reply:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a stop string was found."""
+    """Set when its text ended it."""
 
     def take(self, delta: TokenDelta) -> None:
         """Called by the proxy."""

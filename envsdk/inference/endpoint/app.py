@@ -11,6 +11,7 @@ import json
 import re
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -127,6 +128,8 @@ class EndpointApp:
         self._max_body_bytes = max_body_bytes
         self._on_ended = on_ended
         self._idle_s = idle_s
+        self.ignored: Counter[str] = Counter()
+        """Fields of requests that were given and changed nothing, by their names."""
         self._created = int(time.time())
         model_routes: list[tuple[str, Handler, str]] = [
             ("/v1/chat/completions", self._chat, "POST"),
@@ -263,6 +266,9 @@ class EndpointApp:
             for prompt in prompts
             for choice in range(fields.num_choices)
         ]
+        self.ignored.update(fields.ignored)
+        if session is not None:
+            session.ignored.update(fields.ignored)
         writer = Writer(
             fields=fields,
             reply_id=("chatcmpl-" if isinstance(fields, ChatFields) else "cmpl-") + secrets.token_hex(12),
@@ -319,6 +325,7 @@ class EndpointApp:
                 "num_running": len(session.running),
                 "num_sampled_tokens": sum(len(reply.token_ids) for reply in replies),
                 "reward": sum(reward.reward for reward in session.rewards),
+                "ignored": dict(session.ignored),
             }
         )
 

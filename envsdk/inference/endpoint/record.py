@@ -166,7 +166,8 @@ def message_keys(
 ) -> list[str]:
     """Entry i stands for the first i messages under these tools; equal for equal conversations.
 
-    Of an assistant's tool calls the names and arguments count, not the ids.
+    Of an assistant's tool calls the names and arguments count, not the ids. Reasoning that a client took out
+    of a reply's text counts as if it stood there.
     """
     keys = [_digest("", list(tools or []))]
     for message in messages:
@@ -181,6 +182,8 @@ def next_key(key: str, message: Mapping[str, Any]) -> str:
 
 def _identity(message: Mapping[str, Any]) -> dict[str, Any]:
     identity = dict(message)
+    if reasoning := identity.pop("reasoning_content", None):
+        identity["content"] = f"<think>{reasoning}</think>{identity['content']}"
     if calls := identity.pop("tool_calls", None):
         identity["tool_calls"] = [[call["function"]["name"], call["function"]["arguments"]] for call in calls]
     return identity

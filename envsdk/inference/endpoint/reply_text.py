@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from envsdk.inference.endpoint.tool_calls import CLOSING, end_of_first_call
+
 Decode = Callable[[Sequence[int]], str]
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
@@ -62,19 +64,30 @@ class ReplyText:
     shown += text.finish()
     """
 
-    def __init__(self, decode: Decode, *, stops: Sequence[str] = (), hold_from: str = "") -> None:
-        """From the first `hold_from` on nothing is shown before `finish`; empty is off."""
+    def __init__(
+        self,
+        decode: Decode,
+        *,
+        stops: Sequence[str] = (),
+        hold_from: str = "",
+        ends_with_first_call: bool = False,
+    ) -> None:
+        """From the first `hold_from` on nothing is shown before `finish`; empty is off.
+
+        With `ends_with_first_call` the first tool call that can be read ends the reply, and belongs to it.
+        """
         self._detokenizer = Detokenizer(decode)
         self._stops = stops
         self._hold_from = hold_from
-        self._longest_stop = max(map(len, stops), default=0)
+        self._ends_with_first_call = ends_with_first_call
+        self._longest_stop = max(map(len, (*stops, CLOSING)))
         self._markers = [*stops, hold_from] if hold_from else list(stops)
         self._num_shown = 0
         self._is_held = False
         self.whole = ""
         """All text so far, what is held back included; it ends before a stop string."""
         self.is_stopped = False
-        """Whether a stop string was found: no further token belongs to the reply."""
+        """Whether the reply has ended: no further token belongs to it."""
 
     def push(self, token: int) -> str:
         """What may be shown now."""
@@ -90,9 +103,12 @@ class ReplyText:
     def _append(self, new: str) -> None:
         search_from = max(0, len(self.whole) - self._longest_stop + 1)
         self.whole += new
-        found = [at for stop in self._stops if (at := self.whole.find(stop, search_from)) >= 0]
-        if found:
-            self.whole = self.whole[: min(found)]
+        ends = [at for stop in self._stops if (at := self.whole.find(stop, search_from)) >= 0]
+        if self._ends_with_first_call and CLOSING in self.whole[search_from:]:
+            end = end_of_first_call(self.whole)
+            ends += [end] if end is not None else []
+        if ends:
+            self.whole = self.whole[: min(ends)]
             self.is_stopped = True
 
     def _safe_end(self) -> int:

@@ -92,8 +92,8 @@ def _check_fixed(asked: SamplingFields, rules: SamplingRules) -> None:
             )
     if asked.structure is not None:
         raise unsupported(
-            "response_format",
-            "would change what this session is trained on: set structured_output in its run",
+            asked.structure_field,
+            "would change what this session is trained on: leave it out, or set structured_output in its run",
         )
     if asked.seed is not None:
         raise unsupported("seed", "is set by this session, which is trained on: leave it out")

@@ -13,6 +13,7 @@ Without TLS: bind it to other interfaces than loopback only inside a network you
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from envsdk.chat import ChatTokenizer
@@ -80,7 +81,7 @@ class Endpoint:
             self.token, max_sessions=config.max_sessions, idle_s=config.session_idle_s
         )
         self._answerer = Answerer(proxy, chat, sequence_length=config.sequence_length)
-        app = EndpointApp(
+        self._app = EndpointApp(
             answerer=self._answerer,
             sessions=self.sessions,
             rules=config.rules,
@@ -90,7 +91,7 @@ class Endpoint:
             on_ended=on_ended,
             idle_s=config.session_idle_s,
         )
-        self._server = WebServer(app.asgi, host=config.host, port=config.port, grace_s=GRACE_S)
+        self._server = WebServer(self._app.asgi, host=config.host, port=config.port, grace_s=GRACE_S)
 
     async def start(self) -> None:
         """Bind and serve. OSError when the address cannot be bound."""
@@ -100,6 +101,11 @@ class Endpoint:
     def url(self) -> str:
         """`http://HOST:PORT`."""
         return self._server.url
+
+    @property
+    def ignored(self) -> Mapping[str, int]:
+        """Fields that requests gave and that changed nothing: how often, by their names."""
+        return self._app.ignored
 
     def base_url(self, session: Session | None = None) -> str:
         """What OpenAI's clients are given; without a session nothing is recorded."""

@@ -14,6 +14,7 @@ import re
 import secrets
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,6 +69,8 @@ class Session:
     engine_error: str = ""
     """Why the latest reply that no engine could finish was not."""
     env_s: float = 0.0
+    ignored: Counter[str] = field(default_factory=Counter)
+    """Fields of its requests that changed nothing, by their names."""
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def next_number(self) -> int:

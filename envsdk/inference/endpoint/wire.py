@@ -2,7 +2,8 @@
 
 The fields are those of OpenAI's chat completions and completions, with vLLM's `top_k`, `stop_token_ids`,
 `ignore_eos`, `return_token_ids` and `structured_outputs`. A field that would change the reply and is not
-supported is refused unless it holds the value that changes nothing.
+supported is refused unless it holds the value that changes nothing. What never changes a reply is ignored,
+and counted (`SamplingFields.ignored`): clients send more than was asked of them, and repeat whole messages.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, PrivateAttr, ValidationError
 
 from envsdk.config.nearest import suggest
 from envsdk.config.numbers import Temperature
 from envsdk.inference.endpoint.errors import ApiError, invalid, unsupported
+from envsdk.inference.endpoint.tool_calls import call_of
 from envsdk.inference.engine import OutputStructure
 from envsdk.lone_surrogates import without_lone_surrogates
 
@@ -44,24 +46,30 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
     "min_p": (0,),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True,),
-    "prediction": (),
     "presence_penalty": (0,),
     "reasoning_effort": (),
     "repetition_penalty": (1,),
-    "store": (False,),
     "suffix": ("",),
     "top_logprobs": (0,),
     "verbosity": (),
     "web_search_options": (),
 }
 """Fields that are taken with these values only, or with null: they then change nothing."""
-_WITHOUT_EFFECT = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "service_tier", "user"})
+_WITHOUT_EFFECT = frozenset(
+    {"cache_salt", "metadata", "prediction", "priority", "prompt_cache_key", "prompt_cache_retention",
+     "request_id", "safety_identifier", "service_tier", "store", "user"}
+)  # fmt: skip
 """Fields that never change a reply."""
+_CARRIES_CONTENT = frozenset(
+    {"audio", "file", "files", "function_call", "image", "image_url", "images", "input_audio", "video",
+     "videos"}
+)  # fmt: skip
+"""Fields of a message that hold a part of it. Of the others that are not known nothing reaches the policy."""
 
 _SEVERAL_TYPES = {
     "prompt": "text, a list of token ids, or a list of either",
     "stop": f"a string or a list of at most {MAX_STOPS} strings",
+    "tool_choice": "`auto`, `none`, `required` or {'type': 'function', 'function': {'name': ...}}",
 }
 """Fields whose validation errors would name a type of Python's."""
 
@@ -148,15 +156,28 @@ class SamplingFields(BaseModel):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
+    _ignored: tuple[str, ...] = PrivateAttr(default=())
+
+    @property
+    def ignored(self) -> Sequence[str]:
+        """Fields that were given and never change a reply; one name for all messages: `messages[].NAME`."""
+        return self._ignored
+
+    @property
+    def structure_field(self) -> str:
+        """The field that asks for `structure`."""
+        return "structured_outputs" if self.structured_outputs is not None else "response_format"
+
     @property
     def structure(self) -> OutputStructure | None:
         """What the text must be; raises ApiError for what cannot be meant, or is too long."""
         structure = self._structure()
         if structure is not None:
             length = len(structure.json_schema or "") + sum(map(len, structure.choices))
+            length += sum(len(each.begin) + len(each.json_schema) for each in structure.tagged)
             if length > MAX_STRUCTURE_CHARS:
                 raise invalid(
-                    "response_format" if self.structured_outputs is None else "structured_outputs",
+                    self.structure_field,
                     f"its {length} characters are more than {MAX_STRUCTURE_CHARS}",
                 )
         return structure
@@ -247,20 +268,32 @@ class ToolCallFields(BaseModel):
 
 
 class MessageFields(BaseModel):
-    """One message of a conversation."""
+    """One message of a conversation. Clients repeat those that they got, with fields of their own."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="allow", strict=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Any = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCallFields], _FIRST] | None = None
     tool_call_id: str | None = None
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
-    reasoning_content: None = None
+    reasoning_content: str | None = None
+    """Of an assistant's message: what it wrote between `<think>` and `</think>`, before its content."""
+
+
+class NamedFunction(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    name: str
+
+
+class NamedTool(BaseModel):
+    """`tool_choice`: this function is to be called."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class ChatFields(SamplingFields):
@@ -270,7 +303,8 @@ class ChatFields(SamplingFields):
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
     tools: Annotated[list[dict[str, Any]], _FIRST] | None = None
-    tool_choice: Any = None
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
 
     @property
     def longest_reply(self) -> int | None:
@@ -285,21 +319,61 @@ class ChatFields(SamplingFields):
         """Whether calls in the reply are to be found."""
         return bool(self.tools) and self.tool_choice != "none"
 
+    @property
+    def ends_with_first_call(self) -> bool:
+        """Whether the reply ends behind its first call."""
+        return self.reads_tool_calls and self.parallel_tool_calls is False
+
+    @property
+    def callable_tools(self) -> Sequence[Mapping[str, Any]]:
+        """The functions of which the reply must call one; empty where it may be anything."""
+        functions = [tool["function"] for tool in self.tools or ()]
+        if isinstance(self.tool_choice, NamedTool):
+            return [each for each in functions if each["name"] == self.tool_choice.function.name]
+        return functions if self.tool_choice == "required" else ()
+
+    @property
+    def structure_field(self) -> str:
+        return "tool_choice" if self.callable_tools else super().structure_field
+
+    def _structure(self) -> OutputStructure | None:
+        """A forced call comes before what the text of a reply should be: there is no other text."""
+        if functions := self.callable_tools:
+            calls = [call_of(each["name"], each.get("parameters")) for each in functions]
+            return OutputStructure(tagged=tuple(calls))
+        return super()._structure()
+
 
 def read_chat(body: bytes) -> ChatFields:
     """Raises ApiError."""
     fields = _read(ChatFields, body)
-    choice = fields.tool_choice
-    if choice not in (None, "auto", "none"):
-        raise unsupported(
-            "tool_choice",
-            "must be `auto` or `none`: replies are not forced to call a tool; say so in the prompt",
-        )
     for number, tool in enumerate(fields.tools or []):
         function = tool.get("function")
         if tool.get("type") != "function" or not isinstance(function, dict) or "name" not in function:
             raise invalid(f"tools[{number}]", "a tool is {'type': 'function', 'function': {'name': ...}}")
+        if not isinstance(function["name"], str):
+            raise invalid(f"tools[{number}].function.name", "a function's name is text")
+        if not isinstance(function.get("parameters") or {}, dict):
+            raise invalid(f"tools[{number}].function.parameters", "parameters are a JSON schema, an object")
+    forced = fields.tool_choice
+    if forced is not None and forced not in ("auto", "none") and not fields.callable_tools:
+        if isinstance(forced, NamedTool):
+            names = ", ".join(f"`{tool['function']['name']}`" for tool in fields.tools or ()) or "none"
+            raise invalid("tool_choice", f"no tool `{forced.function.name}` is given; given: {names}")
+        raise invalid("tool_choice", "`required` needs `tools`")
+    names_of_messages = [_ignored_in(message, number) for number, message in enumerate(fields.messages)]
+    fields._ignored += tuple(name for names in names_of_messages for name in names)
     return fields
+
+
+def _ignored_in(message: MessageFields, number: int) -> list[str]:
+    """Raises ApiError for an unknown field that holds a part of the message."""
+    given = [name for name, value in (message.model_extra or {}).items() if value]
+    for name in given:
+        if name in _CARRIES_CONTENT:
+            where = f"messages[{number}].{name}"
+            raise unsupported(where, "is not supported: messages hold text and `tool_calls`")
+    return [f"messages[].{name}" for name in given]
 
 
 def read_completion(body: bytes) -> CompletionFields:
@@ -348,13 +422,19 @@ def validate(model: type[Model], values: Mapping[str, Any]) -> Model:
 
 def _read(model: type[Parsed], body: bytes) -> Parsed:
     values = read_json(body)
+    ignored: list[str] = []
     for name in list(values):
         value = values[name]
-        if name in _WITHOUT_EFFECT or (name in _NEUTRAL and (value is None or value in _NEUTRAL[name])):
+        if name in _WITHOUT_EFFECT:
+            del values[name]
+            ignored += [name] if value is not None else []
+        elif name in _NEUTRAL and (value is None or value in _NEUTRAL[name]):
             del values[name]
         elif name in _NEUTRAL:
             raise unsupported(name, "is not supported; leave it out")
-    return validate(model, values)
+    fields = validate(model, values)
+    fields._ignored = tuple(ignored)
+    return fields
 
 
 def _first_problem(model: type[BaseModel], error: ValidationError) -> ApiError:
@@ -384,6 +464,8 @@ def _template_message(message: MessageFields, number: int) -> dict[str, Any]:
         plain["name"] = message.name
     if message.tool_call_id is not None:
         plain["tool_call_id"] = message.tool_call_id
+    if message.reasoning_content and role == "assistant":
+        plain["reasoning_content"] = message.reasoning_content
     if message.tool_calls:
         if role != "assistant":
             raise invalid(f"messages[{number}].tool_calls", "only an assistant's message calls tools")

@@ -20,6 +20,7 @@ from envsdk.inference.openai.settings import OpenAISettings
 from envsdk.inference.refusals import bad_structure
 from envsdk.inference.remote.failures import ReplyRefused, Unavailable, error_text
 from envsdk.inference.remote.requests import sglang_structure
+from envsdk.inference.tagged_json import structural_tag
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +86,12 @@ def completion_body(settings: OpenAISettings, request: GenerationRequest, max_to
 
 def why_inexpressible(settings: OpenAISettings, structure: OutputStructure) -> EngineFailure | None:
     """Why the server cannot be told of the structure; None when it can."""
-    if structure.json_schema is None:
-        if settings.structured_output == "response_format":
-            return bad_structure("`response_format` knows JSON schemas alone")
-        return None
+    if structure.json_schema is None and settings.structured_output == "response_format":
+        return bad_structure("`response_format` knows JSON schemas alone")
+    if structure.tagged and settings.structured_output == "guided":
+        return bad_structure("`guided` knows no JSON between fixed texts, as tool calls are")
     try:
-        json.loads(structure.json_schema)
+        json.loads(structure.json_schema or "null")
     except ValueError as error:
         return bad_structure(f"the schema is not JSON: {error}")
     return None
@@ -106,6 +107,8 @@ def structure_fields(settings: OpenAISettings, structure: OutputStructure) -> di
         kind, value = "regex", structure.regex
     if structure.json_schema is not None:
         kind, value = "json", json.loads(structure.json_schema)
+    if structure.tagged:
+        kind, value = "structural_tag", json.dumps(structural_tag(structure.tagged))
     if settings.structured_output == "guided":
         return {f"guided_{kind}": value}
     if settings.structured_output == "response_format":

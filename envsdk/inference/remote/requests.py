@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import json
 import re
 from collections.abc import Iterable, Sequence
 
@@ -18,6 +19,7 @@ from envsdk.inference.engine import (
     GenerationResult,
     OutputStructure,
 )
+from envsdk.inference.tagged_json import structural_tag
 from envsdk.trajectory import VersionSpan
 
 Answer = asyncio.Future[GenerationResult]
@@ -73,6 +75,8 @@ def sglang_structure(structure: OutputStructure) -> dict[str, str]:
         return {"regex": structure.regex}
     if structure.json_schema is not None:
         return {"json_schema": structure.json_schema}
+    if structure.tagged:
+        return {"structural_tag": json.dumps(structural_tag(structure.tagged))}
     # Only what means something else is escaped: not each of SGLang's grammar backends takes more.
     return {"regex": "|".join(_SPECIAL.sub(r"\\\g<0>", choice) for choice in structure.choices)}
 

@@ -19,6 +19,7 @@ from envsdk.inference.engine import (
     TokenDelta,
 )
 from envsdk.inference.refusals import bad_structure, refused, why_impossible
+from envsdk.inference.tagged_json import lark_grammar
 from envsdk.trajectory import VersionSpan
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
@@ -55,6 +56,8 @@ def structure_options(structure: OutputStructure) -> dict[str, Any]:
         return {"regex": structure.regex}
     if structure.json_schema is not None:
         return {"json": structure.json_schema}
+    if structure.tagged:
+        return {"grammar": lark_grammar(structure.tagged)}
     return {"choice": list(structure.choices)}
 
 

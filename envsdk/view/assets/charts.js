@@ -22,8 +22,14 @@
     const half = Math.floor(points.length / 24);
     if (half < 1) return points;
     return points.map(([x], at) => {
-      const near = points.slice(Math.max(0, at - half), at + half + 1);
-      return [x, near.reduce((sum, [, y]) => sum + y, 0) / near.length];
+      // Neighbors count the less the farther they are: under equal weights one spike would become a plateau.
+      let sum = 0, weights = 0;
+      for (let near = Math.max(0, at - half); near <= Math.min(points.length - 1, at + half); near += 1) {
+        const weight = half + 1 - Math.abs(near - at);
+        sum += weight * points[near][1];
+        weights += weight;
+      }
+      return [x, sum / weights];
     });
   };
 

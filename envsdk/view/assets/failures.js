@@ -22,13 +22,14 @@
       const ended = Object.keys(curves).filter((name) => name.startsWith("ledger/") && name !== "ledger/started");
       const colors = { delivered: "2", filtered: "4", stale: "1", failed: "3", cancelled: "wait" };
       const shares = ended.map((name) => ({ name: name.slice(7), value: curves[name].at(-1)[1], color: colors[name.slice(7)] || "5" }));
-      if (shares.some((part) => part.value > 0)) parts.push(View.card(h("h2", {}, "How episodes ended"), View.shareBar(shares, View.count)));
+      if (shares.some((part) => part.value > 0)) parts.push(View.card(h("h2", {}, "How episodes ended"), View.shareBar(shares, View.count),
+        h("p", { class: "quiet hint" }, "Every episode that was begun and has ended. One that was cancelled while it ran, as most stale ones are, left no trajectory; “not used” on the page of trajectories counts those that were finished and then thrown away.")));
       parts.push(...boundaries.map((boundary) => table(id, boundary, failures.filter((row) => row.boundary === boundary))));
       if (!boundaries.length) parts.push(View.empty("No episode failed", "Failures of environments, engines, agents, sandboxes and rewards would be listed here, each put down to one boundary."));
       const names = Object.keys(curves).filter((name) => name.startsWith("failures/"));
       if (names.length) parts.push(View.lineChart("Failed episodes, by step", names.map((name, at) => ({ name: name.slice(9), color: at % 6, points: curves[name] })), { low: 0, size: "wide" }));
       const lost = Object.keys(curves).filter((name) => name.startsWith("filter/") || name === "waste/tokens");
-      if (lost.length) parts.push(h("div", { class: "grid small" }, lost.map((name) => View.lineChart(name, [{ name, color: 1, points: curves[name] }], { size: "small" }))));
+      if (lost.length) parts.push(h("p", { class: "quiet" }, "waste/tokens: sampled tokens of finished episodes that were thrown away, since the step before."), h("div", { class: "grid small" }, lost.map((name) => View.lineChart(name, [{ name, color: 1, points: curves[name] }], { size: "small" }))));
       element.replaceChildren(...parts);
     };
     await update();

@@ -2,15 +2,17 @@
 "use strict";
 (() => {
   const { h } = View;
-  // Waiting is quiet, so that work stands out.
+  // One color has one meaning on the page: what is published or validated is so in both parts of it. Waiting is quiet, so that
+  // work stands out.
   const CAUSE_COLORS = { both: "2", trainer_waits: "0", engines_wait: "1", publish: "3", validate: "4", environments: "wait" };
+  const SPAN_COLORS = { publish: "3", validate: "4", generate: "5", train: "6", checkpoint: "7", wait: "wait" };
+  const spanColor = (name) => SPAN_COLORS[name] || "wait";
   const LANE = 34, GAP = 10, AXIS = 22, LABEL = 96;
 
   const parts = (waits, causes) => Object.entries(causes).map(([name, word]) => ({ name: word, value: waits[name] || 0, color: CAUSE_COLORS[name] }));
 
   const canvasLanes = (timeline) => {
     const names = [...new Set(timeline.lanes.flatMap((lane) => lane.spans.map((span) => span[2])))];
-    const order = names.filter((name) => name !== "wait");
     const height = timeline.lanes.length * (LANE + GAP) + AXIS;
     const canvas = h("canvas", { class: "lanes", tabindex: "0", role: "img", "aria-label": `Timeline: ${timeline.lanes.map((lane) => `${lane.track} busy ${View.seconds(lane.busy_s)}`).join(", ")}. Arrow keys move, plus and minus zoom, 0 shows all.` });
     canvas.style.height = `${height}px`;
@@ -26,8 +28,7 @@
       pen.scale(scale, scale);
       const style = getComputedStyle(document.documentElement);
       const color = (name) => style.getPropertyValue(name).trim();
-      const palette = Object.fromEntries(order.map((name, at) => [name, color(`--c${at % 6}`)]));
-      palette.wait = color("--wait");
+      const palette = Object.fromEntries(names.map((name) => [name, color(spanColor(name) === "wait" ? "--wait" : `--c${spanColor(name)}`)]));
       pen.font = "12px system-ui, sans-serif";
       pen.textBaseline = "middle";
       const x = (seconds) => LABEL + (seconds - from) / (until - from) * (width - LABEL - 8);
@@ -52,7 +53,7 @@
           pen.fillStyle = palette[name];
           pen.fillRect(left, y, wide, LANE);
           if (wide > 46) {
-            pen.fillStyle = name === "wait" ? color("--quiet") : color("--on-color");
+            pen.fillStyle = spanColor(name) === "wait" ? color("--quiet") : color("--on-color");
             pen.textAlign = "left";
             pen.fillText(name, Math.max(left, LABEL) + 6, y + LANE / 2);
           }
@@ -111,7 +112,7 @@
     new ResizeObserver(draw).observe(canvas);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
     const button = (word, name, action) => h("button", { type: "button", "aria-label": name, onclick: action }, word);
-    const legend = h("div", { class: "legend" }, names.map((name) => h("span", {}, h("i", { class: name === "wait" ? "bwait" : `b${order.indexOf(name) % 6}` }), name)));
+    const legend = h("div", { class: "legend" }, names.map((name) => h("span", {}, h("i", { class: `b${spanColor(name)}` }), name)));
     return h("div", { class: "card" },
       h("div", { class: "row" }, h("h2", {}, "What ran when"), h("span", { class: "gap" }),
         button("−", "Zoom out", () => zoom(1.6, (from + until) / 2)), button("+", "Zoom in", () => zoom(0.6, (from + until) / 2)), button("All", "Show all", () => clamp(0, timeline.seconds))),

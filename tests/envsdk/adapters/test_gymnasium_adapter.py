@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -14,10 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import envsdk
+from envsdk import registry
 from envsdk.adapters.gymnasium import SPEC
 from envsdk.adapters.gymnasium.actions import action_names, parser_for
 from envsdk.adapters.gymnasium.env import GymnasiumEnv, make_gymnasium_env
 from envsdk.adapters.gymnasium.observations import in_words, without_colors
+from envsdk.adapters.gymnasium.prompt import how_to_reply
 from envsdk.adapters.gymnasium.tabular import best_actions
 from envsdk.adapters.text import MAX_OBSERVATION_LENGTH, NOTHING, as_observation, tagged, tagged_answer
 from envsdk.failures import ConfigurationError
@@ -175,6 +178,19 @@ def test_gymnasium_makes_and_checks_what_ships(id):
     assert env.unwrapped.spec.id == id
 
 
+def test_gymnasiums_vectors_give_our_observations_or_say_how():
+    alone = [envsdk.make("envsdk/FrozenLake-v1").reset(seed=seed)[0] for seed in (3, 4)]
+    made = [partial(gymnasium.make, "envsdk:envsdk/FrozenLake-v1")] * 2
+    with pytest.raises(ValueError, match="shared_memory=False"):
+        gymnasium.vector.AsyncVectorEnv(made)
+    for vector in (
+        gymnasium.vector.AsyncVectorEnv(made, shared_memory=False),
+        gymnasium.vector.SyncVectorEnv(made),
+    ):
+        assert list(vector.reset(seed=3)[0]) == alone
+        vector.close()
+
+
 def test_functions_of_ones_own_render_and_parse():
     env = make_gymnasium_env(
         id="CliffWalking-v1", render=f"{__name__}:where", parse=f"{__name__}:compass", max_steps=3
@@ -191,6 +207,7 @@ def where(env, observation):
 
 
 def compass(answer):
+    """A point of the compass."""
     if answer not in "NESW":
         raise ValueError("no point of the compass.")
     return "NESW".index(answer)
@@ -327,3 +344,110 @@ def test_an_endless_text_is_cut_in_the_middle():
     assert len(shown) <= MAX_OBSERVATION_LENGTH
     assert shown.startswith("aaa")
     assert shown.endswith("bbb")
+
+
+def prompt_of(**env_config):
+    return registry.system_prompt(registry.spec("envsdk/Gymnasium-v1"), env_config)
+
+
+@pytest.mark.parametrize(
+    ("env_config", "told", "reply"),
+    [
+        (
+            {"id": "Taxi-v4", "actions": TAXI["actions"]},
+            ["goal is move the taxi to the passenger's location", "[ ] is the taxi, ( ) the place"],
+            "such as <answer>south</answer>. The actions are: south, north, east, west, pick up, drop off.",
+        ),
+        (
+            {"id": "Blackjack-v1"},
+            ["the goal is to beat the dealer", "- 0: Stick\n- 1: Hit", "the player's current sum"],
+            "such as <answer>0</answer>. The actions are: 0, 1.",
+        ),
+        (
+            {"id": "CliffWalking-v1", "actions": ["up", "right", "down", "left"]},
+            ["start to goal while avoiding falling off a cliff", "x is the player", "incurs -100 reward"],
+            "such as <answer>up</answer>. The actions are: up, right, down, left.",
+        ),
+        (
+            {"id": "CartPole-v1", "actions": ["left", "right"]},
+            ["the goal is to balance the pole", "| 2   | Pole Angle "],
+            "such as <answer>left</answer>. The actions are: left, right.",
+        ),
+        (
+            {"id": "Pendulum-v1"},
+            ["swing it\ninto an upright position", "Angular Velocity"],
+            "Reply with one number from -2 to 2 in tags, such as <answer>0.0</answer>.",
+        ),
+        (
+            {"id": "CliffWalking-v1", "reply": "whole"},
+            ["- 0: Move up"],
+            "Reply with one action, such as 0. The actions are: 0, 1, 2, 3.",
+        ),
+    ],
+    ids=lambda value: value["id"] if isinstance(value, dict) else "",
+)
+def test_the_prompt_names_the_task_and_an_action_of_the_environments_own(env_config, told, reply):
+    prompt = prompt_of(**env_config)
+    assert all(text in prompt for text in told), prompt
+    assert prompt.endswith(reply)
+    assert "Any Gymnasium environment" not in prompt
+    assert not re.search(r"<a |</a>|```|\]\(|\n\n\n|Version History|gymnasium.make", prompt)
+    example = re.search(r"such as (<answer>.*?</answer>|\S+)\.", prompt)
+    env = envsdk.make("envsdk/Gymnasium-v1", **env_config)
+    env.reset(seed=0)
+    observation, *_ = env.step(example[1])
+    assert "Invalid action" not in observation
+    env.close()
+
+
+bounds = st.floats(-9, 9, width=32) | st.sampled_from([-np.inf, np.inf])
+boxes = st.lists(st.tuples(bounds, bounds).map(sorted), min_size=1, max_size=4).map(
+    lambda pairs: spaces.Box(*np.array(pairs, np.float32).T, dtype=np.float32)
+)
+spaces_of_numbers = st.one_of(
+    boxes,
+    st.lists(st.integers(1, 5), min_size=1, max_size=3).map(spaces.MultiDiscrete),
+    st.integers(1, 4).map(spaces.MultiBinary),
+    st.builds(spaces.Discrete, st.integers(1, 40), start=st.integers(-3, 3)),
+)
+
+
+@given(space=spaces_of_numbers)
+@settings(deadline=None)
+def test_the_example_in_the_prompt_is_an_action_of_its_space(space):
+    example = re.search(r"such as <answer>(.*)</answer>", how_to_reply(space, None, reads_whole=False))
+    assert parser_for(space, None)(example[1]) in space
+
+
+class Undocumented(gymnasium.Env):
+    observation_space = spaces.Discrete(2)
+    action_space = spaces.MultiDiscrete([3, 5])
+
+
+Undocumented.__doc__ = None
+
+
+def test_an_environment_without_documentation_is_told_by_its_actions():
+    gymnasium.register("Undocumented-v0", entry_point=f"{__name__}:Undocumented")
+    assert (
+        prompt_of(id="Undocumented-v0")
+        == "Reply with 2 whole numbers, 0 to 2, 0 to 4, in tags, such as <answer>0 0</answer>."
+    )
+
+
+def test_a_parser_of_ones_own_tells_its_documentation():
+    prompt = prompt_of(id="CliffWalking-v1", parse=f"{__name__}:compass")
+    assert prompt.endswith(f"{compass.__doc__}\nReply with one action in tags: <answer>...</answer>.")
+    assert "0: Move up" not in prompt
+
+
+def test_one_of_ours_behind_gymnasium_keeps_its_own_prompt():
+    ours = registry.system_prompt(registry.spec("envsdk/FrozenLake-v1"), {})
+    assert prompt_of(id="envsdk:envsdk/FrozenLake-v1") == ours
+
+
+def test_a_prompt_of_arguments_that_the_environment_refuses_is_a_configuration_error():
+    with pytest.raises(ConfigurationError, match="unknown keyword 'actoins'"):
+        prompt_of(id="CliffWalking-v1", actoins=[])
+    with pytest.raises(ConfigurationError, match="id: "):
+        prompt_of(id="Nowhere-v1")

@@ -111,12 +111,17 @@ def grammar_of(body: dict[str, Any], behavior: Behavior) -> Grammar | None:
             asked = {"json": body["response_format"]["json_schema"]["schema"]}
         case "sglang":
             assert body.get("json_schema") is None or isinstance(body["json_schema"], str)
-            asked = {"json": json.loads(body.get("json_schema") or "null"), "regex": body.get("regex")}
+            asked = {
+                "json": json.loads(body.get("json_schema") or "null"),
+                "regex": body.get("regex"),
+                "structural_tag": body.get("structural_tag"),
+            }
     schema = asked.get("json")
     params = {
         "regex": asked.get("regex"),
         "json_schema": None if schema is None else json.dumps(schema),
         "choices": tuple(asked.get("choice") or ()),
+        "structural_tag": asked.get("structural_tag"),
     }
     return begin_grammar(params, behavior.tokenizer)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from envsdk.inference.embedded.guide import Guide, Guides
-from envsdk.inference.engine import OutputStructure
+from envsdk.inference.engine import OutputStructure, TaggedJson
 from envsdk.testing.engine_structures import END_TOKEN
 
 VOCAB_SIZE = 64
@@ -36,7 +37,11 @@ class Grammar:
 
 def begin_grammar(params: Mapping[str, Any], tokenizer: Path | None) -> Grammar | None:
     """For one reply; None when its parameters ask for none. ValueError says why it cannot be kept to."""
-    asked = {kind: params[kind] for kind in ("regex", "json_schema", "choices") if params.get(kind)}
+    asked: dict[str, Any] = {
+        kind: params[kind] for kind in ("regex", "json_schema", "choices") if params.get(kind)
+    }
+    if tag := params.get("structural_tag"):
+        asked["tagged"] = read_structural_tag(tag)
     if not asked:
         return None
     if tokenizer is None:
@@ -49,6 +54,22 @@ def begin_grammar(params: Mapping[str, Any], tokenizer: Path | None) -> Grammar 
         reason = problem.message.partition(": ")[2]
         raise ValueError(f"Failed to compile {next(iter(asked))} grammar: {reason}")
     return Grammar(guides.begin(structure, (END_TOKEN,)))
+
+
+def read_structural_tag(text: str) -> tuple[TaggedJson, ...]:
+    """One tag around JSON, or one of several, as XGrammar understands it."""
+    tag = json.loads(text)
+    assert tag["type"] == "structural_tag"
+    part = tag["format"]
+    parts = part["elements"] if part["type"] == "or" else [part]
+    for each in parts:
+        assert (each["type"], each["content"]["type"]) == ("tag", "json_schema")
+    return tuple(
+        TaggedJson(
+            begin=each["begin"], json_schema=json.dumps(each["content"]["json_schema"]), end=each["end"]
+        )
+        for each in parts
+    )
 
 
 @functools.cache

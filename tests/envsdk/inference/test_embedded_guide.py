@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envsdk.inference.embedded.guide import Guides
-from envsdk.inference.engine import ErrorKind, OutputStructure
+from envsdk.inference.engine import ErrorKind, OutputStructure, TaggedJson
 from envsdk.testing.engine_structures import ALPHABET, END_TOKEN, text_of, write_tokenizer
 
 VOCAB_SIZE = 70
@@ -110,6 +110,36 @@ def test_a_model_without_a_tokenizer_has_no_guides(tmp_path: Path) -> None:
     assert Guides.of(tmp_path, VOCAB_SIZE) is None
     (tmp_path / "tokenizer.json").write_text("{}")
     assert Guides.of(tmp_path, VOCAB_SIZE) is None
+
+
+def test_json_between_fixed_texts_has_the_spaces_of_a_template_and_references_of_its_own(
+    guides: Guides,
+) -> None:
+    name = {"$ref": "#/$defs/N", "$defs": {"N": {"enum": ["a", "b"]}}}
+    call = {
+        "type": "object",
+        "properties": {"n": {"$ref": "#/$defs/N"}, "m": {"const": 1}},
+        "required": ["n", "m"],
+        "$defs": name["$defs"],
+        "additionalProperties": False,
+    }
+    structure = OutputStructure(
+        tagged=(
+            TaggedJson(begin="<c>", json_schema=json.dumps(call), end="</c>"),
+            TaggedJson(begin='"', json_schema=json.dumps(name), end="-"),
+        )
+    )
+    assert texts(guides, structure) == {
+        '<c>{"n": "a", "m": 1}</c>',
+        '<c>{"n": "b", "m": 1}</c>',
+        '""a"-',
+        '""b"-',
+    }
+
+
+def test_a_schema_between_fixed_texts_is_json() -> None:
+    with pytest.raises(ValueError, match="property name"):
+        TaggedJson(begin="<c>", json_schema="{", end="</c>")
 
 
 @pytest.mark.parametrize("given_kinds", [{}, {"regex": "a", "choices": ("b",)}])

@@ -23,7 +23,7 @@ from envsdk.inference.endpoint.app import OnEnded
 from envsdk.inference.endpoint.recorder import SessionRecorder
 from envsdk.inference.endpoint.sampling import SamplingRules
 from envsdk.inference.endpoint.server import Endpoint, EndpointConfig
-from envsdk.inference.engine import EngineConfig, GenerationRequest, OutputStructure
+from envsdk.inference.engine import EngineConfig, GenerationRequest, OutputStructure, TaggedJson
 from envsdk.inference.mock import MockEngine
 from envsdk.inference.proxy import InferenceProxy, LocalLink
 from envsdk.storage import read_trajectories
@@ -33,7 +33,19 @@ from tests.envsdk.inference.endpoint_models import CHATS
 CHAT = CHATS["qwen_like_chat"]
 HELLO = CHAT.reply("hello 漢字")
 CALL = CHAT.reply('Wait.<tool_call>\n{"name": "look", "arguments": {"where": "up"}}\n</tool_call>')
+NAMED = {"type": "function", "function": {"name": "look"}}
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+LOOK = TaggedJson(
+    begin='<tool_call>\n{"name": "look", "arguments": ',
+    json_schema='{"type": "object"}',
+    end="}\n</tool_call>",
+)
+GO = {"type": "function", "function": {"name": "go", "description": "Go.", "strict": True}}
+GOING = TaggedJson(
+    begin='<tool_call>\n{"name": "go", "arguments": ',
+    json_schema='{"type": "object", "properties": {}, "additionalProperties": false}',
+    end="}\n</tool_call>",
+)
 SLOW = {"kind": "per_token", "token_s": 0.02}
 HUNG = {"kind": "constant", "mean_s": 3600.0}
 
@@ -358,8 +370,17 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "one of regex, json and choice"),
     ({"structured_outputs": {"grammar": "a"}}, "structured_outputs"),
     ({"logprobs": True, "top_logprobs": 3}, "top_logprobs"),
-    ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": "required"}, "`tool_choice`: structured_output: the engine cannot hold"),
+    ({"tools": TOOLS, "tool_choice": "any"}, "`tool_choice` must be `auto`, `none`, `required` or"),
+    (
+        {"tools": TOOLS, "tool_choice": NAMED | {"function": {"name": "lok"}}},
+        "no tool `lok` is given; given: `look`",
+    ),
+    ({"tool_choice": "required"}, "`required` needs `tools`"),
     ({"tools": [{"type": "web"}]}, "tool"),
+    ({"tools": [{"type": "function", "function": {"name": "a", "parameters": [1]}}]}, "a JSON schema"),
+    ({"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]}, "messages[0].images"),
+    ({"messages": [{"role": "assistant", "function_call": {"name": "a"}}]}, "messages[0].function_call"),
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "user"}]}, "content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
@@ -383,6 +404,14 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         ({"structured_outputs": {"choice": ["a", "b"]}}, OutputStructure(choices=("a", "b"))),
         ({"structured_outputs": {"regex": "a+"}}, OutputStructure(regex="a+")),
         ({"structured_outputs": {"json": {"a": 1}}}, OutputStructure(json_schema='{"a": 1}')),
+        ({"tools": TOOLS, "tool_choice": "auto", "parallel_tool_calls": False}, None),
+        ({"tools": TOOLS, "tool_choice": "required"}, OutputStructure(tagged=(LOOK,))),
+        (
+            {"tools": TOOLS, "tool_choice": NAMED, "response_format": {"type": "json_object"}},
+            OutputStructure(tagged=(LOOK,)),
+        ),
+        ({"tools": [*TOOLS, GO], "tool_choice": "required"}, OutputStructure(tagged=(LOOK, GOING))),
+        ({"tools": [*TOOLS, GO], "tool_choice": NAMED}, OutputStructure(tagged=(LOOK,))),
     ],
 )
 async def test_the_structure_that_a_client_asks_for_reaches_the_engine(
@@ -402,10 +431,84 @@ async def test_the_structure_that_a_client_asks_for_reaches_the_engine(
 
 
 async def test_a_session_that_is_trained_on_lets_nobody_change_the_structure() -> None:
+    asked: dict[str, dict[str, Any]] = {
+        "structured_outputs": {"structured_outputs": {"regex": "a"}},
+        "response_format": {"response_format": {"type": "json_object"}},
+        "tool_choice": {"tools": TOOLS, "tool_choice": "required"},
+    }
     async with serving(rules=SamplingRules(is_fixed=True)) as served:
-        response = await served.chat(structured_outputs={"regex": "a"})
-        assert response.status_code == 400
-        assert "structured_output in its run" in response.json()["error"]["message"]
+        for name, fields in asked.items():
+            response = await served.chat(**fields)
+            assert response.status_code == 400
+            assert response.json()["error"]["param"] == name
+            assert "structured_output in its run" in response.json()["error"]["message"]
+
+
+async def test_without_parallel_calls_the_first_one_ends_the_reply_and_the_request() -> None:
+    call = '<tool_call>\n{"name": "look", "arguments": {"where": "up </tool_call>"}}\n</tool_call>'
+    twice = CHAT.reply(f"Wait.{call}\n{call} and then some")
+    one_call = {"tools": TOOLS, "parallel_tool_calls": False}
+    async with serving(reply=twice, latency={"kind": "per_token", "token_s": 0.004}) as served:
+        opened = (await served.post("/sessions", {})).json()
+        url = f"/sessions/{opened['id']}"
+        (choice,) = (await served.chat(url, **one_call)).json()["choices"]
+        await served.running(0)
+        streamed = events(await served.chat(**one_call, stream=True))
+        unread = (await served.chat(**one_call, tool_choice="none")).json()["choices"][0]
+        toolless = (await served.chat(parallel_tool_calls=False)).json()["choices"][0]
+        await served.post(f"{url}/end", {})
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == "Wait."
+    (found,) = choice["message"]["tool_calls"]
+    assert json.loads(found["function"]["arguments"]) == {"where": "up </tool_call>"}
+    assert len(streamed[-1]["choices"][0]["delta"]["tool_calls"]) == 1
+    assert unread["message"]["content"].endswith("and then some")
+    assert toolless["message"]["content"].endswith("and then some")
+    (trajectory,) = served.ended
+    assert trajectory.turns[0].reply == f"Wait.{call}"
+
+
+ECHOES: list[dict[str, Any]] = [
+    {"refusal": None, "annotations": [], "audio": None, "function_call": None, "tool_calls": None},
+    {"provider_specific_fields": {"refusal": None}, "function_call": None},
+    {"reasoning_content": None, "thinking_blocks": [], "refusal": "", "extra": {"cost": 0}},
+]
+"""What openai, litellm and others put into a message that they got and give back."""
+
+
+@pytest.mark.parametrize("echo", ECHOES, ids=["openai", "litellm", "others"])
+async def test_a_message_that_comes_back_with_fields_of_the_clients_own_goes_on_from_what_was_recorded(
+    echo: dict[str, Any],
+) -> None:
+    async with serving(reply=[HELLO, HELLO]) as served:
+        session = served.endpoint.sessions.open(rules=SamplingRules())
+        url = f"/sessions/{session.session_id}"
+        message = (await served.chat(url)).json()["choices"][0]["message"]
+        asked = [{"role": "user", "content": "hello"}, {**message, **echo}, {"role": "user", "content": "a"}]
+        told = await served.chat(url, messages=asked, user="me", metadata={"run": "1"}, store=True)
+        assert told.status_code == 200, told.text
+        status = (await served.http.get(served.endpoint.url + url)).json()
+    first, second = session.record.replies
+    assert second.parent is first
+    given = {f"messages[].{name}" for name, value in echo.items() if value}
+    assert set(status["ignored"]) == given | {"user", "metadata", "store"}
+    assert served.endpoint.ignored == status["ignored"]
+
+
+async def test_reasoning_that_a_client_cut_out_of_a_reply_is_still_its_reply() -> None:
+    thought = CHAT.reply("<think>ice is slippery</think>hello")
+    async with serving(reply=thought) as served:
+        session = served.endpoint.sessions.open(rules=SamplingRules())
+        url = f"/sessions/{session.session_id}"
+        await served.chat(url)
+        cut = {"role": "assistant", "content": "hello", "reasoning_content": "ice is slippery"}
+        hello = {"role": "user", "content": "hello"}
+        await served.chat(url, messages=[hello, cut, hello])
+        other = cut | {"reasoning_content": "ice is cold"}
+        await served.chat(url, messages=[hello, other, hello])
+    first, second, third = session.record.replies
+    assert second.parent is first
+    assert third.parent is None
 
 
 async def test_half_of_a_surrogate_pair_counts_as_the_replacement_character() -> None:

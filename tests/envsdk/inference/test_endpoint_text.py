@@ -99,8 +99,9 @@ def test_nothing_behind_the_start_of_a_tool_call_is_shown_before_the_end() -> No
     assert text.finish() == reply.removeprefix("Let me look.")
 
 
+strings = st.text('ab<>/漢 \n"', max_size=8) | st.sampled_from([OPENING, CLOSING, f"a{CLOSING}\n{OPENING}b"])
 values: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text('ab<>/漢 \n"', max_size=8),
+    st.none() | st.booleans() | st.integers() | strings,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
@@ -125,6 +126,28 @@ def test_calls_are_found_with_their_arguments(
     found_content, found = find_tool_calls(content + space.join(written) + space)
     assert found_content == content
     assert [(call.name, json.loads(call.arguments)) for call in found] == calls
+
+
+@given(
+    content=contents,
+    calls=st.lists(st.dictionaries(st.text(max_size=5), values, max_size=3), min_size=1, max_size=3),
+    tail=st.text("a <>/", max_size=5),
+)
+@settings(deadline=None)
+def test_a_reply_may_end_behind_its_first_call(content: str, calls: list[dict[str, Any]], tail: str) -> None:
+    written = [
+        OPENING + json.dumps({"name": "look", "arguments": arguments}, ensure_ascii=False) + CLOSING
+        for arguments in calls
+    ]
+    chat = CHATS["tiny_chat"]
+    text = ReplyText(chat.decode, ends_with_first_call=True)
+    reply = chat.encode(content + "".join(written) + tail)
+    pushed = 0
+    while not text.is_stopped and pushed < len(reply):
+        text.push(reply[pushed])
+        pushed += 1
+    assert text.is_stopped
+    assert text.whole == chat.decode(chat.encode(content + written[0]))
 
 
 @pytest.mark.parametrize(

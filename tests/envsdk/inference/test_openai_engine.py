@@ -28,11 +28,12 @@ from envsdk.inference.engine import (
     GenerationResult,
     OutputStructure,
     SamplingParams,
+    TaggedJson,
     WeightReference,
 )
 from envsdk.inference.openai.engine import OpenAIEngine
 from envsdk.inference.openai.settings import SET_BY_ENGINE, OpenAISettings
-from envsdk.inference.openai.wire import completion_body, read_event
+from envsdk.inference.openai.wire import completion_body, read_event, why_inexpressible
 from envsdk.inference.remote.failures import MAX_BACKOFF_S, ReplyRefused, retry_after_s, wait_s
 from envsdk.storage import read_trajectories
 from envsdk.testing.engine_structures import END_TOKEN, text_of
@@ -295,11 +296,14 @@ def test_a_key_in_the_place_of_its_name_is_refused_without_repeating_it(server: 
 def test_fields_that_the_engine_sets_are_refused_in_extra_body(server: FakeServer) -> None:
     with pytest.raises(ConfigurationError, match="temperature: set by the engine"):
         OpenAIEngine.create(config_for(server, extra_body={"temperature": 0.1}))
-    structures = [None, SCHEMA, OutputStructure(regex="a"), OutputStructure(choices=("a",))]
+    tagged = OutputStructure(tagged=(TaggedJson(begin="<a>", json_schema="true", end="</a>"),))
+    structures = [None, SCHEMA, OutputStructure(regex="a"), OutputStructure(choices=("a",)), tagged]
     fields: set[str] = set()
     for way in WAYS:
         settings = OpenAISettings(base_url=server.base_url, model="table", structured_output=way)
         for structure in structures:
+            if structure is not None and why_inexpressible(settings, structure):
+                continue
             fields |= completion_body(settings, request(structure=structure), 6).keys()
     assert fields == SET_BY_ENGINE
 
@@ -429,11 +433,14 @@ def test_a_server_is_told_of_a_structure_in_its_own_words(way: str, structuring:
             "n(o|ot)": OutputStructure(regex="n(o|ot)"),
             "a.c|b": OutputStructure(choices=("a.c", "b")),
         }
+    if way in ("structured_outputs", "sglang"):
+        pair = TaggedJson(begin="<a>", json_schema='{"enum": [true, false]}', end="</a>")
+        structures["<a>(true|false)</a>"] = OutputStructure(tagged=(pair,))
 
     async def ask(engine: OpenAIEngine) -> None:
         for expected, structure in structures.items():
             result = await engine.submit(
-                request(structure=structure, max_new_tokens=12, stop_token_ids=(END_TOKEN,))
+                request(structure=structure, max_new_tokens=16, stop_token_ids=(END_TOKEN,))
             )
             assert result.finish_reason is FinishReason.STOP
             assert re.fullmatch(expected.replace(".", r"\."), text_of(result.token_ids[:-1]))
@@ -445,6 +452,18 @@ def test_a_server_is_told_of_a_structure_in_its_own_words(way: str, structuring:
 def test_a_server_that_passes_over_structures_is_refused(way: str, server: FakeServer) -> None:
     with pytest.raises(ConfigurationError, match=f"does not keep replies .*`structured_output: {way}`"):
         one_reply(config_for(server, structured_output=way))
+
+
+@pytest.mark.parametrize("way", ["guided", "response_format"])
+def test_json_between_fixed_texts_is_refused_where_the_server_has_no_word_for_it(
+    way: str, structuring: FakeServer
+) -> None:
+    structuring.behavior.understands = way
+    tagged = OutputStructure(tagged=(TaggedJson(begin="<a>", json_schema="true", end="</a>"),))
+    config = config_for(structuring, structured_output=way)
+    refused = one_reply(config, structure=tagged, stop_token_ids=(END_TOKEN,))
+    assert refused.error_kind is ErrorKind.STRUCTURED_OUTPUT
+    assert f"`{way}` knows" in refused.error
 
 
 def test_a_structure_that_cannot_be_told_or_kept_to_is_an_error_of_its_own_kind(

@@ -278,6 +278,42 @@ def test_the_command_prints_json_that_nothing_else_gets_into(capsys: pytest.Capt
     assert failed["check"] == "isolation.nothing_is_printed"
 
 
+def test_a_slow_environment_is_tried_with_the_examples_that_the_budget_allows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Fifty examples of any environment take more than a second."""
+    assert main(["tests.envsdk.testing.broken_envs:Line", "max_steps=40", "--budget", "1", "--json"]) == 0
+    printed = capsys.readouterr()
+    report = json.loads(printed.out)
+    assert 5 <= report["examples"] < 50
+    assert "50 examples per check would take about" in printed.err
+    assert f"so {report['examples']} are tried" in printed.err
+
+
+def test_the_report_says_what_the_calls_took(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = examine(Line, {"max_steps": 40}, only=["rewards", "end"], max_examples=3)
+    assert {"__init__", "reset", "step"} <= report.costs.keys()
+    assert report.costs["step"].num_calls > report.costs["reset"].num_calls > 0
+    assert all(each.seconds > 0 for each in report.costs.values())
+    assert report.to_json()["costs"]["reset"]["calls"] == report.costs["reset"].num_calls
+    monkeypatch.setattr("envsdk.check._NOTICEABLE_S", 0.0)
+    assert main(["tests.envsdk.testing.broken_envs:Line", "max_steps=40", "--only", "end", "-n", "3"]) == 0
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert re.match(r"3 examples per check; the environment took \d+\.\d s for \d+ x \w+ \(", told)
+
+
+def test_progress_is_told_where_nobody_sees_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("envsdk.check._TOLD_EVERY_S", 0.0)
+    assert main(["tests.envsdk.testing.broken_envs:Line", "max_steps=40", "--only", "end", "-n", "2"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 8
+    assert re.search(r": 8 of 8 checks, end\.\w+$", lines[-1])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -314,6 +314,54 @@ def test_failures_lead_to_their_trajectories(watch: Open, address: str) -> None:
     expect(page.get_by_text("Failed: environment/step_timeout")).to_be_visible()
 
 
+def test_many_constant_metrics_fit_a_narrow_window(watch: Open, serve: Serve, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "runs" / "constant")
+    constant = {f"actor/a_rather_long_name_of_a_metric_{number}": 128.0 for number in range(20)}
+    tracker = JsonlTracker(folder / "metrics.jsonl")
+    for step in range(100, 103):
+        tracker.log(step, constant, time_unix_s=2000.0 + step)
+    tracker.close()
+    page = watch(serve(folder.parent), "metrics", viewport={"width": 390, "height": 800})
+    expect(page.get_by_text("a_rather_long_name_of_a_metric_19")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_a_color_of_the_timeline_has_one_meaning_on_the_page(
+    watch: Open, serve: Serve, tmp_path: Path
+) -> None:
+    folder = write_run(tmp_path / "runs" / "colors")
+    names = ["publish", "validate", "generate", "train", "wait", "checkpoint"]
+    tracks = [Track.PUBLISH, Track.VALIDATION, Track.GENERATION, Track.TRAINER, Track.TRAINER, Track.TRAINER]
+    with Timeline(folder / "timeline.json") as timeline:
+        for start, (track, name) in enumerate(zip(tracks, names, strict=True)):
+            timeline.span(track, name, 1000.0 + start, 1001.0 + start, step=1)
+    page = watch(serve(folder.parent), "timeline")
+    legends = page.evaluate(
+        """Array.from(document.querySelectorAll(".legend span")).map((entry) => [
+            entry.textContent.trim(), getComputedStyle(entry.querySelector("i")).backgroundColor])"""
+    )
+    meanings: dict[str, set[str]] = {}
+    for text, color in legends:
+        meanings.setdefault(color, set()).add(_meaning(text))
+    assert {text for text, _ in legends} >= set(names)
+    assert all(len(found) == 1 for found in meanings.values()), meanings
+
+
+_MEANINGS = {
+    "both busy": "both busy",
+    "trainer waits": "trainer waits",
+    "engines wait": "engines wait",
+    "both wait": "wait",
+    "weights on their way": "publish",
+    "validation": "validate",
+}
+"""What the causes call by more words, a span calls by one."""
+
+
+def _meaning(legend: str) -> str:
+    return next((meaning for words, meaning in _MEANINGS.items() if words in legend), legend)
+
+
 def test_metrics_are_found_by_name(watch: Open, address: str) -> None:
     page = watch(address, "metrics")
     expect(page.locator("figcaption", has_text="actor/entropy")).to_be_visible()
