@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
+from envsdk.call_watch import CALLS, EnvCall, limit_name
 from envsdk.env import EnvSpec, Info, Isolation, TextEnv
 from envsdk.failures import Boundary, EnvsdkError, Failure, show_object
 from envsdk.interrupts import is_from_the_user
-from envsdk.managers.call_watch import CALLS, EnvCall
 from envsdk.policy import EnvView
 from envsdk.trajectory import Task
 
@@ -112,7 +112,7 @@ def failure_of(error: BaseException, during: str) -> Failure:
 
 
 def timed_out(during: str, limit_s: float) -> EpisodeFailed:
-    message = f"{during} took longer than {during}_timeout_s={limit_s:g}"
+    message = f"{during} took longer than {limit_name(during)}={limit_s:g}"
     return EpisodeFailed(Failure(boundary=Boundary.ENVIRONMENT, kind=f"{during}_timeout", message=message))
 
 

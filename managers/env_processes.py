@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import multiprocessing.spawn
 import os
 import pickle
@@ -23,7 +22,6 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -31,9 +29,9 @@ import psutil
 
 from envsdk.interrupts import ignore_ctrl_c
 from envsdk.managers.env_host import EnvBlueprint, failure_of
+from envsdk.process_tree import adopt_orphans, die_with_parent, kill_descendants, kill_tree
 
 _START, _END = b"+", b"-"
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _PARENT = "import sys; sys.path[:] = {path}; from {module} import main; main({socket})"
 _REQUEST = struct.Struct("=cq")
 _PID = struct.Struct("=q")
@@ -123,7 +121,7 @@ def main(requests: int) -> None:
     ignore_ctrl_c()
     # Its environments can import what the process can that plays, and know the classes of its main module.
     multiprocessing.spawn.prepare(pickle.load(sys.stdin.buffer))
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
@@ -137,7 +135,7 @@ def main(requests: int) -> None:
                 _bury(environments)
             if host.fileno() in ready and not _answer(host, environments, [woken, wake]):
                 break
-    _kill_descendants(os.getpid())
+    kill_descendants(os.getpid())
 
 
 def _answer(host: socket.socket, environments: set[int], ours: list[int]) -> bool:
@@ -151,7 +149,7 @@ def _answer(host: socket.socket, environments: set[int], ours: list[int]) -> boo
     kind, pid = _REQUEST.unpack(request)
     if kind == _END:
         if pid in environments:
-            _kill_tree(pid)
+            kill_tree(pid)
         return True
     pid = os.fork()
     if pid == 0:
@@ -169,9 +167,9 @@ def _become_environment(pipe: int, not_its_own: list[int]) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for each in not_its_own:
             os.close(each)
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with_parent()
         # Orphans of what it starts stay below it, where they are found.
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        adopt_orphans()
         # Its state was copied with the rest of the memory.
         np.random.seed()
         serve(Connection(pipe))
@@ -187,44 +185,4 @@ def _bury(environments: set[int]) -> None:
             environments.discard(pid)
     for child in psutil.Process().children():
         if child.pid not in environments:
-            _kill_tree(child.pid)
-
-
-def _kill_tree(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        # Stopped first, so that it starts nothing more.
-        os.kill(pid, signal.SIGSTOP)
-        _kill_descendants(pid)
-        os.kill(pid, signal.SIGKILL)
-
-
-def _kill_descendants(pid: int) -> None:
-    for child in _until_none(pid):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-
-
-def _until_none(pid: int) -> Iterator[int]:
-    """Living descendants; a process may start another one while it is being looked for."""
-    while True:
-        try:
-            children = psutil.Process(pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return
-        alive = [child.pid for child in children if _is_alive(child)]
-        if not alive:
-            return
-        yield from alive
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _prctl(option: int, value: int) -> None:
-    """Linux alone has it; elsewhere what environments start may outlive them."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+            kill_tree(child.pid)

@@ -27,9 +27,9 @@ import ray
 from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from envsdk.call_watch import Note, read_note
 from envsdk.failures import Boundary, ConfigurationError, EnvsdkError, Failure, RolloutStalled
 from envsdk.long_poll import Outbox
-from envsdk.managers.call_watch import Note, read_note
 from envsdk.managers.env_host import timed_out
 from envsdk.managers.env_worker import (
     Control,
@@ -99,6 +99,8 @@ class RolloutBatch:
     """Ends of leases since the start of the run."""
     failures: Mapping[str, int] = field(default_factory=dict)
     """Failed episodes since the last batch, by `boundary/kind`."""
+    failing_tags: Mapping[str, str] = field(default_factory=dict)
+    """Tags of which every episode since the last batch failed, and how: none of them is in this batch."""
     filtered: Mapping[str, int] = field(default_factory=dict)
     """Groups dropped since the last batch, by group filter."""
     discarded_tokens: int = 0
@@ -146,6 +148,8 @@ class RolloutScheduler:
         self._discarded: list[Trajectory] = []
         self._discarded_ends: list[str] = []
         self._failures: Counter[str] = Counter()
+        self._failed_by_tag: dict[str, list[Failure]] = {}
+        """Since the last batch."""
         self._stopping: dict[str, float] = {}
         """When a slot told to stop must have done so."""
         self._fatal: EnvsdkError | None = None
@@ -312,6 +316,7 @@ class RolloutScheduler:
     def _finished(self, lease_id: int, trajectory: Trajectory, now: float) -> None:
         failure = trajectory.failure
         if failure is not None:
+            self._failed_by_tag.setdefault(trajectory.task.tag, []).append(failure)
             self._failures[f"{failure.boundary}/{failure.kind}"] += 1
             # Once batches come, a task that does not fit is one of its own kind: not worth the run.
             if failure.boundary is Boundary.CONFIGURATION and not self._ledger.counts.delivered:
@@ -391,6 +396,10 @@ class RolloutScheduler:
         ]
         counts = self._ledger.counts
         failures, self._failures = self._failures, Counter()
+        failed_by_tag, self._failed_by_tag = self._failed_by_tag, {}
+        succeeded = {
+            trajectory.task.tag for group in groups for trajectory in group if not trajectory.failure
+        }
         return RolloutBatch(
             version=taken.version,
             groups=groups,
@@ -399,6 +408,11 @@ class RolloutScheduler:
                 for name in ("started", "delivered", "filtered", "stale", "failed", "cancelled")
             },
             failures=dict(failures),
+            failing_tags={
+                tag: f"{len(failed)} failed, the last one: {failed[-1]}"
+                for tag, failed in failed_by_tag.items()
+                if tag not in succeeded
+            },
             filtered=self._filters.delivered(),
             discarded_tokens=sum(_num_sampled(trajectory.tokens) for trajectory in self._discarded),
         )

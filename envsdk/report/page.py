@@ -223,6 +223,9 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
     episodes = run.last("ledger/delivered")
     if episodes:
         facts.append(("episodes trained on", f"{episodes:,.0f}"))
+    for name in run.names("without_episodes/"):
+        tag, count = name.removeprefix("without_episodes/"), run.total(name)
+        facts.append((f"batches without {tag}", f"{count:.0f}: all of its episodes failed"))
     for key, word in _HEADLINES:
         value = run.config.get(key)
         if value is not None and not isinstance(value, dict | list):

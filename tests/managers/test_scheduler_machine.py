@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from ray.exceptions import RayActorError
 
+from envsdk.call_watch import Note
 from envsdk.failures import Boundary, Failure
 from envsdk.inference.engine_policy import GeneratingSettings
 from envsdk.managers import scheduler as scheduler_module
-from envsdk.managers.call_watch import Note
 from envsdk.managers.env_worker import (
     Control,
     Finished,

@@ -36,9 +36,8 @@ _SAMPLE_S = 0.2
 _VERBS = ("start", "reset", "step", "state_hash", "oracle", "legal_actions", "close")
 _DUE, _VERB, _LIMIT, _THREAD, _IS_INLINE = range(5)
 _WIDTH = 5
-MAX_CALLS = 4096
-"""Environments of one process that can be watched."""
-TABLE_BYTES = 8 * (1 + _WIDTH * MAX_CALLS)
+_MAX_CALLS = 4096
+"""Environments of one process, where nobody says how many there will be."""
 _NOWHERE: memoryview[float] = memoryview(bytearray(8 * (1 + _WIDTH))).cast("d")
 
 
@@ -50,6 +49,15 @@ class OverdueCall:
     """`EnvCall.place` of who made it."""
     during: str
     limit_s: float
+
+    @property
+    def limit_name(self) -> str:
+        return limit_name(self.during)
+
+
+def limit_name(during: str) -> str:
+    """The key of the limit that holds for a call."""
+    return f"{during if during in ('start', 'reset') else 'step'}_timeout_s"
 
 
 class EnvCall:
@@ -94,7 +102,7 @@ class CallTable:
         self._free: list[int] = []
 
     def share(self, cells: memoryview[float]) -> None:
-        """Use `cells` (`TABLE_BYTES`, as doubles), which others look at. Before the first `open`."""
+        """Use `cells` (`table_bytes`, as doubles), which others look at. Before the first `open`."""
         assert self._cells is None, "calls are open already"
         self._cells = cells
 
@@ -102,12 +110,12 @@ class CallTable:
         """A place in the table until `close`."""
         if self._cells is None:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
-            self._file.truncate(TABLE_BYTES)
+            self._file.truncate(table_bytes(_MAX_CALLS))
             self._cells = table_in(self._file.fileno())
         if self._free:
             return EnvCall(self._cells, self._free.pop())
         place = int(self._cells[0])
-        if place == MAX_CALLS:
+        if 1 + _WIDTH * (place + 1) > len(self._cells):
             return EnvCall(_NOWHERE, 0)  # nobody watches the one too many
         self._cells[0] = place + 1
         return EnvCall(self._cells, place)
@@ -141,9 +149,14 @@ class CallTable:
         )
 
 
+def table_bytes(num_calls: int) -> int:
+    """Size of a table for so many environments."""
+    return 8 * (1 + _WIDTH * num_calls)
+
+
 def table_in(file: int) -> memoryview[float]:
-    """The table in an open file of `TABLE_BYTES`."""
-    return memoryview(mmap.mmap(file, TABLE_BYTES)).cast("d")
+    """The table that is an open file."""
+    return memoryview(mmap.mmap(file, 0)).cast("d")
 
 
 CALLS = CallTable()
@@ -157,11 +170,13 @@ def overdue(cells: memoryview[float], now: float, pid: int) -> OverdueCall | Non
     that it is still open after `GRACE_S` means that the loop does not run, because a call keeps the
     interpreter's lock: the one whose thread computes.
     """
-    calls = [at for at in range(1, 1 + _WIDTH * int(cells[0]), _WIDTH) if cells[at + _DUE]]
+    # Read once: they change meanwhile.
+    due = {at: cells[at + _DUE] for at in range(1, 1 + _WIDTH * int(cells[0]), _WIDTH)}
+    calls = [at for at in due if due[at]]
     inline = [at for at in calls if cells[at + _IS_INLINE]]
-    late = [at for at in inline if cells[at + _DUE] < now]
+    late = [at for at in inline if due[at] < now]
     if late or not inline:
-        late += [at for at in calls if at not in inline and cells[at + _DUE] + GRACE_S < now]
+        late += [at for at in calls if at not in inline and due[at] + GRACE_S < now]
     if not late:
         return None
     found = late[0]
@@ -171,6 +186,8 @@ def overdue(cells: memoryview[float], now: float, pid: int) -> OverdueCall | Non
             found = busy
         elif busy is not None and found not in inline:
             return None  # the others wait for that one, which is still within its limit
+    if cells[found + _DUE] != due[found]:
+        return None  # it returned while it was being looked at
     return OverdueCall(
         place=(found - 1) // _WIDTH, during=_VERBS[int(cells[found + _VERB])], limit_s=cells[found + _LIMIT]
     )
