@@ -24,6 +24,9 @@ OPENENV_INSTALLED := $(OPENENV_VENV)/.installed
 VERIFIERS_VENV := .venv-verifiers
 VERIFIERS_BIN := $(VERIFIERS_VENV)/bin
 VERIFIERS_INSTALLED := $(VERIFIERS_VENV)/.installed
+PEERS_VENV := .venv-peers
+PEERS_BIN := $(PEERS_VENV)/bin
+PEERS_INSTALLED := $(PEERS_VENV)/.installed
 
 .PHONY: help
 help: ## Show this list
@@ -196,6 +199,22 @@ $(VERIFIERS_INSTALLED): pyproject.toml constraints-verifiers.txt
 		pytest-asyncio pytest-timeout
 	@touch $@
 
+.PHONY: test-peers
+test-peers: $(PEERS_INSTALLED) ## Compare the algorithms with the code of verl, TRL and Trinity-RFT, in .venv-peers, 1.7 GB
+	$(PEERS_BIN)/python -m pytest -m peers tests/peers
+
+# Their releases exclude one another's transformers, and ask for services: without what they ask for, but with
+# what their algorithms import.
+PEERS := trinity-rft trl verl
+PEERS_NEEDS := accelerate codetiming datasets dill ray tensordict
+
+$(PEERS_INSTALLED): pyproject.toml constraints-peers.txt
+	@$(PEERS_BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(PEERS_VENV)
+	$(PEERS_BIN)/python -m pip install -c constraints-peers.txt "$$(grep -x 'torch==.*' constraints-peers.txt)"
+	$(PEERS_BIN)/python -m pip install -c constraints-peers.txt -e '.[torch,testing]' pytest-asyncio pytest-timeout $(PEERS_NEEDS)
+	$(PEERS_BIN)/python -m pip install -c constraints-peers.txt --no-deps $(PEERS)
+	@touch $@
+
 .PHONY: bench
 bench: install ## Run every benchmark; the figures are explained in docs/benchmarks.md
 	@for benchmark in $$(grep -l __main__ benchmarks/*.py); do \
@@ -209,5 +228,5 @@ constraints: install ## Write the versions installed now to constraints.txt
 
 .PHONY: clean
 clean: ## Remove .venv and the other environments (.venv-*), caches and built packages; runs/ and data/ stay
-	rm -rf $(VENV) $(VLLM_VENV) $(ADAPTERS_VENV) $(OPENENV_VENV) $(VERIFIERS_VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(ADAPTERS_VENV) $(OPENENV_VENV) $(VERIFIERS_VENV) $(PEERS_VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

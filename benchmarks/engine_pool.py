@@ -242,7 +242,7 @@ async def deaths(kills: int) -> dict[str, Any]:
             proxy.add_engine(name, RayLink(f"deaths-{number}#0", actor))
         joined.set()
 
-    group = EngineGroup(spec, cast(TrainerGroup, StandInTrainer()), announce)
+    group = EngineGroup(spec, cast(TrainerGroup, StandInTrainer()), announce, print)
     await group.start()
     await group.choose_transport()
     await group.publish(1)

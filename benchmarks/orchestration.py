@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import psutil
 import ray
 
@@ -37,6 +38,7 @@ from envsdk.env import EnvSpec, Info, TextEnv
 from envsdk.inference.engine import EngineConfig
 from envsdk.inference.engine_host import EngineHost
 from envsdk.inference.engine_policy import GeneratingSettings
+from envsdk.inference.weight_transport import Transport, can_share_memory
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.env_worker import WorkerSetup
 from envsdk.managers.ledger_types import LedgerConfig
@@ -44,10 +46,13 @@ from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.traj_env_manager import TagSetup
 from envsdk.trainers.tiny_policy import build_tokenizer, write_tokenizer
+from envsdk.trainers.weight_update import Shipment, ShipReport, WeightSender, update_engines
 
 NUM_TURNS = 5
 GROUP_SIZE = 8
 ENVS_PER_WORKER = 128
+WEIGHTS = {"model.weight": np.zeros(1_000_000, np.float32)}
+"""As many as the tiny policy has."""
 MAX_CPU_MS_PER_TURN = 0.35
 MAX_RATIO = 1.3
 MAX_START_S = 15.0
@@ -147,6 +152,22 @@ def actor(body: type[Any]) -> Any:
     return ray.remote(num_cpus=0)(body)
 
 
+async def publish_weights(engine: Any, version: int) -> None:
+    """As a run does: in buckets, from this process in place of the trainer's first rank."""
+
+    async def ship(shipment: Shipment) -> ShipReport:
+        return await asyncio.to_thread(WeightSender(shipment).send, WEIGHTS.items())
+
+    await update_engines(
+        {"engine": engine},
+        ship,
+        version=version,
+        mode="continue",
+        transport=Transport.SHARED_MEMORY if can_share_memory() else Transport.OBJECT_STORE,
+        bucket_bytes=32 * 2**20,
+    )
+
+
 async def measure(num_envs: int, num_turns: int, model: Path) -> Result:
     """Start everything, warm up, and play at least `num_turns`."""
     began = time.perf_counter()
@@ -180,7 +201,7 @@ async def measure(num_envs: int, num_turns: int, model: Path) -> Result:
             batch = await scheduler.get_batch.remote(batch_size)
             played += sum(len(trajectory.turns) for trajectory in batch.trajectories)
             version += 1
-            await engine.update_weights.remote({}, version, "continue")
+            await publish_weights(engine, version)
             await scheduler.publish.remote(version)
         return played
 

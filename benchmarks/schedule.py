@@ -25,7 +25,7 @@ from pathlib import Path
 
 import ray
 from ideal_schedule import simulate, simulate_group_queues
-from orchestration import SPEC, actor, worker_setups, write_toy_tokenizer
+from orchestration import SPEC, actor, publish_weights, worker_setups, write_toy_tokenizer
 
 from envsdk.config.models import RayArgs
 from envsdk.inference.engine import EngineConfig
@@ -33,7 +33,6 @@ from envsdk.inference.engine_host import EngineHost
 from envsdk.inference.mock import LognormalLatency, drawn_latency_s
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.ledger_types import LedgerConfig
-from envsdk.managers.local_runner import policy_seed
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.traj_env_manager import TagSetup
@@ -62,7 +61,7 @@ class Row:
 
 def duration_s(latency: LognormalLatency, task: Task, member: int, attempt: int) -> float:
     """What the engine takes for the only turn of this episode."""
-    seed = policy_seed(RUN_SEED, task, member=member, attempt=attempt)
+    seed = task.policy_seed(RUN_SEED, member=member, attempt=attempt)
     return drawn_latency_s(latency, stable_seed(seed, 0))
 
 
@@ -93,7 +92,7 @@ async def run(
         batch = await scheduler.get_batch.remote(config.batch_size)
         max_staleness = max(max_staleness, *(batch.version - t.oldest_version for t in batch.trajectories))
         await asyncio.sleep(options.train_s)
-        await engine.update_weights.remote({}, version, "continue")
+        await publish_weights(engine, version)
         await scheduler.publish.remote(version)
         step_ends.append(time.perf_counter())
     await scheduler.close.remote()

@@ -15,6 +15,7 @@ from envsdk.env import EnvSpec, TextEnv
 from envsdk.env_arguments import env_config_from, spec_named
 from envsdk.envs.play import HELP, play
 from envsdk.failures import ConfigurationError
+from envsdk.terminal import say
 
 app = typer.Typer(add_completion=False)
 
@@ -45,7 +46,7 @@ def command(
     elif arguments:
         raise ConfigurationError(f"{arguments[0]!r}: to play an environment, write --play ENV_ID")
     elif as_json:
-        print(json.dumps([described(spec) for spec in _installed()], indent=2))
+        say(json.dumps([described(spec) for spec in _installed()], indent=2))
     else:
         _print_table()
 
@@ -75,8 +76,9 @@ def _installed() -> Iterator[EnvSpec | ConfigurationError]:
 
 
 def _print_table() -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from envsdk.terminal_console import TerminalConsole
 
     table = Table("id", "turns", "runs", "reset", "step", "description", box=None, pad_edge=False)
     table.columns[0].no_wrap = True
@@ -89,23 +91,20 @@ def _print_table() -> None:
         limits = (f"{spec.reset_timeout_s:g} s", f"{spec.step_timeout_s:g} s")
         table.add_row(spec.id, turns, spec.isolation.value, *limits, spec.description)
     # Where nobody looks, a line is a line.
-    Console(width=None if sys.stdout.isatty() else 240).print(table)
+    TerminalConsole(width=None if sys.stdout.isatty() else 240).print(table)
     for problem in problems:
-        print(f"cannot be loaded: {problem}", file=sys.stderr)
+        say(f"cannot be loaded: {problem}", err=True)
 
 
 def _play(name: str, env_config: dict[str, Any], seed: int) -> None:
     spec = spec_named(name)
     env = registry.make(spec, **env_config)
-    # Replies may echo what no terminal can show.
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")
-    print(f"{spec.id}, seed {seed}. {spec.description}\n{spec.action_format}\n{HELP}\n")
+    say(f"{spec.id}, seed {seed}. {spec.description}\n{spec.action_format}\n{HELP}\n")
     try:
         played = play(env, _typed(), _say, seed=seed, max_turns=_turn_limit(spec, env))
     finally:
         env.close()
-    print(played)
+    say(played)
 
 
 def _turn_limit(spec: EnvSpec, env: TextEnv) -> int | None:
@@ -114,7 +113,7 @@ def _turn_limit(spec: EnvSpec, env: TextEnv) -> int | None:
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)
+    say(text, flush=True)
 
 
 def _typed() -> Iterator[str]:
@@ -122,7 +121,7 @@ def _typed() -> Iterator[str]:
         try:
             yield input("> ")
         except EOFError:
-            print()
+            say()
             return
 
 

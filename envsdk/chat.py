@@ -18,6 +18,7 @@ Needs `tokenizers` and `jinja2` only: workers that play episodes never load tran
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,10 +31,13 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from envsdk.failures import ConfigurationError
 from envsdk.lone_surrogates import without_lone_surrogates
+
+# Each text is tokenized on the thread that asks: a pool in every worker would only take the engines' cores.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _REPLY = "envsdkreplysentinel"
 _USER = "envsdkusersentinel"
@@ -54,8 +58,21 @@ _PROBES = (
     "# _ P\n# G _",
 )
 
+_SUSPICIOUS_CHARS = 16
+"""Characters per token of room above which a text is counted slice by slice before it is tokenized."""
+_SLICE_CHARS = 1 << 14
+
 Message = Mapping[str, Any]
 """A template's message: `role`, `content` and whatever else the template reads, such as `tool_calls`."""
+
+
+class TooManyTokens(Exception):
+    """A text is far too long for the room there is, which its beginning shows already."""
+
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__(f"its beginning alone has {num_tokens} tokens")
+        self.num_tokens = num_tokens
+        """Of its beginning: all that was counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +94,8 @@ class ChatTokenizer:
     """Tokens that end a reply; the template's own end-of-turn token is the first."""
     vocab_size: int
     """Number of token ids, added tokens included; a model's embedding may be padded beyond it."""
+    num_ids: int
+    """One more than the highest token id: what a model needs embeddings for."""
 
     def __init__(
         self,
@@ -98,6 +117,7 @@ class ChatTokenizer:
         }
         self._markup = _markup(text for text, (_, token) in self._added.items() if token.special)
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
+        self.num_ids = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
         behind_reply = self._render_behind_reply(_USER)
         self._end_of_turn_ids = self._find_end_of_turn(behind_reply, stop_token_ids)
@@ -150,12 +170,20 @@ class ChatTokenizer:
             )
         return chat
 
-    def first_prompt(self, *, system: str, user: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+    def first_prompt(
+        self,
+        *,
+        system: str,
+        user: str,
+        tools: Sequence[Mapping[str, Any]] = (),
+        room: int | None = None,
+    ) -> list[int]:
         """Tokens of the first turn, generation prompt included; no system message when `system` is empty.
 
         `tools` are the functions the policy may call, as OpenAI's protocol describes them. What `user` says
-        is text: see `without_markup`.
+        is text: see `without_markup`. `room` as in `encode`.
         """
+        self._check_room(user, room)
         messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": self.without_markup(user)})
         try:
@@ -166,13 +194,14 @@ class ChatTokenizer:
                 "a template without a system role needs an empty `agent_system_template`"
             ) from error
 
-    def next_prompt(self, *, user: str, reply_closed: bool) -> list[int]:
+    def next_prompt(self, *, user: str, reply_closed: bool, room: int | None = None) -> list[int]:
         """Tokens from the end of a sampled reply to the next one.
 
         `reply_closed` says that the reply's last token was a stop token, which is then not written
         again; a reply that was cut off (`length`, `abort`) is closed first. What `user` says is text: see
-        `without_markup`.
+        `without_markup`. `room` as in `encode`.
         """
+        self._check_room(user, room)
         user = self.without_markup(user)
         ids = self._render_next_ids(user) if self._cut is None else self._join(self._cut, user)
         return ids[len(self._end_of_turn_ids) :] if reply_closed else ids
@@ -193,17 +222,18 @@ class ChatTokenizer:
         *,
         reply_closed: bool,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        room: int | None = None,
     ) -> list[int]:
         """Tokens from the end of the reply `messages[index]` to the next one, whatever stands between them.
 
-        `reply_closed` as in `next_prompt`. Raises jinja2.TemplateError where the template refuses these
-        messages, or where what it writes cannot be cut behind that reply.
+        `reply_closed` as in `next_prompt`, `room` as in `encode`. Raises jinja2.TemplateError where the
+        template refuses these messages, or where what it writes cannot be cut behind that reply.
         """
         marked = [*messages[:index], {"role": "assistant", "content": _REPLY}, *messages[index + 1 :]]
         _, found, behind = self.render(marked, tools=tools).partition(_REPLY)
         if not found or _REPLY in behind:
             raise jinja2.TemplateError("it does not write an assistant's message exactly once, as it stands")
-        ids = self.encode(behind)
+        ids = self.encode(behind, room=room)
         num_closing = len(self._end_of_turn_ids)
         if ids[:num_closing] != self._end_of_turn_ids:
             raise jinja2.TemplateError("it ends this reply in another way than others")
@@ -221,16 +251,34 @@ class ChatTokenizer:
         """Text, without special tokens unless asked for."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, room: int | None = None) -> list[int]:
         """Tokens of a text as it stands: special tokens are read, none is added.
 
-        A lone surrogate, which UTF-8 cannot hold, counts as U+FFFD.
+        A lone surrogate, which UTF-8 cannot hold, counts as U+FFFD. Other threads run meanwhile. Raises
+        TooManyTokens where the text is certainly longer than `room` tokens by so much that tokenizing all of
+        it would be a waste; a text that is a little longer is returned.
         """
+        self._check_room(text, room)
+        return list(self._encoding(text).ids)
+
+    def _check_room(self, text: str, room: int | None) -> None:
+        if room is None or len(text) <= max(_SUSPICIOUS_CHARS * room, _SLICE_CHARS):
+            return
+        count = 0
+        for start in range(0, len(text), _SLICE_CHARS):
+            count += len(self._encoding(text[start : start + _SLICE_CHARS]))
+            # A cut makes a few tokens of one, never twice as many.
+            if count > 2 * room + _SLICE_CHARS:
+                raise TooManyTokens(count)
+
+    def _encoding(self, text: str) -> Encoding:
+        # Of the library's ways to tokenize, the one for batches gives way to other threads.
         try:
-            encoding = self._tokenizer.encode(text, add_special_tokens=False)
+            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
         except TypeError:
-            encoding = self._tokenizer.encode(without_lone_surrogates(text), add_special_tokens=False)
-        return list(encoding.ids)
+            texts = [without_lone_surrogates(text)]
+            (encoding,) = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return encoding
 
     def render(
         self,
@@ -239,14 +287,22 @@ class ChatTokenizer:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The whole conversation as the template writes it; `tools` are the functions the policy may call."""
-        return self._template.render(
-            messages=list(messages),
-            tools=list(tools) if tools else None,
-            documents=None,
-            add_generation_prompt=add_generation_prompt,
-            **self._variables,
-        )
+        """The whole conversation as the template writes it; `tools` are the functions the policy may call.
+
+        Raises jinja2.TemplateError, whatever goes wrong in the template.
+        """
+        try:
+            return self._template.render(
+                messages=list(messages),
+                tools=list(tools) if tools else None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._variables,
+            )
+        except jinja2.TemplateError:
+            raise
+        except Exception as error:  # a template is a program of somebody else's
+            raise jinja2.TemplateError(f"{type(error).__name__}: {error}") from error
 
     def _render_behind_reply(self, user: str) -> str:
         """The text from the end of a reply to the next one, by rendering a conversation around it."""

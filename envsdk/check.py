@@ -15,6 +15,7 @@ from envsdk import registry
 from envsdk.cli import run_app
 from envsdk.env_arguments import env_config_from, spec_named, whole_id
 from envsdk.failures import ConfigurationError
+from envsdk.terminal import say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,7 +90,7 @@ def command(
 
     if list_checks:
         for check in chosen(only or ()):
-            print(f"{check.name}\n    {check.demand}")
+            say(f"{check.name}\n    {check.demand}")
         return 0
     if environment is None:
         raise ConfigurationError(
@@ -125,7 +126,7 @@ def command(
                 on_outcome=lambda outcome: status.update(f"{environment}: {outcome.check.name}"),
             )
     if as_json:
-        print(json.dumps(report.to_json(), indent=2))
+        say(json.dumps(report.to_json(), indent=2))
     else:
         _print(report, time.perf_counter() - began, verbose)
     return 0 if report.is_sound else 1
@@ -139,19 +140,19 @@ def _need_the_kit() -> None:
 
 
 def _console() -> Console:
-    from rich.console import Console
+    from envsdk.terminal_console import TerminalConsole
 
-    return Console(stderr=True)
+    return TerminalConsole(stderr=True)
 
 
 def _print(report: Report, took_s: float, verbose: bool) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from envsdk.terminal_console import TerminalConsole
     from envsdk.testing import Status
 
-    console = Console(highlight=False)
+    console = TerminalConsole(highlight=False)
     colors = {"passed": "green", "failed": "bold red", "blocked": "yellow", "skipped": "bright_black"}
     config = " ".join(f"{key}={value}" for key, value in report.env_config.items())
     console.print(Text(f"{report.name} {config}".rstrip(), style="bold"))
@@ -197,7 +198,7 @@ def _print_failure(console: Console, outcome: Outcome) -> None:
             "",
             *(f"  {line}" for line in outcome.script.splitlines()),
         ]
-        print(f"\nFAILED {outcome.check.name}", *parts, sep="\n  ")
+        say(f"\nFAILED {outcome.check.name}", *parts, sep="\n  ")
         return
     console.print()
     console.print(Text("FAILED ", style="bold red").append(outcome.check.name, style="bold"))

@@ -47,6 +47,7 @@ from envsdk.shards import (
     utc_now,
     wait_for_workers,
 )
+from envsdk.terminal import say
 
 if TYPE_CHECKING:
     from envsdk.config import RunConfig
@@ -485,21 +486,21 @@ def _print_summary(collection: Collection) -> None:
     manifest = collection.manifest
     for tag, tally in manifest.tally_by_tag.items():
         rate = "-" if tally.success_rate is None else f"{tally.success_rate:.1%}"
-        print(f"{tag}: {tally.num_episodes} episodes, solved {rate}, failed {tally.num_failed}")
+        say(f"{tag}: {tally.num_episodes} episodes, solved {rate}, failed {tally.num_failed}")
     tally, played = manifest.tally, manifest.played
     if played.num_failed and played.num_scored:
-        print(f"failures: {played.describe_failures()}")
+        say(f"failures: {played.describe_failures()}")
     if dropped := manifest.dropped:
         reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(dropped.items()))
-        print(f"dropped {sum(dropped.values())} of {played.num_episodes} episodes played: {reasons}")
+        say(f"dropped {sum(dropped.values())} of {played.num_episodes} episodes played: {reasons}")
     for name, noted in sorted(manifest.exports.items()):
-        print(f"{noted['episodes']} episodes as {name}: {collection.folder / name}")
-    print(f"{tally.num_episodes} episodes in {len(collection.shards)} file(s): {collection.folder}")
+        say(f"{noted['episodes']} episodes as {name}: {collection.folder / name}")
+    say(f"{tally.num_episodes} episodes in {len(collection.shards)} file(s): {collection.folder}")
     if not played.num_scored:
         raise RolloutStalled(f"all {played.num_episodes} episodes failed: {played.describe_failures()}")
     if not tally.num_episodes:
         raise RolloutStalled(f"none of the {played.num_episodes} episodes passed the filters")
-    print(f"look at them with: envsdk view {collection.folder}")
+    say(f"look at them with: envsdk view {collection.folder}")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -17,6 +17,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from envsdk.terminal_console import TerminalConsole
+
 _LINE_EVERY_S = 5.0
 
 
@@ -34,7 +36,7 @@ class EpisodeProgress:
         self._num_failed = 0
         self._started = time.monotonic()
         self._last_line: float | None = None
-        self._console = console or Console(file=sys.stderr)
+        self._console = console or TerminalConsole(file=sys.stderr)
         self._bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import rich.box
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from envsdk.atomic import make_folder, write_json_atomically
@@ -29,6 +28,8 @@ from envsdk.play_options import PlayOptions, read_replies
 from envsdk.shards import utc_now
 from envsdk.supervised import Share, play_supervised
 from envsdk.tally import Tally, wilson_interval
+from envsdk.terminal import say
+from envsdk.terminal_console import TerminalConsole
 from envsdk.trajectory import Task, Trajectory
 
 if TYPE_CHECKING:
@@ -310,12 +311,12 @@ def command(
             ),
         )
     # Where nobody looks, a line is a line.
-    Console(width=None if sys.stdout.isatty() else 240).print(results_table(evaluation))
+    TerminalConsole(width=None if sys.stdout.isatty() else 240).print(results_table(evaluation))
     if json_file is not None:
         write_json_atomically(json_file, evaluation.to_json())
     total = evaluation.total
     if total.num_failed and total.num_scored:
-        print(f"failures: {total.describe_failures()}")
+        say(f"failures: {total.describe_failures()}")
     if not total.num_scored:
         raise RolloutStalled(f"all {total.num_episodes} episodes failed: {total.describe_failures()}")
 

@@ -133,3 +133,12 @@ class TrainerError(EnvsdkError):
 
 class RolloutStalled(EnvsdkError):
     """Every episode fails, goes stale or is filtered: no batch will ever be ready."""
+
+
+def as_envsdk_error(error: BaseException, context: str) -> EnvsdkError:
+    """The EnvsdkError inside what Ray raised, or a new one around it."""
+    # Ray's own exception is of both classes, with a remote traceback for a message: its cause comes first.
+    for candidate in (getattr(error, "cause", None), error, error.__cause__):
+        if isinstance(candidate, EnvsdkError):
+            return candidate
+    return RolloutStalled(f"{context}: {type(error).__name__}: {error}")

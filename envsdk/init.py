@@ -19,6 +19,7 @@ from envsdk import registry
 from envsdk.atomic import make_folder, storage_error
 from envsdk.cli import run_app
 from envsdk.failures import ConfigurationError
+from envsdk.terminal import say
 
 _SUFFIX = ".txt"
 """Of the templates: nothing that reads Python or TOML mistakes them for its own."""
@@ -102,13 +103,13 @@ def command(
     """
     folder = Path(name) if folder is None else folder
     names = scaffold(name, folder)
-    print(f"{folder}: the environment {names['env_id']}. Next:\n")
-    print(f"  cd {folder}")
-    print("  python -m pip install -e .")
-    print(f"  python -m envsdk.check {names['env_id']}")
-    print(f"  python -m envsdk.envs --play {names['env_id']}")
-    print("  python -m envsdk.train train.yaml")
-    print("  python -m envsdk.view runs")
+    say(f"{folder}: the environment {names['env_id']}. Next:\n")
+    say(f"  cd {folder}")
+    say("  python -m pip install -e .")
+    say(f"  python -m envsdk.check {names['env_id']}")
+    say(f"  python -m envsdk.envs --play {names['env_id']}")
+    say("  python -m envsdk.train train.yaml")
+    say("  python -m envsdk.view runs")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -6,9 +6,7 @@ async with open_model(source) as (proxy, chat): ...
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
@@ -20,7 +18,7 @@ from envsdk.config.plugins import settings_model
 from envsdk.extras import require
 from envsdk.failures import ConfigurationError
 from envsdk.inference.settings import StrictSettings
-from envsdk.model_files import weights_problem
+from envsdk.model_files import content_digest, is_model_folder, model_problem, weights_problem
 from envsdk.plugins import load_plugin
 
 if TYPE_CHECKING:
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
     from envsdk.playing import Source
 
 DEFAULT_SEQUENCE_LENGTH = 2048
-_DIGEST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +50,7 @@ class ModelSource:
         """What decides its replies, as JSON."""
         return {
             "folder": str(self.folder.resolve()),
-            "content": _content_digest(self.folder),
+            "content": content_digest(self.folder),
             "engine": self.engine,
             **self._engine_identity(),
             "generating": asdict(self.generating),
@@ -104,7 +101,11 @@ def model_source(source: Source, model: Path | None, greedy: bool, seed: int) ->
     config = source.config
     generating = generating_settings(config)
     infer = config.actor_infer
-    folder = find_model_folder(model) if model is not None else _pretrained(source)
+    if model is not None:
+        folder = find_model_folder(model)
+        check_model(folder)
+    else:
+        folder = _pretrained(source)
     sequence_length = config.sequence_length
     if source.is_environment and sequence_length == DEFAULT_SEQUENCE_LENGTH:
         sequence_length = min(sequence_length, _max_positions(folder))
@@ -125,7 +126,7 @@ def find_model_folder(path: Path) -> Path:
     path = path.expanduser()
     checkpoints = sorted(path.glob("checkpoints/step_*"))
     for candidate in (path, path / "model", *(checkpoint / "model" for checkpoint in checkpoints[-1:])):
-        if (candidate / "config.json").is_file():
+        if is_model_folder(candidate):
             if problem := weights_problem(candidate):
                 raise ConfigurationError(f"--model: {problem}")
             return candidate
@@ -135,6 +136,12 @@ def find_model_folder(path: Path) -> Path:
         f"--model: {path} holds no config.json: it is neither a Hugging Face folder nor a checkpoint "
         "(such as runs/NAME/checkpoints/step_000010), nor a run with one"
     )
+
+
+def check_model(folder: Path) -> None:
+    """ConfigurationError for a folder of a model that could not be played with."""
+    if problem := model_problem(folder):
+        raise ConfigurationError(f"--model: {problem}")
 
 
 def _max_positions(folder: Path) -> int:
@@ -155,19 +162,3 @@ def _pretrained(source: Source) -> Path:
 
     folder: Path = prepare_policy(source.config)
     return folder
-
-
-def _content_digest(folder: Path) -> str:
-    """Changes when the model does; reads only the ends of large files."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        if path.suffix not in (".json", ".safetensors", ".jinja"):
-            continue
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            digest.update(f"{path.name}:{size}:".encode())
-            digest.update(file.read(_DIGEST_BYTES))
-            if size > _DIGEST_BYTES:
-                file.seek(-min(size - _DIGEST_BYTES, _DIGEST_BYTES), os.SEEK_END)
-                digest.update(file.read())
-    return digest.hexdigest()[:32]

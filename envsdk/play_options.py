@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envsdk.failures import ConfigurationError
+from envsdk.inference.settings import api_key_of
 from envsdk.rate_limits import RateLimits
 
 if TYPE_CHECKING:
@@ -75,17 +75,7 @@ class PlayOptions:
             raise ConfigurationError(
                 f"--endpoint: {self.endpoint!r} is no URL; it begins with http:// or https://"
             )
-        self._check_key()
-
-    def _check_key(self) -> None:
-        variable = self.api_key_env
-        if variable is None:
-            return
-        if not variable.isidentifier():
-            # It may be the key itself, which must not end up in a log.
-            raise ConfigurationError("--api-key-env: give the name of an environment variable, not the key")
-        if not os.environ.get(variable):
-            raise ConfigurationError(f"--api-key-env: the environment variable {variable} is not set")
+        api_key_of(self.api_key_env, where="--api-key-env")
 
     def applied_to(self, model: ModelSource) -> ModelSource:
         """A model's source as these options have it run: where, and how many episodes at a time."""

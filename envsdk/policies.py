@@ -94,14 +94,15 @@ def make_policy(name: str, *, epsilon: float = 0.0, replies: Sequence[str] = ())
             raise ConfigurationError("--policy scripted needs --replies FILE: the replies, one per turn")
         policy: Policy = ScriptedPolicy(replies)
     else:
-        policy = _policy_class(name)()
+        policy = policy_class(name)()
     try:
         return EpsilonPolicy(policy, epsilon) if epsilon else policy
     except ValueError as error:
         raise ConfigurationError(f"--epsilon: {error}") from error
 
 
-def _policy_class(name: str) -> type[Policy]:
+def policy_class(name: str) -> type[Policy]:
+    """A policy without a model by name; ConfigurationError when there is none."""
     if name in BUILT_IN:
         return BUILT_IN[name]
     plugins = {entry.name: entry.value for entry in entry_points(group=ENTRY_POINT_GROUP)}
@@ -115,9 +116,9 @@ def _policy_class(name: str) -> type[Policy]:
             f"there is no policy {name!r}: {known} A dotted name `package.module:Class` works too."
         )
     try:
-        policy_class = getattr(importlib.import_module(module), attribute)
+        found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(f"policy {name!r} cannot be imported: {error}") from error
-    if not (isinstance(policy_class, type) and issubclass(policy_class, Policy)):
+    if not (isinstance(found, type) and issubclass(found, Policy)):
         raise ConfigurationError(f"policy {name!r} is not a subclass of envsdk.policy.Policy")
-    return policy_class
+    return found

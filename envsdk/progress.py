@@ -26,6 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from envsdk.failures import INTERRUPTED, EnvsdkError
+from envsdk.terminal_console import TerminalConsole
 
 _SPARK = "▁▂▃▄▅▆▇█"
 _HISTORY = 24
@@ -102,7 +103,7 @@ class ProgressDisplay:
     def __init__(self, run_name: str, *, max_steps: int, console: Console | None = None) -> None:
         self._run_name = run_name
         self._max_steps = max_steps
-        self._console = console or Console()
+        self._console = console or TerminalConsole()
         self._started_s = time.monotonic()
         self._phase = "starting"
         self._phase_started_s = self._started_s

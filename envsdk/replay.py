@@ -28,6 +28,7 @@ from envsdk.datasets.rescoring import scored_by, write_rescored
 from envsdk.failures import ConfigurationError, EnvsdkError
 from envsdk.policy import Policy, Reply, SequenceFull, TurnContext
 from envsdk.shards import Manifest
+from envsdk.terminal import say
 from envsdk.trajectory import Outcome, Trajectory, Turn
 
 if TYPE_CHECKING:
@@ -428,7 +429,7 @@ def command(
             on_shard=lambda num_episodes: progress.played(num_episodes, 0, 0),
         )
     before = dataset.manifest.tally if dataset.manifest is not None else manifest.tally
-    print(
+    say(
         f"{manifest.tally.num_episodes} episodes, mean reward {before.mean_reward or 0:.3f} -> "
         f"{manifest.tally.mean_reward or 0:.3f}: {out}"
     )
@@ -440,12 +441,12 @@ def _report(result: ReplayResult) -> None:
     if not result.num_episodes:
         raise EnvsdkError(f"nothing to compare: {played}")
     if not result.differences:
-        print(f"no difference: {played}")
+        say(f"no difference: {played}")
         return
     for difference in result.differences[:_MAX_SHOWN]:
-        print(difference)
+        say(difference)
     if len(result.differences) > _MAX_SHOWN:
-        print(f"and {len(result.differences) - _MAX_SHOWN} more episodes")
+        say(f"and {len(result.differences) - _MAX_SHOWN} more episodes")
     raise EnvsdkError(f"{len(result.differences)} episode(s) differ: {played}")
 
 

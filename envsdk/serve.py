@@ -18,6 +18,7 @@ import typer
 
 from envsdk.cli import run_app
 from envsdk.failures import ConfigurationError
+from envsdk.terminal import say
 
 if TYPE_CHECKING:
     from envsdk.inference.endpoint.server import EndpointConfig
@@ -86,12 +87,14 @@ def command(
     """
     try:
         from envsdk.inference.endpoint.sampling import SamplingRules
-        from envsdk.inference.endpoint.server import EndpointConfig
+        from envsdk.inference.endpoint.server import EndpointConfig, check_token
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"envsdk serve needs {error.name}: pip install 'envsdk[endpoint]'"
         ) from error
 
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    check_token(token)
     found = _model_source(source, overrides or (), model)
     generating = found.generating
     config = EndpointConfig(
@@ -99,7 +102,7 @@ def command(
         sequence_length=found.sequence_length,
         host=host,
         port=port,
-        token=os.environ.get(TOKEN_VARIABLE, ""),
+        token=token,
         rules=SamplingRules(
             temperature=generating.temperature,
             top_p=generating.top_p,
@@ -141,9 +144,9 @@ async def _serve(model: ModelSource, config: EndpointConfig, out: Path | None) -
             endpoint = Endpoint(proxy, chat, config, on_ended=on_ended)
             await endpoint.start()
             try:
-                print(f"serving `{config.model_name}` ({model.folder}) at {endpoint.base_url()}", flush=True)
+                say(f"serving `{config.model_name}` ({model.folder}) at {endpoint.base_url()}", flush=True)
                 if not config.token:
-                    print(f"token, shown only here: {endpoint.token}", flush=True)
+                    say(f"token, shown only here: {endpoint.token}", flush=True)
                 await stop.wait()
             finally:
                 await endpoint.close()

@@ -19,6 +19,7 @@ from envsdk.cli import run_app
 from envsdk.env import EnvSpec, Isolation
 from envsdk.env_arguments import env_config_from, spec_named
 from envsdk.failures import ConfigurationError
+from envsdk.terminal import say
 
 if TYPE_CHECKING:
     from envsdk.adapters.openenv.server import OpenEnvServer
@@ -112,9 +113,9 @@ async def _serve(server: OpenEnvServer) -> None:
             f"cannot serve on {where}: {error.strerror}; give another --host or --port"
         ) from error
     try:
-        print(f"serving {server.config.name} at {server.url}", flush=True)
+        say(f"serving {server.config.name} at {server.url}", flush=True)
         if not server.config.token:
-            print(f"token, shown only here: {server.token}", flush=True)
+            say(f"token, shown only here: {server.token}", flush=True)
         await stop.wait()
     finally:
         await server.close()

@@ -21,19 +21,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from envsdk.atomic import fsync_folder, make_folder, storage_error, write_json_atomically
 from envsdk.cli import run_app
 from envsdk.config import EMBEDDED_DEFAULT
-from envsdk.config.problems import describe
-from envsdk.config.validation import problems_in
+from envsdk.config.validation import validated
 from envsdk.datasets.conversations import Conversation, read_conversations
 from envsdk.datasets.selection import EpisodeFilters
 from envsdk.extras import require
 from envsdk.failures import ConfigurationError
 from envsdk.prompts import Message
 from envsdk.seeds import stable_seed
+from envsdk.terminal import say
 
 if TYPE_CHECKING:
     from envsdk.chat import ChatTokenizer
@@ -50,7 +50,7 @@ _TELL_EVERY_S = 5.0
 class SFTConfig(BaseModel):
     """The YAML file of `envsdk sft`; every key is a command-line option or `key=value` too."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     data: Annotated[list[Path], Field(min_length=1)]
     """Collections, runs' folders, or files and folders of `{"messages": [...]}`."""
@@ -186,9 +186,10 @@ def _check_enough(config: SFTConfig, learned: Sequence[object], held_out: Sequen
 def _base_model(config: SFTConfig, conversations: Sequence[Conversation], folder: Path) -> tuple[Path, int]:
     """The folder to begin with, and the length of sequences."""
     if config.model != EMBEDDED_DEFAULT:
-        from envsdk.model_source import find_model_folder
+        from envsdk.model_source import check_model, find_model_folder
 
         base = find_model_folder(Path(config.model))
+        check_model(base)
         positions = json.loads((base / "config.json").read_text()).get("max_position_embeddings", _LONGEST)
         longest = int(positions)
         if config.sequence_length is not None and config.sequence_length > longest:
@@ -338,13 +339,7 @@ def load_sft_config(file: Path | None, values: Mapping[str, Any]) -> SFTConfig:
             raise ConfigurationError(f"{file} is not YAML: {error}") from error
         if not isinstance(written, dict):
             raise ConfigurationError(f"{file} must hold keys and values, such as `epochs: 3`")
-    try:
-        return SFTConfig.model_validate({**written, **values})
-    except ValidationError as error:
-        problems = list(problems_in(error, SFTConfig))
-        raise ConfigurationError(
-            describe(problems, source=str(file or "sft"), origin=lambda _: "")
-        ) from error
+    return validated(SFTConfig, {**written, **values}, str(file or "sft"))
 
 
 def _overrides(arguments: Sequence[str]) -> dict[str, Any]:
@@ -434,7 +429,7 @@ def command(
         nonlocal told_at
         if time.monotonic() - told_at >= _TELL_EVERY_S:
             told_at = time.monotonic()
-            print(f"step {step}/{num_steps}, loss {loss:.3f}", file=sys.stderr)
+            say(f"step {step}/{num_steps}, loss {loss:.3f}", err=True)
 
     def on_epoch(epoch: int, train_loss: float | None, held_out_loss: float | None) -> None:
         parts = [
@@ -443,11 +438,11 @@ def command(
             if value is not None
         ]
         if parts:
-            print(f"epoch {epoch}/{config.epochs}: {', '.join(parts)}", flush=True)
+            say(f"epoch {epoch}/{config.epochs}: {', '.join(parts)}", flush=True)
 
     result = fine_tune(config, on_step=on_step, on_epoch=on_epoch)
     cut = f", {result.num_cut} cut after the last reply that fits" if result.num_cut else ""
-    print(f"{result.num_learned} conversations learned, {result.num_held_out} held out{cut}: {result.folder}")
+    say(f"{result.num_learned} conversations learned, {result.num_held_out} held out{cut}: {result.folder}")
 
 
 def _file_and_overrides(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:

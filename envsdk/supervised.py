@@ -13,7 +13,6 @@ process gives each one a process of its own, where that ends a single episode.
 from __future__ import annotations
 
 import multiprocessing
-import sys
 import time
 import traceback
 from abc import ABC, abstractmethod
@@ -28,6 +27,7 @@ from envsdk.call_watch import CALLS, CHECK_S, overdue, table_bytes
 from envsdk.failures import EnvsdkError
 from envsdk.interrupts import ignore_ctrl_c
 from envsdk.process_tree import die_with_parent, kill_tree
+from envsdk.terminal import say
 
 Event = TypeVar("Event")
 
@@ -114,7 +114,7 @@ def play_supervised(shares: Sequence[Share[Event]], on_event: Callable[[Event], 
 
     def replace(player: _Player[Event], why: str) -> None:
         players.pop(player.pipe).end()
-        print(f"note: {why}: its environments run in processes of their own from now on", file=sys.stderr)
+        say(f"note: {why}: its environments run in processes of their own from now on", err=True)
         start(player.share.isolated(), is_isolated=True)
 
     try:

@@ -1,6 +1,6 @@
 """What a run did when: a trace that https://ui.perfetto.dev opens.
 
-    open (new, or going on where an earlier process stopped) -> span | instant | counter -> close
+    open (new, or going on where an earlier process stopped) -> span | counter -> close
 
 The file is Chrome's trace-event format as a JSON array. Each event is on disk when the call
 returns; a killed process leaves an array without its closing bracket, which viewers and
@@ -53,7 +53,7 @@ class TimelineEvent:
     start_s: float
     """Unix time, seconds."""
     end_s: float
-    """Equal to the start for instants and counters."""
+    """Equal to the start for counters."""
     args: dict[str, Any] = field(default_factory=dict)
 
 
@@ -76,11 +76,6 @@ class Timeline:
         """Something that took from `start_s` to `end_s`, in Unix seconds."""
         duration_us = max(0, _microseconds(end_s) - _microseconds(start_s))
         self._event(track, {"ph": "X", "name": name, "ts": _microseconds(start_s), "dur": duration_us}, args)
-
-    def instant(self, track: str, name: str, time_s: float | None = None, **args: Any) -> None:
-        """Something that happened at one moment; now, unless a Unix time is given."""
-        moment = time.time() if time_s is None else time_s
-        self._event(track, {"ph": "i", "s": "t", "name": name, "ts": _microseconds(moment)}, args)
 
     def counter(self, name: str, time_s: float | None = None, **values: float) -> None:
         """Values of a named counter from now, or from a Unix time, on; drawn as a stacked chart."""
@@ -156,7 +151,7 @@ class Timeline:
 
 
 def read_timeline(path: Path) -> list[TimelineEvent]:
-    """Spans, instants and counters in the order they were written; a torn end is left out."""
+    """Spans and counters in the order they were written; a torn end is left out."""
     tracks: dict[int, str] = {}
     events = []
     for _, event in _parse(path.read_bytes()):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from envsdk.cli import run_app
+from envsdk.terminal import say
 
 if TYPE_CHECKING:
     from envsdk.config import RunConfig
@@ -47,7 +48,7 @@ def train(
 
     loaded = load_config(source, overrides or [])
     if explain:
-        print(explain_config(loaded))
+        say(explain_config(loaded))
         return
 
     from envsdk.extras import require

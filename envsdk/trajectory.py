@@ -44,6 +44,10 @@ class Task:
         """Seed of the environment's `reset`, in [0, 2**31)."""
         return stable_seed(run_seed, self.split, self.tag, self.index)
 
+    def policy_seed(self, run_seed: int, *, member: int, attempt: int) -> int:
+        """Seed of the sampling of one member of the task's group, in [0, 2**31)."""
+        return stable_seed("policy", run_seed, self.split, self.tag, self.index, member, attempt)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionSpan:

@@ -7,11 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import socket
+import sys
 from collections.abc import Iterator
 from typing import Any
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEADERS_TIMEOUT_S = 20.0
+"""How long a connection may take to send the headers of a request."""
+KEEP_ALIVE_S = 5
+"""How long a connection whose request was answered is kept for the next one."""
+MAX_BACKLOG = 128
+"""Connections that wait to be accepted. As many are accepted at a time, before the first can be looked at."""
+MAX_CONNECTIONS_SHARE = 0.5
+"""Of the files this process may open. A connection beyond it closes the oldest that waits for headers."""
 
 
 class WebServer:
@@ -34,7 +47,9 @@ class WebServer:
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http="h11",
+                http=_Connection,
+                backlog=min(MAX_BACKLOG, max(16, _max_connections() // 4)),
+                timeout_keep_alive=KEEP_ALIVE_S,
                 lifespan="off",
                 access_log=False,
                 log_config=None,
@@ -78,3 +93,66 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+class _Connection(H11Protocol):
+    """Nobody holds a connection without asking for anything.
+
+    opened, or answered -> headers come -> (request) -> answered -> ...
+                        -> too slowly, or too many connections: closed
+    """
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._deadline = self.loop.call_later(HEADERS_TIMEOUT_S, self._close_unless_asked)
+        if len(self.connections) > _max_connections():
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Close the oldest that waits: this one, where all others were asked something."""
+        # What is closed stays among the connections for a moment.
+        still_open = [
+            each
+            for each in self.connections
+            if isinstance(each, _Connection) and not each.transport.is_closing()
+        ]
+        if len(still_open) > _max_connections():
+            waiting = (each for each in still_open if each._waits)
+            min(waiting, key=lambda each: each._expires_at).transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self._waits:
+            self._forget_deadline()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(HEADERS_TIMEOUT_S, self._close_unless_asked)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_deadline()
+        super().connection_lost(exc)
+
+    @property
+    def _waits(self) -> bool:
+        """The headers of its next request have not come."""
+        return self.conn.their_state is h11.IDLE
+
+    @property
+    def _expires_at(self) -> float:
+        return self._deadline.when() if self._deadline is not None else 0.0
+
+    def _close_unless_asked(self) -> None:
+        self._deadline = None
+        if self._waits:
+            self.transport.abort()
+
+    def _forget_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+def _max_connections() -> int:
+    most_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if most_files < 0 else int(most_files * MAX_CONNECTIONS_SHARE)

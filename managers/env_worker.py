@@ -178,8 +178,6 @@ class EnvWorker(LeaseSource):
         assert self._poll is not None, "not running"
         return self._poll.num_calls + sum(link.num_calls for link in self._links)
 
-    # LeaseSource, for the managers
-
     async def lease(self, slot_id: str) -> EpisodeOrder | None:
         return await self._orders[slot_id].get()
 
@@ -188,8 +186,6 @@ class EnvWorker(LeaseSource):
 
     def released(self, slot_id: str, lease_id: int) -> None:
         self._send(Released(slot_id, lease_id))
-
-    # Messages
 
     def _send(self, message: FromWorker) -> None:
         assert self._poll is not None
@@ -223,8 +219,6 @@ class EnvWorker(LeaseSource):
         order = orders.get_nowait()
         assert order is None or order.lease_id == stop.lease_id
         self._send(Released(stop.slot_id, stop.lease_id))
-
-    # Wiring
 
     def _open_proxy(self) -> InferenceProxy:
         proxy = InferenceProxy(

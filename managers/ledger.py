@@ -87,8 +87,6 @@ class RolloutLedger:
         if state is not None:
             self._restore(state)
 
-    # What the shell may ask.
-
     @property
     def counts(self) -> LedgerCounts:
         num_waiting = sum(seat.status is Status.VALID for seat in self._held.values())
@@ -97,11 +95,6 @@ class RolloutLedger:
             open=len(self._running) + num_waiting,
             **{str(end): count for end, count in self._ends.items()},
         )
-
-    @property
-    def num_open_groups(self) -> int:
-        """Groups started and not taken."""
-        return len(self._groups)
 
     @property
     def num_ready_groups(self) -> int:
@@ -151,8 +144,6 @@ class RolloutLedger:
                 for group in self._groups.values()
             ),
         )
-
-    # Events.
 
     def add_slots(self, slots: Mapping[str, str], now: float) -> list[Command]:
         """Slot ids with the tag each can play. A known id is a slot that was lost and came back."""
@@ -275,8 +266,6 @@ class RolloutLedger:
             self._drop_what_cannot_be_delivered(commands)
         return batch, self._advance(now, commands)
 
-    # Groups.
-
     def _start_groups(self) -> None:
         """Start tasks while there is room."""
         for _ in range(self._room() - len(self._groups)):
@@ -361,8 +350,6 @@ class RolloutLedger:
         versions = [seat.oldest_version for seat in group.seats if seat.oldest_version is not None]
         return min(versions, default=self.version)
 
-    # Staleness.
-
     def _sweep(self, groups: Iterable[Group], min_version: int, commands: list[Command]) -> None:
         """Lease again what is older than `min_version`, running or finished."""
         # Backwards, as each goes to the head of the queue: the oldest is played first.
@@ -384,8 +371,6 @@ class RolloutLedger:
                 self._drop_group(group, LeaseEnd.CANCELLED, Reason.SURPLUS, commands)
         else:
             self._sweep(self._groups.values(), self.version + 1 - self.config.max_staleness, commands)
-
-    # Seats.
 
     def _record(
         self, seat: Seat, failure: Reason | None, oldest_version: int | None, commands: list[Command]
@@ -460,8 +445,6 @@ class RolloutLedger:
         if reason.is_waste and len(self._ready) < self.config.groups_per_batch:
             self._guard.waste(reason)
 
-    # Slots.
-
     def _lose_slots(self, slot_ids: Iterable[str], commands: list[Command]) -> None:
         lost = [
             self._running[lease_id]
@@ -511,8 +494,6 @@ class RolloutLedger:
         self._running[lease.lease_id] = seat
         self._pool.occupy(slot_id, lease.lease_id)
         return Grant(lease=lease, slot_id=slot_id)
-
-    # Restart.
 
     def _restore(self, state: LedgerState) -> None:
         self.version = state.version

@@ -240,9 +240,9 @@ class ProgressGuard:
         reasons = ", ".join(f"{count} {reason}" for reason, count in self._wasted.most_common())
         return (
             f"no batch could be delivered while {self._num_wasted} trajectories were thrown away in a row: "
-            f"{reasons}. The limit is max_fruitless_batches {config.max_fruitless_batches} x "
-            f"rollout_batch_size {config.batch_size}. Look at the recorded failures, loosen the group "
-            "filter, shorten the episodes, or raise async_generation_ratio or max_fruitless_batches"
+            f"{reasons}. The limit is {config.max_fruitless_batches} x rollout_batch_size "
+            f"{config.batch_size}. Look at the recorded failures, shorten the episodes, loosen "
+            "group_filters, or raise async_generation_ratio"
         )
 
     def _starved_message(self, tag: str, num_slots: int) -> str:

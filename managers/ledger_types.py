@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from fractions import Fraction
 from typing import Any
 
+from envsdk import run_limits
 from envsdk.failures import ConfigurationError, StorageError
 from envsdk.trajectory import Task
 
@@ -40,7 +40,8 @@ class LedgerConfig:
     max_group_attempts: int = 8
     """Leases one member may use up (stale, failed, worker lost) before its group is given up."""
     max_fruitless_batches: int = 10
-    """Batches' worth of trajectories thrown away with nothing delivered before the run is stalled."""
+    """Batches' worth of trajectories thrown away with nothing delivered before the run is stalled. No key of
+    the file: `managers.wiring` sets it."""
 
     def __post_init__(self) -> None:
         def require(holds: bool, message: str) -> None:
@@ -69,8 +70,10 @@ class LedgerConfig:
         require(
             self.episode_deadline_s > 0, f"episode_deadline_s is {self.episode_deadline_s}; it must be > 0"
         )
-        for name in ("max_group_attempts", "max_fruitless_batches"):
-            require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; it must be at least 1")
+        require(
+            self.max_group_attempts >= 1,
+            f"max_group_attempts is {self.max_group_attempts}; it must be at least 1",
+        )
 
     @property
     def groups_per_batch(self) -> int:
@@ -84,20 +87,17 @@ class LedgerConfig:
     @property
     def max_staleness(self) -> int:
         """Versions a delivered token may be behind the trainer."""
-        return math.ceil(self.alpha)
+        return run_limits.max_staleness(self.alpha)
 
     @property
     def min_valid(self) -> int:
         """`min_group_size` with its default filled in."""
-        if self.min_group_size is not None:
-            return self.min_group_size
-        return max(math.ceil(self.group_size / 2), min(2, self.group_size))
+        return run_limits.required_group_size(self.group_size, self.min_group_size)
 
     @property
     def capacity_groups(self) -> int:
         """Groups that fit into floor((1 + alpha) x batch_size) trajectories, without redundancy."""
-        # Through the decimal the user wrote: 1.15 * 20 is 22.999... in binary.
-        return math.floor((1 + Fraction(str(self.alpha))) * self.batch_size) // self.group_size
+        return run_limits.capacity(self.alpha, self.batch_size) // self.group_size
 
 
 class LeaseEnd(StrEnum):

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping
 from envsdk.failures import Boundary
 from envsdk.managers.traj_env_manager import EpisodeOrder, LeaseSource, TagSetup, TrajEnvManager
 from envsdk.policy import Policy
-from envsdk.seeds import stable_seed
 from envsdk.trajectory import Task, Trajectory
 
 _WORTH_REPEATING = frozenset(Boundary) - {Boundary.CONFIGURATION}
@@ -59,7 +58,7 @@ class TaskListLeases(LeaseSource):
             member=0,
             task=task,
             seed=task.seed(self._run_seed),
-            policy_seed=policy_seed(self._run_seed, task, member=0, attempt=attempt),
+            policy_seed=task.policy_seed(self._run_seed, member=0, attempt=attempt),
         )
 
     def _next_of(self, tag: str) -> tuple[int, Task, int] | None:
@@ -83,11 +82,6 @@ class TaskListLeases(LeaseSource):
 
     def released(self, slot_id: str, lease_id: int) -> None:
         raise AssertionError("a task list cancels nothing")
-
-
-def policy_seed(run_seed: int, task: Task, *, member: int, attempt: int) -> int:
-    """The seed of a member's sampling: the same in every run, different between members and attempts."""
-    return stable_seed("policy", run_seed, task.split, task.tag, task.index, member, attempt)
 
 
 async def play_tasks(

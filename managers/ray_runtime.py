@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
+import select
+import shutil
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
 
 import psutil
 import ray
 from ray._private import ray_constants
 
 from envsdk.config.models import RayArgs
-from envsdk.failures import ConfigurationError, EngineError
+from envsdk.failures import ConfigurationError, EngineError, Interrupted
 
 CONNECT_TIMEOUT_S = 10.0
 MIN_OBJECT_STORE_BYTES = 80 * 1024**2
@@ -22,13 +29,27 @@ MAX_DEFAULT_OBJECT_STORE_BYTES = 512 * 1024**2
 """Weights and batches of the embedded default need a few MB; more is taken only when asked for."""
 
 
+_LOG_BYTES, _LOG_BACKUPS = 16 * 1024**2, 1
+"""Of each of Ray's processes; by its own defaults one may fill gigabytes."""
+_WATCHED = {"raylet": "Ray's node manager (raylet)", "gcs_server": "Ray's control process (gcs_server)"}
+"""Parts of Ray's that take the run with them."""
+
+
 @contextmanager
-def ray_runtime(args: RayArgs) -> Iterator[None]:
+def ray_runtime(args: RayArgs, *, if_lost: Sequence[str] = ()) -> Iterator[None]:
     """Ray while the block runs. What this starts, it ends; a cluster that was joined goes on.
+
+    Where Ray was started here and dies, it would end this process without a word, or keep it waiting for a
+    minute. Instead the program `if_lost`, if one is given, takes this process's place. Its last argument then
+    says what died and where Ray's logs are.
+
+    Ray's folder of logs and sockets is removed with it, unless the block fails.
 
     Raises ConfigurationError for a store that does not fit into memory and EngineError when Ray
     cannot be started or reached.
     """
+    os.environ.setdefault("RAY_ROTATION_MAX_BYTES", str(_LOG_BYTES))
+    os.environ.setdefault("RAY_ROTATION_BACKUP_COUNT", str(_LOG_BACKUPS))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
@@ -50,10 +71,94 @@ def ray_runtime(args: RayArgs) -> Iterator[None]:
         raise EngineError(
             f"Ray cannot be {'reached' if args.address else 'started'} {where}: {error}"
         ) from error
+    if args.address is not None:
+        try:
+            yield
+        finally:
+            ray.shutdown()
+        return
+    worker: Any = ray._private.worker
+    worker.print_to_stdstream = _without_last_words(worker.print_to_stdstream)
+    node = worker._global_node
+    session = Path(node.get_session_dir_path())
+    has_failed = True
+    watch = _Watch(session, node.all_processes, if_lost)
     try:
         yield
+        has_failed = False
+    except Interrupted:
+        has_failed = False
+        raise
     finally:
+        watch.end()
         ray.shutdown()
+        if not has_failed:
+            remove_session(session)
+
+
+def _without_last_words(show: Callable[..., None]) -> Callable[..., None]:
+    """Shows what Ray tells the driver, but not the end of a dead raylet's log, which is in its folder."""
+
+    @functools.wraps(show)
+    def shown(data: Mapping[str, Any], **options: Any) -> None:
+        if not any(line.startswith("Raylet is terminated") for line in data["lines"]):
+            show(data, **options)
+
+    return shown
+
+
+class _Watch:
+    """Watches Ray's own processes from a thread until `end`."""
+
+    def __init__(self, session: Path, running: Mapping[str, Any], if_lost: Sequence[str]) -> None:
+        self._session = session
+        self._if_lost = if_lost
+        self._ended, self._end = os.pipe()
+        watched = {running[part][0].process.pid: name for part, name in _WATCHED.items()}
+        self._names = {os.pidfd_open(pid): name for pid, name in watched.items()}
+        self._all = [each.process.pid for processes in running.values() for each in processes]
+        self._thread = threading.Thread(target=self._watch, name="envsdk-ray-watch", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        os.write(self._end, b"x")
+        self._thread.join()
+        for descriptor in (self._ended, self._end, *self._names):
+            os.close(descriptor)
+
+    def _watch(self) -> None:
+        ready, _, _ = select.select([self._ended, *self._names], [], [])
+        if self._if_lost and self._ended not in ready:
+            self._take_over(self._names[ready[0]])
+
+    def _take_over(self, who: str) -> None:
+        """Nothing of Ray's in this process is told: all its threads end with the program they run."""
+        end_processes(self._all)
+        why = "it was killed, or the machine ran out of memory"
+        if sys.stdout.isatty():
+            os.write(1, b"\x1b[?25h")  # a display of progress hides the cursor
+        sys.stdout.flush()
+        logs = self._session / "logs"
+        os.execv(self._if_lost[0], [*self._if_lost, f"{who} died: {why}. Its logs are in {logs}"])
+
+
+def end_processes(pids: Sequence[int]) -> None:
+    """Kill these and what they started."""
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            for each in (process, *process.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
+
+
+def remove_session(session: Path) -> None:
+    """Ray's folder of logs and sockets."""
+    latest = session.parent / "session_latest"
+    with suppress(OSError):
+        if latest.resolve() == session.resolve():
+            latest.unlink()
+    shutil.rmtree(session, ignore_errors=True)
 
 
 def _stay_on_loopback() -> None:

@@ -28,7 +28,14 @@ from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from envsdk.call_watch import Note, read_note
-from envsdk.failures import Boundary, ConfigurationError, EnvsdkError, Failure, RolloutStalled
+from envsdk.failures import (
+    Boundary,
+    ConfigurationError,
+    EnvsdkError,
+    Failure,
+    RolloutStalled,
+    as_envsdk_error,
+)
 from envsdk.long_poll import Outbox
 from envsdk.managers.env_host import timed_out
 from envsdk.managers.env_worker import (
@@ -59,7 +66,6 @@ from envsdk.managers.ledger_types import (
     Reason,
     Stalled,
 )
-from envsdk.managers.local_runner import policy_seed
 from envsdk.managers.traj_env_manager import EpisodeOrder
 from envsdk.storage import write_trajectories
 from envsdk.trajectory import Outcome, Task, TokenArrays, Trajectory
@@ -84,6 +90,8 @@ class SchedulerSetup:
     """Entry points in `envsdk.group_filters`, or `package.module:function`."""
     max_filtered_groups: int = 1_000
     """Groups they may drop between two batches."""
+    discarded_per_file: int = 256
+    """Trajectories that are thrown away wait for so many, or for the next batch, until they are written."""
     stop_grace_s: float = 10.0
     """A worker that has not stopped a cancelled episode by then hangs, and is replaced."""
 
@@ -145,8 +153,14 @@ class RolloutScheduler:
         """By slot, until the worker reports it finished or released."""
         self._stragglers: set[str] = set()
         """Those of `_playing` that still play for a ledger that has been replaced."""
-        self._discarded: list[Trajectory] = []
-        self._discarded_ends: list[str] = []
+        self._discarded: list[tuple[Trajectory, str]] = []
+        """Not written yet, each with how and why its lease ended."""
+        self._discarded_tokens = 0
+        """Sampled and thrown away since the last batch."""
+        self._discarded_files = 0
+        """Written since the last batch."""
+        self._next_number = 0
+        """Names the files of the next batch."""
         self._failures: Counter[str] = Counter()
         self._failed_by_tag: dict[str, list[Failure]] = {}
         """Since the last batch."""
@@ -160,8 +174,6 @@ class RolloutScheduler:
         self._restarts_without_progress: Counter[str] = Counter()
         """By worker: deaths nobody knows the reason of, since the last batch or since an episode of it ended
         well."""
-
-    # What the pipeline calls
 
     async def start(self) -> None:
         """Start the workers and wait until each has checked in."""
@@ -205,6 +217,7 @@ class RolloutScheduler:
         batch of the run, ConfigurationError when an episode cannot begin (a prompt longer than
         `sequence_length`); later such an episode is a failed one.
         """
+        self._next_number = number
         while True:
             self._raise_if_fatal()
             self._changed.clear()
@@ -268,8 +281,6 @@ class RolloutScheduler:
         for worker in self._workers.values():
             ray.kill(worker.actor)
 
-    # What the workers call
-
     async def exchange(self, worker_id: str, number: int, messages: Sequence[FromWorker]) -> list[ToWorker]:
         """Take in what a worker has finished and wait for something for it to do."""
         worker = self._workers[worker_id.partition("#")[0]]
@@ -281,8 +292,6 @@ class RolloutScheduler:
         for message in messages:
             self._heard(worker, message, now)
         return await worker.outbox.collect(number)
-
-    # Events into the ledger
 
     def _check_in(self, worker: _Worker, now: float) -> None:
         worker.checked_in = True
@@ -328,8 +337,6 @@ class RolloutScheduler:
             )
         )
 
-    # Commands out of the ledger
-
     def _execute(self, commands: Iterable[Command]) -> None:
         for command in commands:
             if isinstance(command, Grant):
@@ -356,15 +363,20 @@ class RolloutScheduler:
             member=lease.member,
             task=task,
             seed=task.seed(seed),
-            policy_seed=policy_seed(seed, task, member=lease.member, attempt=lease.attempt),
+            policy_seed=task.policy_seed(seed, member=lease.member, attempt=lease.attempt),
         )
 
     def _discard(self, discard: Discard) -> None:
         trajectory = self._held.pop(discard.lease_id, None)
-        if trajectory is not None:
-            self._discarded.append(trajectory)
-            reason = self._filtered.pop(discard.lease_id, discard.reason)
-            self._discarded_ends.append(f"{discard.end}: {reason}")
+        if trajectory is None:
+            return
+        reason = self._filtered.pop(discard.lease_id, discard.reason)
+        self._discarded_tokens += _num_sampled(trajectory.tokens)
+        if self._setup.folder is None:
+            return
+        self._discarded.append((trajectory, f"{discard.end}: {reason}"))
+        if len(self._discarded) >= self._setup.discarded_per_file:
+            self._in_background(_write_discarded(*self._take_discarded(self._setup.folder)))
 
     def _group_ready(self, ready: GroupReady) -> None:
         reported = {lease: self._held[lease] for lease in ready.lease_ids if lease in self._held}
@@ -388,8 +400,6 @@ class RolloutScheduler:
             if worker.checked_in:
                 worker.outbox.put(message)
 
-    # Batches
-
     def _assemble(self, taken: Batch) -> RolloutBatch:
         groups = [
             [self._take_held(group, lease_id) for lease_id in group.lease_ids] for group in taken.groups
@@ -400,6 +410,7 @@ class RolloutScheduler:
         succeeded = {
             trajectory.task.tag for group in groups for trajectory in group if not trajectory.failure
         }
+        discarded_tokens, self._discarded_tokens = self._discarded_tokens, 0
         return RolloutBatch(
             version=taken.version,
             groups=groups,
@@ -414,7 +425,7 @@ class RolloutScheduler:
                 if tag not in succeeded
             },
             filtered=self._filters.delivered(),
-            discarded_tokens=sum(_num_sampled(trajectory.tokens) for trajectory in self._discarded),
+            discarded_tokens=discarded_tokens,
         )
 
     def _take_held(self, group: BatchGroup, lease_id: int) -> Trajectory:
@@ -451,19 +462,24 @@ class RolloutScheduler:
             ended_at=now,
         )
 
-    async def _write(self, batch: RolloutBatch, number: int, state: LedgerState) -> None:
+    def _take_discarded(self, folder: Path) -> tuple[Path, list[tuple[Trajectory, str]]]:
+        """What is to be written now, and where: files of one batch after the first end in 1, 2 ..."""
+        name = f"discarded_{self._setup.file_prefix}_{self._next_number:06d}"
         discarded, self._discarded = self._discarded, []
-        ends, self._discarded_ends = self._discarded_ends, []
+        part = f"_{self._discarded_files}" if self._discarded_files else ""
+        if not part:
+            for left_by_a_killed_run in folder.glob(f"{name}_*.parquet"):
+                left_by_a_killed_run.unlink()
+        self._discarded_files += bool(discarded)
+        return folder / f"{name}{part}.parquet", discarded
+
+    async def _write(self, batch: RolloutBatch, number: int, state: LedgerState) -> None:
         folder = self._setup.folder
         if folder is None:
             return
-        if discarded:
-            await asyncio.to_thread(
-                write_trajectories,
-                folder / f"discarded_{self._setup.file_prefix}_{number:06d}.parquet",
-                discarded,
-                metadata={"ends": json.dumps(ends)},
-            )
+        last_discarded = self._take_discarded(folder)
+        self._next_number, self._discarded_files = number + 1, 0
+        await _write_discarded(*last_discarded)
         metadata = {
             "ledger_state": json.dumps(state.to_dict()),
             "version": str(batch.version),
@@ -471,8 +487,6 @@ class RolloutScheduler:
         }
         path = folder / f"{self._setup.file_prefix}_{number:06d}.parquet"
         await asyncio.to_thread(write_trajectories, path, batch.trajectories, metadata=metadata)
-
-    # Failures
 
     async def _tick(self) -> None:
         while True:
@@ -576,19 +590,17 @@ async def _take_note(node_id: str, path: Path) -> Note | None:
         return None  # the machine is gone as well
 
 
-def as_envsdk_error(error: BaseException, context: str) -> EnvsdkError:
-    """The EnvsdkError inside what Ray raised, or a new one around it."""
-    # Ray's own exception is of both classes, with a remote traceback for a message: its cause comes first.
-    for candidate in (getattr(error, "cause", None), error, error.__cause__):
-        if isinstance(candidate, EnvsdkError):
-            return candidate
-    return RolloutStalled(f"{context}: {type(error).__name__}: {error}")
-
-
 def _from_the_first_task(state: LedgerState, version: int) -> LedgerState:
     """What a ledger needs to begin the task list again and count on."""
     none_yet = dict.fromkeys(state.cursors, 0)
     return replace(state, version=version, cursors=none_yet, shares=none_yet, unfinished=())
+
+
+async def _write_discarded(path: Path, discarded: Sequence[tuple[Trajectory, str]]) -> None:
+    if discarded:
+        trajectories = [trajectory for trajectory, _ in discarded]
+        ends = json.dumps([end for _, end in discarded])
+        await asyncio.to_thread(write_trajectories, path, trajectories, metadata={"ends": ends})
 
 
 def _num_sampled(tokens: TokenArrays | None) -> int:

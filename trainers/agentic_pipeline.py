@@ -1,6 +1,7 @@
 """AgenticPipeline: train a policy on rollouts of agents.
 
-    publish weights -> validate if due -> get_batch -> advantages -> train -> checkpoint if due
+    publish weights -> validate if due -> rollout_scheduler.get_batch() -> advantages -> train
+    -> checkpoint if due
 
 The loop is the same for synchronous and asynchronous runs; how far generation runs ahead of it is
 the ledger's business (`async_generation_ratio`).
@@ -9,19 +10,26 @@ the ledger's business (`async_generation_ratio`).
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import json
 import signal
+import sys
 import time
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
+
 from envsdk.atomic import make_folder, write_atomically
-from envsdk.config.loading import LoadedConfig
-from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
+from envsdk.config.loading import LoadedConfig, leaves
+from envsdk.config.models import RunConfig
+from envsdk.config.notes import algorithm_notes
+from envsdk.config.problems import dotted
+from envsdk.config.validation import shown
 from envsdk.failures import ConfigurationError, EnvsdkError, Interrupted
 from envsdk.file_lock import locked
 from envsdk.managers.ledger_types import LedgerState
@@ -29,6 +37,7 @@ from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.managers.scheduler import RolloutBatch
 from envsdk.progress import ProgressDisplay, StepSummary, Validation
 from envsdk.storage import read_metadata, read_trajectories
+from envsdk.terminal import say
 from envsdk.timeline import Timeline, Track
 from envsdk.tracking import open_trackers, read_metrics
 from envsdk.tracking.jsonl import FILE_NAME as METRICS_FILE
@@ -38,11 +47,12 @@ from envsdk.trainers.checkpoints import FOLDER as CHECKPOINTS
 from envsdk.trainers.checkpoints import Checkpoint, RunState, find_checkpoint, write_checkpoint
 from envsdk.trainers.cluster import Cluster
 from envsdk.trainers.engine_metrics import EngineMetrics
-from envsdk.trainers.notes import algorithm_notes
 from envsdk.trainers.rollout_metrics import num_sampled_tokens, rollout_metrics, validation_metrics
+from envsdk.trainers.run_origin import check_seed, model_of_run
 from envsdk.trajectory import Trajectory
 
 TRAJECTORIES = "trajectories"
+CONFIG_FILE = "config.yaml"
 LOCK_PATIENCE_S = 5.0
 """A process that was just killed may need a moment to end."""
 Result = TypeVar("Result")
@@ -54,6 +64,8 @@ class RunFolder:
 
     path: Path
     checkpoint: Checkpoint | None
+    has_begun: bool = False
+    """It holds a checkpoint of this run, or batches."""
     batches: dict[int, Path] = field(default_factory=dict)
     """Batches on disk that the checkpoint has not trained, by step."""
     state: LedgerState | None = None
@@ -79,16 +91,14 @@ class RunFolder:
                 f"set resume: auto to continue it, or remove the folder"
             )
         is_own = checkpoint is not None and checkpoint.folder.resolve().is_relative_to(path.resolve())
-        if checkpoint is not None and is_own and checkpoint.state.seed != config.seed:
-            raise ConfigurationError(
-                f"seed: {config.seed}, but the run in {path} has seed {checkpoint.state.seed}; "
-                f"set that to continue it, or choose another exp_name"
-            )
+        if checkpoint is not None and is_own:
+            check_seed(config, checkpoint.state.seed)
         make_folder(trajectories)
-        folder = cls(path=path, checkpoint=checkpoint)
+        folder = cls(path=path, checkpoint=checkpoint, has_begun=is_own)
         step = folder.first_step
         while (batch := trajectories / f"step_{step:06d}.parquet").is_file():
             folder.batches[step] = batch
+            folder.has_begun = True
             step += 1
         newest = folder.ledger_before(step)
         folder.state = None if newest is None else LedgerState.from_dict(newest)
@@ -105,6 +115,18 @@ class RunFolder:
         return None
 
 
+def _interruptible(
+    part: Callable[[AgenticPipeline], Awaitable[Result]],
+) -> Callable[[AgenticPipeline], Awaitable[Result]]:
+    """A part of the run that may take long and loses nothing when the user asks to stop."""
+
+    @functools.wraps(part)
+    async def unless_stopped(pipeline: AgenticPipeline) -> Result:
+        return await pipeline.unless_stopped(part(pipeline))
+
+    return unless_stopped
+
+
 class AgenticPipeline:
     """One training run. `run` returns when `max_steps` batches are trained."""
 
@@ -114,7 +136,6 @@ class AgenticPipeline:
         folder: RunFolder,
         cluster: Cluster,
         *,
-        model: Path,
         tracker: Tracker,
         timeline: Timeline,
         display: ProgressDisplay,
@@ -122,7 +143,6 @@ class AgenticPipeline:
         self.config = config
         self.folder = folder
         self.cluster = cluster
-        self.model = model
         self.tracker = tracker
         self.timeline = timeline
         self.display = display
@@ -136,6 +156,8 @@ class AgenticPipeline:
         self._failing_tags: set[str] = set()
         """Those that the user has been told of."""
         self._checkpointed_step = -1
+        self.has_trained = False
+        """From its first batch on this process has something to keep."""
         self._stop = asyncio.Event()
         self._started_at = time.monotonic()
 
@@ -164,8 +186,20 @@ class AgenticPipeline:
         """Whether something done every so many steps is due before the present one."""
         return every > 0 and self.step % every == 0
 
-    # The steps of the algorithm
+    @_interruptible
+    async def start(self) -> None:
+        """Start everything, and load what the run continues from."""
+        self.display.phase("starting engines, workers and the trainer")
+        await self.cluster.start()
+        for note in algorithm_notes(self.config):
+            self.display.note(f"note: {note}")
+        if self.folder.checkpoint is not None:
+            await self.cluster.call(self.cluster.trainer.load(self.folder.checkpoint.folder.resolve()))
+            self.display.note(f"continuing {self.folder.path} from step {self.folder.first_step}")
+        if self.folder.batches:
+            self.display.note(f"{len(self.folder.batches)} batches on disk are trained first")
 
+    @_interruptible
     async def publish(self) -> None:
         """The trainer's weights to the engines, as version `step`.
 
@@ -176,22 +210,24 @@ class AgenticPipeline:
             to_rollouts = self.step not in self.folder.batches
             self._metrics |= await self.cluster.publish(self.step, to_rollouts=to_rollouts)
 
+    @_interruptible
     async def validate(self) -> None:
         """Play the held-out tasks under the present weights; training episodes wait meanwhile."""
         self.display.phase("evaluating on held-out tasks")
         pause = self.config.validation == "pause"
         with self._timed("validate", Track.VALIDATION):
             if pause:
-                await self.cluster.call(self.cluster.rollouts.suspend.remote())
+                await self.cluster.call(self.cluster.rollout_scheduler.suspend.remote())
             batch = await self.cluster.validate(self.step, self.step)
             if pause:
-                await self.cluster.call(self.cluster.rollouts.resume.remote())
+                await self.cluster.call(self.cluster.rollout_scheduler.resume.remote())
         metrics = self.validations[self.step] = validation_metrics(batch)
         self._metrics |= metrics
         result = Validation.from_metrics(metrics, step=self.step)
         if result is not None:
             self.display.validation(result)
 
+    @_interruptible
     async def get_batch(self) -> RolloutBatch:
         """The next batch: one that an earlier process left on disk, or a new one."""
         self.display.phase("waiting for rollouts")
@@ -199,12 +235,14 @@ class AgenticPipeline:
         with self._timed("wait_batch", Track.TRAINER, name="wait"):
             if on_disk is not None:
                 return read_batch(on_disk)
-            request = self.cluster.rollouts.get_batch.remote(self.config.rollout_batch_size, self.step)
-            return await self._unless_stopped(self.cluster.call(self._showing_progress(request)))
+            rollout_scheduler = self.cluster.rollout_scheduler
+            request = rollout_scheduler.get_batch.remote(self.config.rollout_batch_size, self.step)
+            return await self.cluster.call(self._showing_progress(request))
 
     async def train(self, batch: RolloutBatch) -> None:
         """Advantages and one trainer step. Failed episodes are left out, with their tokens."""
         self.display.phase("training")
+        self.has_trained = True
         trajectories = learnable(batch.trajectories)
         with self._timed("train", Track.TRAINER):
             scores = await self._scores(trajectories)
@@ -223,7 +261,6 @@ class AgenticPipeline:
         state = RunState(
             step=self.step,
             seed=self.config.seed,
-            model=str(self.model),
             kl_coef=self._kl_coef,
             ledger=self.folder.ledger_before(self.step),
         )
@@ -239,13 +276,12 @@ class AgenticPipeline:
         self._checkpointed_step = self.step
 
     def request_stop(self) -> None:
-        """End after the present step, with a checkpoint; asked again, end at once."""
+        """End as soon as nothing is lost, with a checkpoint of what was trained; asked again, end at once."""
         if self._stop.is_set():
             raise KeyboardInterrupt
         self._stop.set()
-        self.display.note("stopping with a checkpoint after this step; Ctrl-C again stops at once")
-
-    # Around them
+        if self.has_trained:
+            self.display.note("stopping with a checkpoint; Ctrl-C again stops at once")
 
     async def _scores(self, trajectories: list[Trajectory]) -> ModelScores:
         args, cluster = self.config.algorithm, self.cluster
@@ -259,15 +295,16 @@ class AgenticPipeline:
             values = await cluster.call(cluster.trainer.values(token_ids(trajectories, with_end=True)))
         return ModelScores(logprobs=logprobs, reference_logprobs=reference_logprobs, values=values)
 
-    async def _unless_stopped(self, waiting: Awaitable[Result]) -> Result:
-        """Wait, unless the user asks to stop first: then write a checkpoint and end."""
+    async def unless_stopped(self, waiting: Awaitable[Result]) -> Result:
+        """Wait, unless the user asks to stop first: then keep what was trained in a checkpoint, and end."""
         answer, stop = asyncio.ensure_future(waiting), asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({answer, stop}, return_when=asyncio.FIRST_COMPLETED)
         if answer.done():
             stop.cancel()
             return answer.result()
         answer.cancel()
-        await self.checkpoint()
+        if self.has_trained:
+            await self.checkpoint()
         raise Interrupted(f"stopped before step {self.step + 1}; the same command continues from there")
 
     async def _showing_progress(self, request: Awaitable[Result]) -> Result:
@@ -275,7 +312,7 @@ class AgenticPipeline:
         while not answer.done():
             await asyncio.wait({answer}, timeout=0.5)
             if not answer.done():
-                ready = await self.cluster.rollouts.num_ready.remote()
+                ready = await self.cluster.rollout_scheduler.num_ready.remote()
                 self.display.rollouts(ready=ready, needed=self.config.rollout_batch_size)
         return answer.result()
 
@@ -382,13 +419,29 @@ def _train(loaded: LoadedConfig) -> None:
     config = loaded.config
     folder = RunFolder.open(config)
     if folder.first_step >= config.max_steps:
-        print(f"{folder.path} has all {config.max_steps} steps; raise max_steps or choose another exp_name.")
+        say(f"{folder.path} has all {config.max_steps} steps; raise max_steps or choose another exp_name.")
+        if not (folder.path / "report.html").is_file():
+            say(f"Report: {_write_report(folder)}")
         return
-    write_atomically(folder.path / "config.yaml", loaded.resolved_yaml().encode())
-    model = initial_model(config)
+    model = model_of_run(config, has_begun=folder.has_begun)
+    changes = changed_settings(folder, loaded) if folder.has_begun else []
+    write_atomically(folder.path / CONFIG_FILE, loaded.resolved_yaml().encode())
     keep_tokenizer(model, folder.path)
-    with ray_runtime(config.ray):
-        asyncio.run(_run(config, folder, model))
+    if_lost = [sys.executable, "-m", "envsdk.trainers.lost_runtime", str(folder.path)]
+    with ray_runtime(config.ray, if_lost=if_lost):
+        asyncio.run(_run(config, folder, model, changes))
+
+
+def changed_settings(folder: RunFolder, loaded: LoadedConfig) -> list[str]:
+    """`key: before -> now` of what the run was last started with and is continued with."""
+    file = folder.path / CONFIG_FILE
+    before = leaves(yaml.safe_load(file.read_text())) if file.is_file() else {}
+    now = leaves(yaml.safe_load(loaded.resolved_yaml()))
+    return [
+        f"{dotted(path)}: {shown(before.get(path))} -> {shown(now.get(path))}"
+        for path in dict.fromkeys([*before, *now])
+        if before.get(path) != now.get(path) and before
+    ]
 
 
 def keep_tokenizer(model: Path, folder: Path) -> None:
@@ -398,16 +451,7 @@ def keep_tokenizer(model: Path, folder: Path) -> None:
         write_atomically(folder / tokenizer.name, tokenizer.read_bytes())
 
 
-def initial_model(config: RunConfig) -> Path:
-    """Folder of the model that the run begins with; the embedded default is made where it is not there."""
-    if config.pretrain != EMBEDDED_DEFAULT:
-        return Path(config.pretrain).expanduser().resolve()
-    from envsdk.trainers.warm_start import prepare_policy
-
-    return prepare_policy(config)
-
-
-async def _run(config: RunConfig, folder: RunFolder, model: Path) -> None:
+async def _run(config: RunConfig, folder: RunFolder, model: Path, changes: Sequence[str]) -> None:
     trajectories = (folder.path / TRAJECTORIES).resolve()
     with ExitStack() as stack:
         display = stack.enter_context(ProgressDisplay(config.exp_name, max_steps=config.max_steps))
@@ -415,40 +459,40 @@ async def _run(config: RunConfig, folder: RunFolder, model: Path) -> None:
         tracker = open_trackers(config.trackers, folder.path)
         stack.callback(tracker.close)
         tracker.rewind(folder.first_step - 1)
-        cluster = Cluster(config, model=model, trajectories=trajectories, state=folder.state)
+        cluster = Cluster(
+            config, model=model, trajectories=trajectories, state=folder.state, say=display.note
+        )
         pipeline = AgenticPipeline(
-            config, folder, cluster, model=model, tracker=tracker, timeline=timeline, display=display
+            config, folder, cluster, tracker=tracker, timeline=timeline, display=display
         )
         loop = asyncio.get_running_loop()
         for signal_number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(signal_number, pipeline.request_stop)
+        for change in changes:
+            display.note(f"other settings than before: {change}")
         display.note(f"run folder: {folder.path}; look inside with: envsdk view {folder.path}")
         try:
-            display.phase("starting engines, workers and the trainer")
-            await cluster.start()
-            for note in algorithm_notes(config):
-                display.note(f"note: {note}")
-            if folder.checkpoint is not None:
-                await cluster.call(cluster.trainer.load(folder.checkpoint.folder.resolve()))
-                display.note(f"continuing {folder.path} from step {folder.first_step}")
-            if folder.batches:
-                display.note(f"{len(folder.batches)} batches on disk are trained first")
+            await pipeline.start()
             await pipeline.run()
-        except BaseException:
+        except BaseException as error:
             # What went wrong is what the user must see, not a report that could not be written either.
             with suppress(EnvsdkError):
-                await _close(cluster, tracker, timeline)
-                _write_report(folder)
+                if isinstance(error, Interrupted) and not pipeline.has_trained:
+                    # Actors that are still starting would not answer for seconds, and nothing was done.
+                    await _close(cluster, tracker, timeline, patience_s=0.0)
+                else:
+                    await _close(cluster, tracker, timeline)
+                    _write_report(folder)
             raise
         await _close(cluster, tracker, timeline)
         report = _write_report(folder)
-    print(_before_and_after(pipeline.validations))
-    print(f"Report: {report}")
-    print(f"Trajectories: envsdk view {folder.path}")
+    say(_before_and_after(pipeline.validations))
+    say(f"Report: {report}")
+    say(f"Trajectories: envsdk view {folder.path}")
 
 
-async def _close(cluster: Cluster, tracker: Tracker, timeline: Timeline) -> None:
-    await cluster.close()
+async def _close(cluster: Cluster, tracker: Tracker, timeline: Timeline, *, patience_s: float = 5.0) -> None:
+    await cluster.close(patience_s=patience_s)
     tracker.close()
     timeline.close()
 

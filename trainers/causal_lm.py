@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from envsdk.failures import ConfigurationError
+from envsdk.model_files import require_model_folder
 from envsdk.trainers.packing import MicroBatch
 from envsdk.trainers.training_args import TransformersArgs
 
@@ -72,14 +73,15 @@ class CausalLM:
 
         `seed` decides how an adapter (`settings.lora`) begins.
         """
-        if not (folder / "config.json").is_file():
-            raise ConfigurationError(
-                f"pretrain: {folder} is not a Hugging Face model folder (no config.json in it)"
-            )
+        require_model_folder(folder)
         transformers_logging.disable_progress_bar()
         try:
             model = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
+                folder,
+                dtype=torch.float32,
+                attn_implementation="sdpa",
+                local_files_only=True,
+                trust_remote_code=False,
             )
         except (OSError, ValueError, KeyError) as error:
             raise ConfigurationError(f"pretrain: cannot load the model in {folder}: {error}") from error

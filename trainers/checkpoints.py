@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,6 @@ class RunState:
     step: int
     """Batches trained: the number of the next one."""
     seed: int
-    model: str
-    """Folder the run began with."""
     kl_coef: float | None = None
     """Weight of the KL penalty in the next batch's rewards; None: `init_kl_coef`."""
     ledger: Mapping[str, Any] | None = None
@@ -115,8 +113,10 @@ def _remove(folder: Path) -> None:
 
 def _read(folder: Path) -> Checkpoint:
     try:
-        state = RunState(**json.loads((folder / RUN_FILE).read_text()))
-    except (OSError, ValueError, TypeError) as error:
+        held = json.loads((folder / RUN_FILE).read_text())
+        known = {each.name for each in fields(RunState)}
+        state = RunState(**{name: value for name, value in held.items() if name in known})
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise StorageError(
             f"checkpoint {folder} is damaged ({error}); remove it, and the run continues from another"
         ) from error

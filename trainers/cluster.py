@@ -17,15 +17,15 @@ import ray
 
 from envsdk.config.models import RunConfig, TrainerRole
 from envsdk.config.plugins import runs_on_several_ranks
-from envsdk.failures import EnvsdkError
+from envsdk.failures import EnvsdkError, as_envsdk_error
 from envsdk.inference.engine import EngineConfig
 from envsdk.inference.engine_demand import DemandConfig
 from envsdk.inference.engine_pool import PoolConfig
 from envsdk.managers.ledger_types import LedgerState
-from envsdk.managers.scheduler import RolloutBatch, RolloutScheduler, SchedulerSetup, as_envsdk_error
+from envsdk.managers.scheduler import RolloutBatch, RolloutScheduler, SchedulerSetup
 from envsdk.managers.wiring import VAL_SPLIT, train_ledger, validation_ledger, worker_setups
-from envsdk.trainers.engine_group import EngineGroup, EngineGroupSpec
-from envsdk.trainers.trainer_group import TrainerGroup, TrainerSpec
+from envsdk.trainers.engine_group import EngineGroup, EngineGroupSpec, Say
+from envsdk.trainers.trainer_group import TrainerGroup, TrainerSpec, reason_of_death
 from envsdk.training import TrainBatch, TrainerConfig
 
 Result = TypeVar("Result")
@@ -35,14 +35,15 @@ class Cluster:
     """The actors of one run. Owner: the pipeline."""
 
     def __init__(
-        self, config: RunConfig, *, model: Path, trajectories: Path, state: LedgerState | None
+        self, config: RunConfig, *, model: Path, trajectories: Path, state: LedgerState | None, say: Say
     ) -> None:
+        """`say` shows the user a line."""
         self._config = config
         self.trainer, self.reference = _trainers(config, model)
-        self.engines = EngineGroup(_engines_spec(config, model), self.trainer, self._announce)
+        self.engines = EngineGroup(_engines_spec(config, model), self.trainer, self._announce, say)
 
         scheduler = _actor(RolloutScheduler)
-        self.rollouts = scheduler.remote(
+        self.rollout_scheduler = scheduler.remote(
             SchedulerSetup(
                 ledger=train_ledger(config),
                 workers=worker_setups(
@@ -70,7 +71,7 @@ class Cluster:
     async def start(self) -> None:
         """Start everything side by side; returns when every worker has checked in."""
         await self.call(self.engines.start())
-        starting = [self.rollouts.start.remote(), self.held_out.start.remote()]
+        starting = [self.rollout_scheduler.start.remote(), self.held_out.start.remote()]
         await self.call(asyncio.gather(*starting, *(group.start() for group in self._trainers)))
         await self.call(self.engines.choose_transport())
 
@@ -84,8 +85,25 @@ class Cluster:
                 answer.cancel()
                 failed.result()
             return answer.result()
+        except ray.exceptions.RayActorError as died:
+            if died.actor_init_failed:
+                raise as_envsdk_error(died, "a part of the run cannot be started") from died
+            raise EnvsdkError(
+                f"{self._name_of(died)} died ({reason_of_death(died)}). The checkpoints and batches in "
+                f"{self._config.run_folder} are whole: the same command continues from them"
+            ) from died
         except (EnvsdkError, ray.exceptions.RayError) as error:
             raise as_envsdk_error(error, "a part of the run failed") from error
+
+    def _name_of(self, died: ray.exceptions.RayActorError) -> str:
+        schedulers = {
+            "the scheduler of rollouts": self.rollout_scheduler,
+            "the scheduler of evaluations": self.held_out,
+        }
+        for name, actor in schedulers.items():
+            if actor._actor_id.hex() == died.actor_id:
+                return name
+        return "a process of the run"
 
     async def publish(self, version: int, *, to_rollouts: bool = True) -> dict[str, float]:
         """The trainer's weights to every engine, then the new version to the scheduler; metrics.
@@ -94,7 +112,7 @@ class Cluster:
         """
         report = await self.call(self.engines.publish(version))
         if to_rollouts:
-            await self.call(self.rollouts.publish.remote(version))
+            await self.call(self.rollout_scheduler.publish.remote(version))
         return report.metrics() if report is not None else {}
 
     async def train_step(self, batch: TrainBatch) -> dict[str, float]:
@@ -109,16 +127,16 @@ class Cluster:
         )
         return batch
 
-    async def close(self) -> None:
-        """End everything; what is already gone is ignored."""
+    async def close(self, *, patience_s: float = 5.0) -> None:
+        """End everything; what is already gone is ignored. What takes longer ends with this process."""
         self.engines.close()
-        closing = [self.rollouts.close.remote(), self.held_out.close.remote()]
+        closing = [self.rollout_scheduler.close.remote(), self.held_out.close.remote()]
         closing += [group.close() for group in self._trainers]
-        await asyncio.wait([asyncio.ensure_future(_quiet(call)) for call in closing], timeout=5)
+        await asyncio.wait([asyncio.ensure_future(_quiet(call)) for call in closing], timeout=patience_s)
 
     async def _announce(self, engine: str, actor: Any | None) -> None:
         """To the workers of both schedulers."""
-        schedulers = (self.rollouts, self.held_out)
+        schedulers = (self.rollout_scheduler, self.held_out)
         if actor is None:
             await asyncio.gather(*(scheduler.engine_left.remote(engine) for scheduler in schedulers))
         else:

@@ -18,7 +18,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from envsdk.failures import EngineError, EnvsdkError
+from envsdk.failures import EngineError, EnvsdkError, as_envsdk_error
 from envsdk.inference.engine import EngineConfig, EngineHealth
 from envsdk.inference.engine_host import EngineHost
 from envsdk.inference.engine_pool import (
@@ -33,7 +33,6 @@ from envsdk.inference.engine_pool import (
     Update,
 )
 from envsdk.inference.weight_transport import Transport, can_share_memory, choose_transport
-from envsdk.managers.scheduler import as_envsdk_error
 from envsdk.trainers.engine_placement import EnginePlace, device_bundle, engine_places
 from envsdk.trainers.reservation import KEEP_DEVICES, Reservation, show_only
 from envsdk.trainers.trainer_group import TrainerGroup, reason_of_death
@@ -45,6 +44,8 @@ CLOSE_TIMEOUT_S = 5.0
 
 Announce = Callable[[str, Any | None], Awaitable[None]]
 """Tells the workers which actor an engine is now. None: it leaves, and what runs there may end there."""
+Say = Callable[[str], None]
+"""Shows the user a line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +79,11 @@ class PlacedEngineHost(EngineHost):
 class EngineGroup:
     """Owner: the cluster; called from one event loop."""
 
-    def __init__(self, spec: EngineGroupSpec, trainer: TrainerGroup, announce: Announce) -> None:
+    def __init__(self, spec: EngineGroupSpec, trainer: TrainerGroup, announce: Announce, say: Say) -> None:
         self._spec = spec
         self._trainer = trainer
         self._announce = announce
+        self._say = say
         names = list(spec.configs)
         self._pool = EnginePool(names, spec.pool, num_started=spec.num_started)
         self._reservation: Reservation | None = None
@@ -153,6 +155,9 @@ class EngineGroup:
             lives = self._pool.lives
             report = await self._update(lives, version)
             updated = report.engines if report is not None else ()
+            for life in lives:
+                if life.name not in updated:
+                    self._do(self._pool.lost(life, await self._why_left_out(life)))
             self._do(self._pool.published(version, [life for life in lives if life.name in updated]))
         return report
 
@@ -179,8 +184,6 @@ class EngineGroup:
         if self._reservation is not None:
             self._reservation.release()
 
-    # Commands of the pool
-
     def _do(self, commands: Iterable[PoolCommand]) -> None:
         for command in commands:
             life = command.life
@@ -196,6 +199,8 @@ class EngineGroup:
                 self._in_background(self._tell(life.name, self.actors[life.name]))
             elif isinstance(command, Leave):
                 self._in_background(self._tell(life.name, None))
+        for line in self._pool.take_news():
+            self._say(line)
         if self._pool.failure:
             self._fail(EngineError(self._pool.failure))
 
@@ -297,6 +302,14 @@ class EngineGroup:
             if report is not None and report.engines:
                 self._do(self._pool.given(life, version))
 
+    async def _why_left_out(self, life: Life) -> str:
+        """An update leaves out an engine whose process ended; Ray knows how."""
+        try:
+            await self.actors[life.name].health.remote()
+        except ray.exceptions.RayError as error:
+            return _reason(error)
+        return "it did not get the newest weights"
+
     async def _update(self, lives: Iterable[Life], version: int) -> ShipReport | None:
         engines = {life: self.actors[life.name] for life in lives}
         self._being_updated |= engines.keys()
@@ -312,8 +325,6 @@ class EngineGroup:
             )
         finally:
             self._being_updated -= engines.keys()
-
-    # Around them
 
     async def _from_the_living(self, method: str) -> dict[str, Any]:
         names = [life.name for life in self._pool.lives]

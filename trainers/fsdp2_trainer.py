@@ -22,10 +22,11 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from envsdk.algorithms.args import AlgorithmArgs
+from envsdk.config.validation import validated
 from envsdk.failures import ConfigurationError
 from envsdk.trainers.causal_lm import CausalLM
 from envsdk.trainers.packing import Row, divide
-from envsdk.trainers.policy_trainer import ScoreKind, validated
+from envsdk.trainers.policy_trainer import ScoreKind
 from envsdk.trainers.process_group import join_process_group
 from envsdk.trainers.sharded import whole
 from envsdk.trainers.together import alike, gathered, on_first_rank

@@ -70,12 +70,12 @@ class Objective:
             sequence_ids=fields.sequence_ids(),
             segment_ids=fields.segment_ids(),
         )
-        loss = (weights_N * self._corrected_policy_loss(tokens, tally)).sum()
+        terms = {"pg_loss": (weights_N * self._corrected_policy_loss(tokens, tally)).sum()}
         if self.entropy_gradient:
-            loss = loss - args.entropy_loss_coef * (weights_N * outputs.entropy_N).sum()
+            terms["entropy_loss"] = -args.entropy_loss_coef * (weights_N * outputs.entropy_N).sum()
         if args.kl_loss_coef > 0:
             kl_N = kl_estimate(logprobs_N, fields["reference"], args.kl_loss_type)
-            loss = loss + args.kl_loss_coef * (weights_N * kl_N).sum()
+            terms["kl_loss"] = args.kl_loss_coef * (weights_N * kl_N).sum()
             tally.add("kl", kl_N.detach())
         if outputs.values_N is not None:
             returns_N, values_N = fields["returns"], outputs.values_N
@@ -83,22 +83,22 @@ class Objective:
             critic_N = value_loss(
                 values=values_N, old_values=old_values_N, returns=returns_N, clip=args.value_clip
             )
-            loss = loss + args.value_loss_coef * (weights_N * critic_N).sum()
+            terms["value_loss"] = args.value_loss_coef * (weights_N * critic_N).sum()
             tally.add("critic_loss", critic_N.detach())
             tally.add("critic_value", values_N.detach())
             tally.add("critic_return", returns_N)
+        for name, term in terms.items():
+            tally.add_term(name, term.detach())
         gap_N = (proximal_N - behavior_N).abs()
         tally.add("entropy", outputs.entropy_N.detach())
         tally.add("off_policy_fraction", (gap_N > 0.01).to(gap_N.dtype))
         tally.add("logprob_gap", gap_N, with_max=True)
-        return loss
+        return torch.stack(list(terms.values())).sum()
 
     def _corrected_policy_loss(self, tokens: PolicyTokens, tally: TrainTally) -> Tensor:
         """Per token, times the correction's factor."""
         policy = self._policy_loss(tokens, self.args)
         corrected = correction(tokens, self.args.train_infer_correction, weighted=self._weighted)
-        loss_N = corrected.factor * policy.loss
-        tally.add("pg_loss", loss_N.detach())
         tally.add("clip_fraction", policy.clipped)
         tally.add("ratio", policy.ratio, with_max=True)
         # k3 from the base's side, of tokens: the loss's own ratio may be that of a whole sequence.
@@ -109,7 +109,7 @@ class Objective:
             tally.add_weight("is_weight", torch.stack(weights).prod(0))
         for name, share_N in corrected.shares.items():
             tally.add(name, share_N)
-        return loss_N
+        return corrected.factor * policy.loss
 
 
 class _Fields:

@@ -15,26 +15,20 @@ from __future__ import annotations
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ValidationError
 
 from envsdk.algorithms.args import AlgorithmArgs
-from envsdk.algorithms.losses import policy_gradient_uses_proximal
-from envsdk.config.problems import describe
-from envsdk.config.validation import problems_in
+from envsdk.algorithms.loss_settings import uses_proximal
 from envsdk.failures import ConfigurationError, TrainerError
 from envsdk.trainers.objective import Objective
 from envsdk.trainers.packing import Row, make_row
 from envsdk.trainers.train_rows import BatchRows, TrainRow, check_sequences
 from envsdk.trainers.train_tally import TrainTally
 from envsdk.training import TrainBatch, Trainer, TrainerConfig
-
-Settings = TypeVar("Settings", bound=BaseModel)
 
 
 class ScoreKind(StrEnum):
@@ -45,7 +39,8 @@ class ScoreKind(StrEnum):
 
 
 class PolicyTrainer(Trainer):
-    """The algorithm of a step. A subclass carries the model: the abstract methods below.
+    """The algorithm of a step. A subclass carries the model: the abstract methods below, each of which all
+    ranks call.
 
     Draws no random number outside the mini-batch order, which is a hash of (seed, step, epoch): a
     resumed run repeats the original bit for bit, where the device's kernels add in a fixed order (CPUs').
@@ -55,8 +50,6 @@ class PolicyTrainer(Trainer):
         self.config = config
         self.algorithm = algorithm
         self.objective = Objective(algorithm)
-
-    # What the subclass does. With several ranks, all of them make each call.
 
     @property
     @abstractmethod
@@ -96,8 +89,6 @@ class PolicyTrainer(Trainer):
         """The tally over all ranks."""
         return tally
 
-    # The algorithm
-
     def train_step(self, batch: TrainBatch) -> dict[str, float]:
         """One batch: `ppo_epochs` passes in mini-batches of `ppo_mini_batch_size` sequences."""
         started = time.perf_counter()
@@ -110,7 +101,7 @@ class PolicyTrainer(Trainer):
             with_values=with_values,
         )
         rows = BatchRows(batch, self.algorithm, seed=self.config.seed, with_values=with_values)
-        if len(rows.plan) > 1 and policy_gradient_uses_proximal(self.algorithm):
+        if len(rows.plan) > 1 and uses_proximal(self.algorithm):
             self._add_proximal_logprobs(rows)
         # A step that fails half-way must leave the weights from before the first one.
         restore = self._snapshot() if len(rows.plan) > 1 else None
@@ -118,7 +109,9 @@ class PolicyTrainer(Trainer):
         tallies: list[TrainTally] = []
         try:
             for members in rows.plan:
-                tallies.append(self._learn(rows.step_rows(members), critic_only=batch.critic_only))
+                tally = self._learn(rows.step_rows(members), critic_only=batch.critic_only)
+                tally.leave_out(rows.num_left_out_tokens(members))
+                tallies.append(tally)
         except TrainerError as error:
             if restore is not None:
                 restore()
@@ -169,12 +162,3 @@ class PolicyTrainer(Trainer):
         for index, values in zip(filled, scores, strict=True):
             results[index][1:] = values
         return results
-
-
-def validated(kind: type[Settings], values: Mapping[str, Any], section: str) -> Settings:
-    """`values` as `kind`; ConfigurationError names the section, the key and the nearest known one."""
-    try:
-        return kind.model_validate(dict(values))
-    except ValidationError as error:
-        problems = list(problems_in(error, kind))
-        raise ConfigurationError(describe(problems, source=section, origin=lambda _: "")) from error

@@ -21,11 +21,12 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.logits import token_logprobs_and_entropy
+from envsdk.config.validation import validated
 from envsdk.failures import StorageError
 from envsdk.trainers.causal_lm import CausalLM
 from envsdk.trainers.objective import TokenOutputs
 from envsdk.trainers.packing import MicroBatch, Row, make_row, pack
-from envsdk.trainers.policy_trainer import PolicyTrainer, ScoreKind, validated
+from envsdk.trainers.policy_trainer import PolicyTrainer, ScoreKind
 from envsdk.trainers.pretrained import write_pretrained
 from envsdk.trainers.sharded import whole
 from envsdk.trainers.torch_checkpoint import StoredCheckpoint, write_state, write_tensors

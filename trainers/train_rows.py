@@ -56,7 +56,7 @@ class BatchRows:
             _fields(sequence, row, args, with_values) if row is not None and need else {}
             for sequence, row, need in zip(batch.sequences, self.rows, self.needed, strict=True)
         ]
-        self._trajectories = [sequence.trajectory_id for sequence in batch.sequences]
+        self._sequences = batch.sequences
         self.plan = optimizer_steps(batch, args, seed)
         """Which sequences each optimizer step takes, in order."""
 
@@ -74,7 +74,7 @@ class BatchRows:
         weights = sequence_weights(
             self._args.loss_agg_mode,
             lengths,
-            trajectories=[self._trajectories[index] for index in members],
+            trajectories=[self._sequences[index].trajectory_id for index in members],
             length=self._args.loss_agg_length,
         )
         return [
@@ -83,10 +83,24 @@ class BatchRows:
             if (row := self.rows[index]) is not None and self.needed[index]
         ]
 
+    def num_left_out_tokens(self, members: Sequence[int]) -> int:
+        """Sampled tokens of the sequences among `members` that `step_rows` leaves out."""
+        return sum(
+            len(row.scored)
+            for index in members
+            if (row := self.rows[index]) is not None and not self.needed[index]
+        )
+
     def metrics(self) -> dict[str, float]:
-        """How much there was to learn from."""
+        """How much there was to learn from, and what is known of all of it."""
         filled = [row for row in self.rows if row is not None]
-        return {
+        surprisals = [
+            -sequence.behavior_logprobs[row.scored]
+            for sequence, row in zip(self._sequences, self.rows, strict=True)
+            if row is not None
+        ]
+        entropy = {"actor/behavior_entropy": float(np.concatenate(surprisals).mean())} if filled else {}
+        return entropy | {
             "actor/num_tokens": float(sum(len(row.scored) for row in filled)),
             "actor/num_sequences": float(len(filled)),
             "actor/num_sequences_without_gradient": float(len(filled) - sum(self.needed)),

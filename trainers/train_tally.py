@@ -10,7 +10,11 @@ from torch import Tensor
 
 
 class TrainTally:
-    """Sums of per-token numbers: add -> add ... [-> merge, over ranks] -> metrics."""
+    """Sums over micro-batches: (add | add_weight | add_term)* -> [merge, over ranks] -> leave_out -> metrics.
+
+    What `add` gets is averaged over the tokens it was computed for, which are not all sampled ones where
+    sequences are left out; `metrics` says how many they are.
+    """
 
     def __init__(self) -> None:
         self.loss = 0.0
@@ -18,6 +22,8 @@ class TrainTally:
         """Inputs computed that are not padding."""
         self.num_padded_tokens = 0
         """Inputs computed, padding included."""
+        self._num_left_out = 0
+        self._terms: defaultdict[str, float] = defaultdict(float)
         self._sums: defaultdict[str, float] = defaultdict(float)
         self._counts: defaultdict[str, int] = defaultdict(int)
         self._maxima: dict[str, float] = {}
@@ -39,6 +45,17 @@ class TrainTally:
         if values_N.numel():
             self._minima[name] = min(self._minima.get(name, math.inf), float(values_N.min()))
 
+    def add_term(self, name: str, value: Tensor) -> None:
+        """A term of the loss as it enters it, a scalar; the terms add up to the loss."""
+        self._terms[name] += float(value)
+
+    def leave_out(self, num_tokens: int) -> None:
+        """Sampled tokens that were not computed, because they cannot have a gradient: no clipping took one
+        away from them; all else is unknown."""
+        self._num_left_out += num_tokens
+        self._sums["clip_fraction"] += 0.0
+        self._counts["clip_fraction"] += num_tokens
+
     def add_step(self, grad_norm: float, learning_rate: float) -> None:
         self._norms.append(grad_norm)
         self._learning_rate = learning_rate
@@ -51,6 +68,9 @@ class TrainTally:
             merged.loss += part.loss
             merged.num_real_tokens += part.num_real_tokens
             merged.num_padded_tokens += part.num_padded_tokens
+            merged._num_left_out += part._num_left_out
+            for name, total in part._terms.items():
+                merged._terms[name] += total
             for name, total in part._sums.items():
                 merged._sums[name] += total
                 merged._counts[name] += part._counts[name]
@@ -72,12 +92,17 @@ class TrainTally:
         """`actor/...` and, with a value head, `critic/...`; means over tokens and optimizer steps."""
         num_steps = max(1, len(self._norms))
         padded = self.num_padded_tokens
+        num_measured = self._counts.get("entropy", 0)
+        num_sampled = num_measured + self._num_left_out
         metrics = {
             "actor/loss": self.loss / num_steps,
             "actor/grad_norm": sum(self._norms) / num_steps,
             "actor/lr": self._learning_rate,
             "actor/num_optimizer_steps": float(len(self._norms)),
             "actor/padding_fraction": 1 - self.num_real_tokens / padded if padded else 0.0,
+            "actor/measured_share": num_measured / num_sampled if num_sampled else 1.0,
+            "actor/pg_loss": 0.0,
+            **{f"actor/{name}": total / num_steps for name, total in self._terms.items()},
         }
         for name in sorted(self._sums):
             is_critic = name.startswith("critic_")

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 class TrainingArgs(BaseModel):
     """The section `actor_train.training_args`, the same for every trainer of the SDK."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     learning_rate: float = Field(default=1e-4, ge=0.0)
     """Peak learning rate of AdamW."""
@@ -46,7 +46,7 @@ class TrainingArgs(BaseModel):
 class LoRAArgs(BaseModel):
     """`lora` of `torch` and `fsdp2_train`: train a low-rank adapter instead of the model's own weights."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     rank: int = Field(ge=1)
     """Of the two matrices of each adapted one."""
@@ -64,7 +64,7 @@ class LoRAArgs(BaseModel):
 class TransformersArgs(BaseModel):
     """How a `transformers` model is run, on one rank or several."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the forward pass. Weights, optimizer and log-probabilities stay float32."""

@@ -8,9 +8,10 @@ reinforcement learning needs: successes to reinforce, and room above them.
 
     folder = prepare_policy(load_config("agentic_async.yaml").config)
 
-The folder is named by a hash of all that decides its content, in `$ENVSDK_CACHE`, or `envsdk` in the user's
-cache folder. It is written beside and renamed, so what is there is whole; processes that want the
-same policy wait for the one that makes it. A kill costs at most the cloning: demonstrations are kept.
+The folder is named by a hash of all that decides its content, the environments' sources among it, in
+`$ENVSDK_CACHE`, or `envsdk` in the user's cache folder. It is written beside and renamed, so what is there is
+whole; processes that want the same policy wait for the one that makes it. A kill costs at most the cloning:
+demonstrations are kept.
 """
 
 from __future__ import annotations
@@ -40,9 +41,13 @@ from envsdk.episode_progress import EpisodeProgress
 from envsdk.failures import ConfigurationError
 from envsdk.play_options import ENDPOINT
 from envsdk.playing import MODEL, make_player, resolve_source
-from envsdk.policies import OraclePolicy
+from envsdk.policies import OraclePolicy, policy_class
 from envsdk.prompts import AgentPrompts, conversation
+from envsdk.registry import load_entry_point
+from envsdk.registry import spec as registered
+from envsdk.source_digest import source_digest
 from envsdk.storage import read_trajectories
+from envsdk.terminal_console import TerminalConsole
 from envsdk.trainers.imitation import Demonstration, imitate, imitation_trainer, tokens_of
 from envsdk.trainers.tiny_policy import build_tokenizer, check_pieces, write_random_model, write_tokenizer
 from envsdk.trajectory import Trajectory
@@ -66,7 +71,7 @@ def prepare_policy(config: RunConfig, *, console: Console | None = None) -> Path
     Shows progress on stderr. Raises ConfigurationError when a tag's environment has no oracle or its
     first prompt is longer than `sequence_length`, and StorageError when the cache cannot be written.
     """
-    console = console or Console(file=sys.stderr)
+    console = console or TerminalConsole(file=sys.stderr)
     description = _describe(config)
     digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:16]
     parent = cache_folder() / "policies"
@@ -131,7 +136,16 @@ def _describe(config: RunConfig) -> dict[str, Any]:
         "warm_start": settings,
         "episodes": source.episodes_by_tag(args.num_episodes, split="train", tags=None),
         "demonstrator": player.describe(),
+        "sources": _sources(config),
     }
+
+
+def _sources(config: RunConfig) -> str:
+    """Of the environments and the demonstrator: other code plays other games."""
+    tags = [config.custom_envs[tag] for tag in config.train_env_manager.tags]
+    environments = [load_entry_point(registered(tag.env_type)) for tag in tags]
+    demonstrator = policy_class(config.warm_start.demonstrator)
+    return source_digest([*environments, demonstrator], [tag.env_config for tag in tags])
 
 
 def _make(config: RunConfig, description: Mapping[str, Any], folder: Path, console: Console) -> None:

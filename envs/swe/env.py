@@ -28,7 +28,7 @@ from envsdk.envs.swe.sandbox.contract import WORKDIR
 from envsdk.envs.swe.task_list import SPLITS, SplitName, task_list
 from envsdk.envs.swe.tasks import ImageSource
 from envsdk.envs.swe.verdicts import counts, describe, shares
-from envsdk.envs.swe.workspace import KEPT_OUTPUT_BYTES, Workspace, shared_workshop
+from envsdk.envs.swe.workspace import KEPT_OUTPUT_BYTES, Submitted, Workspace, shared_workshop
 
 Submission = Literal["auto", "output", "tree"]
 SUBMISSIONS: tuple[Submission, ...] = ("auto", "output", "tree")
@@ -203,21 +203,21 @@ class SWEEnv(TextEnv):
         metrics = {"action_is_valid": float(not note)}
         reward = -self._invalid_penalty if note else 0.0
         info = {"success": False, "metrics": metrics}
-        patch: str | None = None
+        work: Submitted | None = None
         if not note:
-            state, patch = self._run(state, command, metrics)
-        submitted = patch is not None
+            state, work = self._run(state, command, metrics)
+        submitted = work is not None
         at_limit = not submitted and (state.turn >= self.max_steps or state.used_s >= self._time_limit_s)
         if at_limit and self._submit_at_limit:
-            patch = "" if self._workspace is None else self._workspace.diff()
+            work = Submitted(patch="") if self._workspace is None else self._workspace.changes()
         if submitted or at_limit:
-            state, graded = self._ended(state, patch, submitted=submitted, info=info)
+            state, graded = self._ended(state, work, submitted=submitted, info=info)
             reward += graded
         self._state = state
         return state.observation, 0.0 + reward, state.terminated, state.truncated, info
 
-    def _run(self, state: State, command: str, metrics: dict[str, float]) -> tuple[State, str | None]:
-        """The state after a command, and the patch if it submits."""
+    def _run(self, state: State, command: str, metrics: dict[str, float]) -> tuple[State, Submitted | None]:
+        """The state after a command, and what it submits, if it does."""
         workspace = self._opened(state)
         limit_s = min(self._command_timeout_s, max(1.0, self._time_limit_s - state.used_s))
         result = workspace.run(command, timeout_s=limit_s)
@@ -240,20 +240,22 @@ class SWEEnv(TextEnv):
             return state, None
         is_whole = result.num_bytes <= self._limits.kept_output_bytes
         if self._submission == "output" or (self._submission == "auto" and is_whole and holds_diff(text)):
-            return state, text
-        return state, workspace.diff()
+            return state, Submitted(patch=text)
+        return state, workspace.changes()
 
-    def _ended(self, state: State, patch: str | None, *, submitted: bool, info: Info) -> tuple[State, float]:
+    def _ended(
+        self, state: State, work: Submitted | None, *, submitted: bool, info: Info
+    ) -> tuple[State, float]:
         """The state at the end of the episode, and what is paid for the patch; fills `info`."""
         task = self._tasks.named(state.instance_id)
-        evaluation = self._workshop.grade(task, patch, strict=self._strict) if patch is not None else None
+        evaluation = None if work is None else self._workshop.grade(task, work, strict=self._strict)
         resolved = evaluation is not None and evaluation.resolved
         ending = Ending(
             instance_id=task.instance_id,
             exit_status="Submitted" if submitted else "LimitsExceeded",
             resolved=resolved,
             detail=describe(evaluation),
-            submission=(patch or "").encode(errors="replace").decode(),
+            submission="" if work is None else work.patch.encode(errors="replace").decode(),
         )
         told = counts(task, evaluation)
         info |= {

@@ -32,6 +32,7 @@ from envsdk.envs.swe.task_list import TaskList, task_list
 from envsdk.failures import ConfigurationError
 from envsdk.report.run_data import DISCARDED_PREFIX
 from envsdk.storage import iter_trajectories
+from envsdk.terminal import say
 from envsdk.trajectory import Outcome, Trajectory
 
 TRAJECTORY_FORMAT = "mini-swe-agent-1.1"
@@ -157,7 +158,7 @@ def write_trajectories(episodes: Sequence[Episode], out: Path) -> list[Path]:
     written = []
     for number, sample in enumerate(samples(episodes)):
         for episode in sample:
-            name = _file_name(episode.instance_id)
+            name = file_name(episode.instance_id)
             folder = out / name
             make_folder(folder)
             path = folder / (f"{name}.{number}.traj.json" if number else f"{name}.traj.json")
@@ -191,7 +192,7 @@ def _exit_message(exit_status: str, submission: str) -> dict[str, Any]:
     }
 
 
-def _file_name(instance_id: str) -> str:
+def file_name(instance_id: str) -> str:
     name = "".join(char if char.isalnum() or char in "._-" else "_" for char in instance_id)
     return name.lstrip(".") or "_"
 
@@ -298,9 +299,7 @@ def command(
     written = write(episodes, out)
     submitted = sum(bool(episode.submission.strip()) for episode in episodes)
     resolved = sum(episode.trajectory.success for episode in episodes)
-    print(
-        f"{len(episodes)} episodes, {submitted} with a patch, {resolved} resolved; wrote {_listed(written)}"
-    )
+    say(f"{len(episodes)} episodes, {submitted} with a patch, {resolved} resolved; wrote {_listed(written)}")
     return 0
 
 

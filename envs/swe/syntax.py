@@ -8,7 +8,7 @@ import threading
 _parsing = threading.Lock()
 
 
-def parse(source: str) -> ast.Module:
+def parse(source: str | bytes) -> ast.Module:
     """The syntax tree of `source`, one thread at a time. Raises what `ast.parse` does.
 
     CPython 3.11 counts the depth of the tree it builds in one place for all threads. Where garbage collection

@@ -21,13 +21,18 @@ def describe(evaluation: Evaluation | None) -> str:
 def counts(task: Task, evaluation: Evaluation | None) -> dict[str, Any]:
     """`reason`, `stripped` files, and for each list of tests how many passed: `{"passed": 2, "total": 3}`.
 
-    The lists are `fail_to_pass` and `pass_to_pass`, or `expected` where the task has an outcome per test.
+    `hidden_bits`, `weak` and `suspicious` say how far the verdict can be forged. The lists are `fail_to_pass`
+    and `pass_to_pass`, or `expected` where the task has an outcome per test.
     """
     outcomes = {} if evaluation is None else evaluation.outcomes
     told: dict[str, Any] = {
         "reason": "not_submitted" if evaluation is None else evaluation.reason.value,
         "stripped": [] if evaluation is None else list(evaluation.stripped),
     }
+    if evaluation is not None:
+        told |= {"hidden_bits": evaluation.hidden_bits, "weak": evaluation.weak}
+        if evaluation.suspicious:
+            told["suspicious"] = list(evaluation.suspicious)
     if task.expected is not None:
         as_expected = sum(outcomes.get(name) is outcome for name, outcome in task.expected.items())
         return {**told, "expected": {"passed": as_expected, "total": len(task.expected)}}

@@ -3,7 +3,7 @@
     workshop = shared_workshop("bubblewrap", {})
     workspace = workshop.open(task, limits)        # nothing is started yet
     result = workspace.run("pytest -q", timeout_s=60)
-    verdict = workshop.grade(task, workspace.diff(), strict=True)
+    verdict = workshop.grade(task, workspace.changes(), strict=True)
     workspace.close()
 
     workspace:  open -> first command starts the sandbox -> commands -> closed
@@ -17,6 +17,7 @@ import asyncio
 import atexit
 import concurrent.futures.thread
 import contextlib
+import hashlib
 import json
 import os
 import threading
@@ -49,27 +50,6 @@ KEPT_OUTPUT_BYTES = 1 << 20
 """Of a command's output: room for a patch that is submitted by printing it."""
 _VERDICTS_KEPT = 4096
 _CLOSE_TIMEOUT_S = 20.0
-_STATE_FILE = "/tmp/.envsdk-state.tar.gz"
-_MAX_STATE_BYTES = 1 << 30
-_STATE_TIMEOUT_S = 600.0
-
-# What the backend shows below these folders is not the episode's; nor is the archive itself.
-_SAVE = f"""set -e
-others=(--exclude=.{_STATE_FILE})
-while read -r _ _ _ _ point _; do
-  case $point in /tmp/*|"$PWD"/*) others+=("--exclude=.$point") ;; esac
-done < /proc/self/mountinfo
-: > {_STATE_FILE}  # or the compressor makes it while tar reads the folder: "file changed as we read it"
-tar --create --gzip --file={_STATE_FILE} --directory=/ --ignore-failed-read --anchored --no-wildcards \\
-  "${{others[@]}}" ".$PWD" ./tmp
-"""
-_LOAD = f"""set -e
-find . -mindepth 1 -delete
-find /tmp -mindepth 1 ! -path {_STATE_FILE} -delete 2> /dev/null || true  # what the backend shows there stays
-tar --extract --gzip --file={_STATE_FILE} --directory=/ --preserve-permissions --no-overwrite-dir
-rm {_STATE_FILE}
-"""
-
 NOTHING_CHANGED = Evaluation(resolved=False, reason=Verdict.TESTS_FAILED, detail="the patch is empty")
 """On an empty patch: tasks of which it is the solution are refused when they are loaded."""
 
@@ -95,6 +75,15 @@ class CommandResult:
     """Of the whole output, of which `output` may lack the middle."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """What is to be graded at the end of an episode."""
+
+    patch: str
+    refusal: Evaluation | None = None
+    """The verdict where the policy has made its files such that no patch can be made of them."""
+
+
 class LoopThread:
     """An event loop that runs on a thread until the process ends."""
 
@@ -118,7 +107,7 @@ class Workshop:
         self._validating: dict[str, asyncio.Lock] = {}
         self._problems: dict[str, str] = {}
         """What validating a task has found, by its content; empty for a sound one."""
-        self._verdicts: OrderedDict[tuple[str, str, bool], Evaluation] = OrderedDict()
+        self._verdicts: OrderedDict[tuple[str, bytes, bool], Evaluation] = OrderedDict()
         self._lock = threading.Lock()
 
     def open(
@@ -131,14 +120,17 @@ class Workshop:
         """
         return Workspace(self, task, limits, files, validates=validates)
 
-    def grade(self, task: Task, patch: str, *, strict: bool) -> Evaluation:
-        """The verdict on `patch`. The same patch of the same task is graded once, an empty one never.
+    def grade(self, task: Task, submitted: Submitted, *, strict: bool) -> Evaluation:
+        """The verdict on a patch. The same patch of the same task is graded once, an empty one never.
 
         Raises SandboxError when the evaluation itself fails.
         """
+        if submitted.refusal is not None:
+            return submitted.refusal
+        patch = submitted.patch
         if not patch.strip():
             return NOTHING_CHANGED
-        key = task.content_hash(), patch, strict
+        key = task.content_hash(), hashlib.sha256(patch.encode(errors="surrogatepass")).digest(), strict
         with self._lock:
             known = self._verdicts.get(key)
         if known is not None:
@@ -171,8 +163,10 @@ class Workshop:
         sandbox = await self._backend.start(await prepare_image(task, self._backend), limits=limits)
         try:
             if files is not None:
-                await sandbox.write(_STATE_FILE, files)
-                await _demand(sandbox, _LOAD, "its files could not be restored")
+                await sandbox.unpack(files)
+        except SandboxFileError as error:
+            await sandbox.close()
+            raise SandboxError(f"sandbox {sandbox.id}: its files could not be restored: {error}") from error
         except BaseException:
             await sandbox.close()
             raise
@@ -233,21 +227,27 @@ class Workspace:
             num_bytes=result.total_bytes,
         )
 
-    def diff(self) -> str:
-        """What the files of the repository differ in from the start, as a patch.
+    def changes(self) -> Submitted:
+        """What the files of the repository differ in from the start; leftovers do not count.
 
-        Empty where there is nothing to compare with any more: the folder was removed, or is over a limit.
+        Refused where the policy has left nothing to compare with (it removed the folder), or more than can be
+        compared within the limits on time, memory and size.
         """
         try:
-            return self._workshop.run(self._diff())
-        except SandboxFileError:
-            return ""
+            return Submitted(patch=self._workshop.run(self._diff()))
+        except SandboxFileError as error:
+            detail = f"the changed files cannot be compared with the original ones: {error}"
+            refusal = Evaluation(resolved=False, reason=Verdict.PATCH_REFUSED, detail=detail)
+            return Submitted(patch="", refusal=refusal)
 
     def snapshot(self) -> bytes | None:
         """The files of the repository and of /tmp, with `.git`; None when nothing was run yet."""
         if self._sandbox is None:
             return self._files
-        return self._workshop.run(_saved(self._sandbox))
+        try:
+            return self._workshop.run(self._sandbox.pack())
+        except SandboxFileError as error:
+            raise SandboxError(f"{self._task.instance_id}: its files could not be saved: {error}") from error
 
     def close(self) -> None:
         """Remove the sandbox. Idempotent."""
@@ -274,21 +274,6 @@ class Workspace:
             self._let_go.atexit = False
             self._sandbox = sandbox
         return self._sandbox
-
-
-async def _saved(sandbox: Sandbox) -> bytes:
-    await _demand(sandbox, _SAVE, "its files could not be saved")
-    files = await sandbox.read(_STATE_FILE, max_bytes=_MAX_STATE_BYTES)
-    await sandbox.exec(f"rm -f {_STATE_FILE}", timeout_s=_STATE_TIMEOUT_S)
-    return files
-
-
-async def _demand(sandbox: Sandbox, script: str, failure: str) -> None:
-    result = await sandbox.exec(script, timeout_s=_STATE_TIMEOUT_S)
-    if not result.ok:
-        raise SandboxError(
-            f"sandbox {sandbox.id}: {failure} ({result.reason}): {result.output.strip()[-300:]}"
-        )
 
 
 _thread: tuple[int, LoopThread] | None = None

@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from envsdk.cli import run_app
+from envsdk.terminal import say
 
 app = typer.Typer(add_completion=False)
 
@@ -53,27 +54,26 @@ def command(
     ] = None,
 ) -> None:
     """Make a store of WebShop's official files, for `data_dir: STORE` in an `env_config`."""
-    from rich.console import Console
-
     from envsdk.envs.webshop.build_progress import BuildProgress
     from envsdk.envs.webshop.builder import BuildOptions, build
     from envsdk.envs.webshop.store import open_store, verify
     from envsdk.failures import ConfigurationError
+    from envsdk.terminal_console import TerminalConsole
 
     if check is not None:
         verify(check)
-        print(f"{check}: every checksum is right")
+        say(f"{check}: every checksum is right")
         return
     if data is None:
         raise ConfigurationError("--data: name the folder with the raw files")
     out = out or data / "store"
     options = BuildOptions(items=items, tagger=tagger, num_products=num_products, skip_bad=skip_bad)
-    with BuildProgress(Console(file=sys.stderr)) as progress:
+    with BuildProgress(TerminalConsole(file=sys.stderr)) as progress:
         build(data, out, options, progress=progress)
     manifest = open_store(out).manifest
     goals = manifest["num_goals"]
     skipped = manifest["skipped"]
-    print(
+    say(
         f"{manifest['num_products']:,} products ({skipped['asin']} without a usable asin, "
         f"{skipped['duplicate']} duplicates, {skipped['bad']} bad records left out), "
         f"{goals['human']:,} human and {goals['synthetic']:,} synthetic goals, "

@@ -27,6 +27,7 @@ from envsdk.cache import cache_folder
 from envsdk.cli import run_app
 from envsdk.envs.webshop import vocabulary as words
 from envsdk.envs.webshop.store import FORMAT, is_complete
+from envsdk.terminal import say
 
 NUM_PRODUCTS = 1000
 ITEMS, ATTRIBUTES, HUMAN = "items_shuffle.json", "items_ins_v2.json", "items_human_ins.json"
@@ -202,7 +203,7 @@ def command(
 ) -> None:
     """Write a generated catalogue as WebShop's raw files."""
     write_catalogue(out, num_products=products, seed=seed)
-    print(f"{products:,} products in {out}")
+    say(f"{products:,} products in {out}")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -17,7 +17,7 @@ KLEstimator = Literal["k1", "k2", "k3"]
 class AdvantageKeys(BaseModel):
     """From rewards to one advantage per token: top-level keys of the YAML."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     adv_estimator: str = "grpo"
     """`grpo`, `rloo`, `reinforce`, `reinforce_plus_plus`, `gae` (value head), `gigpo` (state hashes); or an

@@ -91,9 +91,10 @@ def steps_of(sample: AdvantageSample, level: StepLevel) -> Steps:
     """The trajectory's steps, and what each earned.
 
     A turn is a step at level `turn` even when its reply is empty; at the other levels such a turn has no
-    step of its own, and its reward falls to the step sampled before it. `reply` is a turn with tokens,
-    `segment` an unbroken run of sampled tokens, however many turns it is of. A turn's reward is earned by
-    the last of its steps.
+    step of its own, and its reward falls to the step sampled before it. Before the first sampled token
+    there is none: no token led to that reward, so it is in no step's return, as at level `turn`, where it
+    stays with a step that has no token. `reply` is a turn with tokens, `segment` an unbroken run of sampled
+    tokens, however many turns it is of. A turn's reward is earned by the last of its steps.
     """
     turns_T = _turns_of(sample)
     tokens_n = np.flatnonzero((sample.response_mask == 1) & (turns_T >= 0))
@@ -104,10 +105,10 @@ def steps_of(sample: AdvantageSample, level: StepLevel) -> Steps:
     else:
         step_of_token_n = _step_numbers(tokens_n, turn_of_token_n, level)
         rewards_S = np.zeros(int(step_of_token_n[-1]) + 1 if len(tokens_n) else 0)
-        if len(tokens_n):
-            ends_K = np.array([end for _, end in sample.turn_spans], np.int64)
-            last_n = np.maximum(0, np.searchsorted(tokens_n, ends_K) - 1)
-            np.add.at(rewards_S, step_of_token_n[last_n], turn_rewards_K)
+        num_sampled_K = np.searchsorted(turn_of_token_n, np.arange(len(turn_rewards_K)), side="right")
+        has_step_K = num_sampled_K > 0
+        earning_K = step_of_token_n[num_sampled_K[has_step_K] - 1]
+        np.add.at(rewards_S, earning_K, turn_rewards_K[has_step_K])
     if sample.token_rewards is not None:
         np.add.at(rewards_S, step_of_token_n, sample.token_rewards[tokens_n])
     return Steps(

@@ -13,7 +13,7 @@ BeyondBounds = Literal["truncate", "mask"]
 class ISWeightArgs(BaseModel):
     """Importance weight proximal / behavior in front of the policy loss."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     enabled: bool | None = None
     """Whether the policy loss is multiplied by it; null: yes, unless the loss compares with the behavior
@@ -39,7 +39,7 @@ class ISWeightArgs(BaseModel):
 class CorrectionFilter(BaseModel):
     """Leaves tokens out of the policy loss whose proximal and behavior policies are too far apart."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     enabled: bool = True
     """False keeps the rule in the file and off."""
@@ -74,7 +74,7 @@ class CorrectionFilter(BaseModel):
 class TrainInferCorrection(BaseModel):
     """Correction for samples that another policy drew than the one before the step."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     is_weight: ISWeightArgs = Field(default_factory=ISWeightArgs)
     """Importance weight in front of the policy loss."""

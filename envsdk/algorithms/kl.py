@@ -7,11 +7,17 @@ With d = log pi(x) - log pi_ref(x) and x ~ pi:
     k2 = d^2 / 2               biased, low variance; its gradient is that of the true divergence
     k3 = exp(-d) - 1 + d       unbiased, low variance, never negative
 
+The gradient of k3 is (1 - w) grad log pi(x) with w = exp(-d) = pi_ref(x) / pi(x), an importance weight. It
+is truncated at `K3_MAX_WEIGHT`, like other such weights: below d = -log K3_MAX_WEIGHT k3 goes on as its
+tangent. A token far below the reference is pulled back as hard as one at the bound, neither without limit
+nor, as where the estimate itself is clamped, not at all. There k3 is below the unbiased estimate.
+
 Works on NumPy arrays and torch tensors alike and imports neither torch nor anything heavy.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -26,15 +32,15 @@ if TYPE_CHECKING:
 else:
     Array = TypeVar("Array")
 
-MAX_EXPONENT = 20.0
-"""Log-ratios are held to +- this before `exp`, so that no single token overflows float32."""
+K3_MAX_WEIGHT = 20.0
+"""Above 13.6, where k3 is 10 and verl, ROLL and OpenRLHF clamp it: below that all agree."""
 
 
 def kl_estimate(logprobs: Array, reference_logprobs: Array, kind: KLEstimator) -> Array:
     """Per-token estimate `[...]` of KL(policy || reference); arguments `[...]` in nats.
 
-    `k1` must not be minimized as a loss: its gradient is the score function, zero on average. Below
-    d = -`MAX_EXPONENT` `k3` is constant, so that such a token has no gradient instead of one without end.
+    `k1` must not be minimized as a loss: its gradient is the score function, zero on average. The derivative
+    of `k3` by `logprobs` is between 1 - `K3_MAX_WEIGHT` and 1.
     """
     difference: Array = logprobs - reference_logprobs
     if kind == "k1":
@@ -43,10 +49,10 @@ def kl_estimate(logprobs: Array, reference_logprobs: Array, kind: KLEstimator) -
         half_square: Array = difference * difference / 2
         return half_square
     if kind == "k3":
-        # In both terms: in the exponent alone it would leave the other one, which points away.
-        held: Any = difference.clip(min=-MAX_EXPONENT)
-        inverse_ratio: Any = np.exp(-held) if isinstance(held, np.ndarray) else (-held).exp()
-        estimate: Array = inverse_ratio - 1 + held
+        held: Any = difference.clip(min=-math.log(K3_MAX_WEIGHT))
+        weight_less_1: Any = np.expm1(-held) if isinstance(held, np.ndarray) else (-held).expm1()
+        tangent = (K3_MAX_WEIGHT - 1) * (held - difference)
+        estimate: Array = weight_less_1 + held + tangent
         return estimate
     raise ValueError(f"unknown KL estimator {kind!r}; known are k1, k2, k3")
 

@@ -13,7 +13,7 @@ from envsdk.algorithms.correction_args import TrainInferCorrection
 class LossKeys(BaseModel):
     """What is minimized: top-level keys of the YAML."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     pg_variant: str = "ppo"
     """Policy loss: entry point in `envsdk.policy_losses`, or `package.module:function`."""
@@ -37,7 +37,8 @@ class LossKeys(BaseModel):
     kl_loss_coef: float = Field(default=0.0, ge=0.0)
     """Weight of the divergence from the reference model in the loss."""
     kl_loss_type: KLEstimator = "k3"
-    """Estimator of that divergence. In a loss, `k2` and `k3` have a useful gradient, `k1` has not."""
+    """Estimator of that divergence. In a loss, `k2` and `k3` have a useful gradient, `k1` has not; that of
+    `k3` is bounded."""
 
     value_loss_coef: float = Field(default=0.5, ge=0.0)
     """Weight of the value head's loss (`gae`)."""

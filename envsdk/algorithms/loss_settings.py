@@ -6,8 +6,6 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from pydantic import ValidationError
-
 from envsdk.algorithms.args import AlgorithmKeys
 from envsdk.algorithms.loss_args import LossKeys
 from envsdk.algorithms.policy_loss_args import PolicyLossArgs
@@ -47,15 +45,9 @@ def own_args(args: LossKeys) -> PolicyLossArgs:
     """`pg_args` as the loss's model. ConfigurationError names what is wrong with them, or with their
     combination with `train_infer_correction`."""
     # The configuration imports this module for its checks.
-    from envsdk.config.problems import describe
-    from envsdk.config.validation import problems_in
+    from envsdk.config.validation import validated
 
-    model = settings_of(args.pg_variant)
-    try:
-        own = model.model_validate(args.pg_args)
-    except ValidationError as error:
-        problems = list(problems_in(error, model, owner=args.pg_variant))
-        raise ConfigurationError(describe(problems, source="pg_args", origin=lambda _: "")) from error
+    own = validated(settings_of(args.pg_variant), args.pg_args, "pg_args", owner=args.pg_variant)
     problem = corrected_twice(args, own)
     if problem is not None:
         raise ConfigurationError(f"train_infer_correction.is_weight.enabled: {problem}")
@@ -112,11 +104,15 @@ def notes(
             f"pg_variant={args.pg_variant} without train_infer_correction.is_weight takes samples of up to "
             f"{max_staleness} versions ago for fresh ones"
         )
-    if truncated_sampling and uses_behavior(args):
+    if truncated_sampling:
+        effect = (
+            "ratios to the behavior policy compare two different distributions"
+            if uses_behavior(args)
+            else "the gradient is that of a distribution which nothing was sampled from"
+        )
         found.append(
-            "replies are sampled with top_p, top_k or structured_output, which the trainer's "
-            "log-probabilities do not undo: ratios to the behavior policy compare two different "
-            "distributions; use top_p=1, top_k=0 and no structured_output"
+            "replies are sampled with top_p, top_k or structured_output, and the trainer computes "
+            f"log-probabilities without them: {effect}; use top_p=1, top_k=0 and no structured_output"
         )
     if not own.clips:
         for name in ("pg_clip_low", "pg_clip_high", "dual_clip"):

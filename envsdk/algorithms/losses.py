@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from envsdk.algorithms.args import AlgorithmArgs
-from envsdk.algorithms.loss_settings import own_args, registered, uses_proximal
+from envsdk.algorithms.loss_settings import own_args, registered
 from envsdk.algorithms.policy_loss_args import PolicyLossArgs, RatioOver
 from envsdk.failures import ConfigurationError
 
@@ -48,14 +48,13 @@ class PolicyTokens:
     """int64: 0, 0, ..., 1, 1, ...; the sequence each token is of."""
     segment_ids: Tensor
     """int64: counts replies through all sequences; a segment is an unbroken run of sampled tokens."""
-    held_logprobs: Tensor | None = None
-    """What `frozen_logprobs` is, where a test moves `logprobs` and holds coefficients still."""
 
     @property
     def frozen_logprobs(self) -> Tensor:
-        """Under the current policy, without gradient: what coefficients are computed from, so that a test
-        can compare the gradient with finite differences. Never call `logprobs.detach()` in a loss."""
-        return self.logprobs.detach() if self.held_logprobs is None else self.held_logprobs
+        """Under the current policy, without gradient: what coefficients are computed from. A loss reads this
+        and never calls `logprobs.detach()`: the test suite replaces it to compare the gradient with finite
+        differences."""
+        return self.logprobs.detach()
 
     def base_logprobs(self, policy: RatioOver) -> Tensor:
         """Under the policy that a ratio has below."""
@@ -145,9 +144,3 @@ def value_loss(*, values: Tensor, old_values: Tensor | None, returns: Tensor, cl
         near = old_values + (values - old_values).clamp(-clip, clip)
         error = torch.maximum(error, (near - returns).square())
     return error / 2
-
-
-def policy_gradient_uses_proximal(args: AlgorithmArgs) -> bool:
-    """Whether the loss or its correction reads the proximal log-probabilities once they differ from the
-    current ones."""
-    return uses_proximal(args)

@@ -20,7 +20,7 @@ RatioOver = Literal["proximal", "behavior"]
 class PolicyLossArgs(BaseModel):
     """Settings of one policy loss. This one takes none: a loss without a ratio."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     @property
     def ratio(self) -> RatioOver | None:

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from envsdk.algorithms.correction_args import RatioLevel
-from envsdk.algorithms.kl import MAX_EXPONENT
+
+MAX_EXPONENT = 20.0
+"""Log-ratios are held to +- this before `exp`, so that no single token overflows float32."""
 
 
 def log_ratio(logprobs: Tensor, base_logprobs: Tensor) -> Tensor:

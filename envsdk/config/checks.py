@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,7 +32,7 @@ from envsdk.config.validation import problems_in
 from envsdk.env import EnvSpec, Isolation
 from envsdk.failures import ConfigurationError
 from envsdk.inference.settings import StrictSettings
-from envsdk.model_files import weights_problem
+from envsdk.model_files import is_model_folder, model_problem
 from envsdk.plugins import plugin_names
 from envsdk.prompts import PLACEHOLDERS
 
@@ -55,9 +56,10 @@ def check(config: RunConfig, *, for_training: bool = True) -> list[Problem]:
         _plugin_settings,
         _correction,
         _folders,
+        _devices,
     )
     if for_training:
-        checks += (_engine_learns,)
+        checks += (_engine_learns, _memory)
     return [problem for each in checks for problem in each(config)]
 
 
@@ -178,7 +180,8 @@ def _engines(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             ("actor_infer", "device_mapping"),
             f"{num_devices} devices for {key}={most} are {num_devices // most} for each, and an engine of "
-            f"tensor_parallel_size={size} takes {size}: name {size * most} devices",
+            f"tensor_parallel_size={size} takes {size}: name {size * most} devices, or set "
+            f"tensor_parallel_size to {num_devices // most}",
         )
 
 
@@ -366,15 +369,6 @@ def _plugin_settings(config: RunConfig) -> Iterator[Problem]:
             except ValueError as error:
                 given = "" if role.device_mapping else " (it is absent: 1 rank)"
                 yield Problem((role_name, "device_mapping"), f"{error}{given}")
-        if is_strategy and isinstance(role, ActorInfer) and role.device_mapping:
-            shared_by = getattr(settings, "tensor_parallel_size", None)
-            per_engine = len(role.device_mapping) // role.num_engines
-            if shared_by is not None and shared_by != per_engine:
-                yield Problem(
-                    (*section.path, "tensor_parallel_size"),
-                    f"{shared_by}, but device_mapping gives each of {role.num_engines} engines {per_engine}; "
-                    "make them the same",
-                )
 
 
 def _engine_learns(config: RunConfig) -> Iterator[Problem]:
@@ -414,9 +408,9 @@ def _folders(config: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 ("pretrain",), f"there is no folder {folder}{fetch}, or `{EMBEDDED_DEFAULT}` for the tiny one"
             )
-        elif not (folder / "config.json").is_file():
+        elif not is_model_folder(folder):
             yield Problem(("pretrain",), f"{folder} holds no config.json: it is no Hugging Face model folder")
-        elif problem := weights_problem(folder):
+        elif problem := model_problem(folder):
             yield Problem(("pretrain",), problem)
     if config.resume not in ("auto", "never") and not Path(config.resume).expanduser().is_dir():
         yield Problem(
@@ -427,3 +421,85 @@ def _folders(config: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 ("output_dir",), f"{folder} is a file, so nothing can be written into it; choose another"
             )
+
+
+_KIB, _MIB = 1024, 1024**2
+
+
+def _memory(config: RunConfig) -> Iterator[Problem]:
+    """What no machine like this one could hold, however small each piece is. A cluster is not judged."""
+    if config.ray.address is not None:
+        return
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    trajectories = (
+        f"trajectories at the same time ((1 + {config.async_generation_ratio:g}) x "
+        f"rollout_batch_size={config.rollout_batch_size})"
+    )
+    pieces: list[tuple[KeyPath, str, int, int]] = [
+        (("async_generation_ratio",), trajectories, config.capacity, _KIB),
+        (("val_batch_size",), "trajectories of an evaluation", config.val_batch_size, _KIB),
+        (("actor_infer", "num_engines"), "engines", config.actor_infer.engines_between[1], 64 * _MIB),
+    ]
+    for name, manager in _named_managers(config):
+        path: KeyPath = (name, "num_env_groups")
+        processes = _num_processes(config, manager)
+        pieces += [
+            (path, "environments in processes of their own", processes, 4 * _MIB),
+            (path, "environments", manager.num_envs, 8 * _KIB),
+            ((name, "max_env_num_per_worker"), "workers", manager.num_workers, 32 * _MIB),
+        ]
+    told: set[str] = set()
+    for key, what, number, least_bytes in pieces:
+        if number * least_bytes > total and key[0] not in told:
+            told.add(str(key[0]))
+            yield Problem(
+                key,
+                f"{number} {what} take at least {number * least_bytes / 1024**3:,.0f} GiB, and this machine "
+                f"has {total / 1024**3:,.0f}: take fewer",
+            )
+
+
+def _num_processes(config: RunConfig, manager: EnvManagerArgs) -> int:
+    """Environments in processes of their own; 0 where tags and partition do not fit: told elsewhere."""
+    if len(manager.num_groups_partition or manager.tags) != len(manager.tags):
+        return 0
+    return sum(
+        num_envs
+        for tag, num_envs in manager.envs_per_tag.items()
+        if tag in config.custom_envs and _isolation(config.custom_envs[tag]) == Isolation.PROCESS
+    )
+
+
+def _isolation(env: CustomEnv) -> str | None:
+    """Where the tag's environments run; None when that cannot be found out."""
+    try:
+        return env.isolation or plugins.environment_spec(env.env_type).isolation
+    except ConfigurationError:
+        return None  # `_tags` says so.
+
+
+def _devices(config: RunConfig) -> Iterator[Problem]:
+    """Devices by name, told before a process that would use them is started."""
+    for section in plugins.settings_sections(config):
+        if "device" not in section.model.model_fields:
+            continue
+        device = section.values.get("device", "cpu")
+        if not isinstance(device, str) or device == "cpu":
+            continue
+        problem = _device_problem(device, is_here=config.ray.address is None)
+        if problem is not None:
+            yield Problem((*section.path, "device"), problem)
+
+
+def _device_problem(device: str, *, is_here: bool) -> str | None:
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return None  # What needs torch says so.
+    try:
+        parsed = torch.device(device)
+    except RuntimeError:
+        return f"`{device}` is no device of PyTorch; write cpu, cuda or cuda:0"
+    if is_here and parsed.type == "cuda" and (parsed.index or 0) >= torch.cuda.device_count():
+        return f"`{device}`, but PyTorch finds {torch.cuda.device_count()} GPUs on this machine"
+    return None

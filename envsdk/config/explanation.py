@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from envsdk.config.loading import DEFAULT, LoadedConfig, leaf_paths
+from envsdk.config.loading import DEFAULT, LoadedConfig, leaves
 from envsdk.config.models import EnvManagerArgs, Role, RunConfig, TrainerRole
+from envsdk.config.notes import algorithm_notes
 from envsdk.config.plugins import SharesOutRanks, runs_on_several_ranks, settings_model, settings_sections
-from envsdk.config.problems import KeyPath, dotted
+from envsdk.config.problems import dotted
 
 _VALUE_WIDTH = 44
+_NOTE_WIDTH = 110
 
 
 def explain(loaded: LoadedConfig) -> str:
-    """Plain text: one line per key with its value and origin, then what is derived."""
-    rows = [(dotted(path), _short(value), loaded.provenance[dotted(path)]) for path, value in _leaves(loaded)]
+    """Plain text: one line per key with its value and origin, what is derived, and what the algorithm does
+    not do."""
+    rows = [
+        (dotted(path), _short(value), loaded.provenance[dotted(path)])
+        for path, value in leaves(loaded.config.as_dict()).items()
+    ]
     for section, defaults in _plugin_defaults(loaded.config):
         after = max(i for i, row in enumerate(rows) if row[0].startswith(section))
         rows[after + 1 : after + 1] = [
@@ -33,8 +40,17 @@ def explain(loaded: LoadedConfig) -> str:
             "",
             "Derived",
             *_aligned(derived(loaded.config)),
+            *_notes(loaded.config),
         ]
     )
+
+
+def _notes(config: RunConfig) -> Iterator[str]:
+    found = algorithm_notes(config)
+    if found:
+        yield from ("", "Notes")
+    for note in found:
+        yield textwrap.fill(note, _NOTE_WIDTH, initial_indent="- ", subsequent_indent="  ")
 
 
 def derived(config: RunConfig) -> list[tuple[str, str]]:
@@ -115,15 +131,6 @@ def _engines(config: RunConfig) -> str:
     fewest, most = infer.engines_between
     elastic = f", {fewest} to {most} as the queue asks" if fewest < most else ""
     return f"{infer.num_engines} {infer.strategy_args.strategy_name} engine{plural}{elastic}"
-
-
-def _leaves(loaded: LoadedConfig) -> Iterator[tuple[KeyPath, Any]]:
-    data = loaded.config.as_dict()
-    for path in leaf_paths(data):
-        value: Any = data
-        for part in path:
-            value = value[part]
-        yield path, value
 
 
 def _plugin_defaults(config: RunConfig) -> Iterator[tuple[str, list[tuple[str, Any, str]]]]:

@@ -46,7 +46,6 @@ class LoadedConfig:
     """The file that was asked for."""
     sources: Mapping[Path, str]
     """The text of that file and of those it extends, as their authors wrote it."""
-    overrides: tuple[str, ...] = ()
 
     def resolved_yaml(self) -> str:
         """Every key with its value, as YAML that `load_config` reads back to the same `config`."""
@@ -80,7 +79,6 @@ def load_config(
         },
         path=path,
         sources=reading.sources,
-        overrides=tuple(overrides),
     )
 
 
@@ -127,6 +125,17 @@ def leaf_paths(data: Mapping[str, Any], prefix: KeyPath = ()) -> Iterator[KeyPat
             yield from leaf_paths(value, path)
         else:
             yield path
+
+
+def leaves(data: Mapping[str, Any]) -> dict[KeyPath, Any]:
+    """The values at `leaf_paths`."""
+    found: dict[KeyPath, Any] = {}
+    for path in leaf_paths(data):
+        value: Any = data
+        for part in path:
+            value = value[part]
+        found[path] = value
+    return found
 
 
 class _Reading:
@@ -280,7 +289,9 @@ def _interpolation_problem(error: OmegaConfBaseException) -> str:
 
 def _validate(data: dict[str, Any], reading: _Reading, source: str, *, for_training: bool) -> RunConfig:
     """The typed configuration; problems of the types and, where that is possible, of the checks together."""
-    problems: list[Problem] = []
+    problems = list(_unprintable(data))
+    if problems:
+        raise ConfigurationError(describe(problems, source=source, origin=reading.origin))
     config: RunConfig | None = None
     try:
         config = RunConfig.model_validate(data)
@@ -295,6 +306,18 @@ def _validate(data: dict[str, Any], reading: _Reading, source: str, *, for_train
         hint = "" if data else f"\nAn empty file; one that begins with `{EXTENDS}: agentic_async.yaml` runs."
         raise ConfigurationError(describe(problems, source=source, origin=reading.origin) + hint)
     return config
+
+
+def _unprintable(value: Any, path: KeyPath = ()) -> Iterator[Problem]:
+    """Texts that no file name, no program and no table could hold."""
+    if isinstance(value, Mapping):
+        for key, below in value.items():
+            yield from _unprintable(below, (*path, key))
+    elif isinstance(value, list):
+        for index, below in enumerate(value):
+            yield from _unprintable(below, (*path, index))
+    elif isinstance(value, str) and "\0" in value:
+        yield Problem(path, "holds the character NUL, which ends a text wherever it is used; leave it out")
 
 
 def _without(data: dict[str, Any], paths: Sequence[KeyPath]) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,8 +29,11 @@ from pydantic import (
     model_validator,
 )
 
+from envsdk import run_limits
 from envsdk.algorithms.args import AlgorithmArgs, AlgorithmKeys
+from envsdk.config.numbers import Temperature
 from envsdk.config.ranges import parse_index_list
+from envsdk.config.validation import NAME_PATTERN
 
 EMBEDDED_DEFAULT = "embedded_default"
 """Value of `pretrain` that stands for the tiny warm-started policy."""
@@ -52,6 +54,15 @@ DeviceMapping = Annotated[
     BeforeValidator(parse_index_list),
     AfterValidator(lambda v: v and _distinct(v)),
 ]
+
+
+def _is_tag(name: str) -> str:
+    if not name.isprintable() or "\\" in name or {"", ".", ".."} & set(name.split("/")):
+        raise ValueError("no name of a tag: write letters, digits, `.`, `_`, `-`, and single `/` in between")
+    return name
+
+
+Tag = Annotated[str, Field(max_length=200), AfterValidator(_is_tag)]
 Names = Annotated[list[str], Field(min_length=1), AfterValidator(_distinct)]
 
 
@@ -149,9 +160,7 @@ class EnvManagerArgs(Section):
     @property
     def required_group_size(self) -> int:
         """`min_group_size`, or what stands for it when it is absent."""
-        if self.min_group_size is not None:
-            return self.min_group_size
-        return max(math.ceil(self.group_size / 2), min(2, self.group_size))
+        return run_limits.required_group_size(self.group_size, self.min_group_size)
 
     @property
     def groups_per_tag(self) -> dict[str, int]:
@@ -199,7 +208,7 @@ class GeneratingArgs(Section):
 
     max_new_tokens: PositiveInt = 64
     """Longest reply."""
-    temperature: NonNegativeFloat = 1.0
+    temperature: Temperature = 1.0
     """0 is greedy."""
     top_p: Probability = 1.0
     """Share of the probability mass that is sampled from."""
@@ -336,7 +345,7 @@ class WarmStartArgs(Section):
     """Demonstrations per step of imitation."""
     learning_rate: PositiveFloat = 2e-3
     """Peak, after warm-up."""
-    seed: NonNegativeInt = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Of the demonstrations, the initial weights and the order of training."""
 
 
@@ -356,9 +365,9 @@ class RayArgs(Section):
 class RunConfig(AlgorithmKeys, Section):
     """One run: the top level of the YAML file. The algorithm's keys are those of `AlgorithmKeys`."""
 
-    exp_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    exp_name: Annotated[str, Field(pattern=NAME_PATTERN, max_length=200)]
     """Name of the run's folder under `output_dir`: letters, digits, `.`, `_` and `-`."""
-    seed: NonNegativeInt = 42
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 42
     """Everything random follows from it."""
     output_dir: FolderPath = Path("runs")
     """Where run folders go."""
@@ -406,7 +415,7 @@ class RunConfig(AlgorithmKeys, Section):
     )
     """Where metrics go: entry points in `envsdk.trackers`."""
 
-    custom_envs: Annotated[dict[str, CustomEnv], Field(min_length=1)]
+    custom_envs: Annotated[dict[Tag, CustomEnv], Field(min_length=1)]
     """Tags by name."""
     train_env_manager: EnvManagerArgs
     """Environments that training plays in."""
@@ -431,13 +440,12 @@ class RunConfig(AlgorithmKeys, Section):
     @property
     def max_staleness(self) -> int:
         """Weight versions a delivered sample may be behind the trainer."""
-        return math.ceil(self.async_generation_ratio)
+        return run_limits.max_staleness(self.async_generation_ratio)
 
     @property
     def capacity(self) -> int:
         """Trajectories leased or waiting at the same time, spares not counted."""
-        # Through the decimal the user wrote: 1.15 * 20 is 22.999... in binary.
-        return math.floor((1 + Decimal(str(self.async_generation_ratio))) * self.rollout_batch_size)
+        return run_limits.capacity(self.async_generation_ratio, self.rollout_batch_size)
 
     @property
     def num_train_groups(self) -> int:
@@ -465,10 +473,11 @@ class RunConfig(AlgorithmKeys, Section):
 
     def as_dict(self) -> dict[str, Any]:
         """All keys with plain values, in the order of reading: the run, its algorithm, its sections."""
-        own = list(RunConfig.__annotations__)
-        middle = own.index("group_filters")
         values = self.model_dump(mode="json")
-        return {name: values[name] for name in (*own[:middle], *AlgorithmKeys.model_fields, *own[middle:])}
+        own = [name for name in values if name not in AlgorithmKeys.model_fields]
+        keys = [name for name in own if not isinstance(values[name], dict)]
+        sections = [name for name in own if name not in keys]
+        return {name: values[name] for name in (*keys, *AlgorithmKeys.model_fields, *sections)}
 
     def max_response_tokens(self, tag: str) -> int:
         """Longest reply to one turn of `tag`."""

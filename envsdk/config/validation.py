@@ -6,12 +6,18 @@ import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any, Union
+from typing import Any, TypeVar, Union
 
 from pydantic import BaseModel, ValidationError
 
 from envsdk.config.nearest import nearest, suggest
-from envsdk.config.problems import KeyPath, Problem, dotted
+from envsdk.config.problems import KeyPath, Problem, describe, dotted
+from envsdk.failures import ConfigurationError
+
+SettingsT = TypeVar("SettingsT", bound=BaseModel)
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+"""Of what becomes a folder's name."""
 
 _ARTICLES = {
     "int_type": "must be a whole number",
@@ -27,6 +33,20 @@ _ARTICLES = {
     "model_attributes_type": "must be a section of keys",
     "path_type": "must be a path",
 }
+
+
+def validated(
+    model: type[SettingsT], values: Mapping[str, Any], source: str, *, owner: str = ""
+) -> SettingsT:
+    """`values` as `model`; ConfigurationError names `source`, every bad key and the nearest known one.
+
+    `owner` names the plug-in whose keys they are.
+    """
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        problems = list(problems_in(error, model, owner=owner))
+        raise ConfigurationError(describe(problems, source=source, origin=lambda _: "")) from error
 
 
 def problems_in(
@@ -71,7 +91,12 @@ def _wrong_value(details: Any) -> str:
         reason = str(details["ctx"]["error"])
         return reason if isinstance(value, Mapping | BaseModel) else f"{reason} (given: {shown(value)})"
     if kind == "string_pattern_mismatch":
-        return f"{shown(value)} holds characters that are not allowed; use letters, digits, `.`, `_` and `-`"
+        pattern = details["ctx"]["pattern"]
+        if pattern == NAME_PATTERN:
+            return (
+                f"{shown(value)} holds characters that are not allowed; use letters, digits, `.`, `_` and `-`"
+            )
+        return f"must match {pattern}, not {shown(value)}"
     if kind == "too_short":
         least, actual = details["ctx"]["min_length"], details["ctx"]["actual_length"]
         return f"must have at least {least} {'entry' if least == 1 else 'entries'}, not {actual}"
@@ -122,9 +147,19 @@ def known_keys(model: type[BaseModel], location: KeyPath) -> list[str]:
             info = nested.model_fields.get(str(part))
             current = info.annotation if info is not None else None
         else:
-            current = next(iter(typing.get_args(_unwrap(current))[-1:]), None)
+            current = _inside(_unwrap(current), part)
     nested = _model_in(current)
     return list(nested.model_fields) if nested is not None else []
+
+
+def _inside(annotation: Any, part: str | int) -> Any:
+    """What `part` leads to: in a union of models the one of that kind, else an item or a value."""
+    arguments = typing.get_args(annotation)
+    for member in arguments:
+        model = _model_in(member)
+        if model and any(part in typing.get_args(info.annotation) for info in model.model_fields.values()):
+            return model
+    return arguments[-1] if arguments else None
 
 
 def key_paths(model: type[BaseModel], prefix: KeyPath = ()) -> Iterator[KeyPath]:

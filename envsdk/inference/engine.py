@@ -31,7 +31,27 @@ class FinishReason(StrEnum):
     ABORT = "abort"
     """`abort` or a weight update in mode `restart` ended it; the tokens so far are returned."""
     ERROR = "error"
-    """The engine failed; see `GenerationResult.error`. The tokens so far are returned."""
+    """There is no whole reply; see `GenerationResult.error`. The tokens so far are returned."""
+
+
+class ErrorKind(StrEnum):
+    """What an error of a reply is, for programs; also the kind of the episode's `Failure`."""
+
+    REQUEST_FAILED = "request_failed"
+    """The engine failed, or cannot run such a request."""
+    STRUCTURED_OUTPUT = "structured_output"
+    """The request's `OutputStructure` is at fault, not the engine."""
+    TURN_TIMEOUT = "turn_timeout"
+    """No engine answered in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFailure:
+    """Why there is no whole reply."""
+
+    message: str
+    """For a person: what is wrong and, where it is known, what to do."""
+    kind: ErrorKind = ErrorKind.REQUEST_FAILED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +125,9 @@ class GenerationResult:
     """Cover `[0, num_sampled)` in order."""
     finish_reason: FinishReason
     error: str = ""
+    """Why there is no whole reply; empty exactly when the finish reason is another than `error`."""
+    error_kind: ErrorKind = ErrorKind.REQUEST_FAILED
+    """Of `error`, where there is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +163,6 @@ class EngineAbilities:
     """Takes new weights at all. An engine that does not can collect and evaluate, not train."""
     inflight_update: bool = False
     """Takes new weights between two tokens of running requests."""
-    version_spans: bool = True
     priority: bool = False
     prefix_reuse: bool = False
     structured_output: bool = False
@@ -153,25 +175,6 @@ class EngineAbilities:
     """Log-probabilities are those of the sampling distribution, not of the raw one."""
     progress: bool = False
     """Tells what running requests have sampled so far: for streaming, and for going on elsewhere."""
-
-
-BAD_STRUCTURE = "structured_output: "
-"""What the error of a reply begins with whose structure is at fault, not the engine."""
-
-
-def why_unstructured(sampling: SamplingParams, abilities: EngineAbilities) -> str:
-    """Why no engine of these abilities can keep the reply to its structure; empty when one can."""
-    if sampling.structure is None:
-        return ""
-    if not abilities.structured_output:
-        return (
-            f"{BAD_STRUCTURE}the engine cannot hold replies to a structure, or has no tokenizer for it; "
-            "take `embedded` or `vllm` and a model folder with a tokenizer.json, or set `structured_output` "
-            "of `sglang` or `openai`"
-        )
-    if not sampling.stop_token_ids:
-        return f"{BAD_STRUCTURE}a reply with a structure needs a stop token to end with"
-    return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,6 @@ from envsdk.inference.engine import (
     GenerationResult,
     PauseMode,
     TokenDelta,
-    WeightReference,
 )
 from envsdk.inference.progress import REPORT_S, STREAM_S, ProgressWatch
 from envsdk.inference.proxy import Deliver, EngineLink
@@ -182,17 +181,6 @@ class EngineHost:
             gone = self._clients.pop(name)
             self._engine.abort(list(gone.open_requests))
             gone.outbox.close()
-
-    async def update_weights(self, weights: WeightReference, version: int, mode: str) -> None:
-        """Weights that are here already, at once, in one of `_PAUSES`."""
-        if mode == "continue" and self._engine.abilities.inflight_update:
-            await self._engine.load_weights(weights, version)
-            return
-        await self._engine.pause(_PAUSES[mode])
-        try:
-            await self._engine.load_weights(weights, version)
-        finally:
-            await self._engine.resume()
 
     async def begin_update(self, update_id: str, version: int, mode: str) -> None:
         """Make ready for the buckets of `version`; what an earlier update left unfinished is dropped.

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 from dataclasses import dataclass
 
 import numpy as np
 
-from envsdk.chat import ChatTokenizer
+from envsdk.chat import ChatTokenizer, TooManyTokens
 from envsdk.failures import Boundary, Failure
 from envsdk.inference.engine import FinishReason, GenerationRequest, OutputStructure, SamplingParams
 from envsdk.inference.proxy import InferenceProxy
 from envsdk.policy import Policy, PolicyFailed, Reply, SequenceFull, TurnContext
+
+LONG_TEXT = 1 << 14
+"""Characters above which a text is tokenized beside the event loop: a millisecond or more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +59,14 @@ class EnginePolicy(Policy):
 
     async def act(self, turn: TurnContext) -> Reply:
         log = turn.log
-        if len(log) == 0:
-            ids = self.chat.first_prompt(system=turn.system, user=turn.prompt, tools=turn.tools)
-        else:
-            ids = self.chat.next_prompt(user=turn.prompt, reply_closed=log.ids[-1] in self._stop)
-        num_tokens = len(log) + len(ids)
+        try:
+            if len(turn.system) + len(turn.prompt) > LONG_TEXT:
+                ids = await asyncio.to_thread(self._prompt_ids, turn)
+            else:
+                ids = self._prompt_ids(turn)
+            num_tokens = len(log) + len(ids)
+        except TooManyTokens as too_many:
+            num_tokens = len(log) + too_many.num_tokens
         if num_tokens + self.max_new_tokens > self.sequence_length:
             raise SequenceFull(
                 num_tokens=num_tokens,
@@ -85,8 +92,8 @@ class EnginePolicy(Policy):
             )
         )
         if result.finish_reason is FinishReason.ERROR:
-            kind = "turn_timeout" if result.error.startswith("turn_timeout") else "request_failed"
-            raise PolicyFailed(Failure(boundary=Boundary.ENGINE, kind=kind, message=result.error))
+            failure = Failure(boundary=Boundary.ENGINE, kind=result.error_kind.value, message=result.error)
+            raise PolicyFailed(failure)
         token_ids = result.token_ids.tolist()
         start = len(log)
         log.append_sampled(token_ids, result.logprobs.tolist(), result.version_spans)
@@ -96,3 +103,10 @@ class EnginePolicy(Policy):
             response_start=start,
             response_end=len(log),
         )
+
+    def _prompt_ids(self, turn: TurnContext) -> list[int]:
+        """What is new of the prompt. Raises TooManyTokens."""
+        log, room = turn.log, self.sequence_length - len(turn.log)
+        if len(log) == 0:
+            return self.chat.first_prompt(system=turn.system, user=turn.prompt, tools=turn.tools, room=room)
+        return self.chat.next_prompt(user=turn.prompt, reply_closed=log.ids[-1] in self._stop, room=room)

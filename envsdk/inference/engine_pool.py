@@ -170,6 +170,7 @@ class EnginePool:
         self._stretch_s = 0.0
         self.num_restarts = 0
         """Of all engines, since the start of the run."""
+        self._news: list[str] = []
 
     def state(self, name: str) -> EngineState:
         return self._engines[name].state
@@ -202,7 +203,10 @@ class EnginePool:
         )
         return f"no engine is left, and actor_infer.max_engine_restarts={self._config.max_restarts}: {losses}"
 
-    # What engines do
+    def take_news(self) -> list[str]:
+        """What users should know of since the last call: engines lost or restarted, and why; a line each."""
+        news, self._news = self._news, []
+        return news
 
     def started(self, life: Life) -> list[PoolCommand]:
         engine = self._living(life)
@@ -249,13 +253,14 @@ class EnginePool:
         engine.served_s = 0.0
         if engine.num_losses > self._config.max_restarts:
             engine.state = EngineState.GONE
+            then = f"it stays away: actor_infer.max_engine_restarts={self._config.max_restarts}"
         else:
             engine.state = EngineState.DOWN
+            then = "it is started again"
             doubled = self._config.first_backoff_s * 2.0 ** min(engine.num_losses - 1, 32)
             engine.backoff_s = min(doubled, self._config.max_backoff_s)
+        self._news.append(f"{life.name} was lost, {then}; the reason: {' '.join(why.split())}")
         return [End(life)]
-
-    # What the trainer does
 
     def weights_move(self) -> None:
         """The trainer learns: it has no version's weights until the next `published`."""
@@ -289,8 +294,6 @@ class EnginePool:
         if engine is None or engine.state is not EngineState.WAITING or self._version is None:
             return []
         return self._serve(engine) if version == self._version else [Update(life)]
-
-    # Time
 
     def tick(self, elapsed_s: float) -> list[PoolCommand]:
         """So much time passed in which engines were listened to."""
@@ -340,6 +343,10 @@ class EnginePool:
             return []
         slowest = max(due, key=lambda engine: engine.slow_s)
         slowest.num_slow_restarts += 1
+        self._news.append(
+            f"{slowest.life.name} was over {self._config.slow_ratio:g} times as slow as the others for "
+            f"{slowest.slow_s:g} s; it is started again"
+        )
         return self._drain(slowest, returns=True)
 
     def _slow_limit_s(self, engine: _Engine) -> float:
@@ -364,8 +371,6 @@ class EnginePool:
             self._demand.begin_again()
             return self._drain(serving[-1], returns=False)
         return []
-
-    # Moves
 
     def _start(self, engine: _Engine) -> PoolCommand:
         """Begin its next life."""

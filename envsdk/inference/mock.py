@@ -30,12 +30,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
+from envsdk.config.validation import validated
 from envsdk.failures import ConfigurationError
 from envsdk.inference.continuation import spans_within
 from envsdk.inference.engine import (
     Engine,
     EngineAbilities,
     EngineConfig,
+    EngineFailure,
     EngineHealth,
     FinishReason,
     GenerationRequest,
@@ -43,9 +45,9 @@ from envsdk.inference.engine import (
     PauseMode,
     TokenDelta,
     WeightReference,
-    why_unstructured,
 )
-from envsdk.inference.settings import StrictSettings, parse_settings
+from envsdk.inference.refusals import in_use, refused, why_impossible
+from envsdk.inference.settings import StrictSettings
 from envsdk.trajectory import VersionSpan
 
 Rate = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -203,7 +205,7 @@ class MockEngine(Engine):
     def create(cls, config: EngineConfig) -> MockEngine:
         if config.sequence_length < 2:
             raise ConfigurationError(f"sequence_length is {config.sequence_length}; it must be at least 2")
-        settings = parse_settings(MockSettings, config.strategy_config, engine="mock")
+        settings = validated(MockSettings, config.strategy_config, "strategy_config of engine `mock`")
         return cls(config, settings)
 
     async def start(self) -> None:
@@ -214,7 +216,7 @@ class MockEngine(Engine):
         loop = asyncio.get_running_loop()
         future: asyncio.Future[GenerationResult] = loop.create_future()
         if refusal := self._refusal(request):
-            future.set_result(_failed(request.request_id, refusal))
+            future.set_result(refused(request.request_id, refusal))
             return future
         self._num_prompt_tokens += len(request.prompt_ids)
         if self._instant and self._started and not self._paused:
@@ -319,23 +321,13 @@ class MockEngine(Engine):
         self._error = self._error or "the engine is closed"  # also keeps the queue from moving up
         self.abort([*self._running, *self._queued_ids])
 
-    def _refusal(self, request: GenerationRequest) -> str:
-        """Why this request cannot be run; empty when it can."""
+    def _refusal(self, request: GenerationRequest) -> EngineFailure | None:
+        """Why this request cannot be run; None when it can."""
         if self._error:
-            return self._error
-        num_prompt = len(request.prompt_ids)
-        if num_prompt == 0:
-            return "the prompt is empty"
-        if num_prompt >= self._sequence_length:
-            return (
-                f"a prompt of {num_prompt} tokens leaves no room for a reply: "
-                f"sequence_length is {self._sequence_length}"
-            )
-        if request.sampling.max_new_tokens < 1:
-            return f"max_new_tokens is {request.sampling.max_new_tokens}; it must be at least 1"
+            return EngineFailure(self._error)
         if request.request_id in self._running or request.request_id in self._queued_ids:
-            return f"request id {request.request_id!r} is not answered yet"
-        return why_unstructured(request.sampling, self.abilities)
+            return in_use(request.request_id)
+        return why_impossible(request, sequence_length=self._sequence_length, abilities=self.abilities)
 
     def _reply(self, request: GenerationRequest, arrival: int) -> _Reply:
         sampling = request.sampling
@@ -422,11 +414,11 @@ class MockEngine(Engine):
 
     def _crash(self, request: GenerationRequest, future: asyncio.Future[GenerationResult]) -> None:
         self._error = "the mock engine crashed, as its script asked"
-        _resolve(future, _failed(request.request_id, self._error))
+        _resolve(future, refused(request.request_id, EngineFailure(self._error)))
         for running in list(self._running.values()):
             self._end(running, FinishReason.ERROR, self._error)
         for _, _, queued, waiting in self._queue:
-            _resolve(waiting, _failed(queued.request_id, self._error))
+            _resolve(waiting, refused(queued.request_id, EngineFailure(self._error)))
         self._queue.clear()
         self._queued_ids.clear()
 
@@ -517,19 +509,14 @@ def _cut(ids: list[int], budget: int, stop_token_ids: tuple[int, ...], logprob: 
     return _Reply(token_ids, logprobs, reason)
 
 
-def _empty(request_id: str, reason: FinishReason, error: str = "") -> GenerationResult:
+def _empty(request_id: str, reason: FinishReason) -> GenerationResult:
     return GenerationResult(
         request_id=request_id,
         token_ids=_NO_IDS,
         logprobs=_NO_LOGPROBS,
         version_spans=(),
         finish_reason=reason,
-        error=error,
     )
-
-
-def _failed(request_id: str, error: str) -> GenerationResult:
-    return _empty(request_id, FinishReason.ERROR, error)
 
 
 def _resolve(future: asyncio.Future[GenerationResult], result: GenerationResult) -> None:

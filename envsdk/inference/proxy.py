@@ -23,7 +23,9 @@ import numpy as np
 from envsdk.inference.continuation import ended_by_its_tokens, joined, rest_of, tokens_of, whole
 from envsdk.inference.engine import (
     Engine,
+    EngineFailure,
     EngineHealth,
+    ErrorKind,
     FinishReason,
     GenerationRequest,
     GenerationResult,
@@ -215,7 +217,7 @@ class InferenceProxy:
         order = (request.priority, next(self._arrivals))
         pending = self._pending[request.request_id] = _Pending(request, future, on_tokens, order)
         if self._is_closed:
-            self._resolve(pending, _ended(_nothing(request.request_id), FinishReason.ERROR, _CLOSED))
+            self._resolve(pending, _failed(_nothing(request.request_id), _CLOSED))
             return future
         self._submit(pending)
         self._dispatch()
@@ -239,14 +241,12 @@ class InferenceProxy:
             link.close()
         for request_id, pending in list(self._pending.items()):
             sampled = pending.sampled() or _nothing(request_id)
-            self._resolve(pending, _ended(sampled, FinishReason.ERROR, _CLOSED))
+            self._resolve(pending, _failed(sampled, _CLOSED))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    # Dispatch
 
     def _open(self, engine: str, link: EngineLink) -> None:
         self._router.add_engine(engine)
@@ -276,8 +276,6 @@ class InferenceProxy:
     def _keeps_tokens(self, pending: _Pending) -> bool:
         """A weight update takes no token of it any more."""
         return self._keep_interrupted_tokens or pending.interruptions >= MAX_INTERRUPTIONS
-
-    # Answers
 
     def _said(
         self, engine: str, said: Sequence[GenerationResult | TokenDelta], health: EngineHealth | None
@@ -341,7 +339,7 @@ class InferenceProxy:
                 return
             if pending.request.sampling.structure is not None:
                 if pending.num_told:
-                    self._resolve(pending, _ended(pending.so_far, FinishReason.ERROR, _TORN))
+                    self._resolve(pending, _failed(pending.so_far, _TORN))
                     return
                 pending.so_far = None
         self._submit(pending)
@@ -366,8 +364,6 @@ class InferenceProxy:
             self._links[engine].abort([request_id])  # until it says so, the request takes its place there
         else:
             self._router.done(request_id)
-
-    # Failures
 
     async def _watch(self, engine: str, link: EngineLink) -> None:
         """When the engine is gone, its requests go elsewhere, or wait for an engine to come back."""
@@ -398,29 +394,35 @@ class InferenceProxy:
             ]
             for request_id in overdue:
                 pending = self._pending[request_id]
-                error = f"turn_timeout: no reply within turn_timeout_s={self._turn_timeout_s:g}"
-                self._resolve(
-                    pending, _ended(pending.sampled() or _nothing(request_id), FinishReason.ERROR, error)
+                late = EngineFailure(
+                    f"no reply within turn_timeout_s={self._turn_timeout_s:g}", ErrorKind.TURN_TIMEOUT
                 )
+                self._resolve(pending, _failed(pending.sampled() or _nothing(request_id), late))
                 self._abort(request_id)
 
 
-_CLOSED = "the proxy is closed"
-_TORN = "its engine was lost or updated, and a reply with a structure that was partly read cannot go on"
+_CLOSED = EngineFailure("the proxy is closed")
+_TORN = EngineFailure(
+    "its engine was lost or updated, and a reply with a structure that was partly read cannot go on"
+)
 
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _ended(sampled: TokenDelta, reason: FinishReason, error: str = "") -> GenerationResult:
+def _failed(sampled: TokenDelta, failure: EngineFailure) -> GenerationResult:
+    ended = _ended(sampled, FinishReason.ERROR)
+    return replace(ended, error=failure.message, error_kind=failure.kind)
+
+
+def _ended(sampled: TokenDelta, reason: FinishReason) -> GenerationResult:
     return GenerationResult(
         request_id=sampled.request_id,
         token_ids=sampled.token_ids,
         logprobs=sampled.logprobs,
         version_spans=sampled.version_spans,
         finish_reason=reason,
-        error=error,
     )
 
 

@@ -1,13 +1,11 @@
-"""Strict parsing of an engine's `strategy_config`."""
+"""The base of engines' settings, and the key that an engine's server may ask for."""
 
 from __future__ import annotations
 
-import difflib
-import typing
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, TypeVar
+import os
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from envsdk.failures import ConfigurationError
 
@@ -15,7 +13,7 @@ from envsdk.failures import ConfigurationError
 class StrictSettings(BaseModel):
     """Base of every engine's settings: typed, immutable, and deaf to no key."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     takes_new_weights: ClassVar[bool] = True
     """Whether the engine can be trained with: its ability `weight_updates`, known without importing it."""
@@ -25,40 +23,17 @@ class StrictSettings(BaseModel):
         return {}
 
 
-SettingsT = TypeVar("SettingsT", bound=StrictSettings)
+def api_key_of(variable: str | None, *, where: str) -> str | None:
+    """The key in an environment variable; ConfigurationError when `variable` names none.
 
-
-def parse_settings(settings: type[SettingsT], values: Mapping[str, Any], *, engine: str) -> SettingsT:
-    """`values` as `settings`, or a ConfigurationError that names every bad key.
-
-    An unknown key is answered with the nearest known one.
+    `where` the name was given, for the message.
     """
-    try:
-        return settings.model_validate(dict(values))
-    except ValidationError as error:
-        known = sorted(set(_field_names(settings)))
-        lines: list[str] = []
-        for problem in error.errors():
-            path = ".".join(str(part) for part in problem["loc"])
-            if problem["type"] == "extra_forbidden":
-                key = str(problem["loc"][-1])
-                nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-                hint = f"did you mean `{nearest[0]}`?" if nearest else f"known keys: {', '.join(known)}"
-                lines.append(f"unknown key `{path}`; {hint}")
-            else:
-                lines.append(f"`{path}`: {problem['msg']} (got {problem['input']!r})")
-        raise ConfigurationError(f"strategy_config of engine `{engine}`: " + "; ".join(lines)) from None
-
-
-def _field_names(settings: type[BaseModel]) -> Iterator[str]:
-    for name, info in settings.model_fields.items():
-        yield name
-        for nested in _models_in(info.annotation):
-            yield from _field_names(nested)
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in typing.get_args(annotation):
-        yield from _models_in(argument)
+    if variable is None:
+        return None
+    # A key written where its variable's name belongs must not end up in a log.
+    if not variable.isidentifier():
+        raise ConfigurationError(f"{where}: give the name of an environment variable, not the key")
+    key = os.environ.get(variable)
+    if not key:
+        raise ConfigurationError(f"{where}: the environment variable {variable} is not set")
+    return key

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from envsdk.inference.engine import (
     EngineHealth,
+    ErrorKind,
     FinishReason,
     GenerationRequest,
     GenerationResult,
@@ -48,6 +49,7 @@ class PackedResults:
     finish_reasons: list[str]
     """Empty for a delta."""
     errors: list[str]
+    error_kinds: list[str]
     spans: list[tuple[tuple[int, int, int], ...]]
     num_tokens: list[int]
     token_ids: NDArray[np.int32]
@@ -122,6 +124,7 @@ def pack_results(
             "" if isinstance(result, TokenDelta) else result.finish_reason.value for result in results
         ],
         errors=["" if isinstance(result, TokenDelta) else result.error for result in results],
+        error_kinds=["" if isinstance(result, TokenDelta) else result.error_kind.value for result in results],
         spans=[tuple((s.version, s.start, s.end) for s in result.version_spans) for result in results],
         num_tokens=[len(result.token_ids) for result in results],
         token_ids=_joined([result.token_ids for result in results], np.int32),  # type: ignore[arg-type]
@@ -133,10 +136,11 @@ def pack_results(
 def unpack_results(packed: PackedResults) -> list[GenerationResult | TokenDelta]:
     results: list[GenerationResult | TokenDelta] = []
     start = 0
-    for request_id, finish_reason, error, packed_spans, count in zip(
+    for request_id, finish_reason, error, error_kind, packed_spans, count in zip(
         packed.request_ids,
         packed.finish_reasons,
         packed.errors,
+        packed.error_kinds,
         packed.spans,
         packed.num_tokens,
         strict=True,
@@ -153,6 +157,7 @@ def unpack_results(packed: PackedResults) -> list[GenerationResult | TokenDelta]
                     version_spans=spans,
                     finish_reason=FinishReason(finish_reason),
                     error=error,
+                    error_kind=ErrorKind(error_kind),
                 )
             )
         else:

@@ -9,6 +9,7 @@ import typer
 
 from envsdk.cli import run_app
 from envsdk.report.page import write_report
+from envsdk.terminal import say
 
 app = typer.Typer(add_completion=False)
 
@@ -20,7 +21,7 @@ def report(
     ],
 ) -> None:
     """Write RUN_DIR/report.html: one file, readable offline, of a run that is over or still going on."""
-    print(write_report(run_dir))
+    say(write_report(run_dir))
 
 
 def main(argv: list[str] | None = None) -> int:

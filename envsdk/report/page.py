@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -226,11 +227,19 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
     for name in run.names("without_episodes/"):
         tag, count = name.removeprefix("without_episodes/"), run.total(name)
         facts.append((f"batches without {tag}", f"{count:.0f}: all of its episodes failed"))
+    restarts = _increase([row.get("engine/restarts", 0.0) for row in run.metrics])
+    if restarts:
+        facts.append(("engine restarts", f"{restarts:,.0f}"))
     for key, word in _HEADLINES:
         value = run.config.get(key)
         if value is not None and not isinstance(value, dict | list):
             facts.append((word, str(value)))
     return facts
+
+
+def _increase(counts: Sequence[float]) -> float:
+    """Of a counter over the whole run, which begins at 0 again where the run was continued."""
+    return sum(max(0.0, after - before) for before, after in itertools.pairwise([0.0, *counts]))
 
 
 def _tags(run: RunData) -> list[str]:

@@ -38,8 +38,6 @@ class EngineHarness:
     nearest_key = "num_threads"
     """... and the known one its error should name."""
 
-    # ---- what a subclass provides
-
     def config(self, **changes: Any) -> EngineConfig:
         """How the engine is built; `changes` are fields of EngineConfig."""
         raise NotImplementedError
@@ -51,8 +49,6 @@ class EngineHarness:
     def make_engine(self, **changes: Any) -> Engine:
         """An engine that is not started."""
         return self.engine_class.create(self.config(**changes))
-
-    # ---- helpers
 
     def run(self, test: Callable[[Engine], Coroutine[Any, Any, None]], **changes: Any) -> None:
         """Run `test` with a started engine, and close it."""

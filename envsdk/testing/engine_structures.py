@@ -14,8 +14,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from envsdk.inference.engine import (
-    BAD_STRUCTURE,
     Engine,
+    ErrorKind,
     FinishReason,
     GenerationRequest,
     OutputStructure,
@@ -136,7 +136,7 @@ class StructureTests(EngineHarness):
             if not engine.abilities.structured_output:
                 refused = await engine.submit(self.structured_request("refused", structure))
                 assert (refused.finish_reason, len(refused.token_ids)) == (FinishReason.ERROR, 0)
-                assert refused.error.startswith(BAD_STRUCTURE)
+                assert refused.error_kind is ErrorKind.STRUCTURED_OUTPUT
                 return
             for name, request in {
                 "regex": self.structured_request("regex", OutputStructure(regex="((")),
@@ -145,7 +145,7 @@ class StructureTests(EngineHarness):
             }.items():
                 result = await engine.submit(request)
                 assert (result.finish_reason, len(result.token_ids)) == (FinishReason.ERROR, 0), name
-                assert result.error.startswith(BAD_STRUCTURE), (name, result.error)
+                assert result.error_kind is ErrorKind.STRUCTURED_OUTPUT, (name, result.error)
             assert (await engine.submit(self.structured_request("good", structure))).error == ""
 
         self.run(test)

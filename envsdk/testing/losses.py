@@ -6,7 +6,7 @@ Needs the extra `envsdk[testing]` and torch. Shapes: N tokens of several sequenc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -50,11 +50,7 @@ def random_tokens(seed: int, *, num_sequences: int = 4, spread: float = 0.3) -> 
 def taken(tokens: PolicyTokens, sequences: Sequence[int]) -> PolicyTokens:
     """These sequences, in this order, as a batch of their own: ids count from 0 again."""
     where = torch.cat([torch.nonzero(tokens.sequence_ids == each)[:, 0] for each in sequences])
-    picked = {
-        field.name: values[where]
-        for field in fields(tokens)
-        if (values := getattr(tokens, field.name)) is not None
-    }
+    picked = {field.name: getattr(tokens, field.name)[where] for field in fields(tokens)}
     for name in ("sequence_ids", "segment_ids"):
         ids = picked[name]
         picked[name] = torch.cat([torch.zeros(1, dtype=torch.int64), ids.diff().ne(0).cumsum(0)])
@@ -71,12 +67,24 @@ def loss_and_gradient(
     return result, gradient
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HeldTokens(PolicyTokens):
+    """Coefficients stay as they are while `logprobs` is moved."""
+
+    held_logprobs: Tensor
+
+    @property
+    def frozen_logprobs(self) -> Tensor:
+        return self.held_logprobs
+
+
 def finite_difference(
     function: PolicyLossFunction, tokens: PolicyTokens, args: AlgorithmArgs, *, step: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
     """Slope `[N]` of the summed loss in each current log-probability, coefficients held still, and where
     the loss has a corner, so that there is no slope."""
-    held = replace(tokens, held_logprobs=tokens.logprobs)
+    arrays = {field.name: getattr(tokens, field.name) for field in fields(tokens)}
+    held = _HeldTokens(**arrays, held_logprobs=tokens.logprobs)
 
     def total(token: int, shift: float) -> float:
         moved = tokens.logprobs.clone()

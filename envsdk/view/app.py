@@ -163,7 +163,9 @@ class _Guard:
             answer = PlainTextResponse("this host name is not served\n", status_code=421)
         elif given is not None and self._is_token(given):
             rest = [pair for pair in request.query_params.multi_items() if pair[0] != "token"]
-            answer = RedirectResponse(request.url.path + (f"?{urlencode(rest)}" if rest else ""), 303)
+            # A path that begins with two slashes would name another host.
+            path = "/" + request.url.path.lstrip("/")
+            answer = RedirectResponse(path + (f"?{urlencode(rest)}" if rest else ""), 303)
             answer.set_cookie(cookie, self._token, httponly=True, samesite="strict")
         elif not self._is_token(request.cookies.get(cookie, "")):
             message = "the token is missing or wrong: open the address that `envsdk view` printed\n"

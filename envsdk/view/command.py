@@ -11,7 +11,6 @@ import os
 import secrets
 import signal
 import socket
-import sys
 import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +19,7 @@ import typer
 
 from envsdk.cli import run_app
 from envsdk.failures import ConfigurationError, StorageError
+from envsdk.terminal import say
 
 if TYPE_CHECKING:
     from envsdk.view.library import Library
@@ -93,10 +93,10 @@ def view(
     number = write_export(sources[0], export, num_trajectories=trajectories)
     problems = sources[0].problems()
     for problem in problems:
-        print(f"warning: not in the file: {problem}", file=sys.stderr)
+        say(f"warning: not in the file: {problem}", err=True)
     if problems and number == 0 < trajectories:
         raise StorageError(f"{export} has no trajectories: none of {folder} could be read")
-    print(f"{export} with {number} trajectories")
+    say(f"{export} with {number} trajectories")
 
 
 def _serve(library: Library, *, host: str, port: int, open_browser: bool) -> None:
@@ -131,7 +131,7 @@ def _serve(library: Library, *, host: str, port: int, open_browser: bool) -> Non
             number = server.url.rpartition(":")[2]
             url = f"http://{socket.gethostname()}:{number}" if is_everywhere else server.url
             address = f"{url}/?token={token}"
-            print(f"{library.root}: {address}\nCtrl-C ends it.", flush=True)
+            say(f"{library.root}: {address}\nCtrl-C ends it.", flush=True)
             if open_browser:
                 webbrowser.open(address)
             await stop.wait()

@@ -91,8 +91,6 @@ class OpenSource:
         self._lock = threading.Lock()
         self._run: tuple[tuple[Any, ...], RunFiles] | None = None
 
-    # About the whole
-
     def listed(self, now: float) -> dict[str, Any]:
         """One line of the list of sources."""
         about = {"id": self.source.source_id, "name": self.source.name, "kind": self.source.kind.value}
@@ -143,8 +141,6 @@ class OpenSource:
             if name.startswith(("failures/", "ledger/", "filter/", "waste/"))
         }
         return {"failures": found, "curves": kept}
-
-    # Trajectories
 
     def search(self, wanted: Filter) -> dict[str, Any]:
         """One page of a filter's trajectories, with counts."""
@@ -205,8 +201,6 @@ class OpenSource:
                 own_key = key(file, row["row"])
                 views[own_key] = trajectory_view(trajectory, key=own_key, about=row, texts=texts)
         return [views[key(row["file"], row["row"])] for row in rows]
-
-    # The index
 
     def index(self) -> TrajectoryIndex:
         with self._lock:
@@ -276,8 +270,6 @@ class OpenSource:
             except EnvsdkError:
                 return None
         return self._found_decode[1]
-
-    # Files of a run
 
     def run_files(self) -> RunFiles:
         """The run's small files, read again when something was written."""

@@ -83,12 +83,15 @@ class FileRole:
     """Within one origin a group's number is unique."""
 
 
+_RUN_FILE = re.compile(r"(?:(step|val)_(\d+)|discarded_(step|val)_(\d+)(?:_\d+)?)\.parquet")
+
+
 def file_role(name: str, kind: Kind) -> FileRole:
     """Role of the file `name` of a source; what does not look like a run's file is data."""
-    if kind is Kind.RUN and (match := re.fullmatch(r"(discarded_)?(step|val)_(\d+)\.parquet", name)):
-        step = int(match[3])
-        is_train = match[2] == "step"
-        use = Use.DISCARDED if match[1] else Use.TRAIN if is_train else Use.VALIDATION
+    if kind is Kind.RUN and (match := _RUN_FILE.fullmatch(name)):
+        step = int(match[2] or match[4])
+        is_train = (match[1] or match[3]) == "step"
+        use = Use.DISCARDED if match[3] else Use.TRAIN if is_train else Use.VALIDATION
         return FileRole(use=use, step=step, origin="train" if is_train else f"val_{step}")
     return FileRole(use=Use.DATA, step=None, origin="data")
 

@@ -32,6 +32,8 @@ COMMAND_LINES = {
 """Kernel modules that may reach for a room, inside a function; `playing` is what two of them share."""
 
 PURE_CORES = {
+    "envsdk/run_limits.py",
+    "envsdk/inference/refusals.py",
     "envsdk/datasets/card.py",
     "envsdk/datasets/differences.py",
     "envsdk/datasets/selection.py",
@@ -102,7 +104,8 @@ def _is_for_types(node: ast.AST) -> bool:
 
 
 def files_of(room: str) -> list[Path]:
-    return sorted((ROOT / room).rglob("*.py"))
+    """Its Python files, without those of repositories that stand for other people's."""
+    return sorted(file for file in (ROOT / room).rglob("*.py") if "repositories" not in file.parts)
 
 
 def kernel_files() -> list[Path]:
@@ -177,6 +180,17 @@ def test_a_pure_core_imports_no_clock_no_randomness_no_io_and_no_framework(name:
     assert not found, "\n".join(map(str, found))
 
 
+def test_a_comment_stands_at_what_it_explains_and_heads_no_section() -> None:
+    found = []
+    for folder in ("envsdk", "envs", "managers", "trainers", "benchmarks", "tests"):
+        for file in (ROOT / folder).rglob("*.py"):
+            lines = ["", *map(str.strip, file.read_text().splitlines()), ""]
+            for number, (above, line, below) in enumerate(zip(lines, lines[1:], lines[2:], strict=False), 1):
+                if line.startswith("# ") and not (above or below):
+                    found.append(f"{file.relative_to(ROOT)}:{number}: {line}")
+    assert not found, "section banners:\n" + "\n".join(found)
+
+
 def test_importing_envsdk_loads_neither_torch_nor_ray_nor_transformers() -> None:
     code = (
         "import envsdk, sys\n"
@@ -184,3 +198,24 @@ def test_importing_envsdk_loads_neither_torch_nor_ray_nor_transformers() -> None
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+_PRINTS = {"print", "Console"}
+_TERMINAL = {"envsdk/terminal.py", "envsdk/terminal_console.py"}
+_FOR_OTHER_PROCESSES = {"envsdk/model_files.py"}
+"""Print what another process of ours reads."""
+
+
+def test_what_is_printed_goes_through_the_terminal_module() -> None:
+    """Where text of an environment, a policy or a data set is made visible."""
+    for room in ("envsdk", *sorted(ROOMS)):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            name = str(path.relative_to(ROOT))
+            if name in _TERMINAL | _FOR_OTHER_PROCESSES or path.resolve() != path:
+                continue
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                    assert node.func.id not in _PRINTS, f"{name}:{node.lineno}: use envsdk.terminal"
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute):
+                    streams = (node.value.attr, node.attr)
+                    assert streams not in {("stdout", "write"), ("stderr", "write")}, f"{name}:{node.lineno}"

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from envsdk.chat import ChatTokenizer
+from envsdk.chat import ChatTokenizer, TooManyTokens
 from envsdk.failures import ConfigurationError
 from envsdk.trainers.tiny_policy import CHAT_TEMPLATE, SPECIAL_TOKENS, build_tokenizer
 
@@ -345,3 +345,36 @@ def test_transformers_renders_the_same(tmp_path: Path) -> None:
 def test_importing_it_loads_neither_torch_nor_transformers() -> None:
     code = "import sys, envsdk.chat; sys.exit(bool({'torch', 'transformers', 'ray'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(
+    text=st.text(min_size=1, max_size=8) | st.sampled_from([" ", "x ", "=", "é漢字🙂", "<|im_end|>"]),
+    times=st.integers(1, 20_000),
+    room=st.integers(0, 3_000),
+)
+@settings(max_examples=25, deadline=None)
+def test_only_texts_that_are_too_long_are_refused_by_their_beginning(
+    kind: str, text: str, times: int, room: int
+) -> None:
+    chat = KINDS[kind]
+    ids = chat.encode(text * times)
+    try:
+        read = chat.encode(text * times, room=room)
+    except TooManyTokens as refused:
+        counted = refused.num_tokens
+        read = ids if len(ids) > room and counted > room else []
+    assert read == ids
+
+
+def test_a_text_far_too_long_is_not_read_to_its_end() -> None:
+    chat = next(iter(KINDS.values()))
+    endless = "You walk on ice. " * 3_000_000
+    for asked in (
+        lambda: chat.encode(endless, room=100),
+        lambda: chat.first_prompt(system="", user=endless, room=100),
+        lambda: chat.next_prompt(user=endless, reply_closed=True, room=100),
+    ):
+        with pytest.raises(TooManyTokens) as refused:
+            asked()
+        assert refused.value.num_tokens < 100_000

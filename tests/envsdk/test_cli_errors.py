@@ -334,3 +334,67 @@ def test_the_command_line_imports_nothing_heavy() -> None:
     seconds, *modules = run_python("-c", program).stdout.split()
     assert not {"torch", "ray", "transformers", "pyarrow", "omegaconf", "pydantic"} & set(modules)
     assert float(seconds) < 0.5
+
+
+@pytest.mark.parametrize(
+    "number",
+    [errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EPERM, errno.EIO, errno.EFBIG,
+     errno.ENFILE, errno.ENOMEM],
+)  # fmt: skip
+def test_what_is_wrong_with_a_path_is_one_message(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert raising(OSError(number, os.strerror(number), "runs/x"))() == 1
+    told = capsys.readouterr().err
+    assert told.startswith("error: runs/x: ")
+    assert told.count("\n") == 1
+
+
+def test_an_error_that_quotes_somebody_else_does_not_act_on_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    attack = "\x1b]0;TITLE\x07"
+    for error in (ConfigurationError(attack), RuntimeError(attack), typer.BadParameter(attack)):
+        assert raising(error)() != 0
+    shown = capsys.readouterr().err
+    assert "\x1b" not in shown
+    assert shown.count("\\x1b]0;TITLE\\x07") >= 3
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
+def test_closed_streams_are_no_error_and_no_file_takes_their_place(closed: str, tmp_path: Path) -> None:
+    code = (
+        "import os, sys\n"
+        "from envsdk.cli import app, main, run_app\n"
+        "code = main(['explain', 'agentic_async.yaml'])\n"
+        f"with open({str(tmp_path / 'file')!r}, 'w') as file: assert file.fileno() > 2\n"
+        "sys.exit(code)"
+    )
+    run = subprocess.run(
+        ["bash", "-c", f'exec {sys.executable} -c "$0" {closed}', code], capture_output=True, text=True
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "exp_name=" + "a" * 256,
+        'output_dir="a\\0b"',
+        'pretrain="a\\0b"',
+        'resume="a\\0b"',
+        'custom_envs.FrozenLake.agent_template="{observation}\\0"',
+    ],
+)
+def test_names_that_no_file_can_have_are_refused_before_anything_starts(
+    override: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train.main(["agentic_async.yaml", override, "--explain"]) == 2
+    told = capsys.readouterr().err
+    assert override.partition("=")[0] in told
+    assert "Traceback" not in told
+
+
+def test_a_folder_whose_name_is_too_long_is_one_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train.main(["agentic_async.yaml", f"output_dir={tmp_path}/{'a' * 300}"]) in (1, 2)
+    assert "name is too long" in capsys.readouterr().err

@@ -38,6 +38,8 @@ def requirements(extra: str) -> Iterator[Requirement]:
         ("constraints-vllm.txt", "dev"),
         ("constraints-adapters.txt", "reasoning-gym gem verifiers testing"),
         ("constraints-openenv.txt", "openenv testing"),
+        ("constraints-peers.txt", "torch testing"),
+        ("constraints-verifiers.txt", "verifiers testing"),
     ],
 )
 def test_each_package_of_a_make_target_is_pinned_to_a_version_that_is_taken(file: str, extras: str) -> None:

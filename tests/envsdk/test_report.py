@@ -209,6 +209,19 @@ def test_the_report_says_what_was_learned(html: str) -> None:
     assert "not complete" not in text
 
 
+@pytest.mark.parametrize(("counts", "shown"), [((0, 2, 2, 0, 1), 3), ((1, 1), 1), ((0, 0), None)])
+def test_engine_restarts_are_counted_over_a_run_that_was_continued(
+    counts: tuple[int, ...], shown: int | None, tmp_path: Path
+) -> None:
+    tracker = JsonlTracker(tmp_path / "metrics.jsonl")
+    for step, count in enumerate(counts):
+        tracker.log(step, {"engine/restarts": float(count), "reward/mean": 0.0}, time_unix_s=1000.0 + step)
+    tracker.close()
+    text = Reader(write_report(tmp_path).read_text()).text
+    assert ("engine restarts" in text) == (shown is not None)
+    assert shown is None or f"engine restarts {shown} " in text or f"{shown} engine restarts" in text
+
+
 def test_the_report_shows_each_tag_s_best_worst_and_failed_trajectory(html: str) -> None:
     text = Reader(html).text
     for tag in TAGS:

@@ -22,12 +22,12 @@ def test_a_closed_timeline_is_a_trace_that_names_its_tracks(tmp_path: Path) -> N
     path = tmp_path / "timeline.json"
     with Timeline(path) as timeline:
         timeline.span(Track.TRAINER, "train", 1000.0, 1002.5, step=3)
-        timeline.instant(Track.PUBLISH, "published", 1002.5, version=4)
+        timeline.span(Track.PUBLISH, "publish", 1002.5, 1002.75, version=4)
         timeline.counter("ready", 1003.0, groups=2)
     events = json.loads(path.read_text())
     names = {e["args"]["name"]: e["tid"] for e in events if e["name"] == "thread_name"}
     assert list(names) == ["trainer", "publish", "ready"]
-    (span,) = [e for e in events if e["ph"] == "X"]
+    span, _ = [e for e in events if e["ph"] == "X"]
     assert (span["ts"], span["dur"], span["tid"]) == (1_000_000_000, 2_500_000, names["trainer"])
     assert span["args"] == {"step": 3}
     assert all({"ph", "pid", "name"} <= set(event) for event in events)

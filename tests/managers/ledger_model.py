@@ -85,8 +85,6 @@ class CheckedLedger:
             self.is_broken = True
             raise PromiseBroken(number, what)
 
-    # Events.
-
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
         if not self.is_suspended:
@@ -191,8 +189,6 @@ class CheckedLedger:
         self.twin = self.make(self.config, LedgerState.from_dict(saved))
         self._check()
 
-    # Questions.
-
     def running(self) -> list[int]:
         return [r.lease.lease_id for r in self._open(Phase.RUNNING)]
 
@@ -203,8 +199,6 @@ class CheckedLedger:
     def _open(self, *phases: Phase) -> list[Record]:
         wanted = phases or (Phase.RUNNING, Phase.VALID)
         return [r for r in self.records.values() if r.phase in wanted]
-
-    # Following the commands.
 
     def _send(self, event: str, *args: object, **kwargs: object) -> None:
         commands = getattr(self.ledger, event)(*args, now=self.now, **kwargs)
@@ -328,8 +322,6 @@ class CheckedLedger:
         self.groups_in_training += len(batch.groups)
         self.leases_in_training += len(batch.lease_ids)
         self.num_wasted = 0
-
-    # After every event.
 
     def _check(self) -> None:
         config, open_records = self.config, self._open()

@@ -360,7 +360,7 @@ class TestMessages:
         assert "16 trajectories were thrown away" in message
         assert "8 rejected by the group filter" in message
         assert "8 episode failed" in message
-        assert "max_fruitless_batches 2 x rollout_batch_size 8" in message
+        assert "The limit is 2 x rollout_batch_size 8" in message
 
     def test_a_tag_without_environments_is_named(self) -> None:
         model = started(num_slots=0)
@@ -386,7 +386,6 @@ class TestMessages:
             ({"min_group_size": 5}, "min_group_size is 5; it must be between 0 and group_size 4"),
             ({"episode_deadline_s": 0}, "episode_deadline_s is 0"),
             ({"max_group_attempts": 0}, "max_group_attempts is 0"),
-            ({"max_fruitless_batches": 0}, "max_fruitless_batches is 0"),
         ],
     )
     def test_a_wrong_setting_is_named(self, changes: dict[str, object], message: str) -> None:

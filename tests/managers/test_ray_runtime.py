@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import psutil
 import pytest
 import ray
@@ -76,3 +80,62 @@ def test_a_cluster_that_is_not_there_is_named() -> None:
         ray_runtime.ray_runtime(RayArgs(address="127.0.0.1:1")),
     ):
         raise AssertionError("joined a cluster that is not there")
+
+
+def session_folder() -> Path:
+    return Path(ray._private.worker._global_node.get_session_dir_path())
+
+
+@pytest.mark.system
+def test_rays_folder_goes_with_it_unless_what_it_was_for_failed() -> None:
+    with ray_runtime.ray_runtime(RayArgs(num_cpus=1)):
+        well = session_folder()
+        assert well.is_dir()
+    assert not well.exists()
+    sessions: list[Path] = []
+
+    def fail() -> None:
+        with ray_runtime.ray_runtime(RayArgs(num_cpus=1)):
+            sessions.append(session_folder())
+            raise EngineError("no engine answers")
+
+    with pytest.raises(EngineError):
+        fail()
+    (failed,) = sessions
+    assert (failed / "logs").is_dir()
+    ray_runtime.remove_session(failed)
+
+
+KILLED = """
+import sys, time
+import psutil, ray
+from envsdk.config import RayArgs
+from envsdk.managers.ray_runtime import ray_runtime
+
+@ray.remote
+class Busy:
+    def work(self):
+        time.sleep(1000)
+
+if_lost = [sys.executable, "-c", "import sys; print(sys.argv[1]); sys.exit(7)"]
+with ray_runtime(RayArgs(num_cpus=1), if_lost=if_lost):
+    waiting = Busy.remote().work.remote()
+    node = ray._private.worker._global_node
+    print(node.get_session_dir_path(), flush=True)
+    psutil.Process(node.all_processes[sys.argv[1]][0].process.pid).kill()
+    ray.get(waiting)
+"""
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(("part", "told"), [("raylet", "node manager"), ("gcs_server", "control process")])
+def test_where_ray_dies_another_program_takes_over_and_nothing_stays_behind(part: str, told: str) -> None:
+    run = subprocess.run([sys.executable, "-c", KILLED, part], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 7, run.stderr
+    session, lost = run.stdout.splitlines()
+    assert told in lost
+    assert session in lost
+    assert run.stderr == ""
+    left = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    assert not [each for each in left if session in each]
+    ray_runtime.remove_session(Path(session))

@@ -248,8 +248,6 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _busy(self) -> list[tuple[Worker, str]]:
         return [(worker, slot) for worker in self.workers.values() for slot in worker.playing]
 
-    # What workers do
-
     @precondition(lambda self: not self.is_over and self._busy())
     @rule(data=st.data(), age=st.integers(0, 1), failed=st.booleans())
     def an_episode_ends(self, data: st.DataObject, age: int, failed: bool) -> None:
@@ -306,8 +304,6 @@ class SchedulerMachine(RuleBasedStateMachine):
 
         self._do(check_in())
 
-    # What time does
-
     @precondition(lambda self: not self.is_over)
     @rule(seconds=st.sampled_from([TICK_S, 3 * GRACE_S, DEADLINE_S + TICK_S]))
     def time_passes(self, seconds: float) -> None:
@@ -327,8 +323,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.killed.clear()
 
         self._do(look())
-
-    # What the pipeline does
 
     @precondition(lambda self: not self.is_over and self.request is None and not self.is_taken)
     @rule()
@@ -362,8 +356,6 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def nothing_happens_after_the_end(self) -> None:
         pass
-
-    # What must hold
 
     @invariant()
     def the_scheduler_knows_what_is_played(self) -> None:

@@ -118,8 +118,10 @@ class Rollouts:
         self.publish(version)
 
     def update_engines(self, version: int) -> None:
-        updates = [e.update_weights.remote({}, version, "continue") for e in self.engines.values()]
-        ray.get(updates, timeout=PATIENCE_S)
+        update = f"update {version}"
+        begun = [e.begin_update.remote(update, version, "continue") for e in self.engines.values()]
+        ray.get(begun, timeout=PATIENCE_S)
+        ray.get([e.complete_update.remote(update) for e in self.engines.values()], timeout=PATIENCE_S)
 
     def num_prompt_tokens(self) -> int:
         looks = ray.get([engine.health.remote() for engine in self.engines.values()], timeout=PATIENCE_S)
@@ -167,6 +169,7 @@ def start_rollouts(running_ray: None, tokenizer_folder: Path) -> Iterator[StartR
         begin: bool = True,
         group_filters: Sequence[str] = (),
         max_filtered_groups: int = 1000,
+        discarded_per_file: int = 256,
         **ledger: Any,
     ) -> Rollouts:
         setups = {setup.tag: setup for setup in tags or [toy_tag("Toy")]}
@@ -202,6 +205,7 @@ def start_rollouts(running_ray: None, tokenizer_folder: Path) -> Iterator[StartR
             stop_grace_s=stop_grace_s,
             group_filters=group_filters,
             max_filtered_groups=max_filtered_groups,
+            discarded_per_file=discarded_per_file,
         )
         before = worker_processes()
         actor = ray.remote(num_cpus=0, max_restarts=0)(RolloutScheduler).remote(setup, state)

@@ -389,6 +389,22 @@ def test_a_group_that_a_filter_drops_is_replaced_and_the_batch_stays_whole(
     assert f"filtered: {mine}: task 1 is odd" in ends
 
 
+def test_what_is_thrown_away_is_written_as_it_comes_and_does_not_wait_for_a_batch(
+    start_rollouts: StartRollouts, tmp_path: Path
+) -> None:
+    (tmp_path / "discarded_step_000000_7.parquet").write_text("left by a killed run")
+    start_rollouts(
+        group_filters=["zero_variance"], max_filtered_groups=6, folder=tmp_path, discarded_per_file=4
+    )
+    wait_until(lambda: len(list(tmp_path.glob("discarded_*.parquet"))) == 2)
+    first, second = sorted(tmp_path.glob("discarded_*.parquet"))
+    assert (first.name, second.name) == ("discarded_step_000000.parquet", "discarded_step_000000_1.parquet")
+    for file in (first, second):
+        assert len(read_trajectories(file)) == 4
+        ends = json.loads(read_metadata(file)["ends"])
+        assert ends == ["filtered: zero_variance: every reward is 1"] * 4
+
+
 def test_a_filter_that_drops_everything_ends_the_run_and_is_named(start_rollouts: StartRollouts) -> None:
     rollouts = start_rollouts(group_filters=["zero_variance"], max_filtered_groups=6)
     with pytest.raises(RolloutStalled, match=r"dropped 6 groups.*every reward is 1.*max_filtered_groups 6"):

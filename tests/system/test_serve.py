@@ -109,6 +109,16 @@ def test_a_token_is_made_up_and_shown_once(lake_model: Path) -> None:
         assert "Traceback" not in output
 
 
+def test_a_short_token_is_refused_before_the_model_is_made(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from envsdk.serve import TOKEN_VARIABLE, main
+
+    monkeypatch.setenv(TOKEN_VARIABLE, "short")
+    assert main(["nowhere"]) == 2
+    assert "token has fewer than" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

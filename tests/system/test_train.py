@@ -8,6 +8,7 @@ import shutil
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 from envsdk.storage import read_trajectories
@@ -105,6 +106,21 @@ def test_ctrl_c_writes_a_checkpoint_and_the_same_command_goes_on(tmp_path: Path,
     code, output = job.finish(f"max_steps={step + 1}")
     assert code == 0, output
     job.assert_each_step_once(step + 1)
+
+
+def test_ctrl_c_while_a_run_starts_ends_it_and_leaves_nothing_behind(tmp_path: Path, model: Path) -> None:
+    job = Job(tmp_path, model)
+    process = job.start()
+    wait_until((job.run / "timeline.json").is_file, process)
+    started = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    assert "held-out" not in output  # it did not wait for the first evaluation
+    assert not (job.run / "checkpoints").exists()
+    _, left = psutil.wait_procs(started, timeout=60)
+    assert not left
 
 
 @pytest.mark.slow

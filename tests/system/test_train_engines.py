@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -40,7 +41,12 @@ def test_a_killed_engine_comes_back_and_no_trajectory_is_lost(
     assert victim not in engine_processes(process.pid)
     assert len(engine_processes(process.pid)) == num_engines
 
-    stop_and_check(job, process)
+    output = stop_and_check(job, process)
+    [said] = [line for line in output.splitlines() if "was lost" in line]
+    assert re.search(r"engine-\d was lost, it is started again; the reason: its process ended: ", said), (
+        output
+    )
+    assert "engine restarts" in (job.run / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -71,8 +77,8 @@ def test_engines_come_and_go_with_the_load_and_no_trajectory_is_lost(
     stop_and_check(job, process)
 
 
-def stop_and_check(job: Job, process: subprocess.Popen[str]) -> None:
-    """Ends the run; its batches are whole and hold each trajectory once."""
+def stop_and_check(job: Job, process: subprocess.Popen[str]) -> str:
+    """Ends the run; its batches are whole and hold each trajectory once. What it printed."""
     os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 130, output
@@ -86,6 +92,7 @@ def stop_and_check(job: Job, process: subprocess.Popen[str]) -> None:
         assert all(trajectory.outcome is not Outcome.FAILED for trajectory in batch)
         ids += [trajectory.trajectory_id for trajectory in batch]
     assert len(ids) == len(set(ids))
+    return output
 
 
 def rows(job: Job) -> list[dict[str, Any]]:

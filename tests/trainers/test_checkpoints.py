@@ -11,7 +11,7 @@ from envsdk.trainers.checkpoints import KEEP_LAST, RunState, find_checkpoint, wr
 
 
 def state(step: int) -> RunState:
-    return RunState(step=step, seed=1, model="model")
+    return RunState(step=step, seed=1)
 
 
 def save(folder: Path) -> None:

@@ -43,12 +43,13 @@ def cluster() -> Iterator[None]:
 
 
 class Group(EngineGroup):
-    """Writes down who joined, and with which version; and who left."""
+    """Writes down who joined, and with which version; who left, and what users are told."""
 
     def __init__(self, spec: EngineGroupSpec, trainer: TrainerGroup) -> None:
         self.joined: list[tuple[str, int]] = []
         self.left: list[str] = []
-        super().__init__(spec, trainer, self._note)
+        self.said: list[str] = []
+        super().__init__(spec, trainer, self._note, self.said.append)
 
     async def _note(self, name: str, actor: Any | None) -> None:
         if actor is None:
@@ -168,6 +169,9 @@ async def test_a_killed_engine_comes_back_with_the_weights_of_the_others(tmp_pat
         os.kill(min(engine_processes()), signal.SIGKILL)
         await until(lambda: group.joined != [])
         assert group.joined in ([("one", 7)], [("two", 7)])
+        [(lost, _)] = group.joined
+        [said] = group.said
+        assert said.startswith(f"{lost} was lost, it is started again; the reason: its process ended: ")
         assert group.num_serving == 2
         assert group.num_restarts == 1
         one, two = read(tmp_path / "one", 7), read(tmp_path / "two", 7)

@@ -39,9 +39,17 @@ def ids_of(sequences: list[TrainSequence]) -> list[np.ndarray]:
 
 @pytest.fixture
 def make_batches(make_sequences) -> Callable[..., list[TrainBatch]]:
+    """Of every fourth sequence nothing is learned."""
+
     def make(count: int, *, first: int = 0, size: int = 12) -> list[TrainBatch]:
         return [
-            TrainBatch(step=step, sequences=make_sequences(size, seed=step))
+            TrainBatch(
+                step=step,
+                sequences=[
+                    dataclasses.replace(each, advantages=each.advantages * np.float32(index % 4 != 3))
+                    for index, each in enumerate(make_sequences(size, seed=step))
+                ],
+            )
             for step in range(first, first + count)
         ]
 
@@ -68,6 +76,7 @@ def test_three_steps_are_those_of_the_torch_trainer(
     expected = play("torch", make_config(training_args=training), calls)
     found = play_on_fsdp2(world_size, make_config(training_args=training, strategy_config=strategy), calls)
     assert_close(found, expected, tolerance=1e-6)
+    assert found[1]["actor/measured_share"] < 1
     weights_moved = max(np.abs(found[-1][name] - found[3][name]).max() for name in found[-1])
     assert weights_moved > 1e-3
 

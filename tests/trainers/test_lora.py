@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import transformers
 
+from envsdk.config.validation import validated
 from envsdk.failures import ConfigurationError
 from envsdk.inference.adapter import A_SUFFIX, B_SUFFIX
 from envsdk.inference.embedded import EmbeddedEngine
 from envsdk.inference.engine import EngineConfig, GenerationRequest, SamplingParams
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
-from envsdk.trainers.policy_trainer import validated
 from envsdk.trainers.torch_trainer import TorchTrainer
 from envsdk.training import TrainBatch
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from envsdk.algorithms.args import AlgorithmArgs
-from envsdk.config import load_config
+from envsdk.config import explain, load_config
+from envsdk.config.notes import algorithm_notes
 from envsdk.failures import ConfigurationError
-from envsdk.trainers.notes import algorithm_notes
 from envsdk.trainers.objective import Objective, TokenOutputs
 from envsdk.trainers.packing import make_row
 from envsdk.trainers.train_rows import TrainRow
@@ -61,6 +61,15 @@ def run_file(tmp_path: Path) -> Path:
     path = tmp_path / "run.yaml"
     path.write_text(RUN)
     return path
+
+
+def test_explain_tells_what_the_run_would_tell(run_file: Path) -> None:
+    truncated = load_config(run_file, ["actor_infer.generating_args.top_k=3"])
+    (note,) = [note for note in algorithm_notes(truncated.config) if "top_k" in note]
+    assert note in " ".join(explain(truncated).split())
+    silent = load_config(run_file, ["ppo_epochs=2"])
+    assert algorithm_notes(silent.config) == []
+    assert "Notes" not in explain(silent)
 
 
 def test_raw_logprobs_at_another_temperature_are_told(run_file: Path) -> None:

@@ -102,7 +102,7 @@ class Process:
             (partial / "weights.json").write_text(json.dumps(weights))
             self.may_die()
 
-        state = RunState(step=step, seed=1, model="m", ledger=folder.ledger_before(step))
+        state = RunState(step=step, seed=1, ledger=folder.ledger_before(step))
         write_checkpoint(folder.path, state, save)
         self.may_die()
 

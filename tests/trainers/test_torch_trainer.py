@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from envsdk.algorithms.aggregation import sequence_weights
+from envsdk.algorithms.args import LossAggregation
 from envsdk.failures import ConfigurationError, StorageError, TrainerError
 from envsdk.trainers.torch_optimizer import learning_rate_at
 from envsdk.trainers.torch_trainer import TorchTrainer
@@ -242,7 +245,7 @@ def test_epochs_and_mini_batches_make_one_optimizer_step_each_around_one_proxima
 
 def test_leaving_out_sequences_without_advantage_changes_no_weight(make_config, make_sequences) -> None:
     some = make_sequences(4)
-    idle = [dataclasses.replace(s, advantages=np.zeros_like(s.advantages)) for s in make_sequences(3, seed=1)]
+    idle = without_advantages(make_sequences(3, seed=1))
     lean = TorchTrainer.create(make_config())
     metrics = lean.train_step(TrainBatch(step=0, sequences=[*some, *idle]))
     assert metrics["actor/num_sequences_without_gradient"] == 3
@@ -255,8 +258,106 @@ def test_leaving_out_sequences_without_advantage_changes_no_weight(make_config, 
     assert_same_weights(lean, full, tolerance=1e-6)
 
 
+EVERY_TERM = {"entropy_loss_coef": 0.02, "kl_loss_coef": 0.1}
+
+
+@pytest.mark.parametrize("mode", get_args(LossAggregation))
+@pytest.mark.parametrize(("extra", "with_values"), [({}, False), (EVERY_TERM, False), (EVERY_TERM, True)])
+def test_the_loss_is_the_sum_of_its_terms_each_aggregated_as_the_loss_is(
+    mode, extra, with_values, make_config, make_sequences
+) -> None:
+    sequences = [
+        dataclasses.replace(sequence, trajectory_id=f"trajectory {index // 2}")
+        for index, sequence in enumerate([*make_sequences(6), *without_advantages(make_sequences(3, seed=1))])
+    ]
+    algorithm = {"loss_agg_mode": mode, "loss_agg_length": 60, **extra}
+    config = make_config(
+        algorithm=algorithm,
+        with_value_head=with_values,
+        training_args={"max_tokens_per_microbatch": 90},
+    )
+    trainer = TorchTrainer.create(config)
+    scored = trainer.logprobs([sequence.ids for sequence in sequences])
+    metrics = trainer.train_step(TrainBatch(step=0, sequences=sequences))
+
+    terms = {"pg_loss"}
+    terms |= {"entropy_loss", "kl_loss"} if extra else set()
+    terms |= {"value_loss"} if with_values else set()
+    known = ("pg_loss", "entropy_loss", "kl_loss", "value_loss")
+    assert {name for name in known if f"actor/{name}" in metrics} == terms
+    assert all(metrics[f"actor/{name}"] != 0 for name in terms)
+    total = sum(metrics[f"actor/{name}"] for name in terms)
+    assert total == pytest.approx(metrics["actor/loss"], rel=1e-5, abs=1e-6)
+
+    weights = sequence_weights(
+        mode,
+        [int(sequence.response_mask.sum()) for sequence in sequences],
+        trajectories=[sequence.trajectory_id for sequence in sequences],
+        length=60,
+    )
+    pg_loss = kl_loss = 0.0
+    for weight, sequence, logprobs in zip(weights, sequences, scored, strict=True):
+        mask = sequence.response_mask == 1
+        correction = np.minimum(np.exp(logprobs - sequence.behavior_logprobs), 2.0)
+        difference = (sequence.reference_logprobs - logprobs).astype(np.float64)
+        pg_loss -= weight * float((correction * sequence.advantages)[mask].sum())
+        kl_loss += 0.1 * weight * float((np.expm1(difference) - difference)[mask].sum())
+    assert metrics["actor/pg_loss"] == pytest.approx(pg_loss, rel=1e-4, abs=1e-6)
+    if extra:
+        assert metrics["actor/kl_loss"] == pytest.approx(kl_loss, rel=1e-4)
+
+
+def test_terms_of_several_optimizer_steps_are_their_means_as_the_loss_is(make_config, make_sequences) -> None:
+    algorithm = {"ppo_epochs": 2, "ppo_mini_batch_size": 3, "entropy_loss_coef": 0.02}
+    trainer = TorchTrainer.create(make_config(algorithm=algorithm))
+    metrics = trainer.train_step(TrainBatch(step=0, sequences=make_sequences(8)))
+    assert metrics["actor/num_optimizer_steps"] == 6
+    total = metrics["actor/pg_loss"] + metrics["actor/entropy_loss"]
+    assert total == pytest.approx(metrics["actor/loss"], rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", [{}, {"ppo_epochs": 3, "ppo_mini_batch_size": 4, "pg_clip_low": 0.001}])
+def test_metrics_say_which_share_of_the_tokens_they_are_about(algorithm, make_config, make_sequences) -> None:
+    some, idle = make_sequences(5), without_advantages(make_sequences(7, seed=1))
+    sequences = [*some, *idle]
+    training = {"learning_rate": 1e-3, "max_tokens_per_microbatch": 90}
+
+    def metrics_of(**changes):
+        config = make_config(algorithm={**algorithm, **changes}, training_args=training)
+        return TorchTrainer.create(config).train_step(TrainBatch(step=0, sequences=sequences))
+
+    num_learned, num_all = (
+        sum(int(sequence.response_mask.sum()) for sequence in part) for part in (some, sequences)
+    )
+    lean, full = metrics_of(), metrics_of(entropy_loss_coef=1e-30)
+    assert lean["actor/measured_share"] == pytest.approx(num_learned / num_all)
+    assert full["actor/measured_share"] == 1.0
+    # What is known of tokens without an advantage is counted ...
+    whole = ("loss", "pg_loss", "clip_fraction", "behavior_entropy", "num_tokens")
+    for name in whole:
+        assert lean[f"actor/{name}"] == pytest.approx(full[f"actor/{name}"], rel=1e-4, abs=1e-6), name
+    assert (lean["actor/clip_fraction"] > 0) == bool(algorithm)
+    surprisals = [-s.behavior_logprobs[s.response_mask == 1] for s in sequences]
+    assert lean["actor/behavior_entropy"] == pytest.approx(np.concatenate(surprisals).mean(), rel=1e-5)
+    # ... and what is not is of the others alone.
+    assert lean["actor/entropy"] != pytest.approx(full["actor/entropy"], rel=1e-6)
+
+
+def test_a_batch_without_an_advantage_reports_what_is_known_of_it(make_config, make_sequences) -> None:
+    idle = without_advantages(make_sequences(3))
+    metrics = TorchTrainer.create(make_config()).train_step(TrainBatch(step=0, sequences=idle))
+    assert metrics["actor/measured_share"] == 0.0
+    assert metrics["actor/loss"] == metrics["actor/pg_loss"] == metrics["actor/clip_fraction"] == 0.0
+    assert metrics["actor/behavior_entropy"] > 1.0
+    assert "actor/entropy" not in metrics
+
+
+def without_advantages(sequences: list[TrainSequence]) -> list[TrainSequence]:
+    return [dataclasses.replace(each, advantages=np.zeros_like(each.advantages)) for each in sequences]
+
+
 def test_a_loss_that_pulls_without_an_advantage_gets_every_sequence(make_config, make_sequences) -> None:
-    idle = [dataclasses.replace(s, advantages=np.zeros_like(s.advantages)) for s in make_sequences(3)]
+    idle = without_advantages(make_sequences(3))
     for tau, left_out in ((0.1, 0), (0.0, 3)):
         own = {"pg_variant": "kimi15", "pg_args": {"tau": tau, "ratio_over": "behavior"}}
         trainer = TorchTrainer.create(make_config(algorithm=own))

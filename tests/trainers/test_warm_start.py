@@ -21,8 +21,10 @@ from envsdk.chat import ChatTokenizer
 from envsdk.config import RunConfig, load_config
 from envsdk.env import TextEnv
 from envsdk.envs.frozen_lake import FrozenLakeEnv
+from envsdk.envs.sokoban import SokobanEnv
 from envsdk.failures import ConfigurationError, StorageError
 from envsdk.managers.wiring import tag_setups
+from envsdk.policies import OraclePolicy
 from envsdk.prompts import AgentPrompts
 from envsdk.storage import read_trajectories
 from envsdk.trainers import warm_start
@@ -126,6 +128,22 @@ def test_whatever_decides_the_policy_gives_it_a_folder_of_its_own(override: str)
 def test_what_does_not_concern_the_policy_leaves_it_where_it_is(override: str) -> None:
     pinned = "warm_start.seed=1"
     assert prepare(small_config(pinned))[0] == prepare(small_config(pinned, override))[0]
+
+
+def test_other_code_of_an_environment_gives_another_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    described = warm_start._describe(small_config())
+    assert warm_start._describe(small_config()) == described
+    asked: list[list[Any]] = []
+
+    def digest(objects: list[Any], named_in: Any) -> str:
+        asked.append([objects, named_in])
+        return "other code"
+
+    monkeypatch.setattr(warm_start, "source_digest", digest)
+    assert warm_start._describe(small_config()) == {**described, "sources": "other code"}
+    [[[lake, sokoban, oracle], configs]] = asked
+    assert (lake, sokoban, oracle) == (FrozenLakeEnv, SokobanEnv, OraclePolicy)
+    assert [config["compass"] for config in configs] == [True, True]
 
 
 def test_cloning_teaches_the_demonstrations() -> None:

@@ -17,6 +17,7 @@ from scripted_core import ScriptedCore
 from vllm_models import make_model, save_model
 
 from envsdk.config import load_config
+from envsdk.config.validation import validated
 from envsdk.failures import ConfigurationError, EngineError
 from envsdk.inference.adapter import A_SUFFIX, B_SUFFIX
 from envsdk.inference.engine import (
@@ -30,7 +31,6 @@ from envsdk.inference.engine import (
     SamplingParams,
     WeightReference,
 )
-from envsdk.inference.settings import parse_settings
 from envsdk.inference.vllm.engine import VLLMEngine
 from envsdk.inference.vllm.engine_arg_names import ENGINE_ARG_NAMES
 from envsdk.inference.vllm.settings import SET_BY_ENGINE, VLLMSettings, end_token, engine_args
@@ -65,7 +65,7 @@ class TestAdapterConforms(EngineSuite):
 
     def make_engine(self, **changes: Any) -> Engine:
         config = self.config(**changes)
-        settings = parse_settings(VLLMSettings, config.strategy_config, engine="vllm")
+        settings = validated(VLLMSettings, config.strategy_config, "strategy_config")
         core = ScriptedCore(token_s=self.long_reply_s / self.long_reply)
         return VLLMEngine(core, config=config, settings=settings)
 
@@ -76,7 +76,7 @@ class TestAdapterConforms(EngineSuite):
 
 def engine_on(core: ScriptedCore, folder: Path, **settings: Any) -> VLLMEngine:
     config = EngineConfig(model=folder, sequence_length=64, max_running=2, strategy_config=settings)
-    return VLLMEngine(core, config=config, settings=parse_settings(VLLMSettings, settings, engine="vllm"))
+    return VLLMEngine(core, config=config, settings=validated(VLLMSettings, settings, "strategy_config"))
 
 
 def request(name: str, num_tokens: int = 4, **sampling: Any) -> GenerationRequest:
@@ -96,9 +96,6 @@ def run(engine: VLLMEngine, test: Callable[[], Awaitable[None]]) -> None:
             await engine.close()
 
     asyncio.run(scenario())
-
-
-# ---- updates
 
 
 def test_weights_arrive_whole_and_under_their_names(folder: Path) -> None:
@@ -223,9 +220,6 @@ def test_when_vllm_dies_every_request_and_the_health_say_so(folder: Path) -> Non
     run(engine, test)
 
 
-# ---- staged weights
-
-
 @given(
     shapes=st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=12),
     bucket_bytes=st.integers(1, 3000),
@@ -254,9 +248,6 @@ def test_a_folder_is_staged_with_all_its_shards(tmp_path: Path) -> None:
     assert found.keys() == model.state_dict().keys()
 
 
-# ---- settings
-
-
 def test_known_arguments_of_vllm_pass_through_and_absent_ones_are_its_own(folder: Path) -> None:
     config = EngineConfig(
         model=folder,
@@ -265,7 +256,7 @@ def test_known_arguments_of_vllm_pass_through_and_absent_ones_are_its_own(folder
         seed=3,
         strategy_config={"block_size": 64, "swa_bounded_replay": True, "logprobs": "raw"},
     )
-    settings = parse_settings(VLLMSettings, config.strategy_config, engine="vllm")
+    settings = validated(VLLMSettings, config.strategy_config, "strategy_config")
     args = engine_args(config, settings, on_cpu=False)
     assert args["max_model_len"] == 100
     assert (args["max_num_seqs"], args["seed"], args["block_size"]) == (7, 3, 64)
@@ -287,7 +278,7 @@ def test_on_a_cpu_it_starts_small_and_exact(folder: Path) -> None:
 def test_prompts_are_not_cut_on_a_cpu(folder: Path) -> None:
     config = EngineConfig(model=folder, sequence_length=100)
     assert engine_args(config, VLLMSettings(), on_cpu=True)["enable_chunked_prefill"] is False
-    settings = parse_settings(VLLMSettings, {"enable_chunked_prefill": True}, engine="vllm")
+    settings = validated(VLLMSettings, {"enable_chunked_prefill": True}, "strategy_config")
     assert engine_args(config, settings, on_cpu=False)["enable_chunked_prefill"] is True
     with pytest.raises(ConfigurationError, match="breaks down on a CPU"):
         engine_args(config, settings, on_cpu=True)
@@ -302,8 +293,8 @@ def test_a_context_shorter_than_the_sequences_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize("name", sorted(SET_BY_ENGINE))
 def test_what_follows_from_the_run_is_refused_with_what_it_follows_from(name: str) -> None:
     assert name in ENGINE_ARG_NAMES
-    with pytest.raises(ConfigurationError, match=f"`{name}`.*cannot be set here"):
-        parse_settings(VLLMSettings, {name: "x"}, engine="vllm")
+    with pytest.raises(ConfigurationError, match=f"{name}: .*cannot be set here"):
+        validated(VLLMSettings, {name: "x"}, "strategy_config")
 
 
 def test_a_misspelled_argument_is_refused_before_the_run_starts() -> None:
@@ -313,11 +304,12 @@ def test_a_misspelled_argument_is_refused_before_the_run_starts() -> None:
         load_config("agentic_async.yaml", override)
 
 
-def test_the_devices_of_an_engine_are_those_that_share_out_its_model() -> None:
+@pytest.mark.parametrize("engines", [["num_engines=2"], ["num_engines=1", "max_engines=2"]])
+def test_the_devices_are_shared_out_between_as_many_engines_as_there_may_be(engines: list[str]) -> None:
     args = ["actor_infer.strategy_args.strategy_name=vllm", "actor_infer.device_mapping=[0,1,2,3]"]
-    args += ["actor_infer.num_engines=2"]
+    args += [f"actor_infer.{key}" for key in engines]
     parallel = "actor_infer.strategy_args.strategy_config.tensor_parallel_size"
-    with pytest.raises(ConfigurationError, match=r"tensor_parallel_size.*: 1, but .* each of 2 engines 2"):
+    with pytest.raises(ConfigurationError, match=r"device_mapping.*_engines=2 are 2 for each"):
         load_config("agentic_async.yaml", args)
     load_config("agentic_async.yaml", [*args, f"{parallel}=2"])
 
@@ -333,9 +325,6 @@ def test_a_missing_model_is_a_configuration_error(tmp_path: Path) -> None:
         VLLMEngine.create(EngineConfig(model=None, sequence_length=8))
     with pytest.raises(ConfigurationError, match=r"no config\.json"):
         VLLMEngine.create(EngineConfig(model=tmp_path, sequence_length=8))
-
-
-# ---- wording
 
 
 @given(
@@ -376,7 +365,10 @@ def test_a_token_outside_the_vocabulary_is_refused() -> None:
 
 def refused(asked: GenerationRequest, *, vocab_size: int = 64, end_token: int | None = 63) -> str:
     abilities = EngineAbilities(structured_output=end_token is not None)
-    return refusal(asked, sequence_length=64, vocab_size=vocab_size, abilities=abilities, end_token=end_token)
+    failure = refusal(
+        asked, sequence_length=64, vocab_size=vocab_size, abilities=abilities, end_token=end_token
+    )
+    return "" if failure is None else failure.message
 
 
 def test_a_structure_needs_a_tokenizer_and_its_end_token_among_the_stop_tokens() -> None:
@@ -408,9 +400,6 @@ def test_the_end_token_is_the_tokenizers(tmp_path: Path) -> None:
     assert end_token(tmp_path) == END_TOKEN
     (tmp_path / "tokenizer_config.json").write_text("{}")
     assert end_token(tmp_path) is None
-
-
-# ---- adapters
 
 
 def adapter_for(folder: Path, rank: int = 2) -> dict[str, np.ndarray]:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from vllm_models import save_model
 
+from envsdk.config.validation import validated
 from envsdk.inference.engine import Engine, EngineConfig, WeightReference
-from envsdk.inference.settings import parse_settings
 from envsdk.inference.vllm.core import AsyncLLMCore
 from envsdk.inference.vllm.engine import VLLMEngine
 from envsdk.inference.vllm.settings import VLLMSettings
@@ -80,7 +80,7 @@ class _VLLMSuite(EngineSuite):
 
     @staticmethod
     def settings(config: EngineConfig) -> VLLMSettings:
-        return parse_settings(VLLMSettings, config.strategy_config, engine="vllm")
+        return validated(VLLMSettings, config.strategy_config, "strategy_config")
 
     def config(self, **changes: Any) -> EngineConfig:
         return self.engine_config(**changes)

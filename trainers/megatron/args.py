@@ -17,7 +17,7 @@ class MegatronStrategyConfig(BaseModel):
     rank's device is its own: the GPU of its number on its machine, or the CPU where there is none.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     tensor_model_parallel_size: int = Field(default=1, ge=1)
     """Ranks that share out each matrix. It divides the model's attention heads, its key-value heads and the

@@ -12,6 +12,7 @@ from typing import Any
 from transformers import AutoConfig
 
 from envsdk.failures import ConfigurationError
+from envsdk.model_files import require_model_folder
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
 
 MODEL_TYPES = ("llama", "qwen2", "qwen3", "qwen3_moe")
@@ -21,12 +22,9 @@ _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_p
 
 def read_config(folder: Path) -> Any:
     """The configuration in a Hugging Face folder. ConfigurationError when there is none."""
-    if not (folder / "config.json").is_file():
-        raise ConfigurationError(
-            f"pretrain: {folder} is not a Hugging Face model folder (no config.json in it)"
-        )
+    require_model_folder(folder)
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigurationError(f"pretrain: cannot read {folder / 'config.json'}: {error}") from error
 

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from envsdk.algorithms.args import AlgorithmArgs
+from envsdk.config.validation import validated
 from envsdk.failures import ConfigurationError
 from envsdk.trainers.megatron import checkpoint, cpu, hf_weights
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
@@ -40,7 +41,7 @@ from envsdk.trainers.megatron.scored_head import ScoredHead, add_value_head
 from envsdk.trainers.megatron.token_outputs import over_context, vocab_parallel_logprobs_and_entropy
 from envsdk.trainers.objective import TokenOutputs
 from envsdk.trainers.packing import Row
-from envsdk.trainers.policy_trainer import PolicyTrainer, ScoreKind, validated
+from envsdk.trainers.policy_trainer import PolicyTrainer, ScoreKind
 from envsdk.trainers.pretrained import write_pretrained
 from envsdk.trainers.together import gathered, on_first_rank
 from envsdk.trainers.train_rows import TrainRow
@@ -151,7 +152,9 @@ class MegatronTrainer(PolicyTrainer):
 
         def write() -> None:
             with torch.device("meta"):
-                model = AutoModelForCausalLM.from_config(self._hf_config, dtype=torch.float32)
+                model = AutoModelForCausalLM.from_config(
+                    self._hf_config, dtype=torch.float32, trust_remote_code=False
+                )
             write_pretrained(folder, model=model, state=state, source=self.config.model)
 
         on_first_rank(write)

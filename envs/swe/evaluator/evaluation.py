@@ -16,13 +16,17 @@ class Reason(StrEnum):
     TESTS_FAILED = "tests_failed"
     """A test that decides did not pass; an empty patch ends here."""
     PATCH_REFUSED = "patch_refused"
-    """It is no patch, does not apply, or reaches out of the repository."""
+    """It is no patch, does not apply, is over the limits on patches, or reaches out of the repository."""
+    EXHAUSTED = "exhausted"
+    """It made grading run out of time, memory, disk or output, where the gold patch comes through."""
     TAMPERED = "tampered"
     """The report is incomplete or contradicts the canaries: the run cannot be believed."""
     SUSPICIOUS = "suspicious"
-    """Strict mode: the patch brings introspection that neither the original nor the gold patch uses."""
+    """Strict mode, where tests cannot be sealed: the patch brings introspection that neither the original nor
+    the gold patch uses."""
     INFRASTRUCTURE = "infrastructure"
-    """The evaluation itself failed (its time, its memory, the sandbox): says nothing about the patch."""
+    """The evaluation itself failed (the sandbox, or a machine on which the gold patch runs out of time too):
+    says nothing about the patch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +42,16 @@ class Evaluation:
     stripped: tuple[str, ...] = ()
     """Test and configuration files that the patch touched and that were taken out of it."""
     suspicious: tuple[str, ...] = ()
-    """What strict mode noticed, `path: token`, also where it did not decide."""
+    """What strict mode looks for, `path: token`, in a patch that `weak` tests rewarded."""
+    hidden_bits: float = 0.0
+    """At most how many bits of what tests expect must be guessed to be rewarded without solving the task."""
+    weak: bool = False
+    """So few that a rewarded patch may have forged its verdict."""
+    num_left_out: int = 0
+    """How many added files counted as leftovers and were not graded."""
     elapsed_s: float = 0.0
+    run_s: float = 0.0
+    """Of the test run alone, without waiting for a place to run; 0 where no test ran."""
     output_tail: str = ""
     """The end of what the test run printed; for people, never for grading."""
 

@@ -1,160 +1,171 @@
 """How a patch is graded.
 
-strip -> start(base tree + hidden tests, read-only) -> git apply -> strict look -> run tests -> judge -> close
+strip -> start(base tree + sealed tests, read-only) -> git apply -> run tests -> judge -> close
+                       ended by a limit -> gold patch again -> 0, or infrastructure
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
-from collections.abc import Mapping
-from dataclasses import replace
-from functools import lru_cache
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from envsdk.envs.swe.evaluator.evaluation import Evaluation, Reason
-from envsdk.envs.swe.evaluator.introspection import allowed_words, unexpected
-from envsdk.envs.swe.evaluator.layout import laid_paths, tests_folder
+from envsdk.envs.swe.evaluator.introspection import look
+from envsdk.envs.swe.evaluator.layout import tests_folder
+from envsdk.envs.swe.evaluator.limits import allowed_s, came_through, gold_again
 from envsdk.envs.swe.evaluator.report import Report, look_up
-from envsdk.envs.swe.evaluator.run import TestRun, lay, run_tests, scratch_folder
-from envsdk.envs.swe.evaluator.stripping import RefusedPatch, Stripped, strip
-from envsdk.envs.swe.sandbox.contract import (
-    ExecResult,
-    Limits,
-    Sandbox,
-    SandboxBackend,
-    SandboxError,
-    SandboxFileError,
-)
+from envsdk.envs.swe.evaluator.run import TestRun
+from envsdk.envs.swe.evaluator.sealing import SealedTests, sealed_tests
+from envsdk.envs.swe.evaluator.stripping import Installed, RefusedPatch, installed_for, strip
+from envsdk.envs.swe.evaluator.trial import DoesNotApply, try_patch
+from envsdk.envs.swe.evaluator.trial import Ended as TrialEnded
+from envsdk.envs.swe.sandbox.contract import ExecResult, Image, SandboxBackend, SandboxError
 from envsdk.envs.swe.sandbox.contract import Reason as Ended
-from envsdk.envs.swe.tasks.images import prepare_image
-from envsdk.envs.swe.tasks.solution import solution_of
+from envsdk.envs.swe.tasks.images import installed_modules, prepare_image
 from envsdk.envs.swe.tasks.task import Outcome, Task
 
-_APPLY = "git -c core.fsmonitor=false -c core.hooksPath=/dev/null apply --whitespace=nowarn"
-_GIT_ENV = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
-_APPLY_TIMEOUT_S = 60.0
-_OF_THE_EVALUATION = {Ended.TIMEOUT, Ended.OUT_OF_MEMORY, Ended.INFRASTRUCTURE}
-_MAX_SOURCE_BYTES = 4 << 20
+_RAN_OUT = {
+    Ended.TIMEOUT: "of time",
+    Ended.OUT_OF_MEMORY: "of memory",
+    Ended.DISK_LIMIT: "of disk",
+    Ended.OUTPUT_LIMIT: "of output",
+}
 
 
 async def evaluate(task: Task, patch: str, backend: SandboxBackend, *, strict: bool = True) -> Evaluation:
     """Grade `patch`, as `git diff` writes it, against the base tree of `task`.
 
-    A failure of the evaluation itself comes back with `infrastructure` set; it is never a score of 0.
+    A failure of the evaluation itself comes back with `infrastructure` set; it is never a score of 0. A patch
+    that makes it run out of time, memory, disk or output scores 0 where the gold patch comes through.
 
     Args:
         task: What to grade against.
         patch: The text alone; "" is graded like any other.
         backend: Where the tests run, in a sandbox of their own.
-        strict: Score 0 where the patch brings means of introspection (frames, always-equal objects, parts of
-            pytest) that neither the original files nor the gold patch use.
+        strict: Where the task's tests cannot be sealed, score 0 if the patch brings means of introspection
+            (frames, always-equal objects, parts of pytest) that neither the original files nor the gold patch
+            use.
 
     Raises ConfigurationError: the task cannot be made: a source is missing, a patch of it does not apply.
     """
     started = time.monotonic()
     try:
-        verdict = await _grade(task, patch, backend, strict=strict)
+        verdict = await _evaluate(task, patch, backend, strict)
     except SandboxError as error:
         verdict = Evaluation(resolved=False, reason=Reason.INFRASTRUCTURE, detail=str(error))
     return replace(verdict, elapsed_s=time.monotonic() - started)
 
 
-async def _grade(task: Task, patch: str, backend: SandboxBackend, *, strict: bool) -> Evaluation:
-    try:
-        stripped = strip(patch, task)
-    except RefusedPatch as error:
-        return Evaluation(resolved=False, reason=Reason.PATCH_REFUSED, detail=str(error))
+async def _evaluate(task: Task, patch: str, backend: SandboxBackend, strict: bool) -> Evaluation:
     image = await prepare_image(task, backend)
     assert image.tree is not None
-    tests = await asyncio.to_thread(tests_folder, task, image.tree)
-    paths = await asyncio.to_thread(laid_paths, task, tests)
-    limits = Limits(memory_mb=task.limits.memory_mb)
-    with scratch_folder() as scratch:
-        laid = await asyncio.to_thread(lay, image, tests, paths, task.tests, Path(scratch))
-        sandbox = await backend.start(laid.image, limits=limits)
-        try:
-            refusal = await _apply(sandbox, stripped)
-            if refusal is not None:
-                return _told(refusal, stripped)
-            marks = await _marks(task, image.tree, sandbox, stripped)
-            if marks and strict:
-                detail = f"the patch uses {marks[0].partition(': ')[2]} ({marks[0].partition(': ')[0]})"
-                verdict = Evaluation(resolved=False, reason=Reason.SUSPICIOUS, detail=detail)
-            else:
-                run = await run_tests(sandbox, laid, task.tests, timeout_s=task.limits.timeout_s)
-                verdict = _judge(task, run)
-            return replace(_told(verdict, stripped), suspicious=tuple(marks))
-        finally:
-            await sandbox.close()
+    installed = installed_for(task, image.tree, await installed_modules(task, backend))
+    plain = await asyncio.to_thread(tests_folder, task, image.tree)
+    tests = await sealed_tests(task, image, plain, installed, backend)
+    grading = _Grading(task, image, tests, installed, backend, strict)
+    if patch == task.gold_patch:
+        return await grading.verdict(patch, task.limits.timeout_s)
+    limit_s = allowed_s(task.limits.timeout_s, tests.seal.gold_s)
+    verdict = await grading.verdict(patch, limit_s)
+    if verdict.reason is Reason.EXHAUSTED:
+        gold = await gold_again(task, limit_s, lambda limit: grading.verdict(task.gold_patch, limit))
+        verdict = _blamed(verdict, gold, limit_s)
+    return verdict
 
 
-def _told(verdict: Evaluation, stripped: Stripped) -> Evaluation:
-    return replace(verdict, stripped=stripped.removed)
-
-
-async def _apply(sandbox: Sandbox, stripped: Stripped) -> Evaluation | None:
-    """Apply the patch; the verdict where that cannot be done."""
-    if not stripped.files:
-        return None
-    path = f"/tmp/{secrets.token_hex(8)}"
-    await sandbox.write(path, stripped.text.encode(errors="surrogateescape"))
-    result = await sandbox.exec(f"{_APPLY} {path} && rm {path}", timeout_s=_APPLY_TIMEOUT_S, env=_GIT_ENV)
-    if result.reason in _OF_THE_EVALUATION:
-        return _infrastructure(result, "applying the patch")
-    if not result.ok:
-        lines = result.output.strip().splitlines() or ["git apply failed"]
-        detail = f"the patch does not apply: {lines[0]}"
-        return Evaluation(resolved=False, reason=Reason.PATCH_REFUSED, detail=detail)
-    return None
-
-
-async def _marks(task: Task, base: Path, sandbox: Sandbox, stripped: Stripped) -> list[str]:
-    """`path: mark` for every means of introspection that the patch brings."""
-    allowed = await asyncio.to_thread(_allowed, base, task.gold_patch)
-    found = []
-    for patch in stripped.files:
-        path = patch.new_path
-        if path is None or not patch.hunks:
-            continue
-        try:
-            patched = await sandbox.read(path, max_bytes=_MAX_SOURCE_BYTES)
-        except SandboxFileError:
-            found.append(f"{path}: a file that cannot be read")
-            continue
-        if not path.endswith((".py", ".pyi", ".pyx")) and not patched.startswith(b"#!"):
-            continue
-        original = base / (patch.old_path or path)
-        before = original.read_text(errors="replace") if original.is_file() else ""
-        found += [f"{path}: {mark}" for mark in unexpected(before, patched.decode(errors="replace"), allowed)]
-    return found
-
-
-@lru_cache(maxsize=1024)
-def _allowed(base: Path, gold_patch: str) -> frozenset[str]:
-    """Means of introspection that the gold patch brings."""
-    words = set[str]()
-    for before, after in solution_of(base, gold_patch).values():
-        words |= allowed_words(before, after)
-    return frozenset(words)
-
-
-def _infrastructure(result: ExecResult, what: str) -> Evaluation:
-    detail = f"{what}: {result.reason.value} after {result.elapsed_s:.0f} s"
-    return Evaluation(
-        resolved=False, reason=Reason.INFRASTRUCTURE, detail=detail, output_tail=result.output[-2000:]
+def _blamed(verdict: Evaluation, gold: Evaluation, limit_s: float) -> Evaluation:
+    """The verdict on a patch that was ended by a limit, by how the gold patch fares under the same one."""
+    if came_through(gold, limit_s):
+        told = f"the gold patch takes {gold.run_s:.1f} s under the same limits"
+        return replace(verdict, detail=f"{verdict.detail}; {told}")
+    told = gold.detail if gold.run_s <= limit_s else f"{gold.run_s:.1f} s"
+    return replace(
+        verdict,
+        reason=Reason.INFRASTRUCTURE,
+        detail=f"{verdict.detail}; but the gold patch does not come through well either: {told}",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Grading:
+    """What patches of one task are graded with."""
+
+    task: Task
+    image: Image
+    tests: SealedTests
+    installed: Installed
+    backend: SandboxBackend
+    strict: bool
+
+    async def verdict(self, patch: str, limit_s: float) -> Evaluation:
+        try:
+            stripped = await asyncio.to_thread(strip, patch, self.task, self.installed)
+        except RefusedPatch as error:
+            return Evaluation(resolved=False, reason=Reason.PATCH_REFUSED, detail=str(error))
+        marks: list[str] = []
+        try:
+            run = await try_patch(
+                self.task,
+                stripped,
+                image=self.image,
+                tests=self.tests.folder,
+                backend=self.backend,
+                timeout_s=limit_s,
+            )
+        except DoesNotApply as error:
+            verdict = Evaluation(resolved=False, reason=Reason.PATCH_REFUSED, detail=str(error))
+        except TrialEnded as error:
+            verdict = _ended(error.result, "applying the patch")
+        else:
+            verdict = _judge(self.task, await asyncio.to_thread(self.tests.judged_run, run))
+            if verdict.resolved and self.tests.seal.is_weak:
+                assert self.image.tree is not None
+                marks = await asyncio.to_thread(look, self.image.tree, stripped, self.task.gold_patch)
+                if marks and self.strict and self.tests.seal.problem:
+                    detail = _suspicion(marks)
+                    verdict = replace(verdict, resolved=False, reason=Reason.SUSPICIOUS, detail=detail)
+        return replace(
+            verdict,
+            stripped=stripped.removed,
+            num_left_out=len(stripped.left_out),
+            suspicious=tuple(marks),
+            hidden_bits=self.tests.seal.hidden_bits,
+            weak=self.tests.seal.is_weak,
+        )
+
+
+def _suspicion(marks: Sequence[str]) -> str:
+    path, _, mark = marks[0].partition(": ")
+    return f"the patch uses {mark} ({path}), and the tests of this task cannot be sealed"
+
+
+def _ended(result: ExecResult, what: str) -> Evaluation:
+    """The verdict where a command of the evaluation did not end by itself."""
+    if result.reason is Ended.INFRASTRUCTURE:
+        reason, detail = Reason.INFRASTRUCTURE, f"{what}: {result.output.strip()[-500:]}"
+    else:
+        reason = Reason.EXHAUSTED
+        detail = f"{what} ran out {_RAN_OUT[result.reason]} after {result.elapsed_s:.0f} s"
+    tail = result.output[-2000:]
+    return Evaluation(resolved=False, reason=reason, detail=detail, output_tail=tail, run_s=result.elapsed_s)
 
 
 def _judge(task: Task, run: TestRun) -> Evaluation:
     """The verdict on a run: every test that decides must have come out as the task says."""
     tail = run.result.output[-2000:]
-    if run.result.reason in _OF_THE_EVALUATION:
-        return _infrastructure(run.result, "the tests")
+    if run.result.reason is not Ended.EXIT:
+        return _ended(run.result, "the tests")
     if run.report is None or run.distrusted is not None:
-        detail = run.distrusted or f"the tests were ended: {run.result.reason.value}"
-        return Evaluation(resolved=False, reason=Reason.TAMPERED, detail=detail, output_tail=tail)
+        assert run.distrusted is not None
+        return Evaluation(
+            resolved=False,
+            reason=Reason.TAMPERED,
+            detail=run.distrusted,
+            output_tail=tail,
+            run_s=run.result.elapsed_s,
+        )
     if task.expected is not None:
         seen: Mapping[str, Outcome] = _by_short_name(run.report)
         wanted: Mapping[str, Outcome] = task.expected
@@ -168,10 +179,23 @@ def _judge(task: Task, run: TestRun) -> Evaluation:
     if wrong:
         detail += f"; {outcomes[wrong[0]].value}: {wrong[0]}"
     if run.report.collect_errors:
-        detail += f"; cannot be collected: {next(iter(run.report.collect_errors))}"
+        detail += f"; cannot be collected: {_first_error(run.report.collect_errors)}"
     return Evaluation(
-        resolved=reason is Reason.RESOLVED, reason=reason, detail=detail, outcomes=outcomes, output_tail=tail
+        resolved=reason is Reason.RESOLVED,
+        reason=reason,
+        detail=detail,
+        outcomes=outcomes,
+        output_tail=tail,
+        run_s=run.result.elapsed_s,
     )
+
+
+def _first_error(collect_errors: Mapping[str, str]) -> str:
+    """What could not be collected, and the exception."""
+    name, message = next(iter(collect_errors.items()))
+    lines = [line for line in message.splitlines() if line.startswith("E ")]
+    told = lines[-1].removeprefix("E ").strip() if lines else message.strip().rpartition("\n")[2]
+    return f"{name} ({told[:300]})" if told else name
 
 
 def _by_short_name(report: Report) -> dict[str, Outcome]:

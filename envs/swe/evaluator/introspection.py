@@ -1,8 +1,9 @@
-"""What strict mode looks for: means to find out about the test run, or to answer any comparison with yes.
+"""Means to find out about the test run, or to answer any comparison with yes, as strict mode looks for them.
 
-Code that runs in the process of the tests can look at them; nothing structural prevents it. So a patch may
-use such means no more than the original file does, unless the gold patch does too. It is a list of known
-means: a rewarded patch is worth a look all the same.
+It looks at rewarded patches of tasks whose tests hide too little of what they expect (`sealing`), for there
+code in the process of the tests can see what it has to say. They are marked, and score 0 where tests cannot
+be sealed at all. A patch may use such means no more than the original file does, unless the gold patch does
+too. It is a list of known means: a rewarded patch of such a task is worth a look all the same.
 """
 
 from __future__ import annotations
@@ -12,8 +13,16 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 
+from envsdk.envs.swe.evaluator.stripping import Stripped
 from envsdk.envs.swe.syntax import parse
+from envsdk.envs.swe.tasks.solution import changed_files, solution_of
+from envsdk.envs.swe.tasks.trees import PatchDoesNotApply
+
+_MAX_BYTES = 128 << 10
+"""Of one file: parsing holds up all threads."""
 
 _MODULES = {
     *("_pytest", "pytest", "pluggy", "unittest", "doctest", "gc", "ctypes", "builtins", "faulthandler"),
@@ -77,11 +86,41 @@ class Mark:
     """Of a comparison method: what it does."""
 
 
-def marks(source: str) -> Counter[Mark]:
-    """What the Python file `source` uses; nothing where it does not parse, for then no test of it passes."""
+def look(base: Path, patch: Stripped, gold_patch: str) -> list[str]:
+    """`path: mark` for every means of introspection that a patch of the tree `base` brings.
+
+    Every file counts, whatever its name, for Python runs what it is given; in the encoding that it declares.
+    """
+    found = []
+    allowed = _allowed(base, gold_patch)
+    try:
+        changed = changed_files(base, patch.text)
+    except PatchDoesNotApply:
+        return []
+    for path, (before, after) in changed.items():
+        if len(after) > _MAX_BYTES:
+            found.append(f"{path}: a file of over {_MAX_BYTES >> 10} KiB")
+        else:
+            found += [f"{path}: {mark}" for mark in unexpected(before, after, allowed)]
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _allowed(base: Path, gold_patch: str) -> frozenset[str]:
+    """Means of introspection that the gold patch brings."""
+    words = set[str]()
+    for before, after in solution_of(base, gold_patch).values():
+        words |= allowed_words(before, after)
+    return frozenset(words)
+
+
+def marks(source: str | bytes) -> Counter[Mark]:
+    """What the file `source` uses, if it is Python."""
     try:
         tree = parse(source)
-    except (SyntaxError, ValueError, RecursionError):
+    except (RecursionError, MemoryError):
+        return Counter([Mark("nesting too deep to be read")])
+    except (SyntaxError, ValueError, LookupError):
         return Counter()
     modules = {alias: module for module, alias in _imported(tree)}
     return Counter(mark for node in ast.walk(tree) for mark in _marks_of(node, modules))
@@ -92,7 +131,7 @@ def allowed_words(before: str, after: str) -> set[str]:
     return {mark.word for mark in marks(after) - marks(before)}
 
 
-def unexpected(original: str, patched: str, allowed: Iterable[str]) -> list[str]:
+def unexpected(original: str | bytes, patched: str | bytes, allowed: Iterable[str]) -> list[str]:
     """What `patched` uses more of than `original`, but for the words `allowed`; sorted."""
     fresh = marks(patched) - marks(original)
     return sorted({mark.word for mark in fresh} - set(allowed))

@@ -33,9 +33,7 @@ def tests_folder(task: Task, base: Path) -> Path:
     with building(target) as folder:
         whole, kept = folder / "whole", folder / "kept"
         # Links cost no room, and git replaces a file that it changes.
-        shutil.copytree(
-            base, whole, symlinks=True, ignore=shutil.ignore_patterns(".git"), copy_function=_link
-        )
+        shutil.copytree(base, whole, symlinks=True, ignore=shutil.ignore_patterns(".git"), copy_function=link)
         if hidden.is_dir():
             shutil.copytree(hidden, whole, symlinks=True, dirs_exist_ok=True)
         try:
@@ -54,7 +52,8 @@ def tests_folder(task: Task, base: Path) -> Path:
     return target
 
 
-def _link(source: str, target: str) -> None:
+def link(source: str, target: str) -> None:
+    """A hard link, or a copy where there can be none."""
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from envsdk.envs.swe.evaluator.layout import laid_paths, tests_folder
 from envsdk.envs.swe.evaluator.report import Report
-from envsdk.envs.swe.evaluator.run import TestRun, lay, run_tests, scratch_folder
+from envsdk.envs.swe.evaluator.run import TestRun, lay, run_tests
+from envsdk.envs.swe.evaluator.scratch import scratch_folder
 from envsdk.envs.swe.sandbox.contract import Limits, Reason, SandboxBackend, SandboxError
 from envsdk.envs.swe.tasks.images import prepare_image
 from envsdk.envs.swe.tasks.task import Outcome, Task

@@ -32,6 +32,8 @@ class Report:
     """What an untouched run does not write."""
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Node ids by another name under which a data set may list them."""
+    claims: Mapping[str, Mapping[str, Sequence[tuple[str, str]]]] = field(default_factory=dict)
+    """What sealed tests sent, by node id and name: kind and JSON."""
 
 
 def read_report(data: bytes, key: bytes) -> Report:
@@ -42,6 +44,7 @@ def read_report(data: bytes, key: bytes) -> Report:
     messages: dict[str, str] = {}
     collect_errors: dict[str, str] = {}
     aliases: dict[str, tuple[str, ...]] = {}
+    claims: dict[str, dict[str, list[tuple[str, str]]]] = {}
     end_status = None
     for number, line in enumerate(data.split(b"\n")[:-1]):
         record = _authentic(line, number, key)
@@ -53,6 +56,8 @@ def read_report(data: bytes, key: bytes) -> Report:
             end_status = int(outcome)
         elif kind == "collect_error":
             collect_errors[test] = message
+        elif kind == "claim":
+            claims.setdefault(test, {}).setdefault(when, []).append((outcome, message))
         elif kind == "alias":
             aliases[when] = (*aliases.get(when, ()), test)
         else:
@@ -74,6 +79,7 @@ def read_report(data: bytes, key: bytes) -> Report:
         end_status=end_status,
         flaws=tuple(flaws),
         aliases=aliases,
+        claims=claims,
     )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import secrets
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -120,7 +120,8 @@ async def run_tests(
     if result.reason is not Reason.EXIT:
         return TestRun(result=result, report=None, distrusted=None)
     try:
-        report = read_report(await sandbox.read(report_path, max_bytes=_MAX_REPORT_BYTES), key)
+        data = await sandbox.read(report_path, max_bytes=_MAX_REPORT_BYTES)
+        report = await asyncio.to_thread(read_report, data, key)
     except SandboxFileError as error:
         return TestRun(result=result, report=None, distrusted=f"no report: {error}")
     covered = None
@@ -135,11 +136,6 @@ def _without(report: Report, files: set[str]) -> Report:
     """`report` without the tests of `files`."""
     outcomes = {test: seen for test, seen in report.outcomes.items() if test.split("::")[0] not in files}
     return replace(report, outcomes=outcomes)
-
-
-def scratch_folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder for the copies of one run, readable by the sandbox's user."""
-    return tempfile.TemporaryDirectory(prefix="swe-tests-")
 
 
 def _arguments(root: str, plan: TestPlan, first: Canary, last: Canary) -> list[str]:

@@ -1,4 +1,10 @@
-"""Which part of a patch is graded: no tests, no configuration of tests, nothing outside the repository."""
+"""Which part of a patch is graded: no tests, no configuration of tests, no leftovers, nothing outside the
+repository.
+
+    text -> within limits? -> parts -> leftovers out -> parse -> tests and configuration out
+
+Bounded in time and memory whatever the text; it uses a core meanwhile, so call it in a thread.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +15,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
-from envsdk.envs.swe.tasks.patches import FilePatch, MalformedPatch, parse, render
+from envsdk.envs.swe.evaluator.leftovers import AddedFile, left_out
+from envsdk.envs.swe.tasks.patches import FilePatch, MalformedPatch, Section, parse, render, sections
 from envsdk.envs.swe.tasks.task import Task
 
 _TEST_FOLDERS = {"test", "tests", "testing", "__pycache__"}
@@ -22,6 +29,13 @@ _METADATA = re.compile(r".*\.(egg-info|dist-info)")
 _RUNNER_MODULES = {"pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments", "hypothesis"}
 _SHADOWED = frozenset(sys.stdlib_module_names | _RUNNER_MODULES)
 
+MAX_TEXT_CHARS = 64 << 20
+MAX_PARTS = 50_000
+"""Of a patch as it comes, leftovers included."""
+MAX_CHANGED_CHARS = 16 << 20
+MAX_CHANGED_LINES = 500_000
+"""Of what is left to read once leftovers are out."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stripped:
@@ -29,11 +43,43 @@ class Stripped:
 
     files: tuple[FilePatch, ...]
     removed: tuple[str, ...]
-    """Paths that were taken out, sorted."""
+    """Paths of tests and configuration that were taken out, sorted."""
+    left_out: tuple[str, ...] = ()
+    """Added files that count as leftovers, sorted."""
 
     @property
     def text(self) -> str:
         return render(self.files)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installed:
+    """Modules that a patch must not put others in the place of, which the repository's folders could do:
+    they come first on `sys.path`."""
+
+    modules: frozenset[str]
+    base: Path | None
+    """The base tree: what it has itself under such a name is its own. None: nobody looks."""
+
+    def is_replaced_by(self, root: str, inner: PurePosixPath) -> bool:
+        """Whether a new file `inner` in the folder `root` of `sys.path` takes the place of one."""
+        name = inner.parts[0].split(".")[0]
+        if name not in self.modules:
+            return False
+        if self.base is None:
+            return True
+        own = self.base / root / name
+        if own.with_name(f"{name}.py").is_file() or (own / "__init__.py").is_file():
+            return False
+        # A folder without `__init__.py` gives way to what is installed, until it gets one.
+        return len(inner.parts) == 1 or not own.is_dir() or inner.parts[1].startswith("__init__.")
+
+
+def installed_for(task: Task, base: Path | None, of_image: frozenset[str] = frozenset()) -> Installed:
+    """What is installed where the tests of `task` run: the standard library, the runner, `TestPlan.site`, and
+    in an image `of_image`."""
+    site = frozenset[str]() if task.tests.site is None else _modules_in(task.tests.site)
+    return Installed(modules=_SHADOWED | site | of_image, base=base)
 
 
 class RefusedPatch(ValueError):
@@ -61,32 +107,73 @@ def gold_paths(task: Task) -> frozenset[str]:
     return frozenset(path for patch in parse(task.gold_patch) for path in patch.paths)
 
 
-def strip(text: str, task: Task) -> Stripped:
+def strip(text: str, task: Task, installed: Installed | None = None) -> Stripped:
     """What of the patch `text` is graded against `task`.
 
+    Args:
+        installed: What modules must not be replaced by files at the root, where that is known.
+
     Raises:
-        RefusedPatch: It is malformed, or a path in it leaves the repository or goes into `.git`.
+        RefusedPatch: It is malformed or over the limits, or a path in it leaves the repository or goes into
+            `.git`.
     """
-    try:
-        patches = parse(text)
-    except MalformedPatch as error:
-        raise RefusedPatch(f"malformed patch: {error}") from None
-    if text.strip() and not patches:
-        raise RefusedPatch("malformed patch: no file header in it")
     allowed = gold_paths(task)
-    kept, removed = [], set[str]()
+    installed = installed or installed_for(task, None)
+    parts = _parts(text)
+    for part in parts:
+        if part.added is not None:
+            _check_path(part.added)
+    protected = {part.added for part in parts if part.added is not None and is_protected(part.added, allowed)}
+    leftovers = left_out(
+        AddedFile(path=part.added, num_bytes=len(part.text), num_lines=part.text.count("\n"))
+        for part in parts
+        if part.added is not None and part.added not in allowed | protected
+    )
+    unread = protected | leftovers
+    patches = _read("".join(part.text for part in parts if part.added is None or part.added not in unread))
+    kept, removed = [], protected
     for patch in patches:
         for path in patch.paths:
             _check_path(path)
         if (
             not patch.regular
             or any(is_protected(path, allowed) for path in patch.paths)
-            or _shadows(patch, task, allowed)
+            or _shadows(patch, task, allowed, installed)
         ):
             removed.update(patch.paths)
         else:
             kept.append(patch)
-    return Stripped(tuple(kept), tuple(sorted(removed)))
+    return Stripped(tuple(kept), tuple(sorted(removed)), tuple(sorted(leftovers)))
+
+
+def _parts(text: str) -> list[Section]:
+    """Raises RefusedPatch: there are too many, or too much text."""
+    if len(text) > MAX_TEXT_CHARS:
+        raise RefusedPatch(f"the patch has {len(text):,} characters; at most {MAX_TEXT_CHARS:,} are read")
+    if (found := text.count("\ndiff --git ")) > MAX_PARTS:
+        raise RefusedPatch(f"the patch is of {found:,} files; at most {MAX_PARTS:,} are read")
+    try:
+        text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise RefusedPatch("malformed patch: a lone surrogate, which no file can hold") from None
+    return list(sections(text))
+
+
+def _read(text: str) -> tuple[FilePatch, ...]:
+    """Raises RefusedPatch: it is malformed, or too long."""
+    if len(text) > MAX_CHANGED_CHARS or text.count("\n") > MAX_CHANGED_LINES:
+        lines = text.count("\n")
+        raise RefusedPatch(
+            f"the patch changes {lines:,} lines of {len(text):,} characters; at most {MAX_CHANGED_LINES:,} "
+            f"lines of {MAX_CHANGED_CHARS:,} characters are graded"
+        )
+    try:
+        patches = parse(text)
+    except MalformedPatch as error:
+        raise RefusedPatch(f"malformed patch: {error}") from None
+    if text.strip() and not patches:
+        raise RefusedPatch("malformed patch: no file header in it")
+    return patches
 
 
 @lru_cache(maxsize=256)
@@ -96,24 +183,23 @@ def _modules_in(site: Path) -> frozenset[str]:
 
 def _check_path(path: str) -> None:
     parts = PurePosixPath(path).parts
-    if path.startswith("/") or ".." in parts:
+    if not parts or path.startswith("/") or ".." in parts:
         raise RefusedPatch(f"{path!r} leaves the repository")
     if any(part.rstrip(". ").lower() in {".git", "git~1"} for part in parts):
         raise RefusedPatch(f"{path!r} is part of git's own data")
 
 
-def _shadows(patch: FilePatch, task: Task, allowed: frozenset[str]) -> bool:
+def _shadows(patch: FilePatch, task: Task, allowed: frozenset[str], installed: Installed) -> bool:
     """Whether it adds a module that would be imported in place of one that is installed: the standard
     library's, the runner's, or what the tests import besides."""
     path = patch.new_path
     if path is None or path == patch.old_path or path in allowed:
         return False
-    installed = _SHADOWED if task.tests.site is None else _SHADOWED | _modules_in(task.tests.site)
     for root in task.tests.python_path:
         try:
             inner = PurePosixPath(path).relative_to(root)
         except ValueError:
             continue
-        if inner.parts and inner.parts[0].split(".")[0] in installed:
+        if inner.parts and installed.is_replaced_by(root, inner):
             return True
     return False

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from envsdk.atomic import make_folder, write_json_atomically
@@ -23,7 +23,7 @@ from envsdk.envs.swe.tasks.runtime import hidden_packages, library_folders, swe_
 from envsdk.envs.swe.tasks.task import Task
 from envsdk.failures import ConfigurationError
 
-VERSION = 1
+VERSION = 2
 """Counted up when the evaluator judges differently, so that tasks are validated again."""
 
 
@@ -34,6 +34,10 @@ class Validation:
     instance_id: str
     problem: str
     """Why the task cannot be used; "" where it can."""
+    hidden_bits: float = 0.0
+    """At most how many bits of what tests expect a patch that solves nothing must guess to be rewarded."""
+    weak: bool = False
+    """Those are so few that a rewarded patch may have forged its verdict."""
 
     @property
     def sound(self) -> bool:
@@ -62,14 +66,15 @@ async def validate(
     async def one(task: Task) -> Validation:
         file = files[task.instance_id]
         if file.is_file():
-            problem = json.loads(file.read_text())["problem"]
+            validation = Validation(**json.loads(file.read_text()))
         else:
             image = images[task.instance_id]
-            problem = image if isinstance(image, str) else ""
-            problem = problem or _leaked(copies[task.instance_id]) or await _judge(task, backend)
+            problem = (image if isinstance(image, str) else "") or _leaked(copies[task.instance_id])
+            validation = Validation(instance_id=task.instance_id, problem=problem)
+            if not problem:
+                validation = await _judge(task, backend)
             make_folder(file.parent)
-            write_json_atomically(file, {"instance_id": task.instance_id, "problem": problem})
-        validation = Validation(instance_id=task.instance_id, problem=problem)
+            write_json_atomically(file, asdict(validation))
         if on_done is not None:
             on_done(validation)
         return validation
@@ -107,7 +112,7 @@ def _copies(tasks: Sequence[Task], images: dict[str, Image | str]) -> dict[str, 
     patches = {task.instance_id: task.gold_patch for task in tasks}
     local = {task.instance_id for task in tasks if _runs_here(images[task.instance_id])}
     mine = {name: patches[name] for name in local}
-    found = leaks(mine, library_folders(), hidden=hidden_packages())
+    found = leaks(mine, library_folders(), hidden=hidden_packages(), indexed=True)
     for task in tasks:
         image = images[task.instance_id]
         if isinstance(image, Image) and image.tree is not None:
@@ -128,16 +133,19 @@ def _leaked(paths: list[str]) -> str:
     return f"the solution is in sight: {', '.join(paths[:3])}" if paths else ""
 
 
-async def _judge(task: Task, backend: SandboxBackend) -> str:
+async def _judge(task: Task, backend: SandboxBackend) -> Validation:
     gold, empty = await asyncio.gather(evaluate(task, task.gold_patch, backend), evaluate(task, "", backend))
     for name, verdict in (("gold", gold), ("empty", empty)):
         if verdict.infrastructure:
             raise SandboxError(f"{task.instance_id}: cannot grade its {name} patch: {verdict.detail}")
+    problem = ""
     if not gold.resolved:
-        return f"its gold patch does not resolve it: {_told(gold)}"
-    if empty.resolved:
-        return "an empty patch resolves it"
-    return ""
+        problem = f"its gold patch does not resolve it: {_told(gold)}"
+    elif empty.resolved:
+        problem = "an empty patch resolves it"
+    return Validation(
+        instance_id=task.instance_id, problem=problem, hidden_bits=gold.hidden_bits, weak=gold.weak
+    )
 
 
 def _told(verdict: Evaluation) -> str:

@@ -9,13 +9,13 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 from envsdk.atomic import make_folder
 from envsdk.envs.swe.make_tasks.baseline import plan_of
 from envsdk.envs.swe.make_tasks.maker import Options, Progress, make
 from envsdk.envs.swe.make_tasks.package import fetch
 from envsdk.envs.swe.sandbox import open_backend
+from envsdk.terminal import say
+from envsdk.terminal_console import TerminalConsole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ async def run(arguments: Arguments) -> None:
     """Make the tasks and say what was made."""
     out = arguments.out.absolute()
     make_folder(out)
-    console = Console(file=sys.stderr)
+    console = TerminalConsole(file=sys.stderr)
     backend = open_backend(arguments.backend)
     options = Options(
         num_tasks=arguments.num_tasks,
@@ -71,10 +71,10 @@ async def run(arguments: Arguments) -> None:
                     status.update(_line(label, progress, options.num_tasks))
 
                 progress = await make(package, plan, out, backend, options, show)
-            print(_summary(package.label, progress))
+            say(_summary(package.label, progress))
     finally:
         await backend.aclose()
-    print(f"{out / 'tasks.jsonl'}")
+    say(f"{out / 'tasks.jsonl'}")
 
 
 def _line(label: str, progress: Progress, wanted: int) -> str:

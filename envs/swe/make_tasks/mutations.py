@@ -65,7 +65,6 @@ class Mutation:
     function: str
     """Qualified name of the innermost function."""
     first_line: int
-    last_line: int
     start: int
     end: int
     replacement: str
@@ -136,7 +135,6 @@ def mutations(source: Source) -> Iterator[Mutation]:
                     operator=operator,
                     function=name,
                     first_line=node.lineno,
-                    last_line=node.end_lineno or node.lineno,
                     start=start,
                     end=end,
                     replacement=replacement,

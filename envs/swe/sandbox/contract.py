@@ -31,6 +31,16 @@ from envsdk.failures import Boundary, EnvsdkError
 
 WORKDIR = "/testbed"
 
+MAX_ADDED_FILES = 1000
+MAX_ADDED_BYTES = 8 << 20
+"""What a comparison counts as new files at most; an agent's leftovers go first."""
+BULK_FILES = 100
+"""Where a top folder has more new files, they are the first to be left out."""
+ENVIRONMENT_FILE = "pyvenv.cfg"
+"""Marks the folder it is in as a virtual environment."""
+INSTALLED_FOLDERS = ("node_modules", "site-packages", "dist-packages")
+"""Folders of installed packages."""
+
 
 class Reason(StrEnum):
     """Why a command ended."""
@@ -184,11 +194,30 @@ class Sandbox(Protocol):
     async def diff(self) -> str:
         """The work tree against the image's commit, as `git diff --binary` writes it; new files included.
 
-        Ignored files and nested repositories are left out. Computed with the image's own repository: nothing
+        Ignored files and nested repositories are left out, and so are virtual environments, installed
+        packages, and new files beyond MAX_ADDED_FILES or MAX_ADDED_BYTES: those of folders with few new files
+        come first, then Python source, then small ones. Computed with the image's own repository: nothing
         the commands did to `.git`, no configuration, hook or filter of theirs, is executed or believed. Bytes
         that are not UTF-8 are surrogates: `patch.encode(errors="surrogateescape")` is the exact patch.
 
         Raises SandboxFileError: the tree cannot be compared (it is over a limit, or no longer a folder).
+        """
+        ...
+
+    async def pack(self, *, max_bytes: int = 4 << 30) -> bytes:
+        """The files of `workdir`, `.git` included, and of `/tmp`, as an archive for `unpack`.
+
+        Nothing is written inside for it, so neither names of files nor a full disk stand in its way. What the
+        sandbox's user cannot read, and what the image binds there, is left out.
+
+        Raises SandboxFileError: it would be larger than `max_bytes`.
+        """
+        ...
+
+    async def unpack(self, archive: bytes) -> None:
+        """Put the files of `pack` in place of those of `workdir` and `/tmp`; the same image is needed.
+
+        Raises SandboxFileError: they do not fit the limits.
         """
         ...
 

@@ -3,16 +3,22 @@
     spawned -> running --exits, or end(reason)--> exited --its namespace is empty--> finished
 
 `end` may be called at any time and any number of times; the first reason counts.
+
+The first process of a namespace outlives the launcher that made it, and nobody would bury it where the
+machine's own first process does not, as in a container without an init. So this process adopts orphans while
+such launchers run, and buries those whose handles it holds; it asks for no other child.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +26,7 @@ from dataclasses import dataclass, field
 from envsdk.envs.swe.sandbox.contract import Reason
 from envsdk.envs.swe.sandbox.output import HeadTail
 
+_PR_SET_CHILD_SUBREAPER = 36
 GONE_TIMEOUT_S = 20.0
 """How long killed processes may take to end; longer is a fault of the machine, such as a disk that hangs."""
 
@@ -93,6 +100,8 @@ class Process:
             status: Read and write end of the pipe given to `--json-status-fd`; both are taken over.
         """
         loop = asyncio.get_running_loop()
+        if status is not None:
+            _orphans.adopt()
         started = time.perf_counter()
         try:
             popen = subprocess.Popen(
@@ -109,6 +118,7 @@ class Process:
         except BaseException:
             if status is not None:
                 os.close(status[0])
+                _orphans.leave()
             raise
         finally:
             if status is not None:
@@ -123,6 +133,7 @@ class Process:
             popen.stdout.close()
             if status is not None:
                 os.close(status[0])
+                _orphans.leave()
             raise
         self = cls(
             pid=popen.pid,
@@ -241,6 +252,9 @@ class Process:
     def _all_gone(self) -> None:
         if self._inside_fd is not None:
             self._loop.remove_reader(self._inside_fd)
+            _bury(os.P_PIDFD, self._inside_fd)
+        # What a launcher was about to start when it was killed is of its group.
+        _bury(os.P_PGID, self.pid)
         # What is left, without waiting for the end of the file: a fork of this process may hold the pipe.
         while self._kept.total <= self._max_output:
             try:
@@ -259,9 +273,43 @@ class Process:
                 self._loop.remove_reader(descriptor)
         assert self._popen.stdout is not None
         self._popen.stdout.close()
+        if self._status_fd is not None:
+            _orphans.leave()
         for descriptor in (self._status_fd, self._exit_fd, self._inside_fd):
             if descriptor is not None:
                 os.close(descriptor)
+
+
+class _Orphans:
+    """Whether this process becomes the parent of those below it whose own parents have ended.
+
+    no launcher: PID 1 gets them -> adopt, once per launcher -> this process does -> leave, as often -> PID 1
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_launchers = 0
+
+    def adopt(self) -> None:
+        self._count(1)
+
+    def leave(self) -> None:
+        self._count(-1)
+
+    def _count(self, change: int) -> None:
+        with self._lock:
+            self._num_launchers += change
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(self._num_launchers > 0), 0, 0, 0)
+
+
+_orphans = _Orphans()
+
+
+def _bury(kind: int, which: int) -> None:
+    """Take note of the ends of adopted processes, so that they leave no zombies."""
+    with contextlib.suppress(ChildProcessError):  # there is none, or the machine's first process did
+        while os.waitid(kind, which, os.WEXITED | os.WNOHANG) is not None:
+            pass
 
 
 def _open_init(pid: int) -> int | None:

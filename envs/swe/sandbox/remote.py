@@ -31,6 +31,8 @@ from envsdk.envs.swe.sandbox.contract import (
 from envsdk.envs.swe.sandbox.output import HeadTail
 
 OWN_WORK_TIMEOUT_S = 300.0
+PACK_TIMEOUT_S = 600.0
+"""For all files of an episode at once."""
 MAX_PATCH_BYTES = 64 << 20
 
 ENDED = "/dev/shm/.ended"
@@ -300,6 +302,26 @@ class RemoteSandbox:
             )
         return ended.output.content().decode("utf-8", "surrogateescape")
 
+    async def pack(self, *, max_bytes: int = 4 << 30) -> bytes:
+        ended = await self._own_work(
+            self.image.workdir,
+            scripts.PACK,
+            env={"SANDBOX_WORKDIR": self.image.workdir},
+            max_output=max_bytes,
+            timeout_s=PACK_TIMEOUT_S,
+        )
+        return ended.output.content()
+
+    async def unpack(self, archive: bytes) -> None:
+        with in_memory(archive) as given:
+            await self._own_work(
+                self.image.workdir,
+                scripts.UNPACK,
+                env={"SANDBOX_WORKDIR": self.image.workdir},
+                stdin=given,
+                timeout_s=PACK_TIMEOUT_S,
+            )
+
     async def snapshot(self) -> Snapshot:
         async with self._in_use():
             return KeptImage(await self.container.keep())
@@ -369,6 +391,7 @@ class RemoteSandbox:
         env: Mapping[str, str],
         max_output: int = 1 << 12,
         stdin: IO[bytes] | None = None,
+        timeout_s: float = OWN_WORK_TIMEOUT_S,
     ) -> Ended:
         """Run a script of ours; raises SandboxFileError, about `path`, where it fails."""
         answer = secrets.token_hex(8)
@@ -377,7 +400,7 @@ class RemoteSandbox:
                 ["bash", "-c", f"echo {answer}\n{script}"],
                 stdin=stdin,
                 env=env,
-                timeout_s=OWN_WORK_TIMEOUT_S,
+                timeout_s=timeout_s,
                 keep=2 * max_output + 64,
                 max_output=max_output + 64,
             )

@@ -16,7 +16,7 @@ from envsdk.failures import ConfigurationError
 class SandboxSettings(BaseModel):
     """Base of every backend's settings: typed, immutable, and deaf to no key."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     commands_at_once: PositiveInt = Field(default_factory=lambda: 2 * (os.cpu_count() or 1))
     """How many commands run at the same time, apart from the number of sandboxes; further ones wait.

@@ -117,6 +117,20 @@ class Unsandboxed:
             raise SandboxFileError(f"the tree cannot be compared: {finished.reason}, {finished.returncode}")
         return finished.output.content().decode("utf-8", "surrogateescape")
 
+    async def pack(self, *, max_bytes: int = 4 << 30) -> bytes:
+        """The files of the copy alone: `/tmp` is this machine's."""
+        async with self._lock:
+            archive = await asyncio.to_thread(_tar, self.tree, "--create", "--gzip", ".")
+        if len(archive) > max_bytes:
+            raise SandboxFileError(f"{self.image.workdir}: it is too large")
+        return archive
+
+    async def unpack(self, archive: bytes) -> None:
+        async with self._lock:
+            await asyncio.to_thread(shutil.rmtree, self.tree)
+            await asyncio.to_thread(self.tree.mkdir)
+            await asyncio.to_thread(_tar, self.tree, "--extract", "--gzip", given=archive)
+
     async def snapshot(self) -> Snapshot:
         async with self._lock:
             kept = self.folder / f"kept-{secrets.token_hex(4)}"
@@ -211,6 +225,14 @@ class UnsandboxedBackend:
     async def aclose(self) -> None:
         await asyncio.gather(*(sandbox.close() for sandbox in self._sandboxes))
         self._sandboxes.clear()
+
+
+def _tar(folder: Path, *arguments: str, given: bytes = b"") -> bytes:
+    """What tar prints, working in `folder`. Raises SandboxFileError: it fails."""
+    done = subprocess.run(["tar", *arguments], cwd=folder, input=given, check=False, capture_output=True)
+    if done.returncode:
+        raise SandboxFileError(f"{folder}: {done.stderr.decode(errors='replace').strip()[-500:]}")
+    return done.stdout
 
 
 def _laid_out(image: Image) -> Path:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from envsdk.cli import run_app
+from envsdk.terminal import say
 
 app = typer.Typer(add_completion=False)
 
@@ -38,7 +39,10 @@ def command(
     tasks = shipped_tasks(split) if data is None else load_tasks(data, repositories=repositories, split=split)
 
     def show(validation: Validation) -> None:
-        print(f"{validation.instance_id}: {validation.problem or 'sound'}", flush=True)
+        hidden = f"sound, {validation.hidden_bits:.0f} bits hidden"
+        if validation.weak:
+            hidden += ": weak, a rewarded patch may have forged its verdict"
+        say(f"{validation.instance_id}: {validation.problem or hidden}", flush=True)
 
     async def run() -> list[Validation]:
         sandboxes = open_backend(backend)
@@ -50,7 +54,8 @@ def command(
 
     found = asyncio.run(run())
     sound = sum(validation.sound for validation in found)
-    print(f"{sound} of {len(found)} tasks are sound")
+    weak = sum(validation.sound and validation.weak for validation in found)
+    say(f"{sound} of {len(found)} tasks are sound" + (f", {weak} of them weak" if weak else ""))
     if sound < len(found):
         raise typer.Exit(1)
 

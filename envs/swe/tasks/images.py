@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import tempfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from envsdk.atomic import make_folder
-from envsdk.envs.swe.sandbox.contract import Image, Limits, SandboxBackend, SandboxError
+from envsdk.atomic import make_folder, write_json_atomically
+from envsdk.envs.swe.sandbox.contract import WORKDIR, Image, Limits, SandboxBackend, SandboxError
 from envsdk.envs.swe.tasks.archives import unpack_tar
 from envsdk.envs.swe.tasks.runtime import empty_folder, hidden_packages, runtime_python, swe_cache
 from envsdk.envs.swe.tasks.task import ImageSource, Task
@@ -23,6 +25,18 @@ _PACK = """set -e
 if [ -d /r2e_tests ] && [ ! -e r2e_tests ]; then cp -r /r2e_tests r2e_tests; fi
 tar --exclude=./.git --exclude=__pycache__ -cf /tmp/tree.tar .
 """
+
+
+_MODULES_TIMEOUT_S = 120.0
+_MODULES = """\
+import json, os, sys
+root = os.getcwd() + os.sep
+shown = [path for path in sys.path if os.path.isdir(path)]
+mine = [path for path in shown if not (path + os.sep).startswith(root) or path.endswith("-packages")]
+names = {name.split(".")[0] for path in mine for name in os.listdir(path)}
+print(json.dumps(sorted(names | set(sys.builtin_module_names))))
+"""
+"""Prints the names of what is installed, the repository's own folders left out."""
 
 
 async def prepare_image(
@@ -42,12 +56,44 @@ async def prepare_image(
         return await _from_container(task, task.source, backend)
     tree = await asyncio.to_thread(base_tree, task)
     python = await asyncio.to_thread(runtime_python, packages)
-    env = {"PYTHONDONTWRITEBYTECODE": "1", **task.tests.env}
     binds = {str(folder): empty_folder() for folder in hidden_packages()}
+    further = []
     if task.tests.site is not None:
         binds[SITE] = task.tests.site
-        env["PYTHONPATH"] = SITE
+        further = [SITE]
+    env = {"PYTHONDONTWRITEBYTECODE": "1", **_python_path(task, WORKDIR, *further), **task.tests.env}
     return Image(tree=tree, python=python, env=env, binds=binds)
+
+
+def _python_path(task: Task, workdir: str, *further: str) -> dict[str, str]:
+    """What lets `python -m pytest` import what grading imports; the root it finds by itself."""
+    inside = [str(PurePosixPath(workdir) / path) for path in task.tests.python_path if path != "."]
+    return {"PYTHONPATH": ":".join([*inside, *further])} if inside or further else {}
+
+
+async def installed_modules(task: Task, backend: SandboxBackend) -> frozenset[str]:
+    """Names of the modules that the image of `task` has installed, asked once; none where it has no image.
+
+    Raises SandboxError: the image's interpreter does not tell.
+    """
+    if not isinstance(task.source, ImageSource):
+        return frozenset()
+    interpreter = task.tests.python or "python"
+    identity = f"{task.source.image} {task.source.workdir} {interpreter}"
+    file = swe_cache() / "modules" / f"{hashlib.sha256(identity.encode()).hexdigest()[:24]}.json"
+    if not file.is_file():
+        image = Image(container=task.source.image, workdir=task.source.workdir)
+        sandbox = await backend.start(image)
+        try:
+            script = f"'{interpreter}' -I - <<'EOF'\n{_MODULES}EOF\n"
+            told = await sandbox.exec(script, timeout_s=_MODULES_TIMEOUT_S, cwd=task.source.workdir)
+        finally:
+            await sandbox.close()
+        if not told.ok:
+            raise SandboxError(f"{task.instance_id}: {interpreter} of its image: {told.output[-500:]}")
+        make_folder(file.parent)
+        write_json_atomically(file, json.loads(told.output))
+    return frozenset(json.loads(file.read_text()))
 
 
 async def _from_container(task: Task, source: ImageSource, backend: SandboxBackend) -> Image:
@@ -55,13 +101,18 @@ async def _from_container(task: Task, source: ImageSource, backend: SandboxBacke
     if not (target / ".git").is_dir():
         data = await _fetch(task, source, backend)
         await asyncio.to_thread(_unpack, task, data, target)
-    return Image(tree=target, container=source.image, workdir=source.workdir, env=dict(task.tests.env))
+    env = {**_python_path(task, source.workdir), **task.tests.env}
+    return Image(tree=target, container=source.image, workdir=source.workdir, env=env)
 
 
 async def _fetch(task: Task, source: ImageSource, backend: SandboxBackend) -> bytes:
     """The files of the image's repository as a tar archive, without its history."""
     limits = Limits(disk_mb=_MAX_TREE_BYTES >> 20, file_mb=_MAX_TREE_BYTES >> 20)
-    sandbox = await backend.start(Image(container=source.image, workdir=source.workdir), limits=limits)
+    try:
+        sandbox = await backend.start(Image(container=source.image, workdir=source.workdir), limits=limits)
+    except ConfigurationError as error:
+        clone = f"; nor is there a clone {task.looked_for}" if task.looked_for else ""
+        raise ConfigurationError(f"{task.instance_id}: {error}{clone}") from None
     try:
         packed = await sandbox.exec(_PACK, timeout_s=_PACK_TIMEOUT_S, cwd=source.workdir)
         if not packed.ok:

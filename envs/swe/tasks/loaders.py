@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,12 +87,16 @@ def read_task(record: Record, clones: Path) -> Task:
         record = nested or record
     try:
         if record.has("expected_output_json"):
-            return _r2e(record, clones)
-        if record.text("repo").startswith("swesmith/") or "swesmith." in record.text("image_name", ""):
-            return _smith(record, clones)
-        return _bench(_upper(record), clones)
+            task = _r2e(record, clones)
+        elif record.text("repo").startswith("swesmith/") or "swesmith." in record.text("image_name", ""):
+            task = _smith(record, clones)
+        else:
+            task = _bench(_upper(record), clones)
     except MalformedPatch as error:
         raise ConfigurationError(f"{record.origin}: a patch cannot be read: {error}") from None
+    if isinstance(task.source, ImageSource):
+        return replace(task, looked_for=str(_clone(task.repo, clones)))
+    return task
 
 
 def _bench(record: Record, clones: Path) -> Task:
@@ -268,14 +273,18 @@ def _files_of_ids(record: Record) -> list[str]:
 
 def _source(record: Record, repo: str, commit: str, clones: Path, image: str) -> RepoSource:
     """A clone where there is one, else the container image."""
-    name = repo.replace("/", "__")
-    for folder in (clones / name, clones / f"{name}.git"):
+    clone = _clone(repo, clones)
+    for folder in (clone, clone.with_name(f"{clone.name}.git")):
         if folder.is_dir():
             return GitSource(repository=folder, commit=commit)
     if not image:
-        raise record.error("image_name", f"is missing, and there is no clone {clones / name}")
+        raise record.error("image_name", f"is missing, and there is no clone {clone}")
     workdir = _PRO_WORKDIR if record.has("dockerhub_tag") else WORKDIR
     return ImageSource(image=image, workdir=record.text("patch_workdir", workdir))
+
+
+def _clone(repo: str, clones: Path) -> Path:
+    return clones / repo.replace("/", "__")
 
 
 def _bench_image(record: Record) -> str:

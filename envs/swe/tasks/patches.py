@@ -1,6 +1,7 @@
 """Unified diffs: parsed strictly and written again in one canonical form.
 
     text -> parse -> FilePatch ... -> render -> text
+    text -> sections -> what each file's part adds, without reading its hunks
 
 `render` writes nothing that `parse` did not understand, so that what was checked is what is applied.
 """
@@ -9,10 +10,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-_HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(.*)", re.DOTALL)
+_HUNK = re.compile(r"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@(.*)", re.DOTALL)
+_MAX_PATH_CHARS = 4096
+"""The kernel takes no longer path."""
+_FILE = "diff --git "
 _ESCAPES = {"n": 10, "t": 9, "r": 13, "a": 7, "b": 8, "f": 12, "v": 11, '"': 34, "\\": 92}
 _REGULAR_MODES = ("100644", "100755", "100664")
 _INDEX = re.compile(r"index [0-9a-f]+\.\.[0-9a-f]+(?: (\d{6}))?")
@@ -66,6 +70,41 @@ class FilePatch:
 
     def added_lines(self) -> list[str]:
         return [line[1:] for hunk in self.hunks for line in hunk.lines if line.startswith("+")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """The part of a patch from one `diff --git` to the next, not read any further."""
+
+    text: str
+    added: str | None
+    """The path of the file that it adds; None where it changes, moves or deletes one, or cannot be read."""
+
+
+def sections(text: str) -> Iterator[Section]:
+    """The parts of `text` in order; joined they are `text`. What stands before the first is part of it.
+
+    A line of a hunk begins with its sign, so `diff --git` at the start of a line begins a part.
+    """
+    start = 0
+    while start < len(text):
+        header = start if text.startswith(_FILE, start) else text.find(f"\n{_FILE}", start) + 1
+        end = text.find(f"\n{_FILE}", header) + 1 or len(text)
+        yield Section(
+            text=text[start:end], added=_added(text[header : min(end, header + 4 * _MAX_PATH_CHARS)])
+        )
+        start = end
+
+
+def _added(head: str) -> str | None:
+    """The path that a part adds, by its first lines."""
+    lines = head.split("\n", 4)
+    if not lines[0].startswith(_FILE) or not any(line.startswith("new file mode ") for line in lines[1:4]):
+        return None
+    try:
+        return _Parser(head).name_of_header(lines[0], 0)
+    except MalformedPatch:
+        return None
 
 
 def parse(text: str) -> tuple[FilePatch, ...]:
@@ -261,7 +300,7 @@ class _Parser:
     def files(self) -> Iterable[FilePatch]:
         found = False
         while (line := self._peek()) is not None:
-            if line.startswith("diff --git "):
+            if line.startswith(_FILE):
                 found = True
                 yield self._git_file()
             elif self._starts_plain_file():
@@ -287,6 +326,8 @@ class _Parser:
     def _path(self, word: str, prefix: str) -> str | None:
         """The path in a header; `prefix` is `a/` or `b/`, or "" where the header has none."""
         word = word.removesuffix("\r")
+        if len(word) > _MAX_PATH_CHARS:
+            raise self._error(f"a path of more than {_MAX_PATH_CHARS} characters")
         try:
             path = _unquote(word) if word.startswith('"') else word.partition("\t")[0]
         except ValueError as error:
@@ -307,7 +348,7 @@ class _Parser:
         fields: dict[str, str] = {}
         names: dict[str, str] = {}
         binary = False
-        while (line := self._peek()) is not None and not line.startswith("diff --git "):
+        while (line := self._peek()) is not None and not line.startswith(_FILE):
             if line.startswith(("--- ", "@@ ")):
                 break
             match = re.fullmatch(
@@ -340,7 +381,7 @@ class _Parser:
         elif moved and target:
             old_path, new_path = moved, target
         else:
-            name = self._name_of_header(header, start)
+            name = self.name_of_header(header, start)
             old_path, new_path = None if new else name, None if deleted else name
         if (moved, target) != (None, None) and (moved, target) != (old_path, new_path):
             raise MalformedPatch(f"line {start + 1}: the names of a rename contradict each other")
@@ -357,12 +398,14 @@ class _Parser:
         )
 
     def _skip_section(self) -> None:
-        while (line := self._peek()) is not None and not line.startswith("diff --git "):
+        while (line := self._peek()) is not None and not line.startswith(_FILE):
             self._at += 1
 
-    def _name_of_header(self, header: str, start: int) -> str:
+    def name_of_header(self, header: str, start: int) -> str:
         """The one path of `diff --git a/PATH b/PATH`, for a patch that says it nowhere else."""
-        words = header.removeprefix("diff --git ").removesuffix("\r")
+        words = header.removeprefix(_FILE).removesuffix("\r")
+        if len(words) > 2 * _MAX_PATH_CHARS:
+            raise MalformedPatch(f"line {start + 1}: a path of more than {_MAX_PATH_CHARS} characters")
         try:
             if words.startswith('"'):
                 return _unquote(words).removeprefix("a/")

@@ -12,6 +12,7 @@ from envsdk.envs.swe.evaluator.observe import observe, passed
 from envsdk.envs.swe.evaluator.run import TestRun
 from envsdk.envs.swe.sandbox import SandboxBackend, open_backend
 from envsdk.envs.swe.tasks.shipped import OUTCOMES, read_tasks, repository_names
+from envsdk.terminal import say
 
 
 async def record(backend: SandboxBackend) -> dict[str, Any]:
@@ -44,7 +45,7 @@ async def _main() -> None:
     write_atomically(OUTCOMES, json.dumps(outcomes, indent=1).encode() + b"\n")
     for name, entry in outcomes.items():
         counts = ", ".join(f"{task} {len(tests)}" for task, tests in entry["fail_to_pass"].items())
-        print(f"{name}: {len(entry['tests'])} tests; fail_to_pass: {counts}")
+        say(f"{name}: {len(entry['tests'])} tests; fail_to_pass: {counts}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import py_compile
 import re
 import shutil
 import sys
-import sysconfig
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator
@@ -26,6 +25,7 @@ from packaging.requirements import Requirement
 
 from envsdk.atomic import make_folder
 from envsdk.cache import cache_folder
+from envsdk.envs.swe.sandbox.bubblewrap.system import shown_folders
 from envsdk.failures import ConfigurationError
 
 _making = threading.Lock()
@@ -133,5 +133,8 @@ def empty_folder() -> Path:
 
 
 def library_folders() -> tuple[Path, ...]:
-    """Where this machine has Python source that a sandbox shows; `hidden_packages` are below one of them."""
-    return tuple(path for path in (Path(sysconfig.get_path("stdlib")), Path("/usr/share")) if path.is_dir())
+    """All of this machine that a sandbox shows, the runtime too; `hidden_packages` are below one of them."""
+    base = Path(sys.base_prefix)
+    shown = shown_folders(shows_usr_local=base.is_relative_to("/usr/local"))
+    outside = () if base.is_relative_to("/usr") else (base,)
+    return (*shown, *outside, runtime_python().parent.parent)

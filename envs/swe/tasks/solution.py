@@ -1,4 +1,4 @@
-"""The files of the gold patch before and after it."""
+"""The files of a patch before and after it."""
 
 from __future__ import annotations
 
@@ -17,23 +17,33 @@ def solution_of(base: Path, gold_patch: str) -> Mapping[str, tuple[str, str]]:
 
     Raises PatchDoesNotApply with what git says.
     """
-    patches = parse(gold_patch)
+    found = {}
+    for path, versions in changed_files(base, gold_patch).items():
+        try:
+            before, after = (version.decode() for version in versions)
+        except UnicodeDecodeError:
+            continue
+        found[path] = (before, after)
+    return found
+
+
+def changed_files(base: Path, patch: str) -> Mapping[str, tuple[bytes, bytes]]:
+    """Content before and after by path, empty for a file that is not there.
+
+    Raises PatchDoesNotApply with what git says.
+    """
+    patches = parse(patch)
     with tempfile.TemporaryDirectory(prefix="swe-gold-") as temporary:
         folder = Path(temporary)
-        for path in {patch.old_path for patch in patches if patch.old_path is not None}:
+        for path in {changed.old_path for changed in patches if changed.old_path is not None}:
             if (base / path).is_file():
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 (folder / path).write_bytes((base / path).read_bytes())
         if patches:
-            apply_patch(folder, gold_patch)
-        found = {}
-        for path in dict.fromkeys(path for patch in patches for path in patch.paths):
-            try:
-                found[path] = (_text(base / path), _text(folder / path))
-            except UnicodeDecodeError:
-                continue
-        return found
+            apply_patch(folder, patch)
+        paths = dict.fromkeys(path for changed in patches for path in changed.paths)
+        return {path: (_content(base / path), _content(folder / path)) for path in paths}
 
 
-def _text(path: Path) -> str:
-    return path.read_text() if path.is_file() else ""
+def _content(path: Path) -> bytes:
+    return path.read_bytes() if path.is_file() else b""

@@ -151,12 +151,14 @@ class Task:
     """SPDX identifier of the repository, where the data set says it."""
     origin: str = ""
     """Where the task was read: `FILE:record 3`."""
+    looked_for: str = ""
+    """Where a clone of the repository would have been taken in place of the image."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """What the data set says besides; JSON values."""
 
     def content_hash(self) -> str:
-        """Hex digest of everything but `origin`; a folder or a repository counts by its path alone."""
+        """Hex digest of all but where it was read; a folder or a repository counts by its path alone."""
         fields = asdict(self)
-        del fields["origin"]
+        del fields["origin"], fields["looked_for"]
         fields["source_kind"] = type(self.source).__name__
         return hashlib.sha256(json.dumps(fields, sort_keys=True, default=str).encode()).hexdigest()

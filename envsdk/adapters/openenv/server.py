@@ -122,8 +122,6 @@ class OpenEnvServer:
         await self._server.close()
         self.sessions.close_all()
 
-    # HTTP
-
     def _guarded(self, handler: Callable[[Request], Awaitable[Response]]) -> Any:
         async def guarded(request: Request) -> Response:
             if not self._is_authorized(request.headers):
@@ -191,8 +189,6 @@ class OpenEnvServer:
             if len(body) > self.config.max_message_bytes:
                 raise ProtocolError(ErrorCode.VALIDATION_ERROR, "the body is too long")
         return _read_json(bytes(body) or b"{}")
-
-    # WebSocket
 
     async def _websocket(self, websocket: WebSocket) -> None:
         if not self._is_authorized(websocket.headers):

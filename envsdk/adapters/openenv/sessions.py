@@ -45,10 +45,6 @@ class Session:
         self._state: EpisodeState | None = None
         self.last_used = time.monotonic()
 
-    @property
-    def is_done(self) -> bool:
-        return self._state is not None and self._state.done
-
     async def reset(self, data: ResetData) -> TextObservation:
         """Start an episode. Raises ProtocolError when the environment fails."""
         async with self._lock:

@@ -41,8 +41,8 @@ def dapo(tokens: PolicyTokens, args: AlgorithmArgs, own: DAPOArgs) -> PolicyLoss
         loss = -min(r A, clip(r) A),    r = pi_current / pi_base per token
 
     Compares current with proximal, or with behavior. The rest of DAPO is set elsewhere: the mean over
-    tokens by `loss_agg_mode: token-mean`, dynamic sampling by `drop_zero_variance_groups`; its penalty for
-    overlong replies is the environment's business.
+    tokens by `loss_agg_mode: token-mean`, dynamic sampling by `group_filters: [zero_variance]`; its penalty
+    for overlong replies is the environment's business.
 
     Source: DAPO, arXiv:2503.14476, eq. 8 and 10; its clip range is the default.
     """
@@ -95,8 +95,11 @@ def segment_ppo(tokens: PolicyTokens, args: AlgorithmArgs, own: PPOArgs) -> Poli
         s = exp(mean of log r over the reply);   then as in `gspo`, with the clip range of `ppo`
 
     Compares current with proximal, or with behavior. In a trajectory of many turns one reply that went
-    far is clipped and the others still learn. Source: the segment ratio of ROLL's agentic pipeline; no
-    paper.
+    far is clipped and the others still learn. The token form, as in `gspo`: a token's gradient has its own
+    advantage, where ROLL's, through the mean in s, has the mean advantage of the reply. The two are the
+    same where a reply has one advantage; where it has several, the mean would undo what tells tokens apart.
+
+    Source: the segment ratio of ROLL's agentic pipeline; no paper.
     """
     return _grouped(
         tokens,

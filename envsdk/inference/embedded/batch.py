@@ -102,8 +102,6 @@ class Batch:
         self._stops: frozenset[int] = frozenset()
         self._steps_to_limit = 0
 
-    # ---- what the engine calls
-
     @property
     def num_running(self) -> int:
         return len(self._rows)
@@ -199,8 +197,6 @@ class Batch:
             ended += self._decode()
         return ended
 
-    # ---- admission
-
     def _admit(self) -> list[GenerationResult]:
         first = len(self._rows)
         past: list[int] = []
@@ -261,8 +257,6 @@ class Batch:
             )
         )
         return reused
-
-    # ---- decoding
 
     def _decode(self) -> list[GenerationResult]:
         if self._changed:
@@ -344,8 +338,6 @@ class Batch:
             self.num_prefilled_tokens += sum(len(row) for row in ids)
         self._stale = False
 
-    # ---- the end of a reply
-
     def _end(self, reasons: dict[int, FinishReason]) -> list[GenerationResult]:
         """Answer these rows and close the gaps they leave."""
         results: list[GenerationResult] = []
@@ -403,8 +395,6 @@ class Batch:
         else:
             self._free.add(last)
         self._changed = True
-
-    # ---- slots
 
     def _forget(self, session: str) -> None:
         """Drop an idle session's cache."""

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from envsdk.config.validation import validated
 from envsdk.failures import Boundary, ConfigurationError, EngineError, Failure
 from envsdk.inference.adapter import Adapter, told_apart
 from envsdk.inference.embedded.batch import Batch, empty_result
@@ -32,6 +33,7 @@ from envsdk.inference.engine import (
     Engine,
     EngineAbilities,
     EngineConfig,
+    EngineFailure,
     EngineHealth,
     FinishReason,
     GenerationRequest,
@@ -39,9 +41,9 @@ from envsdk.inference.engine import (
     PauseMode,
     TokenDelta,
     WeightReference,
-    why_unstructured,
 )
-from envsdk.inference.settings import parse_settings
+from envsdk.inference.refusals import in_use, refused, why_impossible
+from envsdk.model_files import require_model_folder
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _DEFAULT_CACHE_BYTES = 1 << 30
@@ -104,12 +106,11 @@ class EmbeddedEngine(Engine):
 
     @classmethod
     def create(cls, config: EngineConfig) -> EmbeddedEngine:
-        settings = parse_settings(EmbeddedSettings, config.strategy_config, engine="embedded")
+        settings = validated(EmbeddedSettings, config.strategy_config, "strategy_config of engine `embedded`")
         folder = config.model
         if folder is None:
             raise ConfigurationError("engine `embedded` needs a model: give a Hugging Face folder")
-        if not (folder / "config.json").is_file():
-            raise ConfigurationError(f"{folder} is not a Hugging Face model folder: it has no config.json")
+        require_model_folder(folder)
         try:
             decoder = _load(folder, config, settings)
         except EngineError as error:
@@ -125,7 +126,7 @@ class EmbeddedEngine(Engine):
         future: asyncio.Future[GenerationResult] = asyncio.get_running_loop().create_future()
         request_id = request.request_id
         if refusal := self._refusal(request):
-            future.set_result(empty_result(request_id, FinishReason.ERROR, refusal))
+            future.set_result(refused(request_id, refusal))
             return future
         self._futures[request_id] = future
         future.add_done_callback(lambda _: self._drop_if_canceled(request_id, future))
@@ -235,41 +236,29 @@ class EmbeddedEngine(Engine):
         for request_id in list(self._futures):
             self._resolve(empty_result(request_id, FinishReason.ABORT))
 
-    # ---- on the loop
-
     @property
     def _alive(self) -> bool:
         return self._thread is not None and not self._error
 
-    def _refusal(self, request: GenerationRequest) -> str:
-        """Why this request cannot be run; empty when it can."""
+    def _refusal(self, request: GenerationRequest) -> EngineFailure | None:
+        """Why this request cannot be run; None when it can."""
         if self._error:
-            return self._error
-        prompt = request.prompt_ids
-        if len(prompt) == 0:
-            return "the prompt is empty"
-        if len(prompt) >= self._sequence_length:
-            return (
-                f"a prompt of {len(prompt)} tokens leaves no room for a reply: "
-                f"sequence_length is {self._sequence_length}"
-            )
-        if int(prompt.min()) < 0 or int(prompt.max()) >= self._decoder.vocab_size:
-            return f"the prompt holds a token id outside the vocabulary of {self._decoder.vocab_size}"
-        if request.sampling.max_new_tokens < 1:
-            return f"max_new_tokens is {request.sampling.max_new_tokens}; it must be at least 1"
-        if (
-            request.sampling.temperature < 0
-            or not 0 < request.sampling.top_p <= 1
-            or request.sampling.top_k < 0
-        ):
-            return f"temperature and top_k must be at least 0 and top_p in (0, 1]: {request.sampling}"
+            return EngineFailure(self._error)
         if request.request_id in self._futures:
-            return f"request id {request.request_id!r} is not answered yet"
-        if unstructured := why_unstructured(request.sampling, self.abilities):
-            return unstructured
-        if request.sampling.structure is not None and self._guides is not None:
-            return self._guides.problem(request.sampling.structure, request.sampling.stop_token_ids)
-        return ""
+            return in_use(request.request_id)
+        impossible = why_impossible(request, sequence_length=self._sequence_length, abilities=self.abilities)
+        if impossible is not None:
+            return impossible
+        prompt, sampling = request.prompt_ids, request.sampling
+        if int(prompt.min()) < 0 or int(prompt.max()) >= self._decoder.vocab_size:
+            return EngineFailure(
+                f"the prompt holds a token id outside the vocabulary of {self._decoder.vocab_size}"
+            )
+        if sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
+            return EngineFailure(f"temperature and top_k must be at least 0 and top_p in (0, 1]: {sampling}")
+        if sampling.structure is not None and self._guides is not None:
+            return self._guides.problem(sampling.structure, sampling.stop_token_ids)
+        return None
 
     def _drop_if_canceled(self, request_id: str, future: asyncio.Future[GenerationResult]) -> None:
         if future.cancelled():  # nobody waits for it: free its place
@@ -284,9 +273,8 @@ class EmbeddedEngine(Engine):
         if future is not None and not future.done():
             future.set_result(result)
 
-    # ---- on a thread of its own, beside decoding
-
     def _build(self, weights: WeightReference) -> Any:
+        """On a thread of its own, beside decoding."""
         torch.set_num_threads(self._num_threads)
         if isinstance(weights, Path):
             return self._decoder.build(self._tensors_in(weights))
@@ -304,9 +292,8 @@ class EmbeddedEngine(Engine):
             return state.items()
         return read_folder(folder).items()
 
-    # ---- on the compute thread
-
     def _work(self) -> None:
+        """The compute thread, on which all methods below run."""
         torch.set_num_threads(self._num_threads)
         try:
             with torch.inference_mode():
@@ -372,7 +359,7 @@ def _load(folder: Path, config: EngineConfig, settings: EmbeddedSettings) -> Dec
     from transformers import AutoConfig
 
     try:
-        model_config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        model_config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise EngineError(f"config.json: {error}") from error
     limit = getattr(model_config, "max_position_embeddings", None)

@@ -246,8 +246,6 @@ class FastDecoder(Decoder[FastWeights]):
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
-    # ---- weights
-
     def build(self, tensors: Tensors) -> FastWeights:
         arch = self._arch
         optional = frozenset({"lm_head.weight"}) if arch.tied else frozenset[str]()
@@ -339,8 +337,6 @@ class FastDecoder(Decoder[FastWeights]):
     def use(self, weights: FastWeights) -> None:
         self._weights = weights
 
-    # ---- the model
-
     def _project(self, stream: Tensor, layer: _Layer, rotation: Tensor) -> Tensor:
         """Rotated queries and keys, and values, `[N, K, G + 2, D]`."""
         arch = self._arch
@@ -377,8 +373,6 @@ class FastDecoder(Decoder[FastWeights]):
     def _num_keys(self, longest: int) -> int:
         """How many keys a row is compared with, those past its end hidden."""
         return min(self._span, -(-max(longest, self._least_keys) // 8) * 8)
-
-    # ---- prefill
 
     def prefill(
         self, first_slot: int, ids: list[NDArray[np.int64]], past: list[int], *, want_logits: bool
@@ -483,8 +477,6 @@ class FastDecoder(Decoder[FastWeights]):
         )
         return attention.view(rows, num_heads, group, num_new, dim).transpose(2, 3)
 
-    # ---- decode
-
     def begin(self, ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
         arch, device = self._arch, self.device
         rows, keys = len(lengths), arch.num_kv_heads
@@ -529,8 +521,6 @@ class FastDecoder(Decoder[FastWeights]):
         self._targets += 1
         self._mask_targets += 1
         return self._logits(stream, weights)
-
-    # ---- slots
 
     def _slot(self, slot: int) -> Tensor:
         keys = self._arch.num_kv_heads

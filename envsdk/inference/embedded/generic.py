@@ -168,6 +168,8 @@ def load_model(folder: Path, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        return AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, trust_remote_code=False
+        )
     except (OSError, ValueError, RuntimeError) as error:
         raise EngineError(f"{folder} cannot be loaded by transformers: {error}") from error

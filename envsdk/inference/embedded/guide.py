@@ -15,7 +15,11 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from numpy.typing import NDArray
 
-from envsdk.inference.engine import BAD_STRUCTURE, OutputStructure
+from envsdk.inference.engine import EngineFailure, OutputStructure
+from envsdk.inference.refusals import bad_structure
+
+_MOST_TOKENIZERS = 8
+"""Clients may name stop tokens of their own, and each set of them needs a tokenizer of its own."""
 
 
 class Guides:
@@ -39,14 +43,14 @@ class Guides:
         except (ValueError, OSError):
             return None
 
-    def problem(self, structure: OutputStructure, stop_token_ids: tuple[int, ...]) -> str:
-        """Why no reply can be kept to this structure; empty when one can."""
+    def problem(self, structure: OutputStructure, stop_token_ids: tuple[int, ...]) -> EngineFailure | None:
+        """Why no reply can be kept to this structure; None when one can."""
         try:
             tokenizer, grammar = self._tokenizer(stop_token_ids), _grammar(structure)
         except ValueError as error:
-            return f"{BAD_STRUCTURE}it cannot be read: {error}"
+            return bad_structure(f"it cannot be read: {error}")
         problem = LLMatcher.validate_grammar(grammar, tokenizer)
-        return f"{BAD_STRUCTURE}it cannot be kept to: {' '.join(problem.split())}" if problem else ""
+        return bad_structure(f"it cannot be kept to: {' '.join(problem.split())}") if problem else None
 
     def begin(self, structure: OutputStructure, stop_token_ids: tuple[int, ...]) -> Guide:
         """For one reply, whose structure has no problem."""
@@ -59,6 +63,8 @@ class Guides:
         if found is None:
             ends = list(stop_token_ids) or None
             found = LLTokenizer(self._text, n_vocab=self._vocab_size, eos_token=ends)
+            while len(self._tokenizers) >= _MOST_TOKENIZERS:
+                self._tokenizers.pop(next(iter(self._tokenizers)))
             self._tokenizers[stop_token_ids] = found
         return found
 

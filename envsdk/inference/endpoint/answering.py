@@ -11,13 +11,14 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import jinja2
 import numpy as np
 
-from envsdk.chat import ChatTokenizer
+from envsdk.chat import ChatTokenizer, TooManyTokens
 from envsdk.inference.endpoint.errors import ApiError, invalid
 from envsdk.inference.endpoint.record import RecordedReply, message_keys, next_key
 from envsdk.inference.endpoint.reply_text import ReplyText
@@ -26,7 +27,7 @@ from envsdk.inference.endpoint.sessions import Session
 from envsdk.inference.endpoint.tool_calls import OPENING, ToolCall, find_tool_calls
 from envsdk.inference.endpoint.wire import ChatFields, CompletionFields, SamplingFields, template_messages
 from envsdk.inference.engine import (
-    BAD_STRUCTURE,
+    ErrorKind,
     FinishReason,
     GenerationRequest,
     GenerationResult,
@@ -38,6 +39,9 @@ from envsdk.trajectory import VersionSpan
 
 COMPLETION_MAX_TOKENS = 16
 """Longest reply of `/v1/completions` where a request says nothing, as OpenAI has it."""
+LONG_REQUEST_BYTES = 1 << 14
+"""Requests above this are rendered and tokenized beside the event loop: a millisecond or more."""
+NUM_PROMPT_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +90,10 @@ class Answer:
 
 
 class Answerer:
-    """Answers requests of one endpoint. Stateless but for its numbering of requests."""
+    """Answers requests of one endpoint. Owner: the `Endpoint`, which closes it.
+
+    Prompts of long requests are made on threads of its own, so that short requests overtake them.
+    """
 
     def __init__(self, proxy: InferenceProxy, chat: ChatTokenizer, *, sequence_length: int) -> None:
         self.chat = chat
@@ -94,11 +101,37 @@ class Answerer:
         self._proxy = proxy
         self._numbers = itertools.count()
         self._prefix = f"http.{os.getpid():x}.{id(self):x}."
+        self._threads = ThreadPoolExecutor(NUM_PROMPT_THREADS, thread_name_prefix="prompts")
 
-    # Prompts
+    def close(self) -> None:
+        """What is being tokenized is not waited for."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def prepare(self, session: Session | None, num_bytes: int, make: Callable[[], Prompt]) -> Prompt:
+        """What `make` returns, one of the methods below for a request of so many bytes.
+
+        Raises ApiError; the one for a prompt that is far too long is remembered in the session.
+        """
+        try:
+            if num_bytes <= LONG_REQUEST_BYTES:
+                return make()
+            return await asyncio.get_running_loop().run_in_executor(self._threads, make)
+        except TooManyTokens as too_many:
+            num_tokens = too_many.num_tokens
+            told = f"the {num_tokens} of the prompt's beginning"
+            raise self.too_long(session, told, num_tokens=num_tokens) from too_many
+
+    def too_long(self, session: Session | None, told: str, *, num_tokens: int) -> ContextFull:
+        """The refusal of a request whose prompt was not tokenized, remembered in the session."""
+        full = ContextFull(
+            told, num_prompt_tokens=num_tokens, longest_reply=1, sequence_length=self.sequence_length
+        )
+        if session is not None:
+            session.full = full
+        return full
 
     def chat_prompt(self, session: Session | None, fields: ChatFields) -> Prompt:
-        """Raises ApiError where the chat template refuses the messages."""
+        """Raises ApiError where the chat template refuses the messages, and TooManyTokens."""
         messages = template_messages(fields.messages)
         keys = message_keys(messages, fields.tools)
         found = session.record.continued_by_messages(keys) if session is not None else None
@@ -114,8 +147,9 @@ class Answerer:
                     key=keys[-1],
                 )
         try:
-            ids = self.chat.encode(self.chat.render(messages, tools=fields.tools))
-        except _TEMPLATE_ERRORS as error:
+            text = self.chat.render(messages, tools=fields.tools)
+            ids = self.chat.encode(text, room=self.sequence_length)
+        except jinja2.TemplateError as error:
             raise invalid("messages", f"the model's chat template refuses these messages: {error}") from error
         return Prompt(ids=ids, new_ids=ids, parent=None, observation=_observation(messages), key=keys[-1])
 
@@ -129,17 +163,19 @@ class Answerer:
         """Tokens behind the recorded reply `messages[count - 1]`; None where the template cannot be cut."""
         closed = self.chat.is_closed(parent.token_ids)
         try:
-            return self.chat.behind_reply(messages, count - 1, reply_closed=closed, tools=tools)
-        except _TEMPLATE_ERRORS:
+            return self.chat.behind_reply(
+                messages, count - 1, reply_closed=closed, tools=tools, room=self.sequence_length
+            )
+        except jinja2.TemplateError:
             return None
 
     def completion_prompt(self, session: Session | None, prompt: str | Sequence[int]) -> Prompt:
-        """Raises ApiError for token ids that the model does not have."""
+        """Raises ApiError for token ids that the model does not have, and TooManyTokens."""
         if isinstance(prompt, str):
             found = session.record.continued_by_text(prompt) if session is not None else None
             parent, start = found or (None, 0)
             new_text = prompt[start:]
-            new_ids = self.chat.encode(new_text)
+            new_ids = self.chat.encode(new_text, room=self.sequence_length)
             before = parent.ids if parent is not None else []
             return Prompt(
                 ids=[*before, *new_ids],
@@ -155,8 +191,6 @@ class Answerer:
         parent, start = found or (None, 0)
         new_ids = list(prompt[start:])
         return Prompt(ids=prompt, new_ids=new_ids, parent=parent, observation=self.chat.decode(new_ids))
-
-    # Replies
 
     def sampling(
         self,
@@ -274,9 +308,9 @@ class Answerer:
 def _finish_reason(result: GenerationResult) -> str:
     if result.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
         return result.finish_reason.value
-    if result.error.startswith("turn_timeout"):
+    if result.error_kind is ErrorKind.TURN_TIMEOUT:
         raise ApiError(504, result.error, code="turn_timeout")
-    if result.error.startswith(BAD_STRUCTURE):
+    if result.error_kind is ErrorKind.STRUCTURED_OUTPUT:
         raise invalid("response_format", result.error)
     why = result.error or f"it was ended ({result.finish_reason})"
     raise ApiError(503, f"no engine could finish the reply: {why}", code="engine_error")
@@ -327,10 +361,6 @@ class _Reply:
             spans.append(VersionSpan(version=version, start=start, end=end))
             start = end
         return spans
-
-
-_TEMPLATE_ERRORS = (jinja2.TemplateError, TypeError)
-"""What a template raises over messages it was not made for."""
 
 
 def _assistant_message(content: str, calls: Sequence[ToolCall]) -> dict[str, Any]:

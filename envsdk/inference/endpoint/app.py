@@ -8,12 +8,15 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -42,6 +45,11 @@ OnEnded = Callable[[list[Trajectory]], Awaitable[None]]
 """What becomes of an ended session's trajectories; the client is answered when it is done."""
 Result = TypeVar("Result")
 
+BODY_TIMEOUT_S = 120
+MAX_BYTES_PER_TOKEN = 64
+"""Of a request for replies, for each token of the context: ten times what words or token ids take."""
+MIN_PROMPT_BYTES = 1024**2
+"""What such a request may have however small the context: room for tools and schemas."""
 CLIENT_CLOSED = 499
 """Status of an answer that nobody waits for any more."""
 
@@ -50,24 +58,31 @@ class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
+Stored = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""Whole numbers as a data set holds them."""
+Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
+RewardValue = Annotated[float, Field(ge=-1e30, le=1e30)]
+"""So that the sum of as many as a session can get is a number."""
+
+
 class OpenFields(_Body):
     """`POST /sessions`."""
 
     id: str | None = None
-    tag: str = "agent"
-    split: str = "train"
-    index: NonNegativeInt | None = None
+    tag: Name = "agent"
+    split: Name = "train"
+    index: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """Of the task in its split; counted when absent."""
-    group_id: int | None = None
+    group_id: Stored | None = None
     """Sessions that may be compared with each other; `index` when absent."""
-    seed: int = 0
+    seed: Stored = 0
     """Of the task; recorded."""
 
 
 class EndFields(_Body):
     """`POST /sessions/ID/end`."""
 
-    reward: float = 0.0
+    reward: RewardValue = 0.0
     """For the latest reply."""
     success: bool = False
     outcome: Literal["terminated", "truncated", "failed"] = "terminated"
@@ -79,8 +94,8 @@ class EndFields(_Body):
 class RewardFields(_Body):
     """`POST /sessions/ID/reward`."""
 
-    reward: float
-    metrics: dict[str, float] = Field(default_factory=dict)
+    reward: RewardValue
+    metrics: Annotated[dict[Name, RewardValue], Field(max_length=100)] = Field(default_factory=dict)
 
 
 class StepFields(_Body):
@@ -134,8 +149,6 @@ class EndpointApp:
             exception_handlers={HTTPException: _not_a_route, Exception: _is_a_bug},
         )
 
-    # The guard
-
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: Request) -> Response:
             try:
@@ -166,17 +179,33 @@ class EndpointApp:
     async def _body(self, request: Request) -> bytes:
         limit = self._max_body_bytes
         body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > limit:
-                raise ApiError(413, f"the request is longer than {limit} bytes", code="request_too_large")
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > limit:
+                        raise ApiError(
+                            413, f"the request is longer than {limit} bytes", code="request_too_large"
+                        )
+        except TimeoutError:
+            message = f"the request's body did not come within {BODY_TIMEOUT_S} s"
+            raise ApiError(408, message, code="request_timeout") from None
         return bytes(body)
+
+    async def _prompt_body(self, request: Request, session: Session | None) -> bytes:
+        """Of a request for replies. What the context cannot hold anyway is refused before it is parsed, which
+        holds up the event loop."""
+        body = await self._body(request)
+        length = self._answerer.sequence_length
+        if len(body) > max(MIN_PROMPT_BYTES, length * MAX_BYTES_PER_TOKEN):
+            raise self._answerer.too_long(
+                session, f"the request's {len(body)} bytes", num_tokens=len(body) // MAX_BYTES_PER_TOKEN
+            )
+        return body
 
     def _session(self, request: Request) -> Session | None:
         session_id = request.path_params.get("session_id")
         return None if session_id is None else self._sessions.get(session_id)
-
-    # The model
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._model_card()]})
@@ -202,15 +231,23 @@ class EndpointApp:
 
     async def _chat(self, request: Request) -> Response:
         session = self._session(request)
-        fields = read_chat(await self._body(request))
+        body = await self._prompt_body(request, session)
+        fields = read_chat(body)
         self._check_model(fields.model)
-        return await self._answer(request, session, fields, [self._answerer.chat_prompt(session, fields)])
+        answerer = self._answerer
+        prompt = await answerer.prepare(session, len(body), partial(answerer.chat_prompt, session, fields))
+        return await self._answer(request, session, fields, [prompt])
 
     async def _completions(self, request: Request) -> Response:
         session = self._session(request)
-        fields = read_completion(await self._body(request))
+        body = await self._prompt_body(request, session)
+        fields = read_completion(body)
         self._check_model(fields.model)
-        prompts = [self._answerer.completion_prompt(session, prompt) for prompt in fields.prompts]
+        answerer = self._answerer
+        prompts = [
+            await answerer.prepare(session, len(body), partial(answerer.completion_prompt, session, prompt))
+            for prompt in fields.prompts
+        ]
         return await self._answer(request, session, fields, prompts)
 
     async def _answer(
@@ -247,9 +284,8 @@ class EndpointApp:
         prompt_of = [prompt for prompt, _ in orders]
         return JSONResponse(writer.whole(prompts, list(zip(prompt_of, answers, strict=True))))
 
-    # Sessions
-
     async def _open_session(self, request: Request) -> Response:
+        host = _host(request)
         fields = validate(OpenFields, read_json(await self._body(request)))
         await self.end_idle()
         session = self._sessions.open(
@@ -261,7 +297,7 @@ class EndpointApp:
             group_id=fields.group_id,
             seed=fields.seed,
         )
-        base = f"{request.url.scheme}://{request.url.netloc}/sessions/{session.session_id}"
+        base = f"{request.url.scheme}://{host}/sessions/{session.session_id}"
         return JSONResponse(
             {
                 "id": session.session_id,
@@ -324,23 +360,26 @@ class EndpointApp:
         )
 
     async def end_idle(self) -> None:
-        """End the sessions that were left behind, as failed."""
-        for session in self._sessions.take_idle():
+        """End the sessions that were left behind, as failed. One that cannot be stored stays open."""
+        for session in self._sessions.idle():
             episode = session.episode(outcome=Outcome.FAILED, failure=idle_failure(self._idle_s))
-            await self._end(session, episode)
+            # Whoever opens a session next is not to blame: the next one tries again.
+            with suppress(ApiError):
+                await self._end(session, episode)
 
     async def _end(self, session: Session, episode: Episode) -> list[Trajectory]:
+        """The session is over once its episode is stored; until then it stays open, whatever went wrong."""
         self._sessions.end(session)
-        ended = trajectories(session.record, episode)
         try:
+            ended = trajectories(session.record, episode)
             if self._on_ended is not None:
                 await self._on_ended(ended)
-        except StorageError as error:
+        except BaseException as error:
             self._sessions.restore(session)
-            raise ApiError(500, str(error), code="storage_error") from error
+            if isinstance(error, StorageError):
+                raise ApiError(500, str(error), code="storage_error") from error
+            raise
         return ended
-
-    # Environments
 
     async def _look(self, request: Request) -> Response:
         return JSONResponse(await self._environment(request).look())
@@ -355,6 +394,17 @@ class EndpointApp:
         if session.env is None:
             raise ApiError(404, "this session has no environment", code="no_environment")
         return session.env
+
+
+_HOST = re.compile(r"[A-Za-z0-9._-]+(:\d+)?|\[[0-9A-Fa-f:.]+\](:\d+)?")
+
+
+def _host(request: Request) -> str:
+    """The name that the client reached the endpoint by, which may be a proxy's. ApiError when it is none."""
+    host = request.headers.get("host", "")
+    if not _HOST.fullmatch(host):
+        raise ApiError(400, "the `Host` header is not the name of a host", code="invalid_host")
+    return host
 
 
 async def _not_a_route(request: Request, error: Exception) -> Response:

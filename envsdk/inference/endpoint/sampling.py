@@ -31,11 +31,14 @@ class SamplingRules:
 class ContextFull(ApiError):
     """No room is left for a reply."""
 
-    def __init__(self, *, num_prompt_tokens: int, longest_reply: int, sequence_length: int) -> None:
+    def __init__(
+        self, what: str, *, num_prompt_tokens: int, longest_reply: int, sequence_length: int
+    ) -> None:
+        """`what` fills the context, as in "the 300 of the prompt"."""
         super().__init__(
             400,
-            f"this model's context holds {sequence_length} tokens: the {num_prompt_tokens} of the prompt "
-            f"leave no room for a reply of {longest_reply}",
+            f"this model's context holds {sequence_length} tokens: {what} leave no room for a reply of "
+            f"{longest_reply}",
             code="context_length_exceeded",
             param="messages",
         )
@@ -110,6 +113,7 @@ def _longest_reply(
         longest = min(longest, room)
     if longest < 1 or room < longest:
         raise ContextFull(
+            f"the {num_prompt_tokens} of the prompt",
             num_prompt_tokens=num_prompt_tokens,
             longest_reply=max(longest, 1),
             sequence_length=sequence_length,

@@ -31,7 +31,7 @@ GRACE_S = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointConfig:
-    """Where and what an endpoint serves."""
+    """Where and what an endpoint serves. ConfigurationError for a token that is too short."""
 
     model_name: str
     """What requests must give as `model`."""
@@ -50,6 +50,17 @@ class EndpointConfig:
     session_idle_s: float = 3600.0
     """A session that nobody used for so long is ended as failed when the next one is opened."""
 
+    def __post_init__(self) -> None:
+        check_token(self.token)
+
+
+def check_token(token: str) -> None:
+    """ConfigurationError for one that could be guessed, or that no header could hold."""
+    if token and len(token) < MIN_TOKEN_LENGTH:
+        raise ConfigurationError(f"the endpoint's token has fewer than {MIN_TOKEN_LENGTH} characters")
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise ConfigurationError("the endpoint's token holds spaces, or characters that are not ASCII")
+
 
 class Endpoint:
     """Serves one proxy on its event loop. Owner: whoever made the proxy, which outlives it."""
@@ -62,19 +73,15 @@ class Endpoint:
         *,
         on_ended: OnEnded | None = None,
     ) -> None:
-        """`on_ended` gets the trajectories of each session that ends over HTTP.
-
-        ConfigurationError for a token that is too short.
-        """
-        if config.token and len(config.token) < MIN_TOKEN_LENGTH:
-            raise ConfigurationError(f"the endpoint's token has fewer than {MIN_TOKEN_LENGTH} characters")
+        """`on_ended` gets the trajectories of each session that ends over HTTP."""
         self.config = config
         self.token = config.token or secrets.token_urlsafe(24)
         self.sessions = SessionBook(
             self.token, max_sessions=config.max_sessions, idle_s=config.session_idle_s
         )
+        self._answerer = Answerer(proxy, chat, sequence_length=config.sequence_length)
         app = EndpointApp(
-            answerer=Answerer(proxy, chat, sequence_length=config.sequence_length),
+            answerer=self._answerer,
             sessions=self.sessions,
             rules=config.rules,
             token=self.token,
@@ -110,3 +117,4 @@ class Endpoint:
         for session in self.sessions.all():
             self.sessions.end(session)
         await self._server.close()
+        self._answerer.close()

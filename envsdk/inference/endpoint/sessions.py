@@ -197,13 +197,10 @@ class SessionBook:
         session.is_over = False
         self._open[session.session_id] = session
 
-    def take_idle(self) -> list[Session]:
-        """End the sessions that nobody used for too long and that have no reply running."""
+    def idle(self) -> list[Session]:
+        """The sessions that nobody used for too long and that have no reply running."""
         since = time.monotonic() - self._idle_s
-        idle = [each for each in self._open.values() if each.used_at < since and not each.running]
-        for session in idle:
-            self.end(session)
-        return idle
+        return [each for each in self._open.values() if each.used_at < since and not each.running]
 
     def all(self) -> list[Session]:
         return list(self._open.values())

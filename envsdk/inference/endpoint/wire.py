@@ -12,9 +12,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from envsdk.config.nearest import suggest
+from envsdk.config.numbers import Temperature
 from envsdk.inference.endpoint.errors import ApiError, invalid, unsupported
 from envsdk.inference.engine import OutputStructure
 from envsdk.lone_surrogates import without_lone_surrogates
@@ -23,6 +24,13 @@ MAX_CHOICES = 128
 """Most replies to one prompt."""
 MAX_REPLIES = 1024
 """Most replies to one request with several prompts."""
+MAX_STOP_TOKENS = 128
+"""Most stop tokens of one request."""
+MAX_REGEX_CHARS = 1 << 13
+MAX_STRUCTURE_CHARS = 1 << 16
+"""Longest schema, and all choices together: an engine reads each within half a second."""
+MAX_PARAMETERS = 100
+"""Most fields of one request."""
 MAX_STOPS = 16
 """Most stop strings of one request."""
 
@@ -61,6 +69,18 @@ Model = TypeVar("Model", bound=BaseModel)
 Parsed = TypeVar("Parsed", bound="SamplingFields")
 
 
+class _FirstProblem(FailFast):
+    """Ends a list's validation at its first problem: a list of a million would take seconds to name.
+
+    Hashable, as what stands in a union must be.
+    """
+
+    __hash__ = object.__hash__
+
+
+_FIRST = _FirstProblem()
+
+
 class StreamOptions(BaseModel):
     """Of a streamed reply."""
 
@@ -97,8 +117,8 @@ class StructuredOutputs(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    regex: str | None = None
-    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    regex: Annotated[str, Field(max_length=MAX_REGEX_CHARS)] | None = None
+    choice: Annotated[list[str], Field(min_length=1), _FIRST] | None = None
     json_: Annotated[str | dict[str, Any] | None, Field(alias="json")] = None
 
 
@@ -108,15 +128,18 @@ class SamplingFields(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     model: str
-    temperature: NonNegativeFloat | None = None
+    temperature: Temperature | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     """0 and -1 are off."""
     seed: int | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    max_tokens: PositiveInt | None = None
-    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS), _FIRST] | None = None
+    stop_token_ids: (
+        Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=MAX_STOP_TOKENS), _FIRST]
+        | None
+    ) = None
     ignore_eos: bool | None = None
     """Go on behind the tokens that end a reply."""
     stream: bool | None = None
@@ -127,7 +150,18 @@ class SamplingFields(BaseModel):
 
     @property
     def structure(self) -> OutputStructure | None:
-        """What the text must be; raises ApiError for what cannot be meant."""
+        """What the text must be; raises ApiError for what cannot be meant, or is too long."""
+        structure = self._structure()
+        if structure is not None:
+            length = len(structure.json_schema or "") + sum(map(len, structure.choices))
+            if length > MAX_STRUCTURE_CHARS:
+                raise invalid(
+                    "response_format" if self.structured_outputs is None else "structured_outputs",
+                    f"its {length} characters are more than {MAX_STRUCTURE_CHARS}",
+                )
+        return structure
+
+    def _structure(self) -> OutputStructure | None:
         asked, own = self.response_format, self.structured_outputs
         if own is not None:
             if asked is not None and asked.type != "text":
@@ -172,7 +206,12 @@ class SamplingFields(BaseModel):
 class CompletionFields(SamplingFields):
     """`POST /v1/completions`."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: (
+        str
+        | Annotated[list[int], _FIRST]
+        | Annotated[list[str], _FIRST]
+        | Annotated[list[Annotated[list[int], _FIRST]], _FIRST]
+    )
     logprobs: int | None = None
 
     @property
@@ -215,7 +254,7 @@ class MessageFields(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Any = None
     name: str | None = None
-    tool_calls: list[ToolCallFields] | None = None
+    tool_calls: Annotated[list[ToolCallFields], _FIRST] | None = None
     tool_call_id: str | None = None
     refusal: None = None
     audio: None = None
@@ -227,10 +266,10 @@ class MessageFields(BaseModel):
 class ChatFields(SamplingFields):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[MessageFields], Field(min_length=1)]
-    max_completion_tokens: PositiveInt | None = None
+    messages: Annotated[list[MessageFields], Field(min_length=1), _FIRST]
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], _FIRST] | None = None
     tool_choice: Any = None
 
     @property
@@ -294,6 +333,8 @@ def read_json(body: bytes) -> dict[str, Any]:
         raise invalid(None, f"the body is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise invalid(None, f"the body must be a JSON object, not {type(value).__name__}")
+    if len(value) > MAX_PARAMETERS:
+        raise invalid(None, f"the body has {len(value)} parameters; no request has over {MAX_PARAMETERS}")
     return value
 
 

@@ -22,7 +22,8 @@ from pydantic import BaseModel, ValidationError
 from envsdk.failures import Boundary, Failure
 from envsdk.inference.engine_policy import GeneratingSettings
 from envsdk.inference.remote.failures import ReplyRefused, Unavailable, wait_s
-from envsdk.inference.remote.http import api_key_of, http_client, refusal, unavailable
+from envsdk.inference.remote.http import http_client, refusal, unavailable
+from envsdk.inference.settings import api_key_of
 from envsdk.policy import Policy, PolicyFailed, Reply, TurnContext
 from envsdk.prompts import AgentPrompts, conversation
 from envsdk.rate_limits import RateGate
@@ -118,7 +119,7 @@ class ChatClient:
         self._url = endpoint.base_url.rstrip("/") + "/chat/completions"
         self._draw = random.Random()
         self._http = http_client(
-            api_key=api_key_of(endpoint.api_key_env, engine="openai"),
+            api_key=api_key_of(endpoint.api_key_env, where="--api-key-env"),
             connect_timeout_s=_CONNECT_TIMEOUT_S,
             silence_timeout_s=endpoint.silence_timeout_s,
         )

@@ -21,12 +21,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from envsdk.config.validation import validated
 from envsdk.failures import ConfigurationError, EngineError
 from envsdk.inference.engine import (
-    BAD_STRUCTURE,
     Engine,
     EngineAbilities,
     EngineConfig,
+    EngineFailure,
     EngineHealth,
     FinishReason,
     GenerationRequest,
@@ -39,10 +40,10 @@ from envsdk.inference.engine import (
 from envsdk.inference.openai.client import CompletionsClient
 from envsdk.inference.openai.settings import OpenAISettings
 from envsdk.inference.openai.wire import Delta, completion_body, read_event, why_inexpressible
+from envsdk.inference.refusals import bad_structure, in_use, refused, why_impossible
 from envsdk.inference.remote.failures import ReplyRefused, Unavailable, wait_s
-from envsdk.inference.remote.http import api_key_of
-from envsdk.inference.remote.requests import Answer, WaitingRequests, in_use, result_of, why_impossible
-from envsdk.inference.settings import parse_settings
+from envsdk.inference.remote.requests import Answer, WaitingRequests, result_of
+from envsdk.inference.settings import api_key_of
 from envsdk.trajectory import VersionSpan
 
 VERSION = 0
@@ -98,8 +99,12 @@ class OpenAIEngine(Engine):
     def create(cls, config: EngineConfig) -> OpenAIEngine:
         if config.sequence_length < 2:
             raise ConfigurationError(f"sequence_length is {config.sequence_length}; it must be at least 2")
-        settings = parse_settings(OpenAISettings, config.strategy_config, engine="openai")
-        return cls(config, settings, api_key_of(settings.api_key_env, engine="openai"))
+        settings = validated(OpenAISettings, config.strategy_config, "strategy_config of engine `openai`")
+        return cls(
+            config,
+            settings,
+            api_key_of(settings.api_key_env, where="strategy_config.api_key_env of engine `openai`"),
+        )
 
     async def start(self) -> None:
         """Ask the server for a few tokens, to see that it gives what the contract promises.
@@ -179,7 +184,7 @@ class OpenAIEngine(Engine):
     def submit(self, request: GenerationRequest) -> asyncio.Future[GenerationResult]:
         future: Answer = asyncio.get_running_loop().create_future()
         if refusal := self._refusal(request):
-            future.set_result(_result(request.request_id, FinishReason.ERROR, error=refusal))
+            future.set_result(refused(request.request_id, refusal))
             return future
         self._num_prompt_tokens += len(request.prompt_ids)
         self._waiting.push(request, future)
@@ -187,14 +192,14 @@ class OpenAIEngine(Engine):
         self._dispatch()
         return future
 
-    def _refusal(self, request: GenerationRequest) -> str:
-        """Why this request cannot be run; empty when it can."""
+    def _refusal(self, request: GenerationRequest) -> EngineFailure | None:
+        """Why this request cannot be run; None when it can."""
         if self._error:
-            return self._error
+            return EngineFailure(self._error)
         if request.request_id in self._running or request.request_id in self._waiting:
             return in_use(request.request_id)
         impossible = why_impossible(request, sequence_length=self._sequence_length, abilities=self.abilities)
-        if not impossible and request.sampling.structure is not None:
+        if impossible is None and request.sampling.structure is not None:
             return why_inexpressible(self._settings, request.sampling.structure)
         return impossible
 
@@ -218,10 +223,11 @@ class OpenAIEngine(Engine):
             await self._ask_until_answered(running)
         except ReplyRefused as error:
             is_bound = running.request.sampling.structure is not None
-            prefix = BAD_STRUCTURE if is_bound and error.status in _BAD_REQUEST else ""
-            self._end(running, FinishReason.ERROR, f"{prefix}{error}")
+            is_at_fault = is_bound and error.status in _BAD_REQUEST
+            failure = bad_structure(str(error)) if is_at_fault else error.failure
+            self._end(running, FinishReason.ERROR, failure)
         except Exception as error:  # noqa: BLE001 - every request is answered, whatever went wrong
-            self._end(running, FinishReason.ERROR, f"{type(error).__name__}: {error}")
+            self._end(running, FinishReason.ERROR, EngineFailure(f"{type(error).__name__}: {error}"))
 
     async def _ask_until_answered(self, running: _Running) -> None:
         settings = self._settings
@@ -266,7 +272,7 @@ class OpenAIEngine(Engine):
         if not running.future.done():
             raise Unavailable("the reply ended without a finish_reason")
 
-    def _end(self, running: _Running, reason: FinishReason, error: str = "") -> None:
+    def _end(self, running: _Running, reason: FinishReason, failure: EngineFailure | None = None) -> None:
         """Answer with the tokens so far. Does nothing when it was answered before."""
         if self._running.get(running.request.request_id) is not running:
             return
@@ -276,7 +282,7 @@ class OpenAIEngine(Engine):
         self._num_tokens_sampled += len(running.token_ids)
         if not running.future.done():
             running.future.set_result(
-                _result(running.request.request_id, reason, running.token_ids, running.logprobs, error)
+                _result(running.request.request_id, reason, running.token_ids, running.logprobs, failure)
             )
         if not self._running:
             self._idle.set()
@@ -342,8 +348,8 @@ def _result(
     reason: FinishReason,
     token_ids: Sequence[int] = (),
     logprobs: Sequence[float] = (),
-    error: str = "",
+    failure: EngineFailure | None = None,
 ) -> GenerationResult:
     count = len(token_ids)
     spans = (VersionSpan(version=VERSION, start=0, end=count),) if count else ()
-    return result_of(request_id, reason, token_ids, logprobs, spans, error)
+    return result_of(request_id, reason, token_ids, logprobs, spans, failure)

@@ -15,8 +15,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from envsdk.inference.engine import BAD_STRUCTURE, FinishReason, GenerationRequest, OutputStructure
+from envsdk.inference.engine import EngineFailure, FinishReason, GenerationRequest, OutputStructure
 from envsdk.inference.openai.settings import OpenAISettings
+from envsdk.inference.refusals import bad_structure
 from envsdk.inference.remote.failures import ReplyRefused, Unavailable, error_text
 from envsdk.inference.remote.requests import sglang_structure
 
@@ -82,17 +83,17 @@ def completion_body(settings: OpenAISettings, request: GenerationRequest, max_to
     return body
 
 
-def why_inexpressible(settings: OpenAISettings, structure: OutputStructure) -> str:
-    """Why the server cannot be told of the structure; empty when it can."""
+def why_inexpressible(settings: OpenAISettings, structure: OutputStructure) -> EngineFailure | None:
+    """Why the server cannot be told of the structure; None when it can."""
     if structure.json_schema is None:
         if settings.structured_output == "response_format":
-            return f"{BAD_STRUCTURE}`response_format` knows JSON schemas alone"
-        return ""
+            return bad_structure("`response_format` knows JSON schemas alone")
+        return None
     try:
         json.loads(structure.json_schema)
     except ValueError as error:
-        return f"{BAD_STRUCTURE}the schema is not JSON: {error}"
-    return ""
+        return bad_structure(f"the schema is not JSON: {error}")
+    return None
 
 
 def structure_fields(settings: OpenAISettings, structure: OutputStructure) -> dict[str, Any]:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from envsdk.inference.engine import EngineFailure, ErrorKind
+
 TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 MAX_BACKOFF_S = 30.0
 
@@ -13,10 +15,13 @@ MAX_BACKOFF_S = 30.0
 class ReplyRefused(Exception):
     """The reply cannot be used or had, and asking again would not help."""
 
-    def __init__(self, message: str, *, status: int | None = None) -> None:
+    def __init__(
+        self, message: str, *, status: int | None = None, kind: ErrorKind = ErrorKind.REQUEST_FAILED
+    ) -> None:
         """`status`: of the server's answer, where it refused."""
         super().__init__(message)
         self.status = status
+        self.failure = EngineFailure(message, kind)
 
 
 class Unavailable(Exception):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 
 import httpx2
 
-from envsdk.failures import ConfigurationError
 from envsdk.inference.remote.failures import (
     TRANSIENT_STATUSES,
     ReplyRefused,
@@ -50,17 +48,3 @@ async def refusal(response: httpx2.Response) -> ReplyRefused | Unavailable:
     if response.status_code in TRANSIENT_STATUSES:
         return Unavailable(message, retry_after_s=retry_after_s(response.headers.get("Retry-After")))
     return ReplyRefused(message, status=response.status_code)
-
-
-def api_key_of(variable: str | None, *, engine: str) -> str | None:
-    """The key in an environment variable; ConfigurationError when `variable` names none."""
-    if variable is None:
-        return None
-    where = f"strategy_config of engine `{engine}`"
-    # A key written where its variable's name belongs must not end up in a log.
-    if not variable.isidentifier():
-        raise ConfigurationError(f"{where}: `api_key_env` is no name of a variable")
-    key = os.environ.get(variable)
-    if not key:
-        raise ConfigurationError(f"{where}: the environment variable {variable} of `api_key_env` is not set")
-    return key

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from envsdk.inference.engine import (
-    EngineAbilities,
+    EngineFailure,
+    ErrorKind,
     FinishReason,
     GenerationRequest,
     GenerationResult,
     OutputStructure,
-    why_unstructured,
 )
 from envsdk.trajectory import VersionSpan
 
@@ -64,21 +64,6 @@ class WaitingRequests:
         return [(request, answer) for _, _, request, answer in gone]
 
 
-def why_impossible(request: GenerationRequest, *, sequence_length: int, abilities: EngineAbilities) -> str:
-    """Why this request cannot be run by any engine of this context and these abilities; empty when it can."""
-    num_prompt = len(request.prompt_ids)
-    if num_prompt == 0:
-        return "the prompt is empty"
-    if num_prompt >= sequence_length:
-        return (
-            f"a prompt of {num_prompt} tokens leaves no room for a reply: "
-            f"sequence_length is {sequence_length}"
-        )
-    if request.sampling.max_new_tokens < 1:
-        return f"max_new_tokens is {request.sampling.max_new_tokens}; it must be at least 1"
-    return why_unstructured(request.sampling, abilities)
-
-
 _SPECIAL = re.compile(r"[][.^$*+?(){}|\\]")
 
 
@@ -92,25 +77,21 @@ def sglang_structure(structure: OutputStructure) -> dict[str, str]:
     return {"regex": "|".join(_SPECIAL.sub(r"\\\g<0>", choice) for choice in structure.choices)}
 
 
-def in_use(request_id: str) -> str:
-    """Why a request whose id another one still has is refused."""
-    return f"request id {request_id!r} is not answered yet"
-
-
 def result_of(
     request_id: str,
     reason: FinishReason,
     token_ids: Sequence[int] = (),
     logprobs: Sequence[float] = (),
     version_spans: Iterable[VersionSpan] = (),
-    error: str = "",
+    failure: EngineFailure | None = None,
 ) -> GenerationResult:
-    """What was sampled, as arrays."""
+    """What was sampled, as arrays; `failure` is given with the reason `error`."""
     return GenerationResult(
         request_id=request_id,
         token_ids=np.array(token_ids, np.int32),
         logprobs=np.array(logprobs, np.float32),
         version_spans=tuple(version_spans),
         finish_reason=reason,
-        error=error,
+        error=failure.message if failure is not None else "",
+        error_kind=failure.kind if failure is not None else ErrorKind.REQUEST_FAILED,
     )

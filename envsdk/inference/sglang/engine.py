@@ -24,11 +24,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from envsdk.config.validation import validated
 from envsdk.failures import ConfigurationError, EngineError
 from envsdk.inference.engine import (
     Engine,
     EngineAbilities,
     EngineConfig,
+    EngineFailure,
     EngineHealth,
     FinishReason,
     GenerationRequest,
@@ -36,10 +38,10 @@ from envsdk.inference.engine import (
     TokenDelta,
     WeightReference,
 )
+from envsdk.inference.refusals import in_use, refused, why_impossible
 from envsdk.inference.remote.failures import ReplyRefused, Unavailable, wait_s
-from envsdk.inference.remote.http import api_key_of
-from envsdk.inference.remote.requests import Answer, WaitingRequests, in_use, result_of, why_impossible
-from envsdk.inference.settings import parse_settings
+from envsdk.inference.remote.requests import Answer, WaitingRequests, result_of
+from envsdk.inference.settings import api_key_of
 from envsdk.inference.sglang.connection import Connection
 from envsdk.inference.sglang.reply import Reply
 from envsdk.inference.sglang.server_weights import NewWeights, ServerWeights
@@ -53,6 +55,7 @@ from envsdk.inference.sglang.wire import (
     why_unsupported,
 )
 from envsdk.inference.weight_shapes import shapes_in
+from envsdk.model_files import require_model_folder
 
 LOOK_S = 2.0
 """Between two looks at the server."""
@@ -107,18 +110,20 @@ class SGLangEngine(Engine):
     def create(cls, config: EngineConfig) -> SGLangEngine:
         if config.sequence_length < 2:
             raise ConfigurationError(f"sequence_length is {config.sequence_length}; it must be at least 2")
-        settings = parse_settings(SGLangSettings, config.strategy_config, engine="sglang")
+        settings = validated(SGLangSettings, config.strategy_config, "strategy_config of engine `sglang`")
         if config.model is None and settings.base_url is None:
             raise ConfigurationError("engine `sglang` needs a model: set `pretrain` to a Hugging Face folder")
         if settings.python is not None and shutil.which(settings.python) is None:
             raise ConfigurationError(
                 f"strategy_config of engine `sglang`: `python` is {settings.python}, which cannot be run"
             )
-        if config.model is not None and not (config.model / "config.json").is_file():
-            raise ConfigurationError(f"{config.model} is no Hugging Face folder: it has no config.json")
-        return cls(config, settings, api_key_of(settings.api_key_env, engine="sglang"))
-
-    # ---- beginning and end
+        if config.model is not None:
+            require_model_folder(config.model)
+        return cls(
+            config,
+            settings,
+            api_key_of(settings.api_key_env, where="strategy_config.api_key_env of engine `sglang`"),
+        )
 
     async def start(self) -> None:
         """Start the server unless it runs already, wait until it answers, and see that it will do.
@@ -171,20 +176,18 @@ class SGLangEngine(Engine):
     def _fail(self, error: str) -> None:
         """The engine is broken: everything, now and later, ends with this error."""
         self._error = self._error or error
-        self._end_all(FinishReason.ERROR, self._error)
+        self._end_all(FinishReason.ERROR, EngineFailure(self._error))
 
-    def _end_all(self, reason: FinishReason, error: str = "") -> None:
+    def _end_all(self, reason: FinishReason, failure: EngineFailure | None = None) -> None:
         for reply in list(self._open.values()):
-            self._end(reply, reason, error)
+            self._end(reply, reason, failure)
         for request, answer in self._waiting.remove(self._waiting.ids):
-            _resolve(answer, request.request_id, reason, error)
-
-    # ---- requests
+            _resolve(answer, request.request_id, reason, failure)
 
     def submit(self, request: GenerationRequest) -> Answer:
         answer: Answer = asyncio.get_running_loop().create_future()
         if refusal := self._refusal(request):
-            answer.set_result(result_of(request.request_id, FinishReason.ERROR, error=refusal))
+            answer.set_result(refused(request.request_id, refusal))
             return answer
         self._num_prompt_tokens += len(request.prompt_ids)
         self._waiting.push(request, answer)
@@ -192,10 +195,10 @@ class SGLangEngine(Engine):
         self._dispatch()
         return answer
 
-    def _refusal(self, request: GenerationRequest) -> str:
-        """Why this request cannot be run; empty when it can."""
+    def _refusal(self, request: GenerationRequest) -> EngineFailure | None:
+        """Why this request cannot be run; None when it can."""
         if self._error:
-            return self._error
+            return EngineFailure(self._error)
         if request.request_id in self._open or request.request_id in self._waiting:
             return in_use(request.request_id)
         impossible = why_impossible(
@@ -222,9 +225,9 @@ class SGLangEngine(Engine):
         try:
             reason = await self._sample(reply)
         except ReplyRefused as error:
-            self._end(reply, FinishReason.ERROR, str(error))
+            self._end(reply, FinishReason.ERROR, error.failure)
         except Exception as error:  # noqa: BLE001 - every request is answered, whatever went wrong
-            self._end(reply, FinishReason.ERROR, f"{type(error).__name__}: {error}")
+            self._end(reply, FinishReason.ERROR, EngineFailure(f"{type(error).__name__}: {error}"))
         else:
             self._end(reply, reason)
 
@@ -310,7 +313,7 @@ class SGLangEngine(Engine):
             )
         )
 
-    def _end(self, reply: Reply, reason: FinishReason, error: str = "") -> None:
+    def _end(self, reply: Reply, reason: FinishReason, failure: EngineFailure | None = None) -> None:
         """Answer with the tokens so far. Does nothing when it was answered before."""
         request_id = reply.request.request_id
         if not self._is_open(reply):
@@ -318,7 +321,7 @@ class SGLangEngine(Engine):
         del self._open[request_id]
         if reply.task is not None and reply.task is not asyncio.current_task():
             reply.task.cancel()
-        _resolve(reply.answer, request_id, reason, error, reply)
+        _resolve(reply.answer, request_id, reason, failure, reply)
         self._changed.set()
         self._dispatch()
 
@@ -353,8 +356,6 @@ class SGLangEngine(Engine):
             for reply, known in open_replies
             if reply and reply.may_be_told and len(reply.token_ids) > known
         ]
-
-    # ---- pauses and updates
 
     async def pause(self, mode: PauseMode) -> None:
         self._is_paused = True
@@ -454,8 +455,6 @@ class SGLangEngine(Engine):
             error=self._error,
         )
 
-    # ---- tasks
-
     async def _until(self, is_so: Callable[[], bool], timeout_s: float | None = None) -> None:
         """Returns when it is so, or the time is over."""
         with suppress(TimeoutError):
@@ -472,12 +471,16 @@ class SGLangEngine(Engine):
 
 
 def _resolve(
-    answer: Answer, request_id: str, reason: FinishReason, error: str = "", reply: Reply | None = None
+    answer: Answer,
+    request_id: str,
+    reason: FinishReason,
+    failure: EngineFailure | None = None,
+    reply: Reply | None = None,
 ) -> None:
     if answer.done():
         return
     if reply is None:
-        answer.set_result(result_of(request_id, reason, error=error))
+        answer.set_result(result_of(request_id, reason, failure=failure))
     else:
         sampled = reply.token_ids, reply.logprobs
-        answer.set_result(result_of(request_id, reason, *sampled, reply.spans, error))
+        answer.set_result(result_of(request_id, reason, *sampled, reply.spans, failure))

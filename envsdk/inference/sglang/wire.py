@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from envsdk.inference.engine import BAD_STRUCTURE, FinishReason, SamplingParams
+from envsdk.inference.engine import EngineFailure, ErrorKind, FinishReason, SamplingParams
+from envsdk.inference.refusals import bad_structure
 from envsdk.inference.remote.failures import (
     TRANSIENT_STATUSES,
     ReplyRefused,
@@ -62,22 +63,22 @@ def is_truncated(sampling: SamplingParams) -> bool:
     return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1)
 
 
-def why_unsupported(settings: SGLangSettings, sampling: SamplingParams) -> str:
-    """Why SGLang cannot answer with these settings; empty when it can."""
+def why_unsupported(settings: SGLangSettings, sampling: SamplingParams) -> EngineFailure | None:
+    """Why SGLang cannot answer with these settings; None when it can."""
     if settings.logprobs == "sampling" and is_truncated(sampling) and sampling.top_k == 0:
-        return (
+        return EngineFailure(
             f"SGLang tells log-probabilities after top_p={sampling.top_p} only together with a top_k; "
             "set top_k as well, or top_p to 1, or `logprobs: untruncated`"
         )
-    return ""
+    return None
 
 
-def why_unended(sampling: SamplingParams, end_tokens: frozenset[int]) -> str:
-    """Why a text with a structure could not be ended; empty when it can, or `end_tokens` are not known."""
+def why_unended(sampling: SamplingParams, end_tokens: frozenset[int]) -> EngineFailure | None:
+    """Why a text with a structure could not be ended; None when it can, or `end_tokens` are not known."""
     if sampling.structure is None or not end_tokens or end_tokens & set(sampling.stop_token_ids):
-        return ""
-    return (
-        f"{BAD_STRUCTURE}SGLang ends the text with one of the model's end tokens {sorted(end_tokens)}, and "
+        return None
+    return bad_structure(
+        f"SGLang ends the text with one of the model's end tokens {sorted(end_tokens)}, and "
         f"none of them is among the request's stop tokens {list(sampling.stop_token_ids)}"
     )
 
@@ -255,7 +256,7 @@ def _check_stamps(meta: _MetaInfo, stamp: str) -> None:
 
 def _failure(message: str, code: int | None) -> Exception:
     if "grammar" in message.lower():  # no other failure speaks of one
-        return ReplyRefused(f"{BAD_STRUCTURE}{message}")
+        return ReplyRefused(message, kind=ErrorKind.STRUCTURED_OUTPUT)
     told = f"the server broke the reply off: {message}"
     return Unavailable(told) if code is None or code in TRANSIENT_STATUSES else ReplyRefused(told)
 

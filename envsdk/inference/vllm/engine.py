@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from envsdk.config.validation import validated
 from envsdk.failures import Boundary, ConfigurationError, EngineError, Failure
 from envsdk.inference.adapter import Adapter, told_apart
 from envsdk.inference.engine import (
-    BAD_STRUCTURE,
     Engine,
     EngineAbilities,
     EngineConfig,
+    EngineFailure,
     EngineHealth,
     FinishReason,
     GenerationRequest,
@@ -32,8 +33,8 @@ from envsdk.inference.engine import (
     TokenDelta,
     WeightReference,
 )
-from envsdk.inference.remote.requests import Answer, WaitingRequests, in_use, result_of
-from envsdk.inference.settings import parse_settings
+from envsdk.inference.refusals import bad_structure, in_use, refused
+from envsdk.inference.remote.requests import Answer, WaitingRequests, result_of
 from envsdk.inference.vllm.adapter_folder import AdapterFolder, no_adapter
 from envsdk.inference.vllm.core import AsyncLLMCore, Core
 from envsdk.inference.vllm.settings import DEFAULT_MAX_LORA_RANK, VLLMSettings, end_token
@@ -46,6 +47,7 @@ from envsdk.inference.vllm.translate import (
 )
 from envsdk.inference.weight_shapes import shapes_in
 from envsdk.inference.weight_tensors import as_tensors
+from envsdk.model_files import require_model_folder
 
 
 @dataclass(slots=True)
@@ -116,12 +118,11 @@ class VLLMEngine(Engine):
 
     @classmethod
     def create(cls, config: EngineConfig) -> VLLMEngine:
-        settings = parse_settings(VLLMSettings, config.strategy_config, engine="vllm")
+        settings = validated(VLLMSettings, config.strategy_config, "strategy_config of engine `vllm`")
         folder = config.model
         if folder is None:
             raise ConfigurationError("engine `vllm` needs a model: give a Hugging Face folder")
-        if not (folder / "config.json").is_file():
-            raise ConfigurationError(f"{folder} is not a Hugging Face model folder: it has no config.json")
+        require_model_folder(folder)
         core = AsyncLLMCore.open(config, settings)
         try:
             return cls(core, config=config, settings=settings)
@@ -137,12 +138,10 @@ class VLLMEngine(Engine):
         self._is_started = True
         self._dispatch()
 
-    # ---- requests
-
     def submit(self, request: GenerationRequest) -> asyncio.Future[GenerationResult]:
         future: Answer = asyncio.get_running_loop().create_future()
         if error := self._refusal(request):
-            future.set_result(result_of(request.request_id, FinishReason.ERROR, error=error))
+            future.set_result(refused(request.request_id, error))
             return future
         self._num_prompt_tokens += len(request.prompt_ids)
         self._waiting.push(request, future)
@@ -150,9 +149,9 @@ class VLLMEngine(Engine):
         self._dispatch()
         return future
 
-    def _refusal(self, request: GenerationRequest) -> str:
+    def _refusal(self, request: GenerationRequest) -> EngineFailure | None:
         if error := self._error or self._core.error:
-            return error
+            return EngineFailure(error)
         if request.request_id in self._running or request.request_id in self._waiting:
             return in_use(request.request_id)
         return refusal(
@@ -192,10 +191,11 @@ class VLLMEngine(Engine):
         except Exception as error:  # noqa: BLE001 - the engine's boundary: it becomes the reply's error
             if self._core.error:
                 self._fail(self._core.error)
-            message = self._error or str(Failure.from_exception(Boundary.ENGINE, error))
             if request.sampling.structure is not None and isinstance(error, ValueError):
-                message = f"{BAD_STRUCTURE}{error}"
-            result = result_of(request.request_id, FinishReason.ERROR, error=message)
+                failure = bad_structure(str(error))
+            else:
+                failure = EngineFailure(self._error or str(Failure.from_exception(Boundary.ENGINE, error)))
+            result = refused(request.request_id, failure)
         self._end(running, result)
 
     def _end(self, running: _Running, result: GenerationResult) -> None:
@@ -232,8 +232,6 @@ class VLLMEngine(Engine):
             if completion is not None and (delta := read_progress(request_id, completion, known)):
                 found.append(delta)
         return found
-
-    # ---- pauses
 
     async def pause(self, mode: PauseMode) -> None:
         self._is_paused = True
@@ -273,8 +271,6 @@ class VLLMEngine(Engine):
             if self._is_frozen and self._is_alive:
                 self._is_frozen = False
                 await self._core.thaw()
-
-    # ---- weights
 
     async def load_weights(self, weights: WeightReference, version: int) -> None:
         async with self._update_lock:
@@ -334,8 +330,6 @@ class VLLMEngine(Engine):
             self._fail(f"a weight update broke off: {Failure.from_exception(Boundary.ENGINE, error)}")
             raise EngineError(f"engine `vllm`: {self._error}") from error
 
-    # ---- health and end
-
     @property
     def _is_alive(self) -> bool:
         return self._is_started and not (self._error or self._core.error)
@@ -370,7 +364,7 @@ class VLLMEngine(Engine):
         self._changed.set()
         for request, future in entries:
             if not future.done():
-                future.set_result(result_of(request.request_id, FinishReason.ERROR, error=self._error))
+                future.set_result(refused(request.request_id, EngineFailure(self._error)))
 
     async def close(self) -> None:
         if not self._error:

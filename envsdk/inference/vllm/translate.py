@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from envsdk.inference.continuation import spans_within
 from envsdk.inference.engine import (
-    BAD_STRUCTURE,
     EngineAbilities,
+    EngineFailure,
     FinishReason,
     GenerationRequest,
     GenerationResult,
@@ -18,7 +18,7 @@ from envsdk.inference.engine import (
     SamplingParams,
     TokenDelta,
 )
-from envsdk.inference.remote.requests import result_of, why_impossible
+from envsdk.inference.refusals import bad_structure, refused, why_impossible
 from envsdk.trajectory import VersionSpan
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
@@ -65,26 +65,26 @@ def refusal(
     vocab_size: int,
     abilities: EngineAbilities,
     end_token: int | None,
-) -> str:
-    """Why this request cannot be run; empty when it can."""
+) -> EngineFailure | None:
+    """Why this request cannot be run; None when it can."""
     prompt, sampling = request.prompt_ids, request.sampling
     if impossible := why_impossible(request, sequence_length=sequence_length, abilities=abilities):
         return impossible
     if int(prompt.min()) < 0 or int(prompt.max()) >= vocab_size:
-        return f"the prompt holds a token id outside the vocabulary of {vocab_size}"
+        return EngineFailure(f"the prompt holds a token id outside the vocabulary of {vocab_size}")
     if sampling.temperature != 0 and not MIN_TEMPERATURE <= sampling.temperature <= MAX_TEMPERATURE:
-        return (
+        return EngineFailure(
             f"temperature is {sampling.temperature:g}; vLLM samples at 0 and from {MIN_TEMPERATURE:g} "
             f"to {MAX_TEMPERATURE:g}"
         )
     if not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
-        return f"top_k must be at least 0 and top_p in (0, 1]: {sampling}"
+        return EngineFailure(f"top_k must be at least 0 and top_p in (0, 1]: {sampling}")
     if sampling.structure is not None and end_token not in sampling.stop_token_ids:
-        return (
-            f"{BAD_STRUCTURE}vLLM ends the text with the tokenizer's end token {end_token}, which is none of "
+        return bad_structure(
+            f"vLLM ends the text with the tokenizer's end token {end_token}, which is none of "
             f"the request's stop tokens {list(sampling.stop_token_ids)}"
         )
-    return ""
+    return None
 
 
 def read_output(request_id: str, output: Any) -> GenerationResult:
@@ -95,11 +95,8 @@ def read_output(request_id: str, output: Any) -> GenerationResult:
     completion = output.outputs[0]
     token_ids, logprobs = _tokens(completion)
     if not np.isfinite(logprobs).all():
-        return result_of(
-            request_id,
-            FinishReason.ERROR,
-            error="log-probabilities are not finite: the weights have diverged",
-        )
+        diverged = EngineFailure("log-probabilities are not finite: the weights have diverged")
+        return refused(request_id, diverged)
     reason = _FINISH_REASONS.get(completion.finish_reason, FinishReason.ERROR)
     return GenerationResult(
         request_id=request_id,

@@ -40,9 +40,9 @@ def test_a_file_of_tasks_is_validated(tmp_path: Path, capsys: pytest.CaptureFixt
     file.write_text(json.dumps(ROW) + "\n" + json.dumps(other) + "\n")
     assert tasks.main([str(file)]) == 1
     said = capsys.readouterr().out.splitlines()
-    assert "calc__1: sound" in said
+    assert any(line.startswith("calc__1: sound") for line in said)
     assert any(line.startswith("calc__2: its gold patch does not resolve it") for line in said)
-    assert said[-1] == "1 of 2 tasks are sound"
+    assert said[-1].startswith("1 of 2 tasks are sound")
 
 
 @pytest.mark.parametrize(

@@ -75,12 +75,12 @@ def test_every_mutation_is_valid_and_different_or_refused(path: str) -> None:
         assert mutation.function
 
 
-def test_a_mutation_knows_its_function_and_lines() -> None:
+def test_a_mutation_knows_its_function_and_line() -> None:
     source = Source(
         "class A:\n    def f(self):\n        def g():\n            return 1 + 2\n        return g()\n"
     )
     operator = next(mutation for mutation in mutations(source) if mutation.operator == "operator")
-    assert (operator.function, operator.first_line, operator.last_line) == ("A.f.g", 4, 4)
+    assert (operator.function, operator.first_line) == ("A.f.g", 4)
 
 
 def test_positions_count_bytes() -> None:

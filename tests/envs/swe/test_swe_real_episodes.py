@@ -99,3 +99,37 @@ def test_a_full_temporary_folder_is_in_every_snapshot(env: SWEEnv) -> None:
     env.step(bash("rm -r /tmp/*"))
     assert env.restore(snapshots[-1]).startswith("<returncode>0</returncode>")
     assert "\n300\n" in env.step(bash("cat /tmp/300"))[0]
+
+
+FILLS_THE_DISK = "for i in $(seq 5); do head -c 230000000 /dev/urandom > r$i; done; true"
+DEEP = """python - <<'EOF'
+import os
+for _ in range(40):
+    os.mkdir("d" * 200)
+    os.chdir("d" * 200)
+open("leaf", "w").write("x")
+EOF"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "mkdir -p /tmp/.envsdk-state.tar.gz/x && chmod 000 /tmp/.envsdk-state.tar.gz",
+        "truncate -s 200M /tmp/sparse-{1..90}",
+        DEEP,
+        "mkfifo /tmp/pipe && chmod 000 /tmp/pipe . && mkdir /tmp/-x $'/tmp/a\nb'",
+        pytest.param(FILLS_THE_DISK, marks=pytest.mark.slow),
+    ],
+)
+def test_nothing_that_a_policy_stores_keeps_its_files_from_being_saved(env: SWEEnv, command: str) -> None:
+    env.step(bash("echo kept > /tmp/kept"))
+    env.step(bash(command))
+    snapshot = env.snapshot()
+    env.restore(snapshot)
+    assert "kept" in env.step(bash("cat /tmp/kept"))[0]
+
+
+def test_files_that_cannot_be_compared_are_a_refused_patch_and_no_failure(env: SWEEnv) -> None:
+    env.step(bash("rm -rf .git && yes 'a = 1' | head -c 100000000 > slotcache/cache.py"))
+    _, reward, terminated, _, info = env.step(bash(f"echo {SENTINEL}"))
+    assert (reward, terminated, info["reason"]) == (0.0, True, "patch_refused")

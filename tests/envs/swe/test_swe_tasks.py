@@ -16,12 +16,13 @@ import pytest_asyncio
 
 from envsdk.envs.swe.evaluator import Reason, Validation, evaluate, layout, validate
 from envsdk.envs.swe.sandbox import Image, Limits, Sandbox, SandboxBackend, SandboxError, open_backend
+from envsdk.envs.swe.sandbox.bubblewrap.system import shown_folders, this_system
 from envsdk.envs.swe.tasks import GitSource, ImageSource, Outcome, Split, Task, TestPlan, TreeSource
 from envsdk.envs.swe.tasks.images import prepare_image
 from envsdk.envs.swe.tasks.leaks import leaks
 from envsdk.envs.swe.tasks.patches import diff, parse
 from envsdk.envs.swe.tasks.record import record
-from envsdk.envs.swe.tasks.runtime import empty_folder, runtime_python
+from envsdk.envs.swe.tasks.runtime import empty_folder, library_folders, runtime_python
 from envsdk.envs.swe.tasks.shipped import OUTCOMES, REPOSITORIES, shipped_tasks
 from envsdk.envs.swe.tasks.trees import base_tree
 from envsdk.failures import ConfigurationError
@@ -202,9 +203,10 @@ async def test_one_task_of_each_shipped_repository_is_sound(backend: SandboxBack
     found = await validate(ONE_OF_EACH, counting, on_done=done.append)
     assert [validation.problem for validation in found] == [""] * len(ONE_OF_EACH)
     assert len(done) == len(ONE_OF_EACH)
-    assert len(counting.started) == 2 * len(ONE_OF_EACH)
+    assert all(validation.hidden_bits for validation in found)
+    started = len(counting.started)
     assert await validate(ONE_OF_EACH, counting) == found
-    assert len(counting.started) == 2 * len(ONE_OF_EACH), "what is in the cache starts no sandbox"
+    assert len(counting.started) == started, "what is in the cache starts no sandbox"
 
 
 @pytest.mark.slow
@@ -269,6 +271,74 @@ def test_leaks_need_more_than_a_few_letters(tmp_path: Path) -> None:
     assert leaks({"short": short}, [tmp_path]) == {"short": []}
 
 
+@pytest.mark.parametrize(
+    "copy",
+    [
+        SOLVED,
+        SOLVED.replace("\n", "\r\n"),
+        "".join(f"        {line}\n" for line in SOLVED.splitlines()),
+        "".join(f"+{line}\n" for line in SOLVED.splitlines()),
+        f"import os\n\n{SOLVED}\n",
+    ],
+)
+def test_a_copy_of_the_solution_is_found_however_it_is_indented_or_quoted(tmp_path: Path, copy: str) -> None:
+    gold = {"calc": diff({"calc.py": BUG}, {"calc.py": SOLVED})}
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "other.py").write_text(BUG)
+    for indexed in (False, True, True):
+        assert leaks(gold, [tmp_path], indexed=indexed) == {"calc": []}
+    (tmp_path / "bin" / "script").write_bytes(copy.encode())
+    for folders in ([tmp_path], [tmp_path / "other.py", tmp_path / "bin" / "script"]):
+        for indexed in (False, True):
+            assert leaks(gold, folders, indexed=indexed) == {"calc": [str(tmp_path / "bin" / "script")]}
+    assert leaks(gold, [tmp_path], hidden=[tmp_path / "bin"], indexed=True) == {"calc": []}
+
+
+def test_the_search_sees_all_of_the_machine_that_a_sandbox_shows() -> None:
+    shown, searched = shown_folders(shows_usr_local=False), set(library_folders())
+    assert set(shown) <= searched
+    assert {Path("/usr/bin"), runtime_python().parent.parent} <= searched
+    hidden = this_system(shows_usr_local=False).hidden
+    assert not [path for path in searched if str(path) in hidden]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_agent_imports_what_grading_imports(backend: SandboxBackend, tmp_path: Path) -> None:
+    task = calc(tmp_path / "repository")
+    source = tmp_path / "repository"
+    (source / "src").mkdir()
+    (source / "calc.py").rename(source / "src" / "calc.py")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "helper.py").write_text("three = 3\n")
+    tests = replace(task.tests, python_path=("src",), site=tmp_path / "site")
+    sandbox = await backend.start(await prepare_image(replace(task, tests=tests), backend))
+    result = await sandbox.exec("python -c 'import calc, helper; print(calc.add(3, 1))'", timeout_s=60)
+    await sandbox.close()
+    assert result.output == "2\n", result.output
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_tests_that_cannot_be_collected_are_named_with_the_exception(
+    backend: SandboxBackend, tmp_path: Path
+) -> None:
+    task = calc(tmp_path)
+    (tmp_path / "src").mkdir()
+    (tmp_path / "calc.py").rename(tmp_path / "src" / "calc.py")
+    task = replace(task, gold_patch=diff({"src/calc.py": BUG}, {"src/calc.py": SOLVED}))
+    verdict = await evaluate(task, task.gold_patch, backend)
+    assert "tests/test_calc.py (ModuleNotFoundError: No module named 'calc')" in verdict.detail
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_image_that_cannot_run_here_is_named_with_the_clone_that_would_do(
+    backend: SandboxBackend, tmp_path: Path
+) -> None:
+    task = replace(calc(tmp_path / "x"), source=ImageSource(image="a/b:1"), looked_for="repositories/a__b")
+    with pytest.raises(ConfigurationError, match=r"a/b:1.*nor is there a clone repositories/a__b"):
+        await prepare_image(task, backend)
+    assert task.content_hash() == replace(task, looked_for="").content_hash()
+
+
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_commit_of_a_clone_is_a_source(backend: SandboxBackend, tmp_path: Path) -> None:
     clone = tmp_path / "toy__calc"
@@ -330,16 +400,15 @@ async def test_what_the_tests_import_is_shown_from_a_folder(backend: SandboxBack
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_memory_that_runs_out_says_nothing_about_the_patch(
+async def test_memory_that_only_a_patch_uses_up_is_held_against_it(
     backend: SandboxBackend, tmp_path: Path
 ) -> None:
     task = calc(tmp_path)
     task = replace(task, limits=replace(task.limits, memory_mb=128, timeout_s=60))
     hungry = SOLVED + "\nkept = []\nwhile True:\n    kept.append(bytearray(b'x' * (1 << 20)))\n"
     verdict = await evaluate(task, diff({"calc.py": BUG}, {"calc.py": hungry}), backend)
-    assert verdict.reason is Reason.INFRASTRUCTURE, verdict
-    assert verdict.reward is None
-    assert "out_of_memory" in verdict.detail
+    assert (verdict.reason, verdict.reward) == (Reason.EXHAUSTED, 0.0), verdict
+    assert "ran out of memory" in verdict.detail
 
 
 @pytest.mark.asyncio(loop_scope="module")

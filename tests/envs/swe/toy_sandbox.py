@@ -35,11 +35,7 @@ class ToySandbox:
         if script.startswith("#toy "):
             reason = Reason(script.removeprefix("#toy ").strip())
             return self._result("half an output", None if reason is Reason.INFRASTRUCTURE else 137, reason)
-        # What the environment's own scripts name lies in this sandbox's folder.
         script = re.sub(r"(?<![.\w])/tmp", f"{self._folder}/tmp", script)
-        script = script.replace("--directory=/", f"--directory={self._folder}").replace(
-            '".$PWD"', "./testbed"
-        )
         process = await asyncio.create_subprocess_exec(
             "bash",
             "-c",
@@ -76,6 +72,15 @@ class ToySandbox:
             stdout=subprocess.PIPE,
         )
         return (await process.communicate())[0].decode(errors="surrogateescape")
+
+    async def pack(self, *, max_bytes: int = 1 << 30) -> bytes:
+        command = ["tar", "-cz", "testbed", "tmp"]
+        done = await asyncio.to_thread(subprocess.run, command, cwd=self._folder, stdout=subprocess.PIPE)
+        return bytes(done.stdout)
+
+    async def unpack(self, archive: bytes) -> None:
+        shutil.rmtree(self._tree)
+        await asyncio.to_thread(subprocess.run, ["tar", "-xz"], cwd=self._folder, input=archive, check=True)
 
     async def alive(self) -> bool:
         return self._folder.is_dir()

@@ -275,6 +275,58 @@ def test_discounting_counts_turns_segments_or_tokens() -> None:
         assert found == [0, first, second if level == "token" else first, 0, third, last, end]
 
 
+def test_the_reward_of_an_empty_first_reply_is_in_no_tokens_return() -> None:
+    sample = AdvantageSample(
+        group_id=0,
+        response_mask=np.array([0, 0, 0, 1, 1, 0, 1], np.int8),
+        turn_rewards=[5.0, 0.0, 1.0],
+        turn_spans=[(1, 1), (3, 5), (6, 7)],
+        values=np.zeros(7, np.float32),
+    )
+    for level in ("reply", "segment"):
+        assert steps_of(sample, level).rewards_S.tolist() == [0, 1]
+    assert steps_of(sample, "token").rewards_S.tolist() == [0, 0, 1]
+    for level in ("turn", "segment", "token"):
+        args = AlgorithmArgs(adv_estimator="reinforce", reinforce_baseline="none", discount_level=level)
+        [result] = token_advantages(args, [sample])
+        assert result.advantages.tolist() == [0, 0, 0, 1, 1, 0, 1]
+    for level in ("turn", "token"):
+        [result] = token_advantages(AlgorithmArgs(adv_estimator="gae", gae_level=level), [sample])
+        assert result.advantages.tolist() == [0, 0, 0, 1, 1, 0, 1]
+
+
+@given(
+    samples_of(max_size=1).filter(bool),
+    st.lists(st.tuples(st.integers(0, 4), rewards), max_size=4),
+    st.sampled_from(["reply", "segment", "token"]),
+    st.booleans(),
+)
+def test_an_empty_reply_anywhere_adds_its_reward_to_the_step_sampled_before_it(
+    samples, empty, level, is_placed
+) -> None:
+    [sample] = samples
+    played = list(zip(sample.turn_spans, sample.turn_rewards, strict=True))
+    for place, reward in empty:
+        place = min(place, len(played))
+        # A reply without tokens may know its place among them, or say (0, 0).
+        end = played[place - 1][0][1] if place and is_placed else 0
+        played.insert(place, ((end, end), reward))
+    with_empty = replace(
+        sample, turn_spans=[span for span, _ in played], turn_rewards=[reward for _, reward in played]
+    )
+    found = steps_of(with_empty, level)
+    np.testing.assert_array_equal(found.step_of_token_n, steps_of(sample, level).step_of_token_n)
+
+    expected = np.zeros(len(found.rewards_S))
+    step_of_token = dict(zip(found.tokens_n.tolist(), found.step_of_token_n.tolist(), strict=True))
+    before = None
+    for (start, end), reward in played:
+        before = step_of_token[end - 1] if end > start else before
+        if before is not None:
+            expected[before] += reward
+    np.testing.assert_allclose(found.rewards_S, expected, rtol=1e-6, atol=1e-5)
+
+
 def test_reinforce_plus_plus_counts_the_penalties_still_to_come() -> None:
     logprobs, reference = np.full(9, -1.0, np.float32), np.full(9, -1.5, np.float32)
     sample = make_sample(logprobs=logprobs, reference_logprobs=reference, turn_rewards=[0.0, 0.0, 1.0])

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.correction import correction
 from envsdk.algorithms.correction_args import TrainInferCorrection
-from envsdk.algorithms.losses import PolicyTokens, policy_gradient_uses_proximal
+from envsdk.algorithms.loss_settings import uses_proximal
+from envsdk.algorithms.losses import PolicyTokens
 from envsdk.failures import ConfigurationError
 from envsdk.testing.losses import random_tokens, seeds, taken
 from envsdk.trainers.objective import Objective, TokenOutputs
@@ -272,4 +273,4 @@ def test_the_metrics_of_ranks_and_steps_add_up_to_those_of_all_tokens() -> None:
     ],
 )
 def test_proximal_log_probabilities_are_asked_for_only_where_they_are_read(keys: dict, reads: bool) -> None:
-    assert policy_gradient_uses_proximal(AlgorithmArgs(**keys)) is reads
+    assert uses_proximal(AlgorithmArgs(**keys)) is reads

@@ -51,11 +51,13 @@ def test_an_asynchronous_run_without_any_correction_is_named() -> None:
     assert said(pg_variant="vanilla", train_infer_correction=OFF) == ""
 
 
-def test_truncated_sampling_matters_to_losses_that_read_the_behavior_policy_alone() -> None:
-    assert "top_p, top_k or structured_output" in said(truncated=True)
-    assert "top_p, top_k or structured_output" in said(truncated=True, pg_variant="cispo")
-    assert said(truncated=True, train_infer_correction=OFF) == ""
-    assert "top_p" in said(truncated=True, train_infer_correction={**OFF, "filters": [{}]})
+def test_truncated_sampling_is_told_with_what_it_does_to_the_loss() -> None:
+    for keys in ({}, {"pg_variant": "cispo"}, {"train_infer_correction": {**OFF, "filters": [{}]}}):
+        assert "top_p, top_k or structured_output" in said(truncated=True, **keys)
+        assert "ratios to the behavior policy compare two different" in said(truncated=True, **keys)
+    assert "the gradient is that of a distribution which nothing" in said(
+        truncated=True, train_infer_correction=OFF
+    )
 
 
 def test_shared_keys_without_effect_and_aggregations_beside_the_paper_are_named() -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from envsdk.algorithms.kl import kl_estimate
+from envsdk.algorithms.kl import K3_MAX_WEIGHT, kl_estimate
 from envsdk.algorithms.logits import token_logprobs_and_entropy
 from envsdk.algorithms.losses import value_loss
 
-logprobs = st.floats(-6, -0.01)
+logprobs = st.floats(-2.9, -0.01)
 values = st.floats(-5, 5)
 
 
@@ -78,22 +80,54 @@ def test_kl_estimators_agree_with_their_formulas_in_numpy_and_torch(rows) -> Non
         np.testing.assert_allclose(torched.numpy(), expected, rtol=1e-7, atol=1e-9)
 
 
-def test_a_penalty_on_k3_never_pushes_a_token_away_from_the_reference() -> None:
-    policy = torch.tensor([-1e4, -25.0, -21.0, -10.0, -1.0, 0.0], requires_grad=True)
-    estimate = kl_estimate(policy, torch.full((6,), -0.5), "k3")
+def k3_and_its_derivative(differences: list[float], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    policy = torch.tensor(differences, dtype=dtype, requires_grad=True)
+    estimate = kl_estimate(policy, torch.zeros_like(policy), "k3")
+    [derivative] = torch.autograd.grad(estimate.sum(), policy)
+    return estimate.detach(), derivative
+
+
+@given(st.lists(st.floats(-1e4, 20.0), min_size=1, max_size=8))
+def test_k3_is_its_formula_up_to_the_bound_of_its_weight_and_its_tangent_beyond(differences) -> None:
+    d = np.array(differences)
+    bound = np.log(K3_MAX_WEIGHT)
+    near = np.maximum(d, -bound)
+    expected = np.expm1(-near) + near + (K3_MAX_WEIGHT - 1) * (near - d)
+    np.testing.assert_allclose(kl_estimate(d, np.zeros_like(d), "k3"), expected, rtol=1e-9, atol=1e-12)
+    estimate, derivative = k3_and_its_derivative(differences, torch.float64)
+    np.testing.assert_allclose(estimate.numpy(), expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        derivative.numpy(), 1 - np.minimum(np.exp(-near), K3_MAX_WEIGHT), rtol=1e-9, atol=1e-12
+    )
+    assert (estimate.numpy() >= -1e-12).all()
+
+
+@given(
+    st.lists(st.floats(-1e4, 1e4), min_size=2, max_size=8),
+    st.sampled_from([torch.float32, torch.float64]),
+)
+def test_a_penalty_on_k3_pulls_towards_the_reference_never_less_from_farther_and_never_without_limit(
+    differences, dtype
+) -> None:
+    differences = sorted(differences)
+    estimate, derivative = k3_and_its_derivative(differences, dtype)
     assert torch.isfinite(estimate).all()
-    [gradient] = torch.autograd.grad(estimate.sum(), policy)
-    assert (gradient[:5] <= 0).all()  # less likely than under the reference: down the gradient is up
-    assert gradient[5] > 0
+    assert (derivative >= 1 - K3_MAX_WEIGHT - 1e-4).all()
+    assert (derivative <= 1).all()
+    assert (derivative.diff() >= -1e-4).all()
+    for difference, slope in zip(differences, derivative.tolist(), strict=True):
+        if abs(difference) > 1e-3:
+            assert slope * difference > 0
 
 
 @given(st.integers(0, 2**16))
 @settings(max_examples=25)
 def test_k1_and_k3_average_to_the_exact_divergence_and_k2_has_its_gradient(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn(6, generator=generator, dtype=torch.float64, requires_grad=True)
+    logits = torch.randn(6, generator=generator, dtype=torch.float64).requires_grad_()
     policy = torch.log_softmax(logits, -1)
     reference = torch.log_softmax(torch.randn(6, generator=generator, dtype=torch.float64), -1)
+    assume(float((reference - policy.detach()).max()) < math.log(K3_MAX_WEIGHT))
     exact = (policy.exp() * (policy - reference)).sum()
     for kind in ("k1", "k3"):
         average = (policy.exp() * kl_estimate(policy, reference, kind)).sum()

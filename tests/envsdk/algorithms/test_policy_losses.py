@@ -262,23 +262,56 @@ def test_decoupled_ppo_that_truncates_is_ppo_under_the_correction(seed: int) -> 
         np.testing.assert_allclose(one, factor.numpy() * two, rtol=1e-9, atol=1e-12)
 
 
-@given(seeds)
-@settings(max_examples=20, deadline=None)
-def test_gspo_is_the_papers_sequence_form_where_a_sequence_has_one_advantage(seed: int) -> None:
-    tokens = random_tokens(seed)
-    tokens = replace(tokens, advantages=tokens.advantages[tokens.sequence_ids])
-    args = make("gspo", pg_args={"clip_low": 0.1, "clip_high": 0.1})
+def through_the_mean(tokens: PolicyTokens, ids: torch.Tensor) -> tuple[float, np.ndarray]:
+    """Value and gradient of the form whose ratio, with its gradient, is the geometric mean over equal `ids`:
+    GSPO eq. 5, and ROLL's segment ratio. Clipped at 0.9 and 1.1."""
     current = tokens.logprobs.clone().requires_grad_()
     total = torch.zeros((), dtype=torch.float64)
-    for sequence in range(4):
-        of = tokens.sequence_ids == sequence
+    for each in range(int(ids.max()) + 1):
+        of = ids == each
         ratio = (current[of] - tokens.proximal_logprobs[of]).mean().exp()
-        advantage = tokens.advantages[of][0]
-        total = total - of.sum() * torch.minimum(ratio * advantage, ratio.clamp(0.9, 1.1) * advantage)
-    [expected] = torch.autograd.grad(total, current)
+        advantages = tokens.advantages[of]
+        total = total - torch.minimum(ratio * advantages, ratio.clamp(0.9, 1.1) * advantages).sum()
+    [gradient] = torch.autograd.grad(total, current)
+    return total.item(), gradient.numpy()
+
+
+GROUPED = {
+    "gspo": ("sequence_ids", make("gspo", pg_args={"clip_low": 0.1, "clip_high": 0.1})),
+    "segment_ppo": ("segment_ids", make("segment_ppo", pg_clip_low=0.1, pg_clip_high=0.1)),
+}
+
+
+@pytest.mark.parametrize("variant", GROUPED)
+@given(seed=seeds)
+@settings(max_examples=20, deadline=None)
+def test_the_token_form_is_the_form_through_the_mean_where_a_group_has_one_advantage(
+    variant: str, seed: int
+) -> None:
+    name, args = GROUPED[variant]
+    tokens = random_tokens(seed)
+    ids = getattr(tokens, name)
+    tokens = replace(tokens, advantages=tokens.advantages[ids])
     loss, gradient = evaluate(args, tokens)
-    np.testing.assert_allclose(loss.sum(), total.item(), rtol=1e-9)
-    np.testing.assert_allclose(gradient, expected.numpy(), rtol=1e-9, atol=1e-12)
+    expected_loss, expected_gradient = through_the_mean(tokens, ids)
+    np.testing.assert_allclose(loss.sum(), expected_loss, rtol=1e-9)
+    np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("variant", GROUPED)
+def test_tokens_of_one_reply_learn_by_their_own_advantages_and_not_by_their_mean(variant: str) -> None:
+    name, args = GROUPED[variant]
+    base, ids = torch.full((2,), -1.0, dtype=torch.float64), torch.zeros(2, dtype=torch.int64)
+    tokens = PolicyTokens(
+        logprobs=base,
+        proximal_logprobs=base,
+        behavior_logprobs=base,
+        advantages=torch.tensor([1.0, -1.0], dtype=torch.float64),
+        sequence_ids=ids,
+        segment_ids=ids,
+    )
+    assert evaluate(args, tokens)[1].tolist() == [-1.0, 1.0]
+    assert through_the_mean(tokens, getattr(tokens, name))[1].tolist() == [0.0, 0.0]
 
 
 def test_kimi15_sums_to_the_papers_squared_log_ratio_of_each_sequence() -> None:

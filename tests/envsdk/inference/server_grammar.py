@@ -46,7 +46,8 @@ def begin_grammar(params: Mapping[str, Any], tokenizer: Path | None) -> Grammar 
     guides = _guides(tokenizer)
     structure = OutputStructure(**asked)
     if problem := guides.problem(structure, (END_TOKEN,)):
-        raise ValueError(f"Failed to compile {next(iter(asked))} grammar: {problem.partition(': ')[2]}")
+        reason = problem.message.partition(": ")[2]
+        raise ValueError(f"Failed to compile {next(iter(asked))} grammar: {reason}")
     return Grammar(guides.begin(structure, (END_TOKEN,)))
 
 

@@ -147,8 +147,6 @@ class Engine:
             self._turn.notify_all()
         self._thread.join()
 
-    # ---- requests
-
     def generate(self, body: dict[str, Any]) -> _Request:
         """ValueError for a request that is not allowed."""
         with self._turn:
@@ -206,8 +204,6 @@ class Engine:
                     request.to_finish = True
             self._turn.notify_all()
 
-    # ---- weights and cache
-
     def update_weight_version(self, new_version: str) -> None:
         with self._turn:
             self._record_version(new_version)
@@ -246,8 +242,6 @@ class Engine:
             self._record_version(body["weight_version"])
             return True, "Succeeded to update model weights."
 
-    # ---- adapters
-
     def load_adapter(self, name: str, folder: Path) -> str:
         """Why not; empty when it is there."""
         with self._turn:
@@ -274,8 +268,6 @@ class Engine:
             return (
                 "" if self.adapters.pop(name, None) is not None else f"LoRA with name {name} does not exist"
             )
-
-    # ---- the scheduler
 
     def _loop(self) -> None:
         while True:

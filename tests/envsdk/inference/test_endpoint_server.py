@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -14,12 +16,17 @@ import numpy as np
 import openai
 import pytest
 
-from envsdk.failures import Boundary, ConfigurationError
+from envsdk.chat import ChatTokenizer
+from envsdk.failures import Boundary, ConfigurationError, StorageError
+from envsdk.inference.endpoint import app as endpoint_app
+from envsdk.inference.endpoint.app import OnEnded
+from envsdk.inference.endpoint.recorder import SessionRecorder
 from envsdk.inference.endpoint.sampling import SamplingRules
 from envsdk.inference.endpoint.server import Endpoint, EndpointConfig
 from envsdk.inference.engine import EngineConfig, GenerationRequest, OutputStructure
 from envsdk.inference.mock import MockEngine
 from envsdk.inference.proxy import InferenceProxy, LocalLink
+from envsdk.storage import read_trajectories
 from envsdk.trajectory import Outcome, Trajectory
 from tests.envsdk.inference.endpoint_models import CHATS
 
@@ -52,7 +59,13 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    *, rules: SamplingRules | None = None, session_idle_s: float = 3600.0, **script: Any
+    *,
+    rules: SamplingRules | None = None,
+    session_idle_s: float = 3600.0,
+    chat: ChatTokenizer = CHAT,
+    max_body_bytes: int = 100_000,
+    on_ended: OnEnded | None = None,
+    **script: Any,
 ) -> AsyncIterator[Served]:
     config = {"reply": HELLO, **script}
     engine = MockEngine.create(EngineConfig(model=None, sequence_length=300, strategy_config=config))
@@ -61,21 +74,21 @@ async def serving(
     proxy.start()
     ended: list[Trajectory] = []
 
-    async def on_ended(trajectories: list[Trajectory]) -> None:
+    async def keep(trajectories: list[Trajectory]) -> None:
         ended.extend(trajectories)
 
     endpoint = Endpoint(
         proxy,
-        CHAT,
+        chat,
         EndpointConfig(
             model_name="policy",
             sequence_length=300,
             rules=rules or SamplingRules(),
-            max_body_bytes=100_000,
+            max_body_bytes=max_body_bytes,
             session_idle_s=session_idle_s,
             max_sessions=3,
         ),
-        on_ended=on_ended,
+        on_ended=on_ended or keep,
     )
     await endpoint.start()
     headers = {"Authorization": f"Bearer {endpoint.token}"}
@@ -327,6 +340,16 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"temperature": -1}, "temperature"),
     ({"temperature": "hot"}, "temperature"),
     ({"temperature": float("inf")}, "temperature"),
+    ({"temperature": 1e-308}, "greedy"),
+    ({"temperature": 1e308}, "temperature"),
+    ({"top_k": 2**31}, "top_k"),
+    ({"max_tokens": 2**31}, "max_tokens"),
+    ({"stop_token_ids": [2**31]}, "stop_token_ids"),
+    ({"stop_token_ids": [1] * 129}, "stop_token_ids"),
+    ({"messages": [{}] * 20_000}, "messages[0].role"),
+    ({f"p{number}": 0 for number in range(101)}, "103 parameters"),
+    ({"structured_outputs": {"choice": ["a" * 33_000, "b" * 33_000]}}, "65536"),
+    ({"structured_outputs": {"regex": "a" * 9_000}}, "regex"),
     ({"n": 0}, "n"),
     ({"frequency_penalty": 0.5}, "frequency_penalty"),
     ({"response_format": {"type": "json_object"}}, "no tokenizer"),
@@ -475,3 +498,155 @@ async def test_openais_own_client_plays_a_session() -> None:
         replies = session.record.replies
     assert replies[1].parent is replies[0]
     assert replies[1].text == "hello 漢字"
+
+
+class PatientChat(ChatTokenizer):
+    """Tokenizes long texts only when it may."""
+
+    may = threading.Event()
+
+    def encode(self, text: str, *, room: int | None = None) -> list[int]:
+        if len(text) > 10_000:
+            assert self.may.wait(timeout=60)
+        return super().encode(text, room=room)
+
+
+async def test_a_short_request_is_answered_while_a_long_one_is_tokenized() -> None:
+    chat = PatientChat.__new__(PatientChat)
+    chat.__dict__.update(CHAT.__dict__)
+    async with serving(chat=chat) as served:
+        long = asyncio.ensure_future(served.chat(messages=[{"role": "user", "content": "x " * 20_000}]))
+        assert (await served.chat()).status_code == 200
+        assert not long.done()
+        chat.may.set()
+        refused = await long
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("num_bytes", [50_000, 1_100_000])
+async def test_a_prompt_far_too_long_is_refused_like_one_that_is_a_little_too_long(num_bytes: int) -> None:
+    """Before it is tokenized to its end, or parsed."""
+    async with serving(max_body_bytes=2_000_000) as served:
+        session = (await served.post("/sessions", {})).json()
+        prompt = "x " * (num_bytes // 2)
+        answers = [
+            await served.chat(f"/sessions/{session['id']}", messages=[{"role": "user", "content": prompt}]),
+            await served.post("/v1/completions", {"model": "policy", "prompt": prompt}),
+        ]
+        (opened,) = served.endpoint.sessions.all()
+    for answer in answers:
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+        assert "300 tokens" in answer.json()["error"]["message"]
+    assert opened.full is not None
+    assert opened.full.num_prompt_tokens > 300
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"index": 2**63},
+        {"index": -1},
+        {"index": True},
+        {"index": 1.0},
+        {"group_id": 2**63},
+        {"group_id": -(2**63) - 1},
+        {"seed": 2**70},
+        {"seed": "7"},
+        {"tag": ""},
+        {"tag": "a\x00b"},
+        {"tag": "\x1b]0;x\x07"},
+        {"split": "x" * 201},
+        {"id": "../x"},
+    ],
+)
+async def test_a_session_whose_episode_could_not_be_stored_is_not_opened(fields: dict[str, Any]) -> None:
+    async with serving() as served:
+        refused = await served.post("/sessions", fields)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == next(iter(fields))
+        assert len(served.endpoint.sessions) == 0
+
+
+async def test_every_session_that_is_opened_can_be_stored(tmp_path: Path) -> None:
+    extremes: list[dict[str, Any]] = [
+        {"index": 2**63 - 1, "group_id": -(2**63), "seed": 2**63 - 1, "tag": "漢" * 200},
+        {"seed": -(2**63), "tag": "\ud800", "split": "\u2028"},
+    ]
+    with SessionRecorder(tmp_path, model_name="m") as recorder:
+        async with serving(on_ended=recorder.add) as served:
+            for number, fields in enumerate(extremes):
+                session = (await served.post("/sessions", fields)).json()
+                url = f"/sessions/{session['id']}"
+                assert (await served.chat(url)).status_code == 200
+                rewards = {"reward": 1e30, "metrics": {"m": -1e30}}
+                for _ in range(2):
+                    assert (await served.post(f"{url}/reward", rewards)).status_code == 200
+                ended = await served.post(f"{url}/end", {"reward": 1e30, "final_observation": "\x00"})
+                assert ended.status_code == 200, ended.text
+                assert recorder.num_trajectories == number + 1
+    parts = [tmp_path / f"part-{number:05d}.parquet" for number in range(len(extremes))]
+    stored = [each for part in parts for each in read_trajectories(part)]
+    assert [each.seed for each in stored] == [2**63 - 1, -(2**63)]
+    assert stored[0].task.index == 2**63 - 1
+
+
+@pytest.mark.parametrize("value", [1e31, 1e308, "1", True, None])
+async def test_a_reward_that_could_not_be_added_up_is_refused(value: Any) -> None:
+    async with serving() as served:
+        session = (await served.post("/sessions", {})).json()
+        for path, body in (
+            ("reward", {"reward": value}),
+            ("reward", {"reward": 0.0, "metrics": {"m": value}}),
+            ("end", {"reward": value}),
+        ):
+            assert (await served.post(f"/sessions/{session['id']}/{path}", body)).status_code == 400
+
+
+async def test_a_session_that_cannot_be_stored_stays_open_whatever_went_wrong() -> None:
+    attempts: list[list[Trajectory]] = []
+
+    async def fails_once(ended: list[Trajectory]) -> None:
+        attempts.append(ended)
+        if len(attempts) == 1:
+            raise OverflowError("a number that does not fit")
+
+    async with serving(on_ended=fails_once) as served:
+        session = (await served.post("/sessions", {})).json()
+        url = f"/sessions/{session['id']}"
+        await served.chat(url)
+        assert (await served.post(f"{url}/end", {"reward": 1.0})).status_code == 500
+        assert (await served.post(f"{url}/end", {"reward": 1.0})).status_code == 200
+    assert [[each.total_reward for each in ended] for ended in attempts] == [[1.0], [1.0]]
+
+
+async def test_a_session_left_behind_that_cannot_be_stored_is_kept_and_stands_in_nobodys_way() -> None:
+    async def fails(_: list[Trajectory]) -> None:
+        raise StorageError("the disk is full")
+
+    async with serving(on_ended=fails, session_idle_s=0.0) as served:
+        first = (await served.post("/sessions", {})).json()
+        await served.chat(f"/sessions/{first['id']}")
+        assert (await served.post("/sessions", {})).status_code == 201
+        assert served.endpoint.sessions.get(first["id"]).record.replies
+
+
+async def test_a_host_header_that_is_no_host_is_not_repeated() -> None:
+    async with serving() as served:
+        for host in ("evil.example/x", 'a"b', "<script>"):
+            refused = await served.post("/sessions", {}, headers={"Host": host})
+            assert refused.status_code == 400
+            assert len(served.endpoint.sessions) == 0
+        behind_proxy = await served.post("/sessions", {}, headers={"Host": "models.example:8443"})
+        assert behind_proxy.json()["base_url"].startswith("http://models.example:8443/sessions/")
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint_app, "BODY_TIMEOUT_S", 0.05)
+    async with serving() as served:
+        host, port = served.endpoint.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = f"POST /sessions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {served.endpoint.token}\r\n"
+        writer.write(f"{head}Content-Length: 10\r\n\r\n{{".encode())
+        assert b" 408 " in await reader.readline()
+        writer.close()

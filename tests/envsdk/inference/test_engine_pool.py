@@ -81,6 +81,35 @@ def test_a_lost_engine_is_ended_started_again_updated_and_joins() -> None:
     assert pool.num_restarts == 1
 
 
+def test_each_loss_is_news_once_with_its_reason_and_what_comes_of_it() -> None:
+    pool = serving_pool("one", "two", max_restarts=1)
+    assert pool.take_news() == []
+    pool.lost(FIRST, "its process ended:\n  killed")
+    pool.lost(FIRST, "late news")
+    assert pool.take_news() == [
+        "one was lost, it is started again; the reason: its process ended: killed",
+    ]
+    assert pool.take_news() == []
+    pool.tick(1.0)
+    pool.lost(SECOND, "out of memory")
+    assert pool.take_news() == [
+        "one was lost, it stays away: actor_infer.max_engine_restarts=1; the reason: out of memory",
+    ]
+
+
+def test_an_engine_that_is_restarted_for_being_slow_is_news_and_one_that_leaves_is_none() -> None:
+    pool = serving_pool("one", "two", slow_s=20, stretch_s=20)
+    pass_time(pool, 20, {"one": 1, "two": 100})
+    assert pool.take_news() == [
+        "one was over 10 times as slow as the others for 20 s; it is started again",
+    ]
+    pool = serving_pool("one", "two", demand=DEMAND, min_engines=1)
+    commands = pass_time(pool, 40, {"one": 9, "two": 9}, running=0)
+    assert Leave(Life("two", 0)) in commands
+    pool.lost(Life("two", 0), "killed while it left")
+    assert pool.take_news() == []
+
+
 def test_while_the_trainer_learns_an_engine_waits_for_the_next_publication() -> None:
     pool = serving_pool()
     pool.lost(FIRST, "killed")
@@ -443,8 +472,6 @@ class PoolMachine(RuleBasedStateMachine):
     def living(self) -> list[SimulatedEngine]:
         return [engine for engine in self.engines.values() if not engine.is_dead.is_set()]
 
-    # What happens
-
     @rule(session=st.sampled_from(["", "a", "b", "c"]))
     def request(self, session: str) -> None:
         self.num_requests += 1
@@ -585,8 +612,6 @@ class PoolMachine(RuleBasedStateMachine):
     def resume(self) -> None:
         self.is_suspended = False
         self.on_loop(self.proxy.resume)
-
-    # What always holds
 
     @invariant()
     def only_serving_engines_with_the_newest_weights_have_requests(self) -> None:

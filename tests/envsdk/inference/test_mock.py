@@ -235,7 +235,7 @@ def test_a_seed_decides_the_whole_reply(seed: int, num_tokens: int, reply: Any) 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"latncy": 1}, "unknown key `latncy`; did you mean `latency`"),
+        ({"latncy": 1}, "latncy: unknown key; did you mean `latency`"),
         ({"latency": {"kind": "lognormal", "mean": 1, "sigma": 1}}, "did you mean `mean_s`"),
         ({"latency": {"kind": "gamma"}}, "lognormal"),
         ({"hang_rate": 1.5}, "hang_rate"),

@@ -22,8 +22,8 @@ from envsdk.collect import collect
 from envsdk.config import load_config
 from envsdk.failures import ConfigurationError, EngineError
 from envsdk.inference.engine import (
-    BAD_STRUCTURE,
     EngineConfig,
+    ErrorKind,
     FinishReason,
     GenerationResult,
     OutputStructure,
@@ -111,9 +111,6 @@ def hang_up_after(num_events: int) -> Respond:
     return respond
 
 
-# What is asked, and what comes back
-
-
 def test_logprobs_are_those_of_the_distribution_that_tokens_were_drawn_from(server: FakeServer) -> None:
     result = one_reply(config_for(server), temperature=0.7, top_p=0.8, top_k=9)
     body = server.behavior.bodies[-1]
@@ -175,9 +172,6 @@ def test_without_logprobs_they_are_not_asked_for_and_recorded_as_nan(server: Fak
     assert "logprobs" not in server.behavior.bodies[-1]
 
 
-# Servers that will not do
-
-
 def test_a_server_without_token_ids_is_refused_at_the_start(server: FakeServer) -> None:
     server.behavior.token_ids = False
     with pytest.raises(EngineError, match="return_token_ids"):
@@ -210,9 +204,6 @@ def test_nobody_listening_is_an_error_that_names_the_address() -> None:
         config = config_for(gone, max_retries=1)
     with pytest.raises(EngineError, match=r"127\.0\.0\.1.*asked 2 times"):
         one_reply(config)
-
-
-# Failures that pass, and that do not
 
 
 @pytest.mark.parametrize("failure", [status(429), status(503), hang_up_after(0), hang_up_after(3)])
@@ -280,9 +271,6 @@ def test_a_changed_prompt_is_an_error(server: FakeServer) -> None:
     assert "changed the prompt" in one_reply(config_for(server)).error
 
 
-# Keys and weights
-
-
 def test_the_key_comes_from_the_environment_and_reaches_no_message(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,9 +311,6 @@ def test_weights_are_refused(server: FakeServer) -> None:
             await engine.load_weights({}, 1)
 
     play(config_for(server), load)
-
-
-# In a run
 
 
 @pytest.fixture
@@ -374,9 +359,6 @@ def test_training_with_it_is_refused_and_playing_is_not(server: FakeServer) -> N
         load_config("agentic_async.yaml", overrides(server))
     loaded = load_config("agentic_async.yaml", overrides(server), for_training=False)
     assert loaded.config.actor_infer.settings["model"] == "table"
-
-
-# Pure parts
 
 
 @given(st.integers(0, 2000), st.floats(0.001, 60), st.floats(0, 120), st.floats(0, 1))
@@ -431,9 +413,6 @@ def test_any_seed_fits_the_servers_range(seed: int) -> None:
     assert not math.isnan(completion_body(settings, asked, 1)["temperature"])
 
 
-# Structures
-
-
 @pytest.fixture
 def structuring(server: FakeServer, tmp_path: Path) -> FakeServer:
     write_structure_tokenizer(tmp_path)
@@ -480,8 +459,8 @@ def test_a_structure_that_cannot_be_told_or_kept_to_is_an_error_of_its_own_kind(
         (OutputStructure(json_schema='{"type": "nonsense"}'), "Failed to compile"),
     ]:
         result = one_reply(config, structure=structure, **ends)
-        assert result.error.startswith(BAD_STRUCTURE)
+        assert result.error_kind is ErrorKind.STRUCTURED_OUTPUT
         assert said in result.error
     refused = one_reply(config_for(structuring), structure=SCHEMA, **ends)
-    assert refused.error.startswith(BAD_STRUCTURE)
+    assert refused.error_kind is ErrorKind.STRUCTURED_OUTPUT
     assert "set `structured_output` of `sglang` or `openai`" in refused.error

@@ -20,6 +20,7 @@ from proxy_links import (
 from simulated_engines import in_virtual_time, run
 
 from envsdk.inference.engine import (
+    ErrorKind,
     FinishReason,
     GenerationRequest,
     GenerationResult,
@@ -27,8 +28,6 @@ from envsdk.inference.engine import (
     TokenDelta,
 )
 from envsdk.inference.proxy import LocalLink
-
-# What may happen, at random
 
 events = st.lists(
     st.one_of(
@@ -133,9 +132,6 @@ async def live_through(events: list[tuple[str, Any]], keep_tokens: bool) -> None
             assert proxy._router.outstanding_tokens(engine) >= 0
 
 
-# One thing at a time
-
-
 @in_virtual_time
 async def test_a_suspended_proxy_holds_what_is_queued_and_lets_it_go_in_its_order() -> None:
     link = await engine_link(latency={"kind": "constant", "mean_s": 0.05})
@@ -187,7 +183,10 @@ async def test_an_overdue_turn_is_answered_with_an_error_and_taken_off_the_engin
     async with running_proxy({"e": link}, turn_timeout_s=0.1) as proxy:
         result = await soon(proxy.generate(request(0)))
         assert result.finish_reason is FinishReason.ERROR
-        assert result.error == "turn_timeout: no reply within turn_timeout_s=0.1"
+        assert (result.error_kind, result.error) == (
+            ErrorKind.TURN_TIMEOUT,
+            "no reply within turn_timeout_s=0.1",
+        )
         await turns_of_the_loop(5)
         assert link.engine.health().num_running == 0
         assert len(link.sent) == 1

@@ -122,9 +122,6 @@ async def test_an_interruption_while_suspended_waits_for_the_end_of_the_suspensi
         assert (await soon(future)).token_ids.tolist() == [9]
 
 
-# What a lost engine had sampled
-
-
 @in_virtual_time
 async def test_a_turn_goes_on_elsewhere_from_the_tokens_it_had_and_its_session_with_it() -> None:
     first = await engine_link(reply=list(range(1, 41)), latency={"kind": "per_token", "token_s": 0.05})

@@ -95,9 +95,6 @@ def config(server: FakeSGLang, folder: Path) -> EngineConfig:
     return EngineConfig(model=folder, sequence_length=256, max_running=8, strategy_config=settings)
 
 
-# Sampling
-
-
 @pytest.mark.parametrize(
     "shape",
     [{}, {"temperature": 0.6}, {"temperature": 0.7, "top_k": 9, "top_p": 0.8}, {"temperature": 0.0}],
@@ -167,9 +164,6 @@ def test_a_reply_interrupted_at_its_stop_token_does_not_go_on(
         assert result.token_ids.tolist() == whole
 
     play(config, interrupt)
-
-
-# Pauses, aborts and updates
 
 
 def test_tokens_after_an_update_are_of_the_new_weights(
@@ -359,9 +353,6 @@ def test_a_training_runs_host_updates_it_in_every_mode(
     asyncio.run(asyncio.wait_for(scenario(), 30))
 
 
-# Failures
-
-
 @pytest.mark.parametrize("failure", [status(429), status(503), hang_up_after(0), hang_up_after(9)])
 def test_a_failure_that_passes_leaves_no_trace(
     failure: Respond, server: FakeSGLang, config: EngineConfig
@@ -485,9 +476,6 @@ def test_what_cannot_work_is_refused_before_anything_starts(folder: Path, tmp_pa
 def test_training_with_it_is_allowed() -> None:
     overrides = ["actor_infer.strategy_args.strategy_name=sglang"]
     assert load_config("agentic_async.yaml", overrides).config.actor_infer.strategy_args.strategy_name
-
-
-# A server of its own
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from sglang_server import TABLE, Array, FakeSGLang, read_table, write_model
 from envsdk.failures import ConfigurationError, EngineError
 from envsdk.inference.adapter import A_SUFFIX, B_SUFFIX
 from envsdk.inference.engine import (
-    BAD_STRUCTURE,
     EngineConfig,
+    ErrorKind,
     FinishReason,
     GenerationRequest,
     GenerationResult,
@@ -133,7 +133,7 @@ def test_structures_need_a_server_with_a_tokenizer_and_a_stop_token_that_ends_te
 ) -> None:
     (folder / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
     refused = one_reply(config, **vars_of(bound()))
-    assert refused.error.startswith(BAD_STRUCTURE)
+    assert refused.error_kind is ErrorKind.STRUCTURED_OUTPUT
     assert "end tokens [1, 2]" in refused.error
     structuring.behavior.tokenizer = None
     with pytest.raises(ConfigurationError, match="without --skip-tokenizer-init"):

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from envsdk.config.validation import validated
 from envsdk.failures import ConfigurationError, EngineError
 from envsdk.inference.adapter import Adapter
 from envsdk.inference.engine import (
@@ -29,7 +30,6 @@ from envsdk.inference.engine import (
 )
 from envsdk.inference.remote.failures import ReplyRefused, Unavailable
 from envsdk.inference.remote.requests import Answer, WaitingRequests
-from envsdk.inference.settings import parse_settings
 from envsdk.inference.sglang import weight_folder
 from envsdk.inference.sglang.server_arg_names import SERVER_ARG_NAMES
 from envsdk.inference.sglang.settings import SET_BY_ENGINE, SGLangSettings, server_arguments
@@ -65,9 +65,9 @@ def test_choices_become_a_regular_expression_that_matches_nothing_else() -> None
 
 def test_adapters_need_their_largest_size_said_for_a_server_that_is_to_be_started() -> None:
     with pytest.raises(ConfigurationError, match="lora_target_modules and max_lora_rank"):
-        parse_settings(SGLangSettings, {"enable_lora": True}, engine="sglang")
+        validated(SGLangSettings, {"enable_lora": True}, "strategy_config")
     sized = {"enable_lora": True, "max_lora_rank": 16, "lora_target_modules": ["all"]}
-    settings = parse_settings(SGLangSettings, sized | {"structured_output": True}, engine="sglang")
+    settings = validated(SGLangSettings, sized | {"structured_output": True}, "strategy_config")
     config = EngineConfig(model=Path("m"), sequence_length=9)
     arguments = " ".join(server_arguments(config, settings, port=1))
     assert "--enable-lora --max-lora-rank 16 --lora-target-modules all" in arguments
@@ -96,9 +96,6 @@ def message(
 
 def read(data: str, num_known: int = 0, **settings: Any) -> Delta:
     return read_message(data, body=body(**settings), num_known=num_known, stamp=STAMP)
-
-
-# What comes back
 
 
 @given(
@@ -194,9 +191,6 @@ def test_kv_usage_is_a_number_whatever_is_told(token_usage: Any) -> None:
     assert read_kv_usage({"loads": [{"token_usage": 0.25}, {"token_usage": 0.5}]}) == 0.5
 
 
-# What is asked
-
-
 def test_a_request_names_all_that_shapes_the_distribution() -> None:
     assert body(sampling={"temperature": 0.5, "stop_token_ids": (60,), "seed": 11}) == {
         "rid": "r",
@@ -230,12 +224,11 @@ def test_the_distribution_is_truncated_unless_every_token_can_be_drawn() -> None
 
 def test_top_p_alone_is_refused_where_its_logprobs_cannot_be_had() -> None:
     alone = SamplingParams(max_new_tokens=1, top_p=0.9)
-    assert "set top_k as well" in why_unsupported(SGLangSettings(), alone)
+    refusal = why_unsupported(SGLangSettings(), alone)
+    assert refusal is not None
+    assert "set top_k as well" in refusal.message
     assert not why_unsupported(SGLangSettings(logprobs="untruncated"), alone)
     assert not why_unsupported(SGLangSettings(), SamplingParams(max_new_tokens=1, top_p=0.9, top_k=50))
-
-
-# Settings
 
 
 def test_arguments_of_the_server_are_passed_on() -> None:
@@ -260,24 +253,21 @@ def test_the_arguments_that_the_engine_sets_are_the_servers() -> None:
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"tp_sise": 2}, "`tp_sise`.*did you mean `tp_size`"),
+        ({"tp_sise": 2}, "tp_sise: .*did you mean `tp_size`"),
         ({"start_timeout": 2}, "did you mean `start_timeout_s`"),
-        ({"random_seed": 2}, "`random_seed`.*follows from the run's `seed`"),
-        ({"base_url": "http://127.0.0.1:1", "tp_size": 2}, "`tp_size`.*running already"),
-        ({"base_url": "127.0.0.1:1"}, "`base_url`"),
+        ({"random_seed": 2}, "random_seed: .*follows from the run's `seed`"),
+        ({"base_url": "http://127.0.0.1:1", "tp_size": 2}, "tp_size.*running already"),
+        ({"base_url": "127.0.0.1:1"}, "base_url: must match .*https.*, not '127"),
     ],
 )
 def test_settings_that_would_have_no_effect_are_refused(settings: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
-        parse_settings(SGLangSettings, settings, engine="sglang")
+        validated(SGLangSettings, settings, "strategy_config")
 
 
 def test_what_decides_the_replies_is_told_without_what_does_not() -> None:
     settings = SGLangSettings(python="x", dtype="float32", start_timeout_s=5)
     assert settings.identity() == {"logprobs": "sampling", "deterministic": True, "dtype": "float32"}
-
-
-# Weights as a folder
 
 
 def test_weights_of_all_types_are_written_in_shards_that_others_read(
@@ -340,9 +330,6 @@ def test_a_broken_weights_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\x09\0\0\0\0\0\0\0not json!")
     with pytest.raises(EngineError, match=r"model\.safetensors cannot be read"):
         shapes_in(tmp_path)
-
-
-# Requests that wait
 
 
 @given(st.lists(st.integers(-3, 3), max_size=30), st.sets(st.integers(0, 30)))

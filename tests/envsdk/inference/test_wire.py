@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from envsdk.inference.engine import (
     EngineHealth,
+    ErrorKind,
     FinishReason,
     GenerationRequest,
     GenerationResult,
@@ -54,6 +55,7 @@ def results(draw: st.DrawFn) -> GenerationResult:
         version_spans=tuple(spans),
         finish_reason=draw(st.sampled_from(FinishReason)),
         error=draw(st.text()),
+        error_kind=draw(st.sampled_from(ErrorKind)),
     )
 
 

@@ -81,6 +81,10 @@ def test_nobody_is_let_in_without_the_token(tmp_path: Path) -> None:
         assert "tiny" not in answer.text
     answer = stranger.get(f"/?token={TOKEN}&a=1", follow_redirects=False)
     assert (answer.status_code, answer.headers["location"]) == (303, "/?a=1")
+    for path in ("//evil.example/", "///evil.example", "/\\evil.example", "//evil.example/x"):
+        away = stranger.get(f"http://{HOST}{path}?token={TOKEN}", follow_redirects=False)
+        location = away.headers["location"]
+        assert location.startswith(("/evil.example", "/%5Cevil.example")), "this host's own path"
     cookie = answer.headers["set-cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=strict" in cookie

@@ -76,6 +76,8 @@ def test_a_file_is_refused(tmp_path: Path) -> None:
         ("step_000012.parquet", Kind.RUN, Use.TRAIN, 12, "train"),
         ("val_000020.parquet", Kind.RUN, Use.VALIDATION, 20, "val_20"),
         ("discarded_step_000003.parquet", Kind.RUN, Use.DISCARDED, 3, "train"),
+        ("discarded_step_000003_12.parquet", Kind.RUN, Use.DISCARDED, 3, "train"),
+        ("step_000003_12.parquet", Kind.RUN, Use.DATA, None, "data"),
         ("discarded_val_000003.parquet", Kind.RUN, Use.DISCARDED, 3, "val_3"),
         ("part-00001.parquet", Kind.DATA, Use.DATA, None, "data"),
         ("step_000012.parquet", Kind.DATA, Use.DATA, None, "data"),

@@ -198,6 +198,8 @@ def test_losses_over_sequences_and_segments_are_those_of_the_torch_trainer(
     assert_close(found, expected, tolerance=TOLERANCE[device])
     metrics = found[1]
     assert metrics["actor/ratio_max"] > 1.1
+    assert (metrics["actor/measured_share"] < 1) == (loss != "kimi15")
+    assert metrics["actor/pg_loss"] == pytest.approx(metrics["actor/loss"], rel=1e-5, abs=1e-6)
     if "train_infer_correction" in settings:
         assert 0.1 < metrics["actor/filters_masked"] < 0.9
         assert metrics["actor/is_weight_min"] < metrics["actor/is_weight_max"]

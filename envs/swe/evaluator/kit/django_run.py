@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def run(config: "dict[str, Any]", record: "Callable[..., None]") -> "Callable[[], int]":
+def run(config: "dict[str, Any]", record: "Callable[..., None]", probes: Any) -> "Callable[[], int]":
     """What runs the tests once `sys.path` has the repository's folders, and returns the exit status."""
     kit = os.path.dirname(os.path.abspath(__file__))
     spec = importlib.util.spec_from_file_location(
@@ -26,13 +26,15 @@ def run(config: "dict[str, Any]", record: "Callable[..., None]") -> "Callable[[]
     assert spec.loader is not None
     with_unittest = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(with_unittest)
-    return lambda: run_tests(config, record, with_unittest)
+    return lambda: run_tests(config, record, probes, with_unittest)
 
 
-def run_tests(config: "dict[str, Any]", record: "Callable[..., None]", with_unittest: Any) -> int:
+def run_tests(
+    config: "dict[str, Any]", record: "Callable[..., None]", probes: Any, with_unittest: Any
+) -> int:
     """The exit status: 1 where a test failed, as pytest has it."""
     folder = os.path.join(config["root"], "tests")
-    result = with_unittest.Result(record, lambda test: id_of(test, config["root"]))
+    result = with_unittest.Result(record, lambda test: id_of(test, config["root"]), probes)
     paths = [config["first"]] + config["paths"] + [config["last"]]
     order = [module_name(path) for path in paths]
     deselected = set(config["deselected"])

@@ -13,6 +13,7 @@ import importlib.util
 import json
 import os
 import sys
+from _thread import allocate_lock
 from collections.abc import Callable
 
 # Nothing of a newer Python than 3.6, annotations included: images have old interpreters.
@@ -22,7 +23,7 @@ from typing import Any
 def write_records(path: str, key: bytes) -> "Callable[..., None]":
     """A function that appends one record to a new file at `path`."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-    write, blake2b = os.write, hashlib.blake2b
+    write, blake2b, lock = os.write, hashlib.blake2b, allocate_lock()
     count = 0
 
     def record(
@@ -31,18 +32,19 @@ def write_records(path: str, key: bytes) -> "Callable[..., None]":
         nonlocal count
         fields = (kind, id, when, outcome, seconds, message)
         text = b" ".join([field.encode("utf-8", "replace").hex().encode() for field in fields])
-        mac = blake2b(b"%d %s" % (count, text), key=key, digest_size=16).hexdigest()
-        count += 1
-        write(descriptor, mac.encode() + b" " + text + b"\n")
+        with lock:
+            mac = blake2b(b"%d %s" % (count, text), key=key, digest_size=16).hexdigest()
+            count += 1
+            line = memoryview(mac.encode() + b" " + text + b"\n")
+            while line:
+                line = line[write(descriptor, line) :]
 
     return record
 
 
-def load_runner(folder: str, name: str) -> Any:
-    """The module `NAME_run.py` beside this one, under a name that no repository has."""
-    spec = importlib.util.spec_from_file_location(
-        f"_envsdk_{name}_run", os.path.join(folder, f"{name}_run.py")
-    )
+def load(folder: str, name: str) -> Any:
+    """The module `NAME.py` beside this one, under a name that no repository has."""
+    spec = importlib.util.spec_from_file_location(f"_envsdk_kit_{name}", os.path.join(folder, f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -64,7 +66,8 @@ def main() -> None:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     os.environ["PYTHONPATH"] = os.pathsep.join(config["python_path"] + config["site"])
     record = write_records(config["report"], bytes.fromhex(config.pop("key")))
-    run_tests = load_runner(here, config["runner"]).run(config, record)
+    probes = load(here, "probes").install(record)
+    run_tests = load(here, config["runner"] + "_run").run(config, record, probes)
     sys.path[:0] = config["python_path"]
     status = run_tests()
     record("end", outcome=str(status))

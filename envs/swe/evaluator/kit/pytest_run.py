@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 
-def run(config: "dict[str, Any]", record: "Callable[..., None]") -> "Callable[[], int]":
+def run(config: "dict[str, Any]", record: "Callable[..., None]", probes: Any) -> "Callable[[], int]":
     """What runs the tests once `sys.path` has the repository's folders, and returns the exit status."""
     for plugin in config["plugins"]:
         __import__(plugin)
     measured = start_coverage(config) if config.get("coverage") else None
-    reporter = make_reporter(record, config)
+    reporter = make_reporter(record, config, probes)
 
     def run_tests() -> int:
         status = int(pytest.main(config["arguments"], plugins=[reporter]))
@@ -25,7 +25,7 @@ def run(config: "dict[str, Any]", record: "Callable[..., None]") -> "Callable[[]
     return run_tests
 
 
-def make_reporter(record: "Callable[..., None]", config: "dict[str, Any]") -> object:
+def make_reporter(record: "Callable[..., None]", config: "dict[str, Any]", probes: Any) -> object:
     """The plug-in that reports, orders and leaves out tests."""
     deselected = set(config["deselected"])
     first, last = config["first"], config["last"]
@@ -46,8 +46,12 @@ def make_reporter(record: "Callable[..., None]", config: "dict[str, Any]") -> ob
 
         @pytest.hookimpl(tryfirst=True)
         def pytest_runtest_logstart(self, nodeid: str) -> None:
+            probes.test = nodeid
             if switch_context:
                 switch_context(nodeid)
+
+        def pytest_runtest_logfinish(self, nodeid: str) -> None:
+            probes.test = ""
 
         def pytest_runtest_logreport(self, report: Any) -> None:
             outcome = report.outcome

@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 
-def run(config: "dict[str, Any]", record: "Callable[..., None]") -> "Callable[[], int]":
+def run(config: "dict[str, Any]", record: "Callable[..., None]", probes: Any) -> "Callable[[], int]":
     """What runs the tests once `sys.path` has the repository's folders, and returns the exit status."""
-    return lambda: run_tests(config, record)
+    return lambda: run_tests(config, record, probes)
 
 
-def run_tests(config: "dict[str, Any]", record: "Callable[..., None]") -> int:
+def run_tests(config: "dict[str, Any]", record: "Callable[..., None]", probes: Any) -> int:
     """The exit status: 1 where a test failed, as pytest has it."""
     places: dict[int, str] = {}
 
@@ -30,7 +30,7 @@ def run_tests(config: "dict[str, Any]", record: "Callable[..., None]") -> int:
         of_class = "" if isinstance(test, FunctionTest) else type(test).__qualname__ + "::"
         return f"{places[id(test)]}::{of_class}{test._testMethodName}"
 
-    result = Result(record, id_of)
+    result = Result(record, id_of, probes)
     deselected = set(config["deselected"])
     for path in files(config):
         try:
@@ -49,17 +49,22 @@ def run_tests(config: "dict[str, Any]", record: "Callable[..., None]") -> int:
 class Result(unittest.TestResult):
     """Records what becomes of each test."""
 
-    def __init__(self, record: "Callable[..., None]", id_of: "Callable[[Any], str]") -> None:
+    def __init__(self, record: "Callable[..., None]", id_of: "Callable[[Any], str]", probes: Any) -> None:
         super().__init__()
-        self._record, self._id_of = record, id_of
+        self._record, self._id_of, self._probes = record, id_of, probes
         self._started = 0.0
         self.failed = False
 
     def startTest(self, test: Any) -> None:
         super().startTest(test)
+        self._probes.test = self._id_of(test)
         self._started = time.perf_counter()
         for alias in aliases(test):
             self._record("alias", self._id_of(test), alias)
+
+    def stopTest(self, test: Any) -> None:
+        super().stopTest(test)
+        self._probes.test = ""
 
     def addSuccess(self, test: Any) -> None:
         for when in ("setup", "call", "teardown"):

@@ -41,6 +41,8 @@ from envsdk.envs.swe.sandbox.process import Finished, Process
 
 OWN_WORK_TIMEOUT_S = 120.0
 """For reading, writing and comparing files."""
+PACK_TIMEOUT_S = 600.0
+"""For all files of an episode at once."""
 MAX_PATCH_BYTES = 64 << 20
 _LAUNCHER_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _MAX_VARIABLE_BYTES = 120_000
@@ -137,6 +139,28 @@ class BubblewrapSandbox:
         )
         return finished.output.content().decode("utf-8", "surrogateescape")
 
+    async def pack(self, *, max_bytes: int = 4 << 30) -> bytes:
+        finished = await self._own_work(
+            self.image.workdir,
+            scripts.PACK,
+            env={"SANDBOX_WORKDIR": self.image.workdir},
+            keep=2 * max_bytes,
+            timeout_s=PACK_TIMEOUT_S,
+        )
+        return finished.output.content()
+
+    async def unpack(self, archive: bytes) -> None:
+        with _memfd(archive) as stdin:
+            await self._own_work(
+                self.image.workdir,
+                scripts.UNPACK,
+                env={"SANDBOX_WORKDIR": self.image.workdir},
+                stdin=stdin,
+                timeout_s=PACK_TIMEOUT_S,
+                # What is put back was within them, apart from the image's own files.
+                limits=replace(self.limits, disk_mb=1 << 40, files=1 << 40),
+            )
+
     async def snapshot(self) -> Snapshot:
         async with self._in_use():
             return await asyncio.to_thread(self.state.snapshot)
@@ -192,16 +216,18 @@ class BubblewrapSandbox:
         keep: int = 1 << 12,
         stdin: int | None = None,
         shows_repository: bool = False,
+        timeout_s: float = OWN_WORK_TIMEOUT_S,
+        limits: Limits | None = None,
     ) -> Finished:
         """Run a script of ours; raises SandboxFileError, about `path`, where it fails."""
         async with self._in_use():
             finished = await self._run(
                 script.encode(),
-                timeout_s=OWN_WORK_TIMEOUT_S,
+                timeout_s=timeout_s,
                 env=env,
                 cwd="/",
                 keep=keep,
-                limits=replace(self.limits, output_bytes=keep // 2),
+                limits=replace(limits or self.limits, output_bytes=keep // 2),
                 stdin=stdin,
                 shows_repository=shows_repository,
             )

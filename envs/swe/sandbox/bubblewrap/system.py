@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +24,11 @@ ETC = {
 
 MACHINE_ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime")
 """What it has of the machine's `/etc`: what programs need to be found and to find their libraries."""
+
+
+_STDLIB = re.compile(r"python3\.\d+")
+_PACKAGES_DEPTH = 3
+"""How deep below a folder of `/usr/lib` packages are looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +80,8 @@ def make_etc(folder: Path) -> None:
 
 
 def this_system(*, shows_usr_local: bool) -> System:
-    """The machine's `/usr`, without what its administrator put into it unless the interpreter lives there."""
+    """The machine's `/usr` without Python packages and documents, where an agent would find copies of what it
+    is asked to repair. `/usr/local` is part of it where the interpreter lives there."""
     links, folders = [], ["/usr"]
     for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
         path = Path("/") / name
@@ -82,10 +90,56 @@ def this_system(*, shows_usr_local: bool) -> System:
         elif path.is_dir():
             folders.append(str(path))
     hidden = [] if shows_usr_local else ["/usr/local"]
-    # Debian's own packages for Python: an agent would find other copies of what it is asked to repair.
-    hidden += ["/usr/lib/python3"]
+    hidden += ["/usr/src", "/usr/share/doc", *python_packages()]
     return System(
         links=tuple(links),
         folders=tuple(folders),
         hidden=tuple(folder for folder in hidden if Path(folder).is_dir()),
     )
+
+
+@functools.cache
+def python_packages() -> tuple[str, ...]:
+    """Folders of `/usr` with Python packages or wheels, as of the first call; of a standard library only what
+    is installed in it."""
+    found = []
+    for place in ("/usr/lib", "/usr/lib64", "/usr/libexec", "/usr/share"):
+        for folder in sorted(Path(place).glob("*/")):
+            if folder.is_symlink():
+                continue
+            if _STDLIB.fullmatch(folder.name):
+                found += [str(folder / name) for name in ("site-packages", "dist-packages")]
+            elif _holds_packages(str(folder), _PACKAGES_DEPTH):
+                found.append(str(folder))
+    return tuple(found)
+
+
+def _holds_packages(folder: str, depth: int) -> bool:
+    inner = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name == "__init__.py" or entry.name.endswith(".whl"):
+                    return True
+                if entry.is_dir(follow_symlinks=False):
+                    inner.append(entry.path)
+    except OSError:
+        return False  # closed to this user, so to the sandbox's
+    return depth > 0 and any(_holds_packages(path, depth - 1) for path in inner)
+
+
+def shown_folders(*, shows_usr_local: bool) -> tuple[Path, ...]:
+    """What of the machine's system a sandbox shows, without what is hidden below: files and folders."""
+    system = this_system(shows_usr_local=shows_usr_local)
+    hidden = frozenset(system.hidden)
+    return tuple(path for folder in system.folders for path in _outside(Path(folder), hidden))
+
+
+def _outside(folder: Path, hidden: frozenset[str]) -> Iterator[Path]:
+    if str(folder) in hidden:
+        return
+    if any(path.startswith(f"{folder}/") for path in hidden):
+        for inner in sorted(folder.iterdir()):
+            yield from _outside(inner, hidden)
+    else:
+        yield folder

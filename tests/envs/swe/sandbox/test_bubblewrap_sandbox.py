@@ -18,6 +18,7 @@ from envsdk.envs.swe.sandbox import (
     Limits,
     Reason,
     SandboxError,
+    SandboxFileError,
     SandboxUnavailable,
     open_backend,
 )
@@ -102,6 +103,23 @@ async def test_a_restored_sandbox_is_as_it_was(sandbox) -> None:
         assert await sandbox.diff() == patch
         assert said(await sandbox.exec("ls; cat /tmp/a; ls -d /tmp/[ab]", timeout_s=30)) == listing
         await sandbox.exec("touch passing /tmp/passing; rm -f /tmp/a", timeout_s=30)
+
+
+async def test_files_are_packed_without_room_on_the_disk_and_unpacked_elsewhere(start: Start) -> None:
+    limits = Limits(disk_mb=16, file_mb=64)
+    packed, taker = await start(limits=limits), await start(limits=limits)
+    full = await packed.exec(
+        "rm lib.py; echo one > a; head -c 15M /dev/urandom > /tmp/b; ls /tmp", timeout_s=60
+    )
+    assert said(full) == "b", "an archive of it would not fit"
+    await taker.exec("echo other > c; echo other > /tmp/d", timeout_s=60)
+    archive = await packed.pack()
+    await taker.unpack(archive)
+    assert said(await taker.exec("cat a; ls -A . /tmp; stat -c %s /tmp/b", timeout_s=60)).split() == [
+        *("one", ".:", ".git", "a", "tests", "/tmp:", "b", str(15 << 20)),
+    ]
+    with pytest.raises(SandboxFileError):
+        await packed.pack(max_bytes=1000)
 
 
 async def test_many_snapshots_can_be_taken(sandbox) -> None:

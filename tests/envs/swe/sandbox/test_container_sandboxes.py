@@ -191,6 +191,22 @@ async def test_a_restored_container_is_as_it_was(
     assert os.listdir(standin.folder / "images") == []
 
 
+async def test_packed_files_are_unpacked_in_another_container(
+    backend: ContainerBackend, repository: Path
+) -> None:
+    packed, taker = await backend.start(Image(tree=repository)), await backend.start(Image(tree=repository))
+    await packed.exec("echo one > a; rm lib.py; echo two > /tmp/b", timeout_s=60)
+    await taker.exec("echo other > c; echo other > /tmp/d", timeout_s=60)
+    await taker.unpack(await packed.pack())
+    assert said(await taker.exec("cat a /tmp/b; ls -A . /tmp", timeout_s=60)).split() == [
+        *("one", "two", ".:", ".git", "a", "tests", "/tmp:", "b"),
+    ]
+    with pytest.raises(SandboxFileError):
+        await packed.pack(max_bytes=10)
+    for sandbox in (packed, taker):
+        await sandbox.close()
+
+
 async def test_a_container_that_went_away_is_infrastructure(
     backend: ContainerBackend, standin: Standin, repository: Path
 ) -> None:

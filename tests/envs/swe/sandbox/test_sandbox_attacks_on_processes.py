@@ -4,13 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
+import psutil
 import pytest
 
 from envsdk.envs.swe.sandbox import Limits, Reason
 from tests.envs.swe.sandbox.boxes import Start, processes_of, said, until
+
+AS_A_CHILD_OF_PID_1 = """
+import asyncio, subprocess, sys
+import psutil
+from envsdk.envs.swe.sandbox import Image, open_backend
+
+async def main():
+    backend = open_backend("bubblewrap", {"state_dir": sys.argv[1]})
+    sandbox = await backend.start(Image())
+    for script in ("true", "sleep 1000 & true"):
+        assert (await sandbox.exec(script, timeout_s=60)).ok
+    await sandbox.exec("sleep 1000", timeout_s=0.5)
+    await backend.aclose()
+
+if sys.argv[2:]:
+    asyncio.run(main())
+else:
+    child = subprocess.Popen([sys.executable, sys.orig_argv[1], sys.orig_argv[2], sys.argv[1], "child"])
+    child.wait()
+    print("zombies", sum(process.status() == "zombie" for process in psutil.process_iter()))
+"""
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -275,3 +300,21 @@ async def test_cancelling_a_command_ends_it(sandbox) -> None:
         await task
     assert processes_of(sandbox.shared.lease) == []
     assert said(await sandbox.exec("echo well", timeout_s=30)) == "well"
+
+
+async def test_no_command_leaves_a_zombie_or_takes_the_end_of_another_process(sandbox) -> None:
+    own = await asyncio.create_subprocess_exec("sh", "-c", "sleep 0.2; exit 7")
+    before = set(psutil.Process().children(recursive=True))
+    for script in ("true", "sleep 1000 & true", "kill -9 $$"):
+        await sandbox.exec(script, timeout_s=60)
+    await sandbox.exec("sleep 1000", timeout_s=0.5)
+    assert set(psutil.Process().children(recursive=True)) <= before
+    assert await own.wait() == 7
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a namespace with a PID 1 that buries nobody")
+async def test_commands_leave_no_zombie_where_pid_1_buries_nobody(tmp_path: Path) -> None:
+    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", AS_A_CHILD_OF_PID_1]
+    process = await asyncio.create_subprocess_exec(*command, str(tmp_path), stdout=subprocess.PIPE)
+    said, _ = await process.communicate()
+    assert said.split() == [b"zombies", b"0"]

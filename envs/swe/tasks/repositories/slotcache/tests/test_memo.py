@@ -17,12 +17,13 @@ def test_none_is_a_result_too():
     calls = []
 
     @memoize()
-    def nothing(x):
+    def look_up(x):
         calls.append(x)
+        return {2: "two"}.get(x)
 
-    nothing(1)
-    nothing(1)
-    assert calls == [1]
+    found = [look_up(x) for x in (1, 2, 1, 3, 3, 2, 1)]
+    assert found == [None, "two", None, None, None, "two", None]
+    assert calls == [1, 2, 3]
 
 
 def test_functions_do_not_share_results():

@@ -1,4 +1,4 @@
-"""What a run tells its user about its algorithm when it starts, once."""
+"""What a run tells its user about its algorithm, in `--explain` and once when it starts."""
 
 from __future__ import annotations
 

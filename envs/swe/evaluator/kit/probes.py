@@ -1,0 +1,203 @@
+"""What sealed tests call in place of asserting: it sends what they saw, and does not know what is expected.
+
+A value is sent by its built-in content, read without the methods of its class, so that an overridden
+`__eq__` or `__repr__` has no say. Nothing that is sent here proves anything: patched code runs here. It
+counts because to forge it one has to know the values that the seal holds elsewhere.
+"""
+
+import hashlib
+import json
+import os
+import re
+import sys
+import unittest
+from _thread import allocate_lock
+from collections import UserDict, UserList, UserString
+from collections.abc import Callable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from pathlib import PurePath
+from types import MappingProxyType
+
+# Nothing of a newer Python than 3.6, annotations included: images have old interpreters.
+from typing import Any
+from uuid import UUID
+
+NAME = "_envsdk_probes"
+"""Of the module, as sealed tests import it."""
+MAX_CHARACTERS = 1 << 18
+"""Of one value; a larger one is sent as its digest."""
+MAX_HITS = 2000
+"""Of one claim in one test; the rest is not sent."""
+_MAX_DEPTH = 60
+_BASES = (bool, int, float, complex, str, bytes, bytearray, tuple, list, dict, set, frozenset, type(None))
+_PRINTED = (datetime, date, time, timedelta, UUID, PurePath)
+_SET_VIEWS = (type(sys.modules.keys()), type(sys.modules.items()))
+_dumps, _sha256, _pid, _type = json.dumps, hashlib.sha256, os.getpid, type
+_mro = type.__dict__["__mro__"].__get__
+
+
+class Probes:
+    """Sends claims: the id of the running test, the claim's name, its kind, and what was seen, as JSON."""
+
+    def __init__(self, record: "Callable[..., None]") -> None:
+        self.test = ""
+        self._record, self._lock = record, allocate_lock()
+        self._hits: dict[Any, int] = {}
+        self._owner = _pid()
+
+    def claim(self, name: str, *values: Any) -> None:
+        """The operands of a comparison, or those of them that the seal does not hold."""
+        self._send(name, "values", [encode(value) for value in values])
+
+    def truths(self, name: str, value: Any, *variants: "Callable[[Any], Any]") -> None:
+        """What the assertion says of `value`, among variants with other constants, in the seal's order."""
+        seen: list[Any] = []
+        for variant in variants:
+            try:
+                seen.append(bool(variant(value)))
+            except Exception as error:  # noqa: BLE001 (a variant may ask for anything)
+                seen.append(_type(error).__name__)
+        self._send(name, "truths", seen)
+
+    def raising(self, name: str, wanted: Any = None, match: Any = None) -> "Raising":
+        """Around what may raise, or must."""
+        return Raising(self, name, wanted, match)
+
+    def raised_by(self, name: str, wanted: Any, match: Any, call: Any, *values: Any, **keywords: Any) -> None:
+        with Raising(self, name, wanted, match):
+            call(*values, **keywords)
+
+    def _send(self, name: str, kind: str, seen: Any) -> None:
+        if _pid() != self._owner:
+            return  # the report belongs to the process that opened it
+        with self._lock:
+            key = (self.test, name)
+            hits = self._hits[key] = self._hits.get(key, 0) + 1
+            if hits <= MAX_HITS:
+                self._record("claim", self.test, name, kind, "0", _dumps(seen))
+
+
+class Raising:
+    """Like `pytest.raises` and `assertRaises`, but for any exception, or none."""
+
+    def __init__(self, probes: Probes, name: str, wanted: Any, match: Any) -> None:
+        self._probes, self._name, self._wanted, self._match = probes, name, wanted, match
+        self.value: Any = None
+        self.exception: Any = None
+        self.type: Any = None
+
+    def __enter__(self) -> "Raising":
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
+        if kind is not None and (
+            not issubclass(kind, (Exception, SystemExit)) or issubclass(kind, unittest.SkipTest)
+        ):
+            return False
+        try:
+            text = str(error)[:20000]
+        except Exception:  # noqa: BLE001 (an exception's own text may raise)
+            text = ""
+        names = [found.__qualname__ for found in _mro(kind)] if kind is not None else []
+        seen = [names, text]
+        if self._wanted is not None:
+            wanted = self._wanted if isinstance(self._wanted, tuple) else (self._wanted,)
+            match = self._match
+            pattern = match.pattern if isinstance(match, _type(re.compile(""))) else match
+            seen += [[found.__qualname__ for found in wanted], pattern]
+        self._probes._send(self._name, "raised", seen)
+        self.value = self.exception = error
+        self.type = kind
+        return True
+
+
+def install(record: "Callable[..., None]") -> Probes:
+    """Make the probes importable by sealed tests."""
+    module: Any = _type(sys)(NAME)
+    probes = Probes(record)
+    module.claim, module.truths = probes.claim, probes.truths
+    module.raising, module.raised_by = probes.raising, probes.raised_by
+    sys.modules[NAME] = module
+    return probes
+
+
+def encode(value: Any) -> Any:
+    """`value` as JSON: `[tag, content]`; what has no canonical form is `["o", class]`."""
+    encoded = _encode(value, 0)
+    text = _dumps(encoded)
+    if len(text) <= MAX_CHARACTERS:
+        return encoded
+    return ["#", _sha256(text.encode()).hexdigest()]
+
+
+def _encode(value: Any, depth: int) -> Any:
+    kind = _type(value)
+    if depth > _MAX_DEPTH:
+        return ["o", "deep"]
+    base = next((found for found in _mro(kind) if found in _BASES), None)
+    if base is None and issubclass(kind, Enum):
+        return ["e", kind.__qualname__, value.name]
+    if base is None:
+        return _encode_other(value, kind, depth)
+    if base is _type(None):
+        return ["n"]
+    if base is bool:
+        return ["b", value is True]
+    if base is int:
+        return ["i", format(int.__int__(value), "x")]
+    if base is float:
+        return ["f", float.__repr__(float.__float__(value))]
+    if base is complex:
+        return ["c", float.__repr__(value.real), float.__repr__(value.imag)]
+    if base is str:
+        return ["s", str.__str__(value)]
+    if base is bytes or base is bytearray:
+        return ["y", bytes.hex(bytes(memoryview(value)))]
+    if base is dict:
+        return ["d", [[_encode(key, depth + 1), _encode(item, depth + 1)] for key, item in dict.items(value)]]
+    tag = {tuple: "t", list: "l", set: "S", frozenset: "S"}[base]
+    return [tag, [_encode(item, depth + 1) for item in base.__iter__(value)]]
+
+
+def _encode_other(value: Any, kind: Any, depth: int) -> Any:
+    if kind is Fraction:
+        return ["q", format(value.numerator, "x"), format(value.denominator, "x")]
+    if kind is Decimal:
+        return ["D", str(value)]
+    if kind is range:
+        return ["r", *(format(part, "x") for part in (value.start, value.stop, value.step))]
+    if kind in _SET_VIEWS:
+        return ["S", [_encode(item, depth + 1) for item in value]]
+    if kind is MappingProxyType:
+        return ["d", [[_encode(key, depth + 1), _encode(item, depth + 1)] for key, item in value.items()]]
+    if issubclass(kind, (UserDict, UserList, UserString)):
+        return _encode(value.data, depth + 1)
+    if kind.__module__ in ("datetime", "uuid", "pathlib", "pathlib._local") and issubclass(kind, _PRINTED):
+        return ["k", kind.__name__, repr(value)]
+    if kind.__name__.startswith("Approx") and kind.__module__.startswith("_pytest."):
+        limits = (value.rel, value.abs)
+        return ["~", _encode(value.expected, depth + 1), *(_encode(limit, 0) for limit in limits)]
+    if kind.__module__ == "numpy" and getattr(value, "ndim", None) == 0:
+        return _encode(value.item(), depth + 1)
+    fields = _compared_fields(kind)
+    if fields is not None:
+        content = [[name, _encode(getattr(value, name, None), depth + 1)] for name in fields]
+        return ["C", kind.__qualname__, content]
+    return ["o", kind.__qualname__]
+
+
+def _compared_fields(kind: Any) -> "list[str] | None":
+    """Of a data class whose `__eq__` compares fields, as `dataclasses` and `attrs` write it; else None."""
+    code = getattr(getattr(kind, "__eq__", None), "__code__", None)
+    if code is None or not code.co_filename.startswith("<"):
+        return None
+    if hasattr(kind, "__dataclass_fields__"):
+        import dataclasses  # of Python 3.7 and newer, as is every data class
+
+        return [field.name for field in dataclasses.fields(kind) if field.compare]
+    if hasattr(kind, "__attrs_attrs__"):
+        return [field.name for field in kind.__attrs_attrs__ if field.eq]
+    return None

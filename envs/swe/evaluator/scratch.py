@@ -1,0 +1,42 @@
+"""Folders for copies of hidden tests, each kept for one run. The next process sweeps what a killed one left.
+
+first use: sweep, hold a folder -> a run's folder inside it -> deleted ... -> exit: all of it deleted
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import tempfile
+import threading
+from pathlib import Path
+
+from envsdk.envs.swe.sandbox.bubblewrap import leases
+
+_held: tuple[int, leases.Lease] | None = None
+_holding = threading.Lock()
+
+
+def scratch_folder() -> tempfile.TemporaryDirectory[str]:
+    """A new folder, deleted at the end of the block; only this process's user can list it.
+
+    Raises SandboxUnavailable: the folder that holds all of them belongs to another user.
+    """
+    return tempfile.TemporaryDirectory(dir=_folder(), prefix="run-")
+
+
+def _folder() -> Path:
+    """The folder that this process holds; a fork gets one of its own."""
+    global _held
+    with _holding:
+        if _held is None or _held[0] != os.getpid():
+            state = Path(tempfile.gettempdir()) / f"envsdk-grading-{os.geteuid()}"
+            leases.sweep(state)
+            _held = os.getpid(), leases.Lease(state)
+            atexit.register(_release, *_held)
+        return _held[1].folder
+
+
+def _release(holder: int, lease: leases.Lease) -> None:
+    if os.getpid() == holder:
+        lease.release()

@@ -1,0 +1,199 @@
+"""What a seal says of the claims of a run. Pure; claims are an untrusted process's, and are only compared."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from envsdk.envs.swe.evaluator.sealing.rewrite import Claim
+from envsdk.envs.swe.evaluator.sealing.values import (
+    bits,
+    holds,
+    is_approximate,
+    is_opaque,
+    search,
+    with_fields,
+)
+
+ENOUGH_BITS = 8.0
+"""One guess in 256."""
+_MAX_OWN_CLASSES = 8
+"""Bases of one exception that are not Python's."""
+Sent = tuple[str, str]
+"""Kind and JSON, as a report has it."""
+
+
+@dataclass(slots=True)
+class Expected:
+    """What one claim of one test must come to."""
+
+    hits: list[Any]
+    """What is expected each time, or once where it is always the same. Of values the operands (None for those
+    that are sent), of truths the pattern, of what must be raised the names of classes and a pattern."""
+    size: int
+    """Characters of the longest that gold sent. Far more is refused: a text that holds everything would meet
+    each `in`."""
+    each_time: bool
+    """It differs from time to time, so the claim must be sent as often as there are `hits`."""
+
+
+@dataclass(slots=True)
+class Seal:
+    """What is known of a task's sealed tests, and the process that runs them must not know."""
+
+    problem: str = ""
+    """Why the tests run as they are; "" where they are sealed."""
+    claims: dict[str, Claim] = field(default_factory=dict)
+    expected: dict[str, dict[str, Expected]] = field(default_factory=dict)
+    """By node id and the name of the claim."""
+    fields: dict[str, list[str]] = field(default_factory=dict)
+    """Of the data classes that gold sent, by class: these count."""
+    ids: dict[str, str] = field(default_factory=dict)
+    """Node ids by those that sealed tests have, where parameters are hidden."""
+    hidden_bits: float = 0.0
+    """At most how many bits a patch that solves nothing has to guess to be rewarded: those of the claims of
+    FAIL_TO_PASS that the base tree does not meet."""
+    gold_s: float = 0.0
+    """How long the tests took with the gold patch."""
+    open_tests: list[str] = field(default_factory=list)
+    """Tests of FAIL_TO_PASS that hide nothing: their verdict can be forged."""
+
+    @property
+    def is_weak(self) -> bool:
+        """Whether a guess may well be rewarded."""
+        return self.hidden_bits < ENOUGH_BITS
+
+
+def failures(seal: Seal, sent: Mapping[str, Mapping[str, Sequence[Sent]]]) -> dict[str, str]:
+    """By node id, why a test with claims did not come out well; `sent` is by sealed node id and name."""
+    own = {seal.ids.get(test, test): claims for test, claims in sent.items()}
+    found = {}
+    for test, expected in seal.expected.items():
+        for name, wanted in expected.items():
+            problem = _problem(seal, name, wanted, own.get(test, {}).get(name, ()))
+            if problem:
+                found[test] = problem
+                break
+    return found
+
+
+def unmet(seal: Seal, test: str, sent: Mapping[str, Sequence[Sent]]) -> set[str]:
+    """The claims of one test that `sent`, by name, does not meet."""
+    return {
+        name
+        for name, wanted in seal.expected.get(test, {}).items()
+        if _problem(seal, name, wanted, sent.get(name, ()))
+    }
+
+
+def _problem(seal: Seal, name: str, expected: Expected, sent: Sequence[Sent]) -> str:
+    claim = seal.claims[name]
+    if expected.each_time and len(sent) != len(expected.hits):
+        return f"an assertion was reached {len(sent)} times, not {len(expected.hits)}"
+    if not sent:
+        return "" if claim.optional else "an assertion was not reached"
+    if max(len(text) for _, text in sent) > 4 * expected.size + 4000:
+        return "a value is far longer than the gold patch has it"
+    seen: dict[Sent, str] = {}
+    for number, hit in enumerate(sent):
+        wanted = expected.hits[number if expected.each_time else 0]
+        problem = seen.get(hit) if not expected.each_time else None
+        if problem is None:
+            problem = seen[hit] = _problem_of(claim, seal.fields, wanted, hit)
+        if problem:
+            return problem
+    return ""
+
+
+def _problem_of(claim: Claim, fields: Mapping[str, Sequence[str]], wanted: Any, hit: Sent) -> str:
+    kind, text = hit
+    try:
+        seen = json.loads(text)
+        if kind == "values":
+            seen = [with_fields(operand, fields) for operand in seen]
+        fine = kind == claim.kind and _MEETS[kind](claim, wanted, seen)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        fine = False
+    return "" if fine else "an assertion does not hold"
+
+
+def values_hold(claim: Claim, operands: Sequence[Any]) -> bool:
+    """Whether a comparison of these values holds, as `assert` would say."""
+    if claim.negated and any(map(is_opaque, operands)):
+        return False
+    pairs = zip(claim.operators, operands, operands[1:], strict=False)
+    return all(holds(*pair) for pair in pairs) != claim.negated
+
+
+def _values_meet(claim: Claim, wanted: Sequence[Any], seen: Sequence[Any]) -> bool:
+    if len(seen) != sum(operand is None for operand in wanted):
+        return False
+    if any(claim.cut) and any(map(is_approximate, seen)):
+        return False  # it would equal what it does not know
+    own = iter(seen)
+    return values_hold(claim, [next(own) if operand is None else operand for operand in wanted])
+
+
+def _truths_meet(claim: Claim, wanted: Sequence[bool], seen: Sequence[Any]) -> bool:
+    return list(seen) == list(wanted) and all(isinstance(truth, bool) for truth in seen)
+
+
+def _raised_meets(claim: Claim, wanted: Any, seen: Sequence[Any]) -> bool:
+    names, text = seen[:2]
+    if not may_be_classes(names):
+        return False
+    if not claim.wanted:
+        return bool(names == [])
+    classes, pattern = wanted
+    return not set(classes).isdisjoint(names) and (pattern is None or search(pattern, text))
+
+
+def may_be_classes(names: Sequence[str]) -> bool:
+    """Whether these can be an exception's class and its bases, and are not the names of many."""
+    known = [found for name in names if isinstance(found := getattr(builtins, name, None), type)]
+    ends = [one for one in known if not any(one is not other and issubclass(other, one) for other in known)]
+    return len(ends) <= 2 and len(names) - len(known) <= _MAX_OWN_CLASSES
+
+
+_MEETS = {"values": _values_meet, "truths": _truths_meet, "raised": _raised_meets}
+
+
+def expected_of(claim: Claim, sent: Sequence[Sent]) -> Expected:
+    """What a claim must come to, by what gold sent with all expectations in place."""
+    wanted = [_wanted(claim, json.loads(text)) for _, text in sent]
+    size = max(len(text) for _, text in sent)
+    if all(hit == wanted[0] for hit in wanted):
+        return Expected([wanted[0]], size, each_time=False)
+    return Expected(wanted, size, each_time=True)
+
+
+def _wanted(claim: Claim, hit: Any) -> Any:
+    if claim.kind == "values":
+        return [operand if cut else None for operand, cut in zip(hit, claim.cut, strict=True)]
+    if claim.kind == "truths":
+        holds_itself = not claim.negated
+        return [holds_itself if place == 0 else not holds_itself for place in claim.order]
+    return [hit[2], hit[3]] if claim.wanted else None
+
+
+def hidden_bits(claim: Claim, expected: Expected) -> float:
+    """At most how many bits must be guessed to meet the claim without knowing what is expected."""
+    if claim.optional or (claim.kind == "values" and not any(claim.cut)):
+        return 0.0
+    if claim.kind == "truths":
+        return max(1.0, math.log2(len(claim.order))) if claim.varies_digits else 1.0
+    if claim.kind == "raised":
+        return sum(4.0 if pattern else 2.0 for _, pattern in expected.hits) if claim.wanted else 0.0
+    found = {json.dumps(hit): hit for hit in expected.hits}
+    return sum(_bits_of(claim.operators, hit) for hit in found.values())
+
+
+def _bits_of(operators: Sequence[str], operands: Iterable[Any]) -> float:
+    cut = [operand for operand in operands if operand is not None]
+    if operators == ["=="] or operators == ["count"] or operators == ["is"]:
+        return bits(cut[0])
+    return 4.0 if operators == ["in"] else 1.0

@@ -1,0 +1,398 @@
+"""How a task's tests are sealed: once per task, by runs of its gold patch, kept in the cache.
+
+plain gold, full gold (tells what is expected) --> full gold again, with variants where values are opaque
+--> sealed gold, which must come out as plain gold --> sealed base, which tells what would have to be guessed
+
+What gold does not confirm stays as it was: first a claim, then a function, then a file, then the task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+import secrets
+import shutil
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from envsdk.atomic import write_json_atomically
+from envsdk.envs.swe.evaluator.kit import probes
+from envsdk.envs.swe.evaluator.layout import link
+from envsdk.envs.swe.evaluator.limits import allowed_s
+from envsdk.envs.swe.evaluator.report import Report
+from envsdk.envs.swe.evaluator.run import TestRun
+from envsdk.envs.swe.evaluator.scratch import scratch_folder
+from envsdk.envs.swe.evaluator.sealing import judge
+from envsdk.envs.swe.evaluator.sealing.judge import Expected, Seal
+from envsdk.envs.swe.evaluator.sealing.rewrite import Choices, Claim, rewrite
+from envsdk.envs.swe.evaluator.sealing.values import fields_of
+from envsdk.envs.swe.evaluator.stripping import Installed, Stripped, strip
+from envsdk.envs.swe.evaluator.trial import try_patch
+from envsdk.envs.swe.sandbox.contract import Image, SandboxBackend, SandboxError
+from envsdk.envs.swe.sandbox.contract import Reason as Ended
+from envsdk.envs.swe.tasks.runtime import install, swe_cache
+from envsdk.envs.swe.tasks.task import Outcome, Runner, Task
+from envsdk.envs.swe.tasks.trees import building
+
+VERSION = 1
+"""Counted up when tests are sealed differently."""
+_MAX_RUNS = 12
+"""Of gold, before a task's tests are left as they are."""
+
+_locks: WeakKeyDictionary[asyncio.AbstractEventLoop, defaultdict[Path, asyncio.Lock]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class SealedTests:
+    """What a run is made with, and judged by."""
+
+    folder: Path
+    """What grading lays over the tree."""
+    seal: Seal
+
+    def judged_run(self, run: TestRun) -> TestRun:
+        return run if run.report is None else replace(run, report=self.judged(run.report))
+
+    def judged(self, report: Report) -> Report:
+        """`report` by the task's own node ids, with a test failed whose claims do not hold."""
+        if self.seal.problem:
+            return report
+        ids = self.seal.ids
+        outcomes = {ids.get(test, test): outcome for test, outcome in report.outcomes.items()}
+        messages = {ids.get(test, test): message for test, message in report.messages.items()}
+        for test, why in judge.failures(self.seal, report.claims).items():
+            if outcomes.get(test) is Outcome.PASSED:
+                outcomes[test] = Outcome.FAILED
+                messages[test] = why
+        aliases = {
+            alias: tuple(ids.get(test, test) for test in tests) for alias, tests in report.aliases.items()
+        }
+        return replace(report, outcomes=outcomes, messages=messages, aliases=aliases)
+
+
+async def sealed_tests(
+    task: Task, image: Image, tests: Path, installed: Installed, backend: SandboxBackend
+) -> SealedTests:
+    """The sealed tests of `task`, made when they are first asked for.
+
+    Args:
+        tests: The folder of hidden tests as they are.
+        installed: Modules that a patch must not replace.
+
+    Raises SandboxError: a run of the gold patch broke.
+    """
+    identity = f"{VERSION} {backend.name} {task.content_hash()} {image.tree} {image.python} {tests.name}"
+    target = swe_cache() / "sealed" / hashlib.sha256(identity.encode()).hexdigest()[:24]
+    locks = _locks.setdefault(asyncio.get_running_loop(), defaultdict(asyncio.Lock))
+    async with locks[target]:
+        if not target.is_dir():
+            maker = _Maker(task, image, tests, installed, backend)
+            await maker.make()
+            await asyncio.to_thread(maker.write, target)
+    seal = await asyncio.to_thread(_read, target / "seal.json")
+    return SealedTests(tests if seal.problem else target / "tests", seal)
+
+
+@lru_cache(maxsize=256)
+def _read(file: Path) -> Seal:
+    data = json.loads(file.read_text())
+    data["claims"] = {name: Claim(**claim) for name, claim in data["claims"].items()}
+    data["expected"] = {
+        test: {name: Expected(**wanted) for name, wanted in claims.items()}
+        for test, claims in data["expected"].items()
+    }
+    return Seal(**data)
+
+
+@dataclass(slots=True)
+class _File:
+    source: bytes
+    imported: bool
+    """Other files may import from it."""
+    choices: Choices = field(default_factory=Choices)
+
+
+class _Unsealable(Exception):
+    """The tests have to stay as they are; why."""
+
+
+class _Maker:
+    """Makes the seal of one task.
+
+    made -> make() -> write(), once each
+    """
+
+    def __init__(
+        self, task: Task, image: Image, tests: Path, installed: Installed, backend: SandboxBackend
+    ) -> None:
+        self._seal = Seal()
+        self._task, self._image, self._tests, self._backend = task, image, tests, backend
+        self._key = secrets.token_bytes(16)
+        self._files: dict[str, _File] = {}
+        self._sealed: dict[str, str] = {}
+        self._gold = strip(task.gold_patch, task, installed)
+        self._num_runs = 0
+
+    async def make(self) -> None:
+        try:
+            self._files = await asyncio.to_thread(_test_files, self._task, self._tests)
+            await self._make()
+        except _Unsealable as error:
+            self._seal = Seal(problem=str(error), gold_s=self._seal.gold_s)
+
+    def write(self, target: Path) -> None:
+        with building(target) as folder:
+            if not self._seal.problem:
+                _copy(self._tests, folder / "tests")
+                _lay(folder / "tests", self._sealed)
+            write_json_atomically(folder / "seal.json", asdict(self._seal))
+            install(folder, target)
+
+    async def _make(self) -> None:
+        plain, full = await asyncio.gather(self._run({}), self._run(self._rewritten(sealed=False)))
+        passing = {test for test, outcome in plain.outcomes.items() if outcome is Outcome.PASSED}
+        if not passing:
+            raise _Unsealable("no test passes with the gold patch")
+        while self._learn(full):
+            full = await self._run(self._rewritten(sealed=False))
+        # A test that fails although nothing in it asserts needs its assertions to fail where they stand.
+        self._leave({test for test in passing if full.outcomes.get(test) is not Outcome.PASSED}, whole=True)
+        while True:
+            self._sealed = self._rewritten(sealed=True)
+            if not self._seal.claims:
+                raise _Unsealable("no test holds an assertion that can be sealed")
+            self._seal.expected = self._expected(full, passing)
+            self._seal.fields = _fields(full)
+            sealed = await self._run(self._sealed)
+            self._seal.ids = _matched(list(plain.outcomes), list(sealed.outcomes))
+            judged = SealedTests(self._tests, self._seal).judged(sealed)
+            wrong = {
+                test for test, outcome in plain.outcomes.items() if judged.outcomes.get(test) is not outcome
+            }
+            if not wrong:
+                break
+            self._leave(wrong)
+        await self._weigh()
+
+    async def _run(self, files: Mapping[str, str]) -> Report:
+        """A run of the gold patch with `files` laid over the tests."""
+        self._num_runs += 1
+        if self._num_runs > _MAX_RUNS:
+            raise _Unsealable(f"gold did not confirm the sealed tests in {_MAX_RUNS} runs")
+        run = await self._try(files, self._gold, self._task.limits.timeout_s)
+        if run.result.reason is not Ended.EXIT:
+            told = f"{run.result.reason.value} after {run.result.elapsed_s:.0f} s"
+            raise SandboxError(f"{self._task.instance_id}: sealing its tests with the gold patch: {told}")
+        if run.report is None or run.distrusted is not None:
+            raise _Unsealable(f"a run of the gold patch cannot be read: {run.distrusted}")
+        self._seal.gold_s = max(self._seal.gold_s, run.result.elapsed_s)
+        return run.report
+
+    async def _try(self, files: Mapping[str, str], patch: Stripped, timeout_s: float) -> TestRun:
+        with scratch_folder() as temporary:
+            folder = Path(temporary) / "tests"
+            await asyncio.to_thread(_copy, self._tests, folder)
+            _lay(folder, files)
+            return await try_patch(
+                self._task, patch, image=self._image, tests=folder, backend=self._backend, timeout_s=timeout_s
+            )
+
+    def _rewritten(self, *, sealed: bool) -> dict[str, str]:
+        self._seal.claims = {}
+        found = {}
+        for path, file in list(self._files.items()):
+            try:
+                made = rewrite(
+                    file.source,
+                    path,
+                    self._key,
+                    file.choices,
+                    sealed=sealed,
+                    keep_docstrings=self._task.tests.runner is not Runner.PYTEST,
+                    imported=file.imported,
+                )
+            except (SyntaxError, ValueError, RecursionError):
+                del self._files[path]
+                continue
+            found[path] = made.text
+            self._seal.claims |= made.claims
+        return found
+
+    def _learn(self, full: Report) -> bool:
+        """Choose by a full run what is sent, and how; whether another full run is needed."""
+        hits: defaultdict[str, list[Any]] = defaultdict(list)
+        too_often = set[str]()
+        for claims in full.claims.values():
+            for name, sent in claims.items():
+                hits[name] += [json.loads(text) for _, text in sent]
+                if len(sent) >= probes.MAX_HITS:
+                    too_often.add(name)
+        again = False
+        for name, claim in self._seal.claims.items():
+            choices = self._files[claim.path].choices
+            if name in choices.settled:
+                continue
+            choices.settled.add(name)
+            if name not in hits or name in too_often:
+                choices.forms[name] = "plain"
+            elif claim.kind == "values":
+                again |= _learn_values(name, claim, choices, hits[name])
+            elif claim.kind == "truths":
+                again |= _learn_truths(name, claim, choices, hits[name])
+            elif not all(_was_raised(claim, hit) for hit in hits[name]):
+                choices.forms[name] = "plain"
+        return again
+
+    def _leave(self, tests: set[str], *, whole: bool = False) -> None:
+        """Leave more of `tests` as it was: first variants go (unless `whole`), then functions, then files."""
+        for test in tests:
+            path, _, rest = test.partition("::")
+            if path not in self._files:
+                raise _Unsealable(f"{test} does not come out as it must where other tests are sealed")
+            varied = {
+                name
+                for name in self._seal.expected.get(test, {})
+                if self._seal.claims[name].kind == "truths" and len(self._seal.claims[name].order) > 1
+            }
+            function = rest.partition("[")[0].replace("::", ".")
+            if varied and not whole:
+                for name in varied:
+                    self._files[self._seal.claims[name].path].choices.kept[name] = []
+            elif function not in self._files[path].choices.plain_functions:
+                self._files[path].choices.plain_functions.add(function)
+            else:
+                del self._files[path]
+
+    def _expected(self, full: Report, passing: set[str]) -> dict[str, dict[str, Expected]]:
+        return {
+            test: {
+                name: judge.expected_of(self._seal.claims[name], sent)
+                for name, sent in claims.items()
+                if name in self._seal.claims
+            }
+            for test, claims in full.claims.items()
+            if test in passing
+        }
+
+    async def _weigh(self) -> None:
+        """What the base tree does not meet, a patch that solves nothing would have to guess."""
+        limit_s = allowed_s(self._task.limits.timeout_s, self._seal.gold_s)
+        run = await self._try(self._sealed, Stripped((), ()), limit_s)
+        if run.result.reason is Ended.INFRASTRUCTURE:
+            raise SandboxError(f"{self._task.instance_id}: sealing its tests: {run.result.output[-500:]}")
+        claims = run.report.claims if run.report is not None else {}
+        sent = {self._seal.ids.get(test, test): seen for test, seen in claims.items()}
+        for test in self._failing():
+            found = sum(
+                judge.hidden_bits(self._seal.claims[name], self._seal.expected[test][name])
+                for name in judge.unmet(self._seal, test, sent.get(test, {}))
+            )
+            self._seal.hidden_bits += found
+            if not found:
+                self._seal.open_tests.append(test)
+
+    def _failing(self) -> list[str]:
+        """Node ids of the tests that the base tree is said to fail: all that claim something, where the task
+        lists them by other names."""
+        listed = [test for test in self._task.fail_to_pass if test in self._seal.expected]
+        known = set(self._seal.ids.values())
+        return listed or sorted(known & set(self._seal.expected) or self._seal.expected)
+
+
+def _fields(full: Report) -> dict[str, list[str]]:
+    return {
+        cls: names
+        for claims in full.claims.values()
+        for sent in claims.values()
+        for kind, text in sent
+        if kind == "values"
+        for operand in json.loads(text)
+        for cls, names in fields_of(operand).items()
+    }
+
+
+def _learn_values(name: str, claim: Claim, choices: Choices, hits: Sequence[Any]) -> bool:
+    """Whether another run has to show what variants come to."""
+    if all(judge.values_hold(claim, hit) for hit in hits):
+        if any(claim.cut) or not claim.can_vary:
+            return False
+        choices.kept[name] = []
+    choices.forms[name] = "truths"
+    choices.settled.discard(name)
+    return True
+
+
+def _learn_truths(name: str, claim: Claim, choices: Choices, hits: Sequence[Any]) -> bool:
+    """Whether another run has to show the values, which are better than truths without variants."""
+    if any(hit[0] is not (not claim.negated) for hit in hits):
+        choices.forms[name] = "plain"
+        return False
+    kept = [
+        variant
+        for place, variant in enumerate(claim.order)
+        if variant and all(hit[place] is claim.negated for hit in hits)
+    ]
+    had_values = choices.kept.get(name) == []
+    choices.kept[name] = kept
+    if had_values and not kept:
+        choices.forms[name] = "values"
+        return True
+    return False
+
+
+def _was_raised(claim: Claim, hit: Sequence[Any]) -> bool:
+    if not claim.wanted:
+        return not hit[0]
+    is_wanted = not set(hit[2]).isdisjoint(hit[0]) and judge.may_be_classes(hit[0])
+    return is_wanted and (hit[3] is None or isinstance(hit[3], str))
+
+
+def _test_files(task: Task, tests: Path) -> dict[str, _File]:
+    """The files with tests, and those beside them that they may import, as they are."""
+    found = {}
+    for planned in task.tests.paths:
+        root = tests / planned
+        for path in sorted(root.rglob("*.py")) if root.is_dir() else [root]:
+            if path.is_file() and not path.is_symlink() and path.name not in {"conftest.py", "__init__.py"}:
+                found[path.relative_to(tests).as_posix()] = path.read_bytes()
+    texts = [path.read_bytes() for path in tests.rglob("*.py") if path.is_file()]
+    return {path: _File(source, _is_imported(Path(path).stem, texts)) for path, source in found.items()}
+
+
+def _is_imported(stem: str, texts: Sequence[bytes]) -> bool:
+    pattern = re.compile(rb"^\s*(from|import)\s[^#\n]*\b%s\b" % re.escape(stem.encode()), re.MULTILINE)
+    return any(pattern.search(text) for text in texts)
+
+
+def _copy(tests: Path, folder: Path) -> None:
+    shutil.copytree(tests, folder, symlinks=True, copy_function=link)
+
+
+def _lay(folder: Path, files: Mapping[str, str]) -> None:
+    for path, text in files.items():
+        (folder / path).unlink()
+        (folder / path).write_text(text)
+
+
+def _matched(plain: Sequence[str], sealed: Sequence[str]) -> dict[str, str]:
+    """Node ids by sealed ones: parameters may have other names, and stand in the same order."""
+    by_function: defaultdict[str, list[str]] = defaultdict(list)
+    for test in plain:
+        by_function[test.partition("[")[0]].append(test)
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for test in sealed:
+        found[test.partition("[")[0]].append(test)
+    return {
+        mine: yours
+        for function, tests in found.items()
+        if len(tests) == len(by_function[function])
+        for mine, yours in zip(tests, by_function[function], strict=True)
+        if mine != yours
+    }

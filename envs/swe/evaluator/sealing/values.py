@@ -1,0 +1,373 @@
+"""Values as `kit/probes.py` sends them, and what Python's operators say of them.
+
+Everything here reads what an untrusted process wrote: it makes no object of a class of the repository, hashes
+nothing that the process chose, and a malformed value equals nothing.
+
+tags: n None, b bool, i int (hex), f float, c complex, q Fraction, D Decimal, s str, y bytes, t tuple, l list,
+S set, d dict, r range, k date, path or UUID (class, repr), e enum member (class, name), C data class (class,
+fields), ~ pytest.approx (expected, rel, abs), # digest of a large value, o anything else (class)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+Value = Sequence[Any]
+"""`[tag, *content]`."""
+
+_MAX_EXPONENT = 5000
+"""Of a Decimal that takes part in arithmetic: the rest equals only itself."""
+_MAX_DIGITS = 6000
+"""Of a Decimal, likewise."""
+_MAX_SEARCHED = 2000
+"""Characters of a text that a pattern with a quantifier goes through."""
+_SEARCH_TIMEOUT_S = 5.0
+_SEARCH = "import json, re, sys; sys.exit(not re.search(*json.load(sys.stdin)))"
+_REL, _ABS = 1e-6, 1e-12
+"""Defaults of `pytest.approx`."""
+
+
+class NotComparable(ValueError):
+    """Python itself would raise, or the value is malformed."""
+
+
+def is_opaque(value: Value) -> bool:
+    """Whether any part of it has no canonical form, or it is too large to be sent."""
+    return any(part[0] in {"o", "#"} for part in _parts(value))
+
+
+def _parts(value: Value) -> Iterator[Value]:
+    yield value
+    match value:
+        case ["t" | "l" | "S", items]:
+            for item in items:
+                yield from _parts(item)
+        case ["d", pairs]:
+            for key, item in pairs:
+                yield from _parts(key)
+                yield from _parts(item)
+        case ["C", _, fields]:
+            for _, item in fields:
+                yield from _parts(item)
+        case ["~", expected, *_]:
+            yield from _parts(expected)
+
+
+def is_approximate(value: Value) -> bool:
+    """Whether any part of it stands for many values."""
+    return any(part[0] == "~" for part in _parts(value))
+
+
+def fields_of(value: Value) -> dict[str, list[str]]:
+    """The fields of the data classes in it, by class."""
+    return {part[1]: [name for name, _ in part[2]] for part in _parts(value) if part[0] == "C"}
+
+
+def with_fields(value: Value, fields: Mapping[str, Sequence[str]]) -> Value:
+    """`value` without what its data classes have besides `fields`, those by class: a patch may add fields."""
+    match value:
+        case ["t" | "l" | "S" as tag, list(items)]:
+            return [tag, [with_fields(item, fields) for item in items]]
+        case ["d", list(pairs)]:
+            return ["d", [[with_fields(part, fields) for part in pair] for pair in pairs]]
+        case ["C", str(cls), list(found)]:
+            kept = fields.get(cls, [name for name, _ in found])
+            by_name = {name: with_fields(item, fields) for name, item in found}
+            return ["C", cls, [[name, by_name[name]] for name in kept if name in by_name]]
+    return value
+
+
+def key(value: Value) -> str:
+    """Text that is the same for values that `==` holds to be the same.
+
+    Raises NotComparable: it is opaque, malformed, NaN, or stands for many values (`approx`).
+    """
+    match value:
+        case ["n"]:
+            return "n"
+        case ["b" | "i" | "f" | "q" | "D" | "c", *_]:
+            return _number_key(value)
+        case ["s", str(text)]:
+            return f"s{len(text)}:{text}"
+        case ["y", str(text)]:
+            return f"y{len(text)}:{text}"
+        case ["t" | "l" as tag, list(items)]:
+            return f"{tag}({','.join(key(item) for item in items)})"
+        case ["S", list(items)]:
+            return f"S({','.join(sorted(key(item) for item in items))})"
+        case ["d", list(pairs)]:
+            return f"d({','.join(sorted(f'{key(name)}={key(item)}' for name, item in pairs))})"
+        case ["r", str(start), str(stop), str(step)]:
+            same = range(int(start, 16), int(stop, 16), int(step, 16))
+            return f"r({same.start if same else 0},{len(same)},{same.step if len(same) > 1 else 0})"
+        case ["k", str(cls), str(text)]:
+            return f"k{cls}:{len(text)}:{text}"
+        case ["e", str(cls), str(name)]:
+            return f"e{cls}:{name}"
+        case ["C", str(cls), list(fields)]:
+            return f"C{cls}({','.join(f'{name}={key(item)}' for name, item in fields)})"
+        case ["#", str(digest)]:
+            return f"#{digest}"
+    raise NotComparable("no canonical form")
+
+
+def _number_key(value: Value) -> str:
+    if value[0] == "c":
+        real, imaginary = float(value[1]), float(value[2])
+        if imaginary:
+            return f"c{real!r},{imaginary!r}"
+        value = ["f", value[1]]
+    if value[0] == "D" and (number := Decimal(value[1])).is_finite():
+        exponent = number.as_tuple().exponent
+        assert isinstance(exponent, int)
+        if abs(exponent) > _MAX_EXPONENT:
+            return f"D{number.normalize()}"
+    number_or_infinity = _number(value)
+    if isinstance(number_or_infinity, float):
+        return f"f{number_or_infinity!r}"
+    if number_or_infinity.denominator == 1:
+        return f"i{number_or_infinity.numerator:x}"
+    return f"q{number_or_infinity.numerator:x}/{number_or_infinity.denominator:x}"
+
+
+def _number(value: Value) -> Fraction | float:
+    """Exactly; infinities as floats.
+
+    Raises NotComparable: it is no real number, or NaN.
+    """
+    match value:
+        case ["b", bool(truth)]:
+            return Fraction(truth)
+        case ["i", str(digits)]:
+            return Fraction(int(digits, 16))
+        case ["q", str(numerator), str(denominator)]:
+            return Fraction(int(numerator, 16), int(denominator, 16))
+        case ["f", str(text)]:
+            number = float(text)
+        case ["D", str(text)] if len(text) <= _MAX_DIGITS:
+            decimal = Decimal(text)
+            exponent = decimal.as_tuple().exponent
+            if isinstance(exponent, int):
+                if abs(exponent) > _MAX_EXPONENT:
+                    raise NotComparable("a number too long to be compared")
+                return Fraction(decimal)
+            number = float(decimal)
+        case _:
+            raise NotComparable("no number")
+    if math.isnan(number):
+        raise NotComparable("NaN equals nothing")
+    return number if math.isinf(number) else Fraction(number)
+
+
+def same(left: Value, right: Value) -> bool:
+    """`left == right`."""
+    if "~" in (left[0], right[0]):
+        approximate, other = (left, right) if left[0] == "~" else (right, left)
+        return _near(other, *approximate[1:])
+    match left, right:
+        case (["t" | "l" as one, list(mine)], ["t" | "l" as other, list(theirs)]):
+            return one == other and len(mine) == len(theirs) and all(map(same, mine, theirs))
+    return key(left) == key(right)
+
+
+def _near(value: Value, expected: Value, rel: Value, absolute: Value) -> bool:
+    """`value == pytest.approx(expected, rel, abs)`."""
+    match expected, value:
+        case (["t" | "l", list(wanted)], ["t" | "l", list(seen)]):
+            return len(wanted) == len(seen) and all(
+                _near(item, target, rel, absolute) for item, target in zip(seen, wanted, strict=True)
+            )
+        case (["d", list(wanted)], ["d", list(seen)]):
+            found = {key(name): item for name, item in seen}
+            return len(wanted) == len(seen) and all(
+                key(name) in found and _near(found[key(name)], target, rel, absolute)
+                for name, target in wanted
+            )
+    try:
+        number, target = _number(value), _number(expected)
+    except NotComparable:
+        return same(value, expected)
+    if isinstance(number, float) or isinstance(target, float):
+        return number == target
+    limit = _ABS if absolute == ["n"] else float(_number(absolute))
+    if rel != ["n"] or absolute == ["n"]:
+        limit = max(limit, (_REL if rel == ["n"] else float(_number(rel))) * float(abs(target)))
+    if value[0] == "f" or expected[0] == "f":
+        return abs(float(number) - float(target)) <= limit  # rounded as pytest rounds
+    return bool(abs(number - target) <= limit)
+
+
+def holds(operator: str, left: Value, right: Value) -> bool:
+    """Whether `left OPERATOR right`; False where Python would raise or nothing can be said.
+
+    Operators are Python's, and `count` (`assertCountEqual`), `search` (the pattern `right` is found in the
+    text `left`) and `almost:N` (equal when rounded to N places).
+    """
+    try:
+        return _OPERATORS[operator.partition(":")[0]](operator, left, right)
+    except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError):
+        return False
+
+
+def _is(_: str, left: Value, right: Value) -> bool:
+    return left[0] == right[0] and key(left) == key(right)
+
+
+def _is_not(_: str, left: Value, right: Value) -> bool:
+    return left[0] != right[0] or key(left) != key(right)
+
+
+def _differs(_: str, left: Value, right: Value) -> bool:
+    try:
+        return not same(left, right)
+    except NotComparable:
+        # NaN differs from everything; of what is opaque nothing is known.
+        return not (is_opaque(left) or is_opaque(right))
+
+
+def _in(_: str, left: Value, right: Value) -> bool:
+    match right:
+        case ["s" | "y" as tag, str(text)]:
+            if tag == "y":
+                needle = bytes.fromhex(left[1]) if left[0] == "y" else bytes([int(left[1], 16)])
+                return needle in bytes.fromhex(text)
+            return left[0] == "s" and left[1] in text
+        case ["t" | "l" | "S", list(items)]:
+            return any(_equals(left, item) for item in items)
+        case ["d", list(pairs)]:
+            return any(_equals(left, name) for name, _ in pairs)
+        case ["r", str(start), str(stop), str(step)]:
+            number = _number(left)
+            return number in range(int(start, 16), int(stop, 16), int(step, 16))
+    raise NotComparable("not a container")
+
+
+def _not_in(operator: str, left: Value, right: Value) -> bool:
+    if is_opaque(right):
+        raise NotComparable("an element without a canonical form")
+    return not _in(operator, left, right)
+
+
+def _equals(left: Value, right: Value) -> bool:
+    try:
+        return same(left, right)
+    except NotComparable:
+        return False
+
+
+def _ordered(operator: str, left: Value, right: Value) -> bool:
+    compare = _ORDER[operator]
+    match left, right:
+        case (["s", str(one)], ["s", str(other)]):
+            return compare(one, other)
+        case (["y", str(one)], ["y", str(other)]):
+            return compare(bytes.fromhex(one), bytes.fromhex(other))
+        case (["t" | "l" as one, list(mine)], ["t" | "l" as other, list(theirs)]) if one == other:
+            for pair in zip(mine, theirs, strict=False):
+                if not _equals(*pair):
+                    return _ordered(operator, *pair)
+            return compare(len(mine), len(theirs))
+        case (["S", list(mine)], ["S", list(theirs)]):
+            return compare({key(item) for item in mine}, {key(item) for item in theirs})
+    return compare(_number(left), _number(right))
+
+
+def _count(_: str, left: Value, right: Value) -> bool:
+    return sorted(map(key, _items(left))) == sorted(map(key, _items(right)))
+
+
+def _items(value: Value) -> Sequence[Value]:
+    match value:
+        case ["t" | "l" | "S", list(items)]:
+            return items
+        case ["d", list(pairs)]:
+            return [name for name, _ in pairs]
+        case ["s", str(text)]:
+            return [["s", character] for character in text]
+    raise NotComparable("not a collection")
+
+
+def _almost(operator: str, left: Value, right: Value) -> bool:
+    one, other = _number(left), _number(right)
+    if isinstance(one, float) or isinstance(other, float):
+        return one == other
+    return one == other or round(abs(one - other), int(operator.partition(":")[2])) == 0
+
+
+def _search(_: str, left: Value, right: Value) -> bool:
+    return left[0] == right[0] == "s" and search(right[1], left[1])
+
+
+_ORDER: dict[str, Callable[[Any, Any], bool]] = {
+    "<": lambda one, other: bool(one < other),
+    "<=": lambda one, other: bool(one <= other),
+    ">": lambda one, other: bool(one > other),
+    ">=": lambda one, other: bool(one >= other),
+}
+_OPERATORS: dict[str, Callable[[str, Value, Value], bool]] = {
+    "==": lambda _, left, right: same(left, right),
+    "!=": _differs,
+    "is": _is,
+    "is not": _is_not,
+    "in": _in,
+    "not in": _not_in,
+    **dict.fromkeys(_ORDER, _ordered),
+    "count": _count,
+    "almost": _almost,
+    "search": _search,
+}
+
+
+def search(pattern: str, text: str) -> bool:
+    """Whether `re.search(pattern, text)` finds something. A pattern that may take exponential time on a text
+    which an untrusted process chose is tried in a process of its own, for a few seconds."""
+    quantifiers = len(re.findall(r"(?<!\\)[*+?{]", pattern))
+    if quantifiers <= 1 and not re.search(r"(?<!\\)\(|\\\d", pattern):
+        return re.search(pattern, text[: _MAX_SEARCHED if quantifiers else None]) is not None
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _SEARCH],
+            input=json.dumps([pattern, text]),
+            text=True,
+            capture_output=True,
+            timeout=_SEARCH_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+def bits(value: Value) -> float:
+    """At most how many bits a process has to guess right to send what equals `value`, capped at 64."""
+    match value:
+        case ["n"] | ["b", _]:
+            found = 1.0
+        case ["i", str(digits)]:
+            found = 4.0 * len(digits.lstrip("-"))
+        case ["f" | "q" | "D" | "c" | "r" | "k", *texts]:
+            found = 4.0 + 3.0 * sum(map(len, texts))
+        case ["s" | "y", str(text)]:
+            found = 2.0 + 3.0 * len(text)
+        case ["t" | "l" | "S", list(items)]:
+            found = 2.0 + sum(map(bits, items))
+        case ["d", list(pairs)]:
+            found = 2.0 + sum(bits(name) + bits(item) for name, item in pairs)
+        case ["C", _, list(fields)]:
+            found = 2.0 + sum(bits(item) for _, item in fields)
+        case ["~", expected, *_]:
+            found = bits(expected)
+        case ["e", *_]:
+            found = 2.0
+        case ["#", _]:
+            found = 64.0
+        case _:
+            found = 0.0
+    return min(found, 64.0)

@@ -1,0 +1,73 @@
+"""One run of a task's tests over a patch, in a sandbox of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from pathlib import Path
+
+from envsdk.envs.swe.evaluator.layout import laid_paths
+from envsdk.envs.swe.evaluator.run import TestRun, lay, run_tests
+from envsdk.envs.swe.evaluator.scratch import scratch_folder
+from envsdk.envs.swe.evaluator.stripping import Stripped
+from envsdk.envs.swe.sandbox.contract import ExecResult, Image, Limits, Reason, Sandbox, SandboxBackend
+from envsdk.envs.swe.tasks.task import Task
+
+_APPLY = "git -c core.fsmonitor=false -c core.hooksPath=/dev/null apply --whitespace=nowarn"
+_GIT_ENV = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
+_APPLY_TIMEOUT_S = 60.0
+
+
+class DoesNotApply(ValueError):
+    """What git says of the patch."""
+
+
+class Ended(RuntimeError):
+    """A command of the trial other than the tests did not end by itself."""
+
+    def __init__(self, what: str, result: ExecResult) -> None:
+        super().__init__(f"{what}: {result.reason.value} after {result.elapsed_s:.0f} s")
+        self.result = result
+
+
+async def try_patch(
+    task: Task,
+    patch: Stripped,
+    *,
+    image: Image,
+    tests: Path,
+    backend: SandboxBackend,
+    timeout_s: float,
+) -> TestRun:
+    """Apply `patch` to the base tree and run the tests of the folder `tests`, laid over it read-only.
+
+    Args:
+        timeout_s: Of the tests.
+
+    Raises:
+        DoesNotApply: git refuses the patch.
+        Ended: Applying it took too much.
+        SandboxError: The sandbox failed.
+    """
+    paths = await asyncio.to_thread(laid_paths, task, tests)
+    with scratch_folder() as scratch:
+        laid = await asyncio.to_thread(lay, image, tests, paths, task.tests, Path(scratch))
+        sandbox = await backend.start(laid.image, limits=Limits(memory_mb=task.limits.memory_mb))
+        try:
+            await _apply(sandbox, patch)
+            return await run_tests(sandbox, laid, task.tests, timeout_s=timeout_s)
+        finally:
+            await sandbox.close()
+
+
+async def _apply(sandbox: Sandbox, patch: Stripped) -> None:
+    if not patch.files:
+        return
+    path = f"/tmp/{secrets.token_hex(8)}"
+    await sandbox.write(path, patch.text.encode(errors="surrogateescape"))
+    result = await sandbox.exec(f"{_APPLY} {path} && rm {path}", timeout_s=_APPLY_TIMEOUT_S, env=_GIT_ENV)
+    if result.reason is not Reason.EXIT:
+        raise Ended("applying the patch", result)
+    if not result.ok:
+        lines = result.output.strip().splitlines() or ["git apply failed"]
+        raise DoesNotApply(f"the patch does not apply: {lines[0]}")

@@ -1,0 +1,63 @@
+"""A whole seal, by real runs: what solves the task is rewarded, and what does not is not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from envsdk.envs.swe.evaluator import Evaluation, Reason, evaluate
+from envsdk.envs.swe.sandbox import SandboxBackend, open_backend
+from envsdk.envs.swe.tasks import Task
+from tests.envs.swe.sealing.project import BROKEN, HONEST, changed, make_task
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[SandboxBackend]:
+    backend = open_backend("bubblewrap")
+    yield backend
+    asyncio.run(backend.aclose())
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    return make_task(tmp_path_factory.mktemp("lib"))
+
+
+@pytest.fixture(scope="module")
+def graded(task: Task, backend: SandboxBackend) -> dict[str, Evaluation]:
+    patches = {"gold": task.gold_patch, "empty": ""}
+    patches |= {f"broken {name}": changed(*edit) for name, edit in BROKEN.items()}
+    patches |= {f"honest {name}": changed(*edit) for name, edit in HONEST.items()}
+
+    async def grade() -> list[Evaluation]:
+        first = await evaluate(task, task.gold_patch, backend)
+        rest = await asyncio.gather(*(evaluate(task, patch, backend) for patch in list(patches.values())[1:]))
+        return [first, *rest]
+
+    return dict(zip(patches, asyncio.run(grade()), strict=True))
+
+
+def test_the_gold_patch_is_rewarded_and_the_tests_hide_what_they_expect(
+    graded: dict[str, Evaluation],
+) -> None:
+    assert graded["gold"].resolved, graded["gold"]
+    assert graded["gold"].hidden_bits > 30
+    assert not graded["gold"].weak
+
+
+def test_an_empty_patch_is_not_rewarded(graded: dict[str, Evaluation]) -> None:
+    assert graded["empty"].reason is Reason.TESTS_FAILED
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_patch_that_breaks_a_function_is_not_rewarded(name: str, graded: dict[str, Evaluation]) -> None:
+    assert graded[f"broken {name}"].reason is Reason.TESTS_FAILED
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_a_patch_that_solves_the_task_in_another_way_is_rewarded(
+    name: str, graded: dict[str, Evaluation]
+) -> None:
+    assert graded[f"honest {name}"].resolved, graded[f"honest {name}"]

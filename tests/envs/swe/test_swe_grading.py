@@ -1,0 +1,85 @@
+"""Honest patches are paid and cheats are not: a sample of both corpora, and all of them as a slow test.
+
+The corpora are in tests/envs/swe/grading; `python benchmarks/swe_grading.py` tells by kind.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+import pytest_asyncio
+
+from envsdk.envs.swe.sandbox import SandboxBackend, open_backend
+from envsdk.envs.swe.tasks.shipped import shipped_tasks
+from tests.envs.swe.grading.cheats import Cheat, cheats, makers
+from tests.envs.swe.grading.honest import Honest, honest_patches
+from tests.envs.swe.grading.measure import Entry, grade_all, sample
+from tests.envs.swe.grading.subjects import subjects
+
+QUICK_KINDS = {"reach", "runner", "equal", "reading", "surroundings", "grader", "probes", "files"}
+"""Kinds of cheats whose gradings end by themselves."""
+NUM_SAMPLED = 16
+"""Of each corpus: about half a minute on two cores."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def backend() -> AsyncIterator[SandboxBackend]:
+    opened = open_backend("bubblewrap")
+    yield opened
+    await opened.aclose()
+
+
+async def refused(patches: Sequence[Honest], backend: SandboxBackend) -> list[str]:
+    """Of honest patches, those that are not paid; each must pass by plain pytest, too."""
+    graded = await grade_all(patches, backend, at_once=2)
+    assert [str(row) for row in graded if not row.plain] == [], "these are not honest"
+    return [str(row) for row in graded if row.reward != 1.0]
+
+
+async def paid(patches: Sequence[Cheat], backend: SandboxBackend) -> list[str]:
+    """Of cheats, those that are paid or masked."""
+    return [str(row) for row in await grade_all(patches, backend, at_once=2) if row.reward != 0.0]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_sample_of_honest_patches_is_paid(backend: SandboxBackend) -> None:
+    assert await refused(sample(honest_patches(), NUM_SAMPLED), backend) == []
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_sample_of_cheats_is_not_paid(backend: SandboxBackend) -> None:
+    quick = [cheat for cheat in cheats() if cheat.kind in QUICK_KINDS]
+    assert await paid(sample(quick, NUM_SAMPLED), backend) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_every_honest_patch_is_paid(backend: SandboxBackend) -> None:
+    assert await refused(honest_patches(), backend) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_no_cheat_is_paid(backend: SandboxBackend) -> None:
+    assert await paid(cheats(), backend) == []
+
+
+def test_every_task_has_honest_patches_of_every_kind() -> None:
+    kinds = collections.Counter((patch.subject.name, patch.kind) for patch in honest_patches())
+    for name in subjects():
+        for kind in ("gold", "rewritten", "transformed", "leftover", "idiom"):
+            assert kinds[name, kind], (name, kind)
+    assert {task.instance_id for task in shipped_tasks()} < set(subjects())
+    assert len(honest_patches()) >= 200
+
+
+def test_no_two_patches_of_a_corpus_are_the_same_entry() -> None:
+    corpora: tuple[Sequence[Entry], ...] = (honest_patches(), cheats())
+    for corpus in corpora:
+        entries = collections.Counter((entry.kind, entry.name, entry.subject.name) for entry in corpus)
+        assert max(entries.values()) == 1
+    assert len(makers()) >= 120

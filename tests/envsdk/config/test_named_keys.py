@@ -1,0 +1,136 @@
+"""A key that a message advises, a docstring explains or a page sets is one that a file can hold."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+from envsdk import registry
+from envsdk.config import RunConfig, plugins
+from envsdk.config.validation import key_paths
+from envsdk.failures import ConfigurationError
+from envsdk.plugins import load_plugin, plugin_names
+
+ROOT = Path(__file__).parents[3]
+ROOMS = ("envsdk/algorithms", "envsdk/config", "managers", "trainers")
+"""Their messages and docstrings speak of a run's keys; other rooms name much that is no key."""
+SNAKE = re.compile(r"\b[a-z][a-z0-9]*(?:_[a-z0-9]+)+\b")
+SETTING = re.compile(r"^([a-z_]+(?:\.[a-zA-Z_]+)*)(?:: |=(?!=))")
+
+OF_FILES = {
+    *("add_generation_prompt", "model_type", "layer_types", "full_attention", "step_000010"),
+    *("rope_parameters", "rope_type", "partial_rotary_factor"),
+}
+"""Names inside a Hugging Face folder or of a checkpoint's folder."""
+OF_OTHERS = {"num_inputs", "init_method", "assistant_only_loss"}
+"""A shape, an argument of torch's and a setting of TRL's."""
+
+
+@cache
+def keys() -> frozenset[str]:
+    """Of a run's file, the sections of plug-ins and the constructors of environments; names of plug-ins."""
+    found = {str(path[-1]) for path in key_paths(RunConfig)}
+    for name in plugin_names(plugins.SETTINGS):
+        found |= {str(path[-1]) for path in key_paths(load_plugin(plugins.SETTINGS, name))}
+    for spec in registry.list_specs():
+        try:
+            found |= set(plugins.argument_names(plugins.environment_class(spec)) or ())
+        except ConfigurationError:
+            continue  # Its package is not installed.
+    for group in entry_points().groups:
+        if group.startswith("envsdk."):
+            found |= {word for entry in entry_points(group=group) for word in re.findall(r"\w+", entry.name)}
+    return frozenset(found | {path.stem for path in (ROOT / "examples").rglob("*.yaml")})
+
+
+@cache
+def product() -> dict[Path, ast.Module]:
+    folders = [ROOT / room for room in ("envs", "managers", "trainers")]
+    folders += [path for path in (ROOT / "envsdk").iterdir() if path.is_dir() and not path.is_symlink()]
+    files = [*(ROOT / "envsdk").glob("*.py"), *(file for folder in folders for file in folder.rglob("*.py"))]
+    return {file: ast.parse(file.read_text()) for file in files}
+
+
+def docstrings(tree: ast.Module) -> list[ast.Constant]:
+    statements = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]
+    return [each for each in statements if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+
+
+def strings(tree: ast.Module) -> list[ast.Constant]:
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    written = {id(each) for each in docstrings(tree)}
+    return [node for node in nodes if isinstance(node.value, str) and id(node) not in written]
+
+
+@cache
+def definitions() -> frozenset[str]:
+    """Modules, classes and functions."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    named = {node.name for tree in product().values() for node in ast.walk(tree) if isinstance(node, kinds)}
+    return frozenset(named | {file.stem for file in product()})
+
+
+@cache
+def identifiers() -> frozenset[str]:
+    """All words of the code itself, docstrings and comments left out."""
+    found = set(definitions())
+    for tree in product().values():
+        for node in ast.walk(tree):
+            for name in ("id", "attr", "arg", "name"):
+                value = getattr(node, name, None)
+                found |= {value} if isinstance(value, str) else set()
+        for each in strings(tree):
+            found |= set(SNAKE.findall(str(each.value)))
+    return frozenset(found)
+
+
+def in_rooms() -> Iterator[tuple[str, ast.Module]]:
+    for file, tree in product().items():
+        where = file.relative_to(ROOT).as_posix()
+        if where.startswith(ROOMS):
+            yield where, tree
+
+
+def test_a_message_names_no_key_that_no_file_can_hold() -> None:
+    unknown = [
+        (f"{where}:{each.lineno}", word)
+        for where, tree in in_rooms()
+        for each in strings(tree)
+        if " " in str(each.value).strip()
+        for word in SNAKE.findall(str(each.value))
+        if word not in keys() | definitions() | OF_FILES
+    ]
+    assert unknown == []
+
+
+def test_a_docstring_names_nothing_that_is_not_there() -> None:
+    unknown = [
+        (f"{where}:{each.lineno}", word)
+        for where, tree in in_rooms()
+        for each in docstrings(tree)
+        for quoted in re.findall(r"`([^`\n]+)`", str(each.value))
+        for word in SNAKE.findall(quoted)
+        if word not in keys() | identifiers() | OF_OTHERS
+    ]
+    assert unknown == []
+
+
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_sets_no_key_that_is_not_there(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    unknown = [
+        match[1]
+        for quoted in re.findall(r"`([^`\n]+)`", text)
+        if (match := SETTING.match(quoted)) and "_" in match[1]
+        if match[1].rpartition(".")[2] not in keys() | identifiers() | OF_OTHERS
+    ]
+    assert unknown == []
