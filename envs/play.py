@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envsdk.env import TextEnv
-from envsdk.failures import EnvsdkError
+from envsdk.failures import EnvsdkError, describe_error
 
 HELP = """\
 What you type is sent to the environment, but for empty lines. Lines with a colon are for this program:
@@ -105,6 +105,4 @@ def _asked(env: TextEnv, method: str, *arguments: Any, **keywords: Any) -> Any:
     try:
         return getattr(env, method)(*arguments, **keywords)
     except Exception as error:
-        raise EnvsdkError(
-            f"{method}() raised {type(error).__name__}: {error} (`envsdk check` shows more)"
-        ) from error
+        raise EnvsdkError(f"{method}() raised {describe_error(error)} (`envsdk check` shows more)") from error

@@ -88,6 +88,7 @@ def collect(
     formats: Sequence[str] = (),
     license: License | None = None,
     command: Sequence[str] = (),
+    supervised: bool = False,
     on_start: Callable[[int, int], None] | None = None,
     on_played: Callable[[Played], None] | None = None,
 ) -> Collection:
@@ -112,6 +113,8 @@ def collect(
         deduplicate: What makes an episode a duplicate of an earlier one, which alone is kept.
         formats: Names of `envsdk.export_formats` to write besides; they may be asked for later.
         license: For the card; the one stated before when None.
+        supervised: Play in another process even with one worker: an environment that hangs where nothing can
+            end it (in this process, in the event loop) then costs its own episode and not the call.
         on_start: Called once with the number of episodes on disk and the number wanted.
         on_played: Called about ten times a second.
 
@@ -202,7 +205,7 @@ def collect(
             fingerprint=manifest.fingerprint,
             filters=filters,
         )
-        if num_workers == 1 or len(to_play) <= 1:
+        if num_workers == 1 and not (supervised and player.may_hang):
             play_shards(job, to_play, on_event)
         else:
             play_in_processes(job, to_play, num_workers, on_event)
@@ -456,6 +459,7 @@ def command(
                 if license_id is None
                 else License(id=license_id, name=license_name, link=license_link),
                 command=command_line("collect", sys.argv),
+                supervised=True,
                 on_start=progress.start,
                 on_played=lambda played: progress.played(
                     played.num_episodes, played.num_successes, played.num_failed

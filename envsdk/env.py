@@ -111,8 +111,12 @@ class EnvSpec:
     lists_tasks: bool = False
     """Its tasks are a list: `reset` takes `options={"task": number}`, counted modulo the length, and episodes
     go through it in order, so that none is left out. Otherwise the seed alone decides."""
+    start_timeout_s: float = 120.0
+    """Limit for importing and constructing the environment, in seconds."""
     reset_timeout_s: float = 60.0
+    """Limit for `reset`, in seconds, once the environment is there."""
     step_timeout_s: float = 30.0
+    """Limit for every other call, in seconds."""
     description: str = ""
     """One line for `envsdk envs`."""
     action_format: str = ""

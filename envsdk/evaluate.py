@@ -26,6 +26,7 @@ from envsdk.collect import split_names
 from envsdk.failures import ConfigurationError, RolloutStalled
 from envsdk.play_options import PlayOptions, read_replies
 from envsdk.shards import utc_now
+from envsdk.supervised import Share, play_supervised
 from envsdk.tally import Tally, wilson_interval
 from envsdk.terminal import say
 from envsdk.terminal_console import TerminalConsole
@@ -33,6 +34,7 @@ from envsdk.trajectory import Task, Trajectory
 
 if TYPE_CHECKING:
     from envsdk.config import RunConfig
+    from envsdk.playing import Player
 
 FORMAT = "envsdk.evaluation/1"
 
@@ -83,6 +85,7 @@ def evaluate(
     greedy: bool = False,
     overrides: Sequence[str] = (),
     options: PlayOptions | None = None,
+    supervised: bool = False,
     on_start: Callable[[int, int], None] | None = None,
     on_played: Callable[[Trajectory], None] | None = None,
 ) -> Evaluation:
@@ -124,12 +127,38 @@ def evaluate(
         if on_played is not None:
             on_played(trajectory)
 
-    player.play(enumerate(tasks), on_trajectory)
+    if supervised and player.may_hang:
+        play_supervised([_Tasks(player, dict(enumerate(tasks)))], lambda ended: on_trajectory(*ended))
+    else:
+        player.play(enumerate(tasks), on_trajectory)
     return Evaluation(
         config={"episodes": episodes_by_tag, "split": split, **player.describe()},
         versions=package_versions(with_model=player.model is not None),
         trajectories=[ended[position] for position in range(len(tasks))],
     )
+
+
+class _Tasks(Share[tuple[int, Trajectory]]):
+    """An evaluation's tasks by position, for a process that plays them."""
+
+    def __init__(self, player: Player, tasks: dict[int, Task]) -> None:
+        self._player = player
+        self._tasks = tasks
+
+    @property
+    def num_environments(self) -> int:
+        return self._player.num_slots
+
+    def play(self, send: Callable[[tuple[int, Trajectory]], None]) -> None:
+        self._player.play(
+            self._tasks.items(), lambda position, ended: send((position, replace(ended, tokens=None)))
+        )
+
+    def heard(self, event: tuple[int, Trajectory]) -> None:
+        del self._tasks[event[0]]
+
+    def isolated(self) -> _Tasks:
+        return _Tasks(self._player.isolated(), self._tasks)
 
 
 def _scores(tally: Tally) -> dict[str, Any]:
@@ -275,6 +304,7 @@ def command(
                 api_key_env=api_key_env,
                 concurrency=concurrency,
             ),
+            supervised=True,
             on_start=progress.start,
             on_played=lambda trajectory: progress.played(
                 1, int(trajectory.success), int(trajectory.failure is not None)

@@ -9,8 +9,12 @@ alone and exits with `exit_code`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
+
+from envsdk.lone_surrogates import without_lone_surrogates
 
 
 class Boundary(StrEnum):
@@ -45,8 +49,46 @@ class Failure:
 
     @classmethod
     def from_exception(cls, boundary: Boundary, error: BaseException, *, kind: str = "raised") -> Failure:
-        text = " ".join(str(error).split())
-        return cls(boundary=boundary, kind=kind, message=f"{type(error).__name__}: {text}"[:500])
+        return cls(boundary=boundary, kind=kind, message=describe_error(error))
+
+
+MAX_TEXT = 500
+"""Characters of a foreign object's text that are kept."""
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
+
+
+def describe_error(error: BaseException) -> str:
+    """`Type: text` in one line of at most `MAX_TEXT` characters, whatever an exception of foreign code does.
+
+    Its `__str__` may raise, or give megabytes, control characters or text that UTF-8 cannot hold.
+    """
+    name = _one_line(_name_of(type(error)))
+    text = _one_line(_text_of(error, str))
+    return (f"{name}: {text}" if text else name)[:MAX_TEXT]
+
+
+def show_object(value: object, show: Callable[[Any], str] = repr) -> str:
+    """`show(value)` in one line, or what `show` raised instead, for objects of foreign code."""
+    return _one_line(_text_of(value, show))[:MAX_TEXT]
+
+
+def _text_of(value: object, show: Callable[[Any], str]) -> str:
+    try:
+        text = show(value)
+        # A subclass of str brings methods of its own, which must not run outside this block.
+        return str.__str__(text)[: 4 * MAX_TEXT]
+    except BaseException as error:  # noqa: BLE001 - boundary: foreign code, asked for its text
+        return f"<no text: asking for it raised {_name_of(type(error))}>"
+
+
+def _name_of(kind: type) -> str:
+    """Not `kind.__name__`, which a metaclass may define."""
+    name: str = vars(type)["__name__"].__get__(kind)
+    return name
+
+
+def _one_line(text: str) -> str:
+    return without_lone_surrogates(" ".join(text.split()).translate(_CONTROL))
 
 
 INTERRUPTED = 130

@@ -13,7 +13,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from platform import python_version
@@ -23,6 +23,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
+from envsdk.call_watch import CALLS
 from envsdk.config import RunConfig, find_config, load_config
 from envsdk.config.checks import check
 from envsdk.config.models import split_evenly
@@ -39,6 +40,7 @@ from envsdk.config.validation import problems_in
 from envsdk.env import Isolation, TextEnv
 from envsdk.env_arguments import short_name, split_overrides, whole_id
 from envsdk.failures import ConfigurationError
+from envsdk.interrupts import noticing_ctrl_c
 from envsdk.model_source import DEFAULT_SEQUENCE_LENGTH, ModelSource, model_source, open_model
 from envsdk.play_options import ENDPOINT, PlayOptions
 from envsdk.plugins import load_plugin
@@ -219,6 +221,21 @@ class Player:
             },
         }
 
+    @property
+    def may_hang(self) -> bool:
+        """Whether an environment can hold up the process that plays it."""
+        return any(setup.blueprint.isolation is not Isolation.PROCESS for setup in self.setups.values())
+
+    def isolated(self) -> Player:
+        """The same, with each environment in a process of its own."""
+        return replace(
+            self,
+            setups={
+                tag: replace(setup, blueprint=replace(setup.blueprint, isolation=Isolation.PROCESS))
+                for tag, setup in self.setups.items()
+            },
+        )
+
     def play(
         self, tasks: Iterable[tuple[int, Task]], on_trajectory: Callable[[int, Trajectory], None]
     ) -> None:
@@ -236,19 +253,20 @@ class Player:
     ) -> None:
         from envsdk.managers.local_runner import play_tasks
 
-        async with self._policies() as policy:
-            await play_tasks(
-                tasks,
-                setups=self.setups,
-                policy=policy,
-                run_seed=self.seed,
-                num_slots_per_tag=self.num_slots_per_tag,
-                on_trajectory=on_trajectory,
-                manager_classes={
-                    tag: load_plugin(ENV_MANAGERS, name) for tag, name in self.manager_classes.items()
-                },
-                max_attempts=self.max_attempts,
-            )
+        with noticing_ctrl_c(lambda: CALLS.is_loop_in_a_call):
+            async with self._policies() as policy:
+                await play_tasks(
+                    tasks,
+                    setups=self.setups,
+                    policy=policy,
+                    run_seed=self.seed,
+                    num_slots_per_tag=self.num_slots_per_tag,
+                    on_trajectory=on_trajectory,
+                    manager_classes={
+                        tag: load_plugin(ENV_MANAGERS, name) for tag, name in self.manager_classes.items()
+                    },
+                    max_attempts=self.max_attempts,
+                )
 
     @property
     def num_slots_per_tag(self) -> int:
@@ -265,6 +283,11 @@ class Player:
         if Isolation.PROCESS in isolations:
             return max(1, (os.cpu_count() or 1) // len(self.setups))
         return 1
+
+    @property
+    def num_slots(self) -> int:
+        """Environments, over all tags."""
+        return self.num_slots_per_tag * len(self.setups)
 
     @asynccontextmanager
     async def _policies(self) -> AsyncIterator[Callable[[TagSetup], Policy]]:

@@ -192,6 +192,7 @@ def _setup(record: TagRecord, env_config: Mapping[str, Any], with_state_hashes: 
             spec=env_spec,
             env_config={**record.env_config, **env_config},
             isolation=env_spec.isolation,
+            start_timeout_s=env_spec.start_timeout_s,
             reset_timeout_s=env_spec.reset_timeout_s,
             step_timeout_s=env_spec.step_timeout_s,
         ),

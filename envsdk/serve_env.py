@@ -92,6 +92,7 @@ def env_server(
         spec=spec,
         env_config=dict(env_config or {}),
         isolation=isolation or spec.isolation,
+        start_timeout_s=spec.start_timeout_s,
         reset_timeout_s=spec.reset_timeout_s,
         step_timeout_s=spec.step_timeout_s,
     )

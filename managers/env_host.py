@@ -12,20 +12,18 @@ import asyncio
 import contextlib
 import json
 import math
-import multiprocessing
-import pickle
 import reprlib
-import time
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from threading import Thread
 from typing import Any
 
+from envsdk.call_watch import CALLS, EnvCall, limit_name
 from envsdk.env import EnvSpec, Info, Isolation, TextEnv
-from envsdk.failures import Boundary, EnvsdkError, Failure
+from envsdk.failures import Boundary, EnvsdkError, Failure, show_object
+from envsdk.interrupts import is_from_the_user
 from envsdk.policy import EnvView
 from envsdk.trajectory import Task
 
@@ -48,6 +46,8 @@ class EnvBlueprint:
     spec: EnvSpec
     env_config: Mapping[str, Any] = field(default_factory=dict)
     isolation: Isolation = Isolation.INLINE
+    start_timeout_s: float = 120.0
+    """For `build`, and for starting a process before it."""
     reset_timeout_s: float = 60.0
     step_timeout_s: float = 30.0
 
@@ -68,19 +68,30 @@ class EnvHost(EnvView):
     def __init__(self, blueprint: EnvBlueprint) -> None:
         self.blueprint = blueprint
 
-    @abstractmethod
-    async def reset(self, seed: int, options: Options | None = None) -> tuple[str, Info]: ...
+    place: int | None = None
+    """In `CALLS`, where a watcher sees what the environment is in; None for a process, which has limits that
+    hold."""
 
-    @abstractmethod
-    async def step(self, action: str) -> StepResult: ...
+    async def reset(self, seed: int, options: Options | None = None) -> tuple[str, Info]:
+        arguments: Options = {"seed": seed} if options is None else {"seed": seed, "options": options}
+        return reset_result(await self._call("reset", self.blueprint.reset_timeout_s, **arguments))
 
-    @abstractmethod
+    async def step(self, action: str) -> StepResult:
+        return step_result(await self._call("step", self.blueprint.step_timeout_s, action=action))
+
     async def state_hash(self) -> str:
         """`TextEnv.state_hash` of the current state."""
+        return text_result("state_hash", await self._call("state_hash", self.blueprint.step_timeout_s))
 
-    def overdue(self) -> Failure | None:
-        """The call that holds the event loop past its limit; may be asked from another thread."""
-        return None
+    async def oracle(self) -> str:
+        return text_result("oracle", await self._call("oracle", self.blueprint.step_timeout_s))
+
+    async def legal_actions(self) -> Sequence[str]:
+        return actions_result(await self._call("legal_actions", self.blueprint.step_timeout_s))
+
+    @abstractmethod
+    async def _call(self, verb: str, limit_s: float, **arguments: Any) -> Any:
+        """What a method of the environment returned; builds the environment first where there is none."""
 
     @abstractmethod
     def discard(self) -> None:
@@ -91,22 +102,17 @@ class EnvHost(EnvView):
         self.discard()
 
 
-def raised(error: BaseException, during: str) -> EpisodeFailed:
-    return EpisodeFailed(_failure(error, during))
-
-
-def _failure(error: BaseException, during: str) -> Failure:
+def failure_of(error: BaseException, during: str) -> Failure:
     """Put down to the environment, unless the error names another boundary: the sandbox."""
-    boundary = error.boundary if isinstance(error, EnvsdkError) else Boundary.ENVIRONMENT
+    boundary = Boundary.ENVIRONMENT
+    # Not isinstance, which asks the object's own `__class__`.
+    if issubclass(type(error), EnvsdkError):
+        boundary = type(error).boundary  # type: ignore[attr-defined]
     return Failure.from_exception(boundary, error, kind=f"{during}_raised")
 
 
-def _reset_arguments(seed: int, options: Options | None) -> dict[str, Any]:
-    return {"seed": seed} if options is None else {"seed": seed, "options": options}
-
-
 def timed_out(during: str, limit_s: float) -> EpisodeFailed:
-    message = f"{during} took longer than {during}_timeout_s={limit_s:g}"
+    message = f"{during} took longer than {limit_name(during)}={limit_s:g}"
     return EpisodeFailed(Failure(boundary=Boundary.ENVIRONMENT, kind=f"{during}_timeout", message=message))
 
 
@@ -114,10 +120,11 @@ def reset_result(answer: Any) -> tuple[str, Info]:
     """What `reset` returned, if it is what the contract says."""
     try:
         observation, info = answer
-        if isinstance(observation, str) and isinstance(info, dict) and _are_functions(info.get("tools")):
-            return observation, info
-    except Exception:  # noqa: BLE001 - boundary: environment, whose objects are looked at
-        pass
+        if isinstance(observation, str) and isinstance(info, dict):
+            tools = info.get("tools")
+            return str.__str__(observation), {**info, "tools": _functions(tools)} if tools else {**info}
+    except BaseException as error:  # noqa: BLE001 - boundary: environment, whose objects are looked at
+        _raise_if_from_the_user(error)
     raise _breach("reset", "(observation: str, info: dict, whose tools are a list of JSON objects)", answer)
 
 
@@ -127,45 +134,60 @@ def step_result(answer: Any) -> StepResult:
         observation, reward, terminated, truncated, info = answer
         reward = float(reward)
         if isinstance(observation, str) and math.isfinite(reward) and isinstance(info, dict):
-            return observation, reward, bool(terminated), bool(truncated), _plain(info)
-    except Exception:  # noqa: BLE001 - boundary: environment, whose objects are looked at
-        pass
+            return str.__str__(observation), reward, bool(terminated), bool(truncated), _plain(info)
+    except BaseException as error:  # noqa: BLE001 - boundary: environment, whose objects are looked at
+        _raise_if_from_the_user(error)
     expected = "(observation: str, reward: a finite number, terminated, truncated, info: dict)"
-    raise _breach("step", f"{expected} with info['metrics'] a dict of numbers", answer)
+    raise _breach("step", f"{expected} with info['metrics'] a dict of finite numbers", answer)
 
 
 def text_result(during: str, answer: Any) -> str:
     """What `state_hash` or `oracle` returned, if it is what the contract says."""
-    if isinstance(answer, str):
-        return answer
+    if issubclass(type(answer), str):
+        return str.__str__(answer)
     raise _breach(during, "a str", answer)
 
 
 def actions_result(answer: Any) -> Sequence[str]:
     """What `legal_actions` returned, if it is what the contract says."""
-    actions = answer if isinstance(answer, Sequence) and not isinstance(answer, str) else ()
-    if actions and all(isinstance(action, str) for action in actions):
-        return actions
+    try:
+        actions = list(answer) if isinstance(answer, Sequence) and not isinstance(answer, str) else []
+        if actions and all(isinstance(action, str) for action in actions):
+            return [str.__str__(action) for action in actions]
+    except BaseException as error:  # noqa: BLE001 - boundary: environment, whose objects are looked at
+        _raise_if_from_the_user(error)
     raise _breach("legal_actions", "replies that parse, as a list of str that is not empty", answer)
 
 
-def _are_functions(tools: Any) -> bool:
-    if not tools:
-        return True
-    json.dumps(tools)
-    return isinstance(tools, Sequence) and all(isinstance(tool, Mapping) for tool in tools)
+def _raise_if_from_the_user(error: BaseException) -> None:
+    if is_from_the_user(error):
+        raise error
 
 
-def _plain(info: Info) -> Info:
-    """With `success` and `metrics` as plain Python types."""
-    plain = {**info, "success": bool(info.get("success", False))}
-    if metrics := info.get("metrics"):
-        plain["metrics"] = {str(name): float(value) for name, value in metrics.items()}
+def _functions(tools: Any) -> list[dict[str, Any]]:
+    """`tools` as plain JSON objects; raises what they do not allow."""
+    plain = json.loads(json.dumps(tools))
+    if not isinstance(plain, list) or not all(isinstance(tool, dict) for tool in plain):
+        raise TypeError
     return plain
 
 
+def _plain(info: Info) -> Info:
+    """With `success` and `metrics` as plain Python types; raises where they are not what they should be."""
+    plain = {**info, "success": bool(info.get("success", False))}
+    if metrics := info.get("metrics"):
+        plain["metrics"] = {str.__str__(str(name)): _finite(float(value)) for name, value in metrics.items()}
+    return plain
+
+
+def _finite(number: float) -> float:
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
+
 def _breach(during: str, expected: str, answer: Any) -> EpisodeFailed:
-    message = f"{during} must return {expected}, not {_SHORT.repr(answer)}"[:500]
+    message = f"{during} must return {expected}, not {show_object(answer, _SHORT.repr)}"[:500]
     return EpisodeFailed(Failure(boundary=Boundary.ENVIRONMENT, kind=f"{during}_invalid", message=message))
 
 
@@ -176,59 +198,42 @@ _SHORT.maxstring = _SHORT.maxother = 60
 class InlineHost(EnvHost):
     """Runs in the event loop: no hand-over, so microseconds per step.
 
-    A call that does not return in time cannot be ended, only its process: see `EnvWorker`.
+    A call that does not return in time cannot be ended, only its process, from outside: see `call_watch`.
     """
 
     def __init__(self, blueprint: EnvBlueprint) -> None:
         super().__init__(blueprint)
         self._env: TextEnv | None = None
-        self._call: tuple[str, float, float] | None = None
-        """What the event loop is in now: name, start and limit."""
+        self._watched = CALLS.open()
+        self._watched.runs_on(threading.get_native_id(), is_inline=True)
+        self.place = self._watched.place
 
-    def overdue(self) -> Failure | None:
-        call = self._call
-        if call is None:
-            return None
-        during, began, limit_s = call
-        return timed_out(during, limit_s).failure if time.monotonic() - began > limit_s else None
+    async def _call(self, verb: str, limit_s: float, **arguments: Any) -> Any:
+        if self._env is None:
+            self._env = self._run("start", self.blueprint.start_timeout_s, self.blueprint.build)
+        env = self._env
+        return self._run(verb, limit_s, lambda: getattr(env, verb)(**arguments))
 
-    def _run(self, during: str, limit_s: float, function: Callable[[TextEnv], Any]) -> Any:
-        self._call = (during, time.monotonic(), limit_s)
+    def _run(self, during: str, limit_s: float, function: Callable[[], Any]) -> Any:
+        self._watched.enter(during, limit_s)
         try:
-            if self._env is None:
-                self._env = self.blueprint.build()
-            return function(self._env)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # SystemExit too: it would end the event loop
-            raise raised(error, during) from error
+            return function()
+        except BaseException as error:  # SystemExit and KeyboardInterrupt too: they would end the event loop
+            if is_from_the_user(error):
+                raise
+            raise EpisodeFailed(failure_of(error, during)) from error
         finally:
-            self._call = None
-
-    async def reset(self, seed: int, options: Options | None = None) -> tuple[str, Info]:
-        limit_s, arguments = self.blueprint.reset_timeout_s, _reset_arguments(seed, options)
-        return reset_result(self._run("reset", limit_s, lambda env: env.reset(**arguments)))
-
-    async def step(self, action: str) -> StepResult:
-        return step_result(self._run("step", self.blueprint.step_timeout_s, lambda env: env.step(action)))
-
-    async def state_hash(self) -> str:
-        limit_s = self.blueprint.step_timeout_s
-        return text_result("state_hash", self._run("state_hash", limit_s, lambda env: env.state_hash()))
-
-    async def oracle(self) -> str:
-        limit_s = self.blueprint.step_timeout_s
-        return text_result("oracle", self._run("oracle", limit_s, lambda env: env.oracle()))
-
-    async def legal_actions(self) -> Sequence[str]:
-        limit_s = self.blueprint.step_timeout_s
-        return actions_result(self._run("legal_actions", limit_s, lambda env: env.legal_actions()))
+            self._watched.leave()
 
     def discard(self) -> None:
-        if self._env is not None:
+        env, self._env = self._env, None
+        if env is not None:
             with contextlib.suppress(EpisodeFailed):
-                self._run("close", self.blueprint.step_timeout_s, lambda env: env.close())
-            self._env = None
+                self._run("close", self.blueprint.step_timeout_s, lambda: env.close())
+
+    def close(self) -> None:
+        self.discard()
+        CALLS.close(self._watched)
 
 
 class ThreadHost(EnvHost):
@@ -237,180 +242,95 @@ class ThreadHost(EnvHost):
     def __init__(self, blueprint: EnvBlueprint) -> None:
         super().__init__(blueprint)
         self._calls: SimpleQueue[_Call | None] | None = None
+        self._watched = CALLS.open()
+        self.place = self._watched.place
 
-    async def _call(self, during: str, limit_s: float, function: Callable[[TextEnv], Any]) -> Any:
+    async def _call(self, verb: str, limit_s: float, **arguments: Any) -> Any:
         if self._calls is None:
             self._calls = SimpleQueue()
             # A daemon: an abandoned call must not keep the process from ending.
-            Thread(target=_work, args=(self.blueprint, self._calls), name="envsdk-env", daemon=True).start()
+            threading.Thread(
+                target=_work, args=(self.blueprint, self._calls), name="envsdk-env", daemon=True
+            ).start()
+            await self._answer("start", self.blueprint.start_timeout_s, {})
+        return await self._answer(verb, limit_s, arguments)
+
+    async def _answer(self, verb: str, limit_s: float, arguments: Mapping[str, Any]) -> Any:
+        assert self._calls is not None
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
-        self._calls.put(_Call(during, function, loop, answer))
+        self._calls.put(_Call(verb, arguments, self._watched, limit_s, loop, answer))
         try:
             await asyncio.wait({answer}, timeout=limit_s)
         finally:
             is_late = answer.cancel()
+            if is_late:
+                self._watched = self._watched.abandoned()
         if is_late:
-            raise timed_out(during, limit_s)
+            raise timed_out(verb, limit_s)
         return answer.result()
-
-    async def reset(self, seed: int, options: Options | None = None) -> tuple[str, Info]:
-        limit_s = self.blueprint.reset_timeout_s
-        arguments = _reset_arguments(seed, options)
-        return reset_result(await self._call("reset", limit_s, lambda env: env.reset(**arguments)))
-
-    async def step(self, action: str) -> StepResult:
-        limit_s = self.blueprint.step_timeout_s
-        return step_result(await self._call("step", limit_s, lambda env: env.step(action)))
-
-    async def state_hash(self) -> str:
-        limit_s = self.blueprint.step_timeout_s
-        answer = await self._call("state_hash", limit_s, lambda env: env.state_hash())
-        return text_result("state_hash", answer)
-
-    async def oracle(self) -> str:
-        limit_s = self.blueprint.step_timeout_s
-        return text_result("oracle", await self._call("oracle", limit_s, lambda env: env.oracle()))
-
-    async def legal_actions(self) -> Sequence[str]:
-        limit_s = self.blueprint.step_timeout_s
-        return actions_result(await self._call("legal_actions", limit_s, lambda env: env.legal_actions()))
 
     def discard(self) -> None:
         calls, self._calls = self._calls, None
         if calls is not None:
             calls.put(None)
 
+    def close(self) -> None:
+        self.discard()
+        CALLS.close(self._watched)
+
 
 @dataclass(frozen=True, slots=True)
 class _Call:
     """One call on its way to an environment's thread."""
 
-    during: str
-    function: Callable[[TextEnv], Any]
+    verb: str
+    arguments: Mapping[str, Any]
+    watched: EnvCall
+    limit_s: float
     loop: asyncio.AbstractEventLoop
     answer: asyncio.Future[Any]
 
-    def resolve(self, result: Any, error: BaseException | None) -> None:
+    def resolve(self, result: Any, failure: Failure | None) -> None:
         def on_loop() -> None:
             if not self.answer.done():
-                if error is None:
+                if failure is None:
                     self.answer.set_result(result)
                 else:
-                    self.answer.set_exception(raised(error, self.during))
+                    self.answer.set_exception(EpisodeFailed(failure))
 
         with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
             self.loop.call_soon_threadsafe(on_loop)
 
 
 def _work(blueprint: EnvBlueprint, calls: SimpleQueue[_Call | None]) -> None:
-    """Body of an environment's thread: answers calls until it gets None."""
+    """Body of an environment's thread: builds the environment, then answers calls until it gets None."""
     env: TextEnv | None = None
     while (call := calls.get()) is not None:
+        call.watched.runs_on(threading.get_native_id(), is_inline=False)
+        call.watched.enter(call.verb, call.limit_s)
+        result, failure = None, None
         try:
-            env = env or blueprint.build()
-            call.resolve(call.function(env), None)
+            if env is None:
+                env = blueprint.build()
+            else:
+                result = getattr(env, call.verb)(**call.arguments)
         except BaseException as error:  # noqa: BLE001 - boundary: environment, raised in the caller
-            call.resolve(None, error)
+            failure = failure_of(error, call.verb)
+        call.watched.leave()
+        call.resolve(result, failure)
     if env is not None:
         with contextlib.suppress(BaseException):
             env.close()
 
 
-def _serve(blueprint: EnvBlueprint, pipe: Connection) -> None:
-    """Body of an environment's process: answers `(method, keyword arguments)` until the pipe closes."""
-    env: TextEnv | None = None
-    with contextlib.suppress(EOFError, KeyboardInterrupt):
-        while True:
-            verb, argument = pipe.recv()
-            try:
-                env = env or blueprint.build()
-                pipe.send((True, getattr(env, verb)(**argument)))
-            except Exception as error:  # noqa: BLE001 - boundary: environment, sent to the parent
-                pipe.send((False, _failure(error, verb)))
-
-
-class ProcessHost(EnvHost):
-    """Runs in a process of its own, killed at a deadline; its death is a failed episode."""
-
-    def __init__(self, blueprint: EnvBlueprint) -> None:
-        super().__init__(blueprint)
-        self._process: Any = None
-        self._pipe: Connection | None = None
-
-    def _start(self) -> Connection:
-        if self._pipe is None:
-            context = multiprocessing.get_context("forkserver")
-            self._pipe, theirs = context.Pipe()
-            self._process = context.Process(target=_serve, args=(self.blueprint, theirs), daemon=True)
-            self._process.start()
-            theirs.close()
-        return self._pipe
-
-    async def _call(self, verb: str, limit_s: float, **argument: Any) -> Any:
-        loop = asyncio.get_running_loop()
-        pipe = await loop.run_in_executor(None, self._start)
-        readable = loop.create_future()
-
-        def on_readable() -> None:
-            if not readable.done():
-                readable.set_result(None)
-
-        loop.add_reader(pipe.fileno(), on_readable)
-        try:
-            pipe.send((verb, argument))
-            async with asyncio.timeout(limit_s):
-                await readable
-            pickled = pipe.recv_bytes()
-        except TimeoutError as error:
-            raise timed_out(verb, limit_s) from error
-        except (EOFError, OSError) as error:
-            message = f"the environment's process ended during {verb}"
-            failure = Failure(boundary=Boundary.ENVIRONMENT, kind="process_died", message=message)
-            raise EpisodeFailed(failure) from error
-        finally:
-            loop.remove_reader(pipe.fileno())
-        try:
-            well, answer = pickle.loads(pickled)
-        except Exception as error:
-            failure = Failure.from_exception(Boundary.ENVIRONMENT, error, kind=f"{verb}_unreadable")
-            raise EpisodeFailed(failure) from error
-        if not well:
-            raise EpisodeFailed(answer)
-        return answer
-
-    async def reset(self, seed: int, options: Options | None = None) -> tuple[str, Info]:
-        arguments = _reset_arguments(seed, options)
-        return reset_result(await self._call("reset", self.blueprint.reset_timeout_s, **arguments))
-
-    async def step(self, action: str) -> StepResult:
-        return step_result(await self._call("step", self.blueprint.step_timeout_s, action=action))
-
-    async def state_hash(self) -> str:
-        return text_result("state_hash", await self._call("state_hash", self.blueprint.step_timeout_s))
-
-    async def oracle(self) -> str:
-        return text_result("oracle", await self._call("oracle", self.blueprint.step_timeout_s))
-
-    async def legal_actions(self) -> Sequence[str]:
-        return actions_result(await self._call("legal_actions", self.blueprint.step_timeout_s))
-
-    def discard(self) -> None:
-        process, self._process, pipe, self._pipe = self._process, None, self._pipe, None
-        if process is not None:
-            process.kill()
-            process.join()
-        if pipe is not None:
-            pipe.close()
-
-
-_HOSTS: dict[Isolation, type[EnvHost]] = {
-    Isolation.INLINE: InlineHost,
-    Isolation.THREAD: ThreadHost,
-    Isolation.PROCESS: ProcessHost,
-}
-
-
 def open_host(blueprint: EnvBlueprint) -> EnvHost:
     """A host for the blueprint's isolation; builds nothing before its first reset."""
-    return _HOSTS[blueprint.isolation](blueprint)
+    if blueprint.isolation is Isolation.INLINE:
+        return InlineHost(blueprint)
+    if blueprint.isolation is Isolation.THREAD:
+        return ThreadHost(blueprint)
+    # Brings what starts processes, which others do without.
+    from envsdk.managers.process_host import ProcessHost
+
+    return ProcessHost(blueprint)

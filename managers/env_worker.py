@@ -4,23 +4,22 @@
 
 Leases come and trajectories go by one long poll with the scheduler; replies by one with each engine.
 
-An inline environment that overruns its limit holds the event loop and with it every other episode
-here. A thread watches for that, hands in the one episode as failed and ends the process; the
-scheduler replaces it and lets the others run elsewhere.
+An environment that overruns its limit in the event loop, or on a thread with the interpreter's lock, holds
+up every other episode here. A watcher kills the process then and leaves a note which environment it was; the
+scheduler records that one episode as failed, replaces the worker and lets the others run elsewhere.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
+from envsdk.call_watch import CALLS
 from envsdk.chat import ChatTokenizer
 from envsdk.inference.engine_host import RayLink
 from envsdk.inference.engine_policy import EnginePolicy, GeneratingSettings
@@ -29,8 +28,6 @@ from envsdk.long_poll import LongPoll
 from envsdk.managers.traj_env_manager import EpisodeOrder, LeaseSource, TagSetup, TrajEnvManager
 from envsdk.plugins import load_plugin
 from envsdk.trajectory import Trajectory
-
-WATCH_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +144,14 @@ class EnvWorker(LeaseSource):
             lambda number, messages: scheduler.exchange.remote(self._worker_id, number, messages),
             self._on_messages,
         )
-        Thread(target=self._end_when_overdue, args=(scheduler,), name="envsdk-watch", daemon=True).start()
+        CALLS.start_watcher(
+            {
+                manager.place: slot_id
+                for slot_id, manager in self._managers.items()
+                if manager.place is not None
+            },
+            _note(self._worker_id),
+        )
         polling: asyncio.Future[Any] = asyncio.ensure_future(self._poll.run())
         playing: asyncio.Future[Any] = asyncio.gather(
             *(manager.run_rollout_loop() for manager in self._managers.values())
@@ -163,21 +167,16 @@ class EnvWorker(LeaseSource):
             await asyncio.gather(polling, playing, return_exceptions=True)
             await proxy.close()
 
+    async def note(self) -> tuple[str, Path]:
+        """On which machine (Ray's name), and where, a watcher would say why it killed this process."""
+        import ray  # here, because collecting imports this module and needs no Ray
+
+        return ray.get_runtime_context().get_node_id(), _note(self._worker_id)
+
     async def num_calls(self) -> int:
         """Calls to the scheduler and the engines since start."""
         assert self._poll is not None, "not running"
         return self._poll.num_calls + sum(link.num_calls for link in self._links)
-
-    def _end_when_overdue(self, scheduler: Any) -> None:
-        """Body of the watching thread."""
-        import ray  # here, because collecting imports this module and needs no Ray
-
-        while True:
-            time.sleep(WATCH_S)
-            for slot_id, manager in self._managers.items():
-                if (overdue := manager.overdue()) is not None:
-                    ray.get(scheduler.last_word.remote(self._worker_id, Finished(slot_id, *overdue)))
-                    os._exit(1)
 
     async def lease(self, slot_id: str) -> EpisodeOrder | None:
         return await self._orders[slot_id].get()
@@ -248,3 +247,11 @@ class EnvWorker(LeaseSource):
             )
             for tag, setup in self._setup.setups.items()
         }
+
+
+def _note(worker_id: str) -> Path:
+    """In the folder of the Ray session, which nobody need clear up."""
+    from ray._private import worker
+
+    assert worker._global_node is not None, "not a worker of Ray"
+    return Path(worker._global_node.get_session_dir_path()) / f"envsdk-note-{worker_id}-{os.getpid()}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from envsdk.failures import RolloutStalled
+from envsdk.failures import RolloutStalled, describe_error
 from envsdk.group_filters import PLUGINS, GroupFilter
 from envsdk.plugins import load_plugin
 from envsdk.trajectory import Trajectory
@@ -65,7 +65,7 @@ def _ask(name: str, function: GroupFilter, group: Sequence[Trajectory]) -> str |
     try:
         reason = function(group)
     except Exception as error:
-        raise RolloutStalled(f"group filter {name!r} raised {type(error).__name__}: {error}") from error
+        raise RolloutStalled(f"group filter {name!r} raised {describe_error(error)}") from error
     if reason is None or (isinstance(reason, str) and reason):
         return reason
     raise RolloutStalled(

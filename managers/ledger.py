@@ -255,8 +255,10 @@ class RolloutLedger:
         if len(self._ready) < num_groups:
             return None, self._advance(now, commands)
 
-        # The sort is stable: among equals the first complete come first.
+        # The sort is stable: among equals the first complete are chosen.
         chosen = sorted(self._ready.values(), key=self._oldest_version)[:num_groups]
+        # In the order of their tasks, so that a synchronous run does not depend on who was faster.
+        chosen.sort(key=lambda group: group.group_id)
         batch = Batch(version=self.version, groups=tuple(self._deliver(group) for group in chosen))
         self._groups_in_training += num_groups
         self._guard.delivered()

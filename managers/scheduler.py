@@ -24,8 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from envsdk.call_watch import Note, read_note
 from envsdk.failures import (
     Boundary,
     ConfigurationError,
@@ -35,6 +37,7 @@ from envsdk.failures import (
     as_envsdk_error,
 )
 from envsdk.long_poll import Outbox
+from envsdk.managers.env_host import timed_out
 from envsdk.managers.env_worker import (
     Control,
     EngineJoined,
@@ -65,9 +68,10 @@ from envsdk.managers.ledger_types import (
 )
 from envsdk.managers.traj_env_manager import EpisodeOrder
 from envsdk.storage import write_trajectories
-from envsdk.trajectory import Outcome, TokenArrays, Trajectory
+from envsdk.trajectory import Outcome, Task, TokenArrays, Trajectory
 
 TICK_S = 0.5
+NOTE_PATIENCE_S = 10.0
 MAX_RESTARTS_WITHOUT_PROGRESS = 5
 
 
@@ -103,6 +107,8 @@ class RolloutBatch:
     """Ends of leases since the start of the run."""
     failures: Mapping[str, int] = field(default_factory=dict)
     """Failed episodes since the last batch, by `boundary/kind`."""
+    failing_tags: Mapping[str, str] = field(default_factory=dict)
+    """Tags of which every episode since the last batch failed, and how: none of them is in this batch."""
     filtered: Mapping[str, int] = field(default_factory=dict)
     """Groups dropped since the last batch, by group filter."""
     discarded_tokens: int = 0
@@ -123,8 +129,6 @@ class _Worker:
     actor: Any
     outbox: Outbox[ToWorker] = field(default_factory=Outbox)
     checked_in: bool = False
-    has_said_why: bool = False
-    """It ends because of an episode that it handed in as failed."""
 
 
 class RolloutScheduler:
@@ -145,8 +149,8 @@ class RolloutScheduler:
         self._workers: dict[str, _Worker] = {}
         self._worker_of_slot = {slot: name for name, worker in setup.workers.items() for slot in worker.slots}
         self._held: dict[int, Trajectory] = {}
-        self._playing: dict[str, int] = {}
-        """Slot -> its lease, until the worker reports that finished or released."""
+        self._playing: dict[str, EpisodeOrder] = {}
+        """By slot, until the worker reports it finished or released."""
         self._stragglers: set[str] = set()
         """Those of `_playing` that still play for a ledger that has been replaced."""
         self._discarded: list[tuple[Trajectory, str]] = []
@@ -158,6 +162,8 @@ class RolloutScheduler:
         self._next_number = 0
         """Names the files of the next batch."""
         self._failures: Counter[str] = Counter()
+        self._failed_by_tag: dict[str, list[Failure]] = {}
+        """Since the last batch."""
         self._stopping: dict[str, float] = {}
         """When a slot told to stop must have done so."""
         self._fatal: EnvsdkError | None = None
@@ -237,9 +243,9 @@ class RolloutScheduler:
         self._ledger = RolloutLedger(self._setup.ledger, _from_the_first_task(self._ledger.state(), version))
         self._begun = True
         self._held.clear()
-        for slot_id, lease_id in self._playing.items():
+        for slot_id, order in self._playing.items():
             if slot_id not in self._stopping:
-                self._stop(slot_id, lease_id)
+                self._stop(slot_id, order.lease_id)
         self._stragglers = set(self._playing)
         self._broadcast(Control.RESUME)
         self._execute(self._ledger.publish(version, now))
@@ -287,13 +293,6 @@ class RolloutScheduler:
             self._heard(worker, message, now)
         return await worker.outbox.collect(number)
 
-    async def last_word(self, worker_id: str, message: FromWorker) -> None:
-        """What a worker says before it ends itself."""
-        worker = self._workers[worker_id.partition("#")[0]]
-        if worker.worker_id == worker_id:
-            worker.has_said_why = True
-            self._heard(worker, message, time.monotonic())
-
     def _check_in(self, worker: _Worker, now: float) -> None:
         worker.checked_in = True
         if self._ledger.is_suspended:
@@ -326,6 +325,7 @@ class RolloutScheduler:
     def _finished(self, lease_id: int, trajectory: Trajectory, now: float) -> None:
         failure = trajectory.failure
         if failure is not None:
+            self._failed_by_tag.setdefault(trajectory.task.tag, []).append(failure)
             self._failures[f"{failure.boundary}/{failure.kind}"] += 1
             # Once batches come, a task that does not fit is one of its own kind: not worth the run.
             if failure.boundary is Boundary.CONFIGURATION and not self._ledger.counts.delivered:
@@ -340,8 +340,8 @@ class RolloutScheduler:
     def _execute(self, commands: Iterable[Command]) -> None:
         for command in commands:
             if isinstance(command, Grant):
-                self._playing[command.slot_id] = command.lease.lease_id
-                self._put(command.slot_id, Play(command.slot_id, self._order(command.lease)))
+                order = self._playing[command.slot_id] = self._order(command.lease)
+                self._put(command.slot_id, Play(command.slot_id, order))
             elif isinstance(command, Cancel):
                 self._stop(command.slot_id, command.lease_id)
             elif isinstance(command, Discard):
@@ -406,6 +406,10 @@ class RolloutScheduler:
         ]
         counts = self._ledger.counts
         failures, self._failures = self._failures, Counter()
+        failed_by_tag, self._failed_by_tag = self._failed_by_tag, {}
+        succeeded = {
+            trajectory.task.tag for group in groups for trajectory in group if not trajectory.failure
+        }
         discarded_tokens, self._discarded_tokens = self._discarded_tokens, 0
         return RolloutBatch(
             version=taken.version,
@@ -415,6 +419,11 @@ class RolloutScheduler:
                 for name in ("started", "delivered", "filtered", "stale", "failed", "cancelled")
             },
             failures=dict(failures),
+            failing_tags={
+                tag: f"{len(failed)} failed, the last one: {failed[-1]}"
+                for tag, failed in failed_by_tag.items()
+                if tag not in succeeded
+            },
             filtered=self._filters.delivered(),
             discarded_tokens=discarded_tokens,
         )
@@ -425,24 +434,31 @@ class RolloutScheduler:
 
     def _without_report(self, group: BatchGroup, lease_id: int) -> Trajectory:
         """An episode that never reported is data all the same."""
-        limit_s, now = self._setup.ledger.episode_deadline_s, time.time()
+        limit_s = self._setup.ledger.episode_deadline_s
         if group.failures[lease_id] is Reason.WORKER_LOST:
             message = f"its worker was lost, {self._setup.ledger.max_group_attempts} times in a row"
             kind = "worker_lost"
         else:
             kind, message = "episode_deadline", f"no end within episode_deadline_s={limit_s:g}"
         self._failures[f"{Boundary.SCHEDULER}/{kind}"] += 1
+        failure = Failure(boundary=Boundary.SCHEDULER, kind=kind, message=message)
+        return self._failed(group.task, group.group_id, lease_id, failure, limit_s)
+
+    def _failed(
+        self, task: Task, group_id: int, lease_id: int, failure: Failure, lasted_s: float
+    ) -> Trajectory:
+        now = time.time()
         return Trajectory(
-            trajectory_id=f"{group.task.split}-{lease_id}",
-            group_id=group.group_id,
-            task=group.task,
-            seed=group.task.seed(self._setup.run_seed),
+            trajectory_id=f"{task.split}-{lease_id}",
+            group_id=group_id,
+            task=task,
+            seed=task.seed(self._setup.run_seed),
             outcome=Outcome.FAILED,
             success=False,
             turns=(),
             tokens=None,
-            failure=Failure(boundary=Boundary.SCHEDULER, kind=kind, message=message),
-            started_at=now - limit_s,
+            failure=failure,
+            started_at=now - lasted_s,
             ended_at=now,
         )
 
@@ -494,21 +510,28 @@ class RolloutScheduler:
             setup = replace(first_setup, engines=dict(self._engines))
             actor = remote_worker.remote(worker_id, setup)
             self._workers[name] = _Worker(name, worker_id, setup, actor)
+            where = None
             try:
+                where = await actor.note.remote()
                 await actor.run.remote(me)
                 return
             except RayActorError as died:
                 if self._closing:
                     return
-                self._worker_died(name, died)
+                self._worker_died(name, died, None if where is None else await _take_note(*where))
             except Exception as error:  # noqa: BLE001 - boundary: scheduler; the worker's own code failed
                 self._fail(as_envsdk_error(error, f"worker {name} failed"))
                 return
 
-    def _worker_died(self, name: str, died: RayActorError) -> None:
+    def _worker_died(self, name: str, died: RayActorError, note: Note | None) -> None:
         worker = self._workers[name]
         self._failures[f"{Boundary.SCHEDULER}/worker_died"] += 1
-        self._restarts_without_progress[name] += not worker.has_said_why
+        if note is None:
+            self._restarts_without_progress[name] += 1
+        elif (order := self._playing.get(note.name)) is not None:
+            failure = timed_out(note.during, note.limit_s).failure
+            failed = self._failed(order.task, order.group_id, order.lease_id, failure, note.limit_s)
+            self._heard(worker, Finished(note.name, order.lease_id, failed), time.monotonic())
         if self._restarts_without_progress[name] > MAX_RESTARTS_WITHOUT_PROGRESS:
             message = f"worker {name} died {self._restarts_without_progress[name]} times in a row: {died}"
             self._fail(RolloutStalled(message))
@@ -553,6 +576,18 @@ class RolloutScheduler:
             return ""
         counted = ", ".join(f"{count} x {kind}" for kind, count in self._failures.most_common(5))
         return f" Failures since the last batch: {counted}."
+
+
+async def _take_note(node_id: str, path: Path) -> Note | None:
+    """What the watcher of a worker on that machine said, if it killed it."""
+    where = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    reading = ray.remote(num_cpus=0, max_retries=0)(read_note).options(scheduling_strategy=where).remote(path)
+    try:
+        async with asyncio.timeout(NOTE_PATIENCE_S):
+            note: Note | None = await reading
+            return note
+    except (TimeoutError, RayError):
+        return None  # the machine is gone as well
 
 
 def _from_the_first_task(state: LedgerState, version: int) -> LedgerState:

@@ -119,17 +119,10 @@ class TrajEnvManager:
             self._cancelled = lease_id
             self._loop_task.cancel()
 
-    def overdue(self) -> tuple[int, Trajectory] | None:
-        """The lease whose environment holds the event loop past its limit, and its failed episode.
-
-        May be asked from another thread: on the loop there is nobody left to ask.
-        """
-        failure, order = self._host.overdue(), self._playing
-        if failure is None or order is None:
-            return None
-        episode = _Episode(order, self._setup, self._worker)
-        episode.fail(failure)
-        return order.lease_id, episode.finish()
+    @property
+    def place(self) -> int | None:
+        """Of its environment among the calls of this process that can be watched."""
+        return self._host.place
 
     async def _play_unless_cancelled(self, order: EpisodeOrder) -> Trajectory | None:
         self._playing = order

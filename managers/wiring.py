@@ -33,6 +33,7 @@ def tag_setup(tag: str, custom: CustomEnv, spec: EnvSpec, *, max_new_tokens: int
             spec=spec,
             env_config=custom.env_config,
             isolation=Isolation(custom.isolation) if custom.isolation else spec.isolation,
+            start_timeout_s=custom.start_timeout_s or spec.start_timeout_s,
             reset_timeout_s=custom.reset_timeout_s or spec.reset_timeout_s,
             step_timeout_s=custom.step_timeout_s or spec.step_timeout_s,
         ),

@@ -153,6 +153,8 @@ class AgenticPipeline:
         self._kl_coef: float | None = None
         if config.target_kl is not None and folder.checkpoint is not None:
             self._kl_coef = folder.checkpoint.state.kl_coef
+        self._failing_tags: set[str] = set()
+        """Those that the user has been told of."""
         self._checkpointed_step = -1
         self.has_trained = False
         """From its first batch on this process has something to keep."""
@@ -319,6 +321,9 @@ class AgenticPipeline:
         metrics = self._metrics | rollout_metrics(batch)
         metrics |= await self._generation_metrics(metrics["time/step_s"], batch)
         metrics["version"] = float(batch.version)
+        for tag in batch.failing_tags.keys() - self._failing_tags:
+            self.display.note(f"no episode of {tag} is in this batch: {batch.failing_tags[tag]}")
+        self._failing_tags = set(batch.failing_tags)
         if (self.step + 1) % self.config.logging_steps == 0 or any(n.startswith("val/") for n in metrics):
             self.tracker.log(self.step, metrics, time_unix_s=time.time())
         done = self.step + 1 - self.folder.first_step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -95,7 +96,8 @@ class HostedEnv(TextEnv):
             return self._observation(), 0.0, self._terminated, self._truncated, info
         self._turn += 1
         answer = self._answer(action)
-        metrics = {name: float(value) for name, value in answer.metrics.items()}
+        numbers = {name: float(value) for name, value in answer.metrics.items()}
+        metrics = {name: number for name, number in numbers.items() if math.isfinite(number)}
         self._note = answer.note
         if answer.note:
             reward = 0.0 - self._invalid_penalty

@@ -193,8 +193,10 @@ class CustomEnv(Section):
     """What the text of each reply must be, where the engine is able to (`embedded`, `vllm`)."""
     isolation: Literal["inline", "thread", "process"] | None = None
     """Where `reset` and `step` run; as the environment asks when absent."""
+    start_timeout_s: PositiveFloat | None = None
+    """Deadline for importing and constructing the environment; the environment's own when absent."""
     reset_timeout_s: PositiveFloat | None = None
-    """Deadline of `reset`; the environment's own when absent."""
+    """Deadline of `reset`, once the environment is there; the environment's own when absent."""
     step_timeout_s: PositiveFloat | None = None
     """Deadline of one `step`; the environment's own when absent."""
     env_manager_cls: str | None = None

@@ -17,7 +17,7 @@ from envsdk.atomic import make_folder, remove_leftovers
 from envsdk.datasets.finishing import refuse_foreign_card, write_card, write_formats
 from envsdk.datasets.formats import make_formats
 from envsdk.datasets.reading import DataSet
-from envsdk.failures import ConfigurationError, EnvsdkError
+from envsdk.failures import ConfigurationError, EnvsdkError, describe_error
 from envsdk.shards import (
     Manifest,
     ShardPlan,
@@ -78,7 +78,7 @@ def _scored(trajectory: Trajectory, score: Score) -> Trajectory:
     except Exception as error:  # whatever a function of the user's may raise
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise EnvsdkError(
-            f"--rewards: {type(error).__name__}: {error} ({frame.filename}:{frame.lineno}, for episode "
+            f"--rewards: {describe_error(error)} ({frame.filename}:{frame.lineno}, for episode "
             f"{trajectory.trajectory_id}); return one number, or one per turn"
         ) from error
 

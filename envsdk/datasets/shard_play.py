@@ -8,26 +8,19 @@ A process holds the episodes of the shards it has begun, and no others.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import threading
 import time
-import traceback
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envsdk.atomic import remove_leftovers
 from envsdk.datasets.selection import EpisodeFilters
-from envsdk.failures import EnvsdkError
 from envsdk.shards import Selection, ShardPlan, ShardRecord, record_shard, share_worker_lock, write_shard
+from envsdk.supervised import Share, play_supervised
 from envsdk.tally import Tally
 from envsdk.trajectory import Trajectory
 
@@ -124,68 +117,31 @@ def play_shards(job: ShardJob, plans: Sequence[ShardPlan], on_event: OnEvent) ->
 
 def play_in_processes(job: ShardJob, plans: Sequence[ShardPlan], num_workers: int, on_event: OnEvent) -> None:
     """Play and write `plans` in worker processes, each its share of the shards."""
-    context = multiprocessing.get_context("spawn")
-    workers: dict[Connection, SpawnProcess] = {}
+    shares = [_Shards(job, plans[number::num_workers]) for number in range(min(num_workers, len(plans)))]
     try:
-        for number in range(min(num_workers, len(plans))):
-            ours, theirs = context.Pipe(duplex=False)
-            worker = context.Process(
-                target=_worker_main, args=(job, plans[number::num_workers], theirs), daemon=True
-            )
-            worker.start()
-            theirs.close()
-            workers[ours] = worker
-        unfinished = set(workers)
-        while unfinished:
-            for pipe in wait(list(unfinished)):
-                assert isinstance(pipe, Connection)
-                event = _receive(pipe, workers[pipe])
-                if event is None:
-                    unfinished.discard(pipe)
-                else:
-                    on_event(event)
+        play_supervised(shares, on_event)
     finally:
-        for pipe, worker in workers.items():
-            worker.kill()
-            worker.join()
-            pipe.close()
         remove_leftovers(job.to)
 
 
-def _receive(pipe: Connection, worker: SpawnProcess) -> Played | ShardRecord | None:
-    """What a worker says next, None when it is done; raises what it raised."""
-    try:
-        event = pipe.recv()
-    except EOFError:
-        worker.join()
-        raise EnvsdkError(
-            f"a worker process died (exit code {worker.exitcode}). Run the same command again to continue; "
-            "use fewer --workers if the machine ran out of memory"
-        ) from None
-    if isinstance(event, BaseException):
-        raise event
-    assert event is None or isinstance(event, Played | ShardRecord)
-    return event
+class _Shards(Share[Played | ShardRecord]):
+    """The shards of one worker process."""
 
+    def __init__(self, job: ShardJob, plans: Sequence[ShardPlan]) -> None:
+        self._job = job
+        self._plans = plans
 
-def _worker_main(job: ShardJob, plans: Sequence[ShardPlan], pipe: Connection) -> None:
-    """Body of a worker process."""
-    # Ctrl-C reaches the whole process group; the parent ends the workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_die_with_parent, daemon=True).start()
-    share_worker_lock(job.out)
-    try:
-        play_shards(job, plans, pipe.send)
-        pipe.send(None)
-    except EnvsdkError as error:
-        pipe.send(error)
-    except Exception:  # noqa: BLE001 - boundary: the parent raises it
-        pipe.send(RuntimeError(f"in a worker process:\n{traceback.format_exc()}"))
+    @property
+    def num_environments(self) -> int:
+        return self._job.player.num_slots
 
+    def play(self, send: OnEvent) -> None:
+        share_worker_lock(self._job.out)
+        play_shards(self._job, self._plans, send)
 
-def _die_with_parent() -> None:
-    """A worker whose parent was killed must not go on writing into the folder."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    def heard(self, event: Played | ShardRecord) -> None:
+        if isinstance(event, ShardRecord):
+            self._plans = [plan for plan in self._plans if plan.number != event.number]
+
+    def isolated(self) -> _Shards:
+        return _Shards(replace(self._job, player=self._job.player.isolated()), self._plans)

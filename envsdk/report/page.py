@@ -224,6 +224,9 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
     episodes = run.last("ledger/delivered")
     if episodes:
         facts.append(("episodes trained on", f"{episodes:,.0f}"))
+    for name in run.names("without_episodes/"):
+        tag, count = name.removeprefix("without_episodes/"), run.total(name)
+        facts.append((f"batches without {tag}", f"{count:.0f}: all of its episodes failed"))
     restarts = _increase([row.get("engine/restarts", 0.0) for row in run.metrics])
     if restarts:
         facts.append(("engine restarts", f"{restarts:,.0f}"))

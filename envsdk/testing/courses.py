@@ -18,6 +18,7 @@ from typing import Any
 from gymnasium.utils.env_checker import data_equivalence
 
 from envsdk.env import TextEnv
+from envsdk.failures import describe_error
 from envsdk.testing.time_limits import NeverReturned, call
 
 Factory = Callable[[], TextEnv]
@@ -82,7 +83,7 @@ def ask(env: TextEnv, method: str, /, *args: Any, **kwargs: Any) -> Any:
     except NeverReturned:
         raise
     except Exception as error:
-        raise Fault(method, f"{told()} raised {type(error).__name__}: {error}") from error
+        raise Fault(method, f"{told()} raised {describe_error(error)}") from error
 
 
 def short(value: Any, limit: int = 200) -> str:
@@ -98,7 +99,7 @@ def build(make: Factory) -> TextEnv:
     except NeverReturned:
         raise
     except Exception as error:
-        raise Fault("__init__", f"building it raised {type(error).__name__}: {error}") from error
+        raise Fault("__init__", f"building it raised {describe_error(error)}") from error
 
 
 def reset(env: TextEnv, seed: int | None) -> Turn:

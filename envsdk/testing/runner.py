@@ -26,7 +26,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import FlakyFailure
 
-from envsdk.failures import ConfigurationError
+from envsdk.failures import ConfigurationError, describe_error
 from envsdk.registry import did_you_mean
 from envsdk.testing.checks import GROUPS, Check, NotApplicable, catalogue
 from envsdk.testing.courses import Fault, build, watch
@@ -480,7 +480,7 @@ def _failure(
     error: BaseException,
     timeout_s: float | None = None,
 ) -> Outcome:
-    message = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+    message = str(error) if isinstance(error, AssertionError) else describe_error(error)
     message = printable(message)
     return Outcome(
         check=check,

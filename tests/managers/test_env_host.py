@@ -1,23 +1,24 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
-from threading import Timer
 from typing import Any
 
 import numpy as np
 import pytest
 
 from envsdk.env import EnvSpec, Info, Isolation
-from envsdk.failures import Failure
+from envsdk.interrupts import noticing_ctrl_c
 from envsdk.managers.env_host import EnvBlueprint, EpisodeFailed, open_host, reset_result, step_result
 from envsdk.trajectory import Task
-from tests.managers.toy_envs import COUNTING, TROUBLESOME, CountingEnv
+from tests.managers.toy_envs import COUNTING, RAISED, TROUBLESOME, CountingEnv
 
 EVERYWHERE = list(Isolation)
 OUTSIDE = [Isolation.THREAD, Isolation.PROCESS]
 CALLS = {
+    "start": lambda host: host.reset(0),
     "reset": lambda host: host.reset(0),
     "step": lambda host: host.step("go"),
     "state_hash": lambda host: host.state_hash(),
@@ -62,17 +63,104 @@ async def test_an_exception_is_put_down_to_the_environment(isolation: Isolation,
         host.close()
 
 
-@pytest.mark.parametrize("how", ["exit", "run_out"])
-@pytest.mark.parametrize("isolation", [Isolation.INLINE, Isolation.THREAD])
-async def test_no_kind_of_exception_leaves_the_environment(isolation: Isolation, how: str) -> None:
-    host = open_host(blueprint(isolation, how=how, where="step"))
+@pytest.mark.parametrize("how", ["exit", "run_out", *RAISED])
+@pytest.mark.parametrize("where", ["start", "reset", "step", "state_hash"])
+@pytest.mark.parametrize("isolation", EVERYWHERE)
+async def test_no_kind_of_exception_leaves_the_environment(
+    isolation: Isolation, where: str, how: str, signals_are_noticed: None
+) -> None:
+    host = open_host(blueprint(isolation, how=how, where=where))
     try:
-        await host.reset(0)
-        with pytest.raises(EpisodeFailed, match=r"SystemExit|StopIteration") as caught:
-            await host.step("go")
-        assert (caught.value.failure.boundary, caught.value.failure.kind) == ("environment", "step_raised")
+        if where in ("step", "state_hash"):
+            await host.reset(0)
+        with pytest.raises(EpisodeFailed) as caught:
+            await CALLS[where](host)
+        failure = caught.value.failure
+        assert (failure.boundary, failure.kind) == ("environment", f"{where}_raised")
+        assert failure.message.startswith(type(RAISED.get(how, RAISED["raise_mute"])).__name__) or how in (
+            "exit",
+            "run_out",
+        )
+        assert len(failure.message) <= 500
+        assert failure.message.isprintable()
         host.discard()
-        assert (await host.reset(1))[0] == "seed 1 turn 0"
+        if where != "start":
+            with pytest.raises(EpisodeFailed) if where == "reset" else contextlib.nullcontext():
+                await host.reset(1)
+    finally:
+        host.close()
+
+
+@pytest.fixture
+def signals_are_noticed() -> Iterator[None]:
+    with noticing_ctrl_c(lambda: False):
+        yield
+
+
+@pytest.mark.parametrize("verb", ["oracle", "legal_actions", "close"])
+@pytest.mark.parametrize("isolation", EVERYWHERE)
+async def test_an_interrupt_raised_by_any_method_is_the_environment_s(
+    isolation: Isolation, verb: str, signals_are_noticed: None
+) -> None:
+    spec = EnvSpec(id="toy/Interrupting-v0", entry_point="tests.managers.test_env_host:InterruptingEnv")
+    host = open_host(EnvBlueprint(spec=spec, isolation=isolation))
+    await host.reset(0)
+    if verb != "close":
+        with pytest.raises(EpisodeFailed) as caught:
+            await getattr(host, verb)()
+        assert caught.value.failure.kind == f"{verb}_raised"
+    host.close()
+
+
+class InterruptingEnv(CountingEnv):
+    """As if the user had pressed Ctrl-C."""
+
+    def oracle(self) -> str:
+        raise KeyboardInterrupt
+
+    def legal_actions(self) -> list[str]:
+        raise KeyboardInterrupt
+
+    def close(self) -> None:
+        raise KeyboardInterrupt
+
+
+class Vicious(str):
+    """Text whose methods raise."""
+
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+    __format__ = split = encode = __len__ = __getitem__ = __str__  # type: ignore[assignment]
+
+
+class ViciousEnv(CountingEnv):
+    """Gives nothing but text with methods of its own."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        return Vicious("start"), {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        return Vicious("next"), 0.0, False, False, {}
+
+    def oracle(self) -> str:
+        return Vicious("go")
+
+    def legal_actions(self) -> list[str]:
+        return [Vicious("go")]
+
+
+@pytest.mark.parametrize("isolation", [Isolation.INLINE, Isolation.THREAD])
+async def test_text_leaves_the_environment_without_its_code(isolation: Isolation) -> None:
+    host = open_host(
+        EnvBlueprint(spec=EnvSpec(id="toy/Vicious-v0", entry_point=ViciousEnv), isolation=isolation)
+    )
+    try:
+        observation, _ = await host.reset(0)
+        following, _, _, _, _ = await host.step("go")
+        texts = [observation, following, await host.oracle(), *await host.legal_actions()]
+        assert {type(text) for text in texts} == {str}
+        assert texts == ["start", "next", "go", "go"]
     finally:
         host.close()
 
@@ -147,6 +235,8 @@ BREACHES: dict[str, dict[str, Any]] = {
     "several successes": {"info": {"success": np.array([True, False])}},
     "metrics that are a list": {"info": {"metrics": [1.0]}},
     "a metric that is no number": {"info": {"metrics": {"score": "high"}}},
+    "a metric that is not a number": {"info": {"metrics": {"score": float("nan")}}},
+    "a metric that is infinite": {"info": {"metrics": {"score": np.float32("inf")}}},
     "a metric that is None": {"info": {"metrics": {"score": None}}},
 }
 
@@ -171,7 +261,7 @@ def test_what_would_break_a_batch_fails_its_own_episode(breach: str) -> None:
 
 
 def test_numbers_of_any_kind_become_plain_ones() -> None:
-    info = {"success": np.True_, "metrics": {"score": np.float32(0.5), "is_valid": True, "odd": float("nan")}}
+    info = {"success": np.True_, "metrics": {"score": np.float32(0.5), "is_valid": True}}
     answer = step_answer(reward=np.int64(2), terminated=np.True_, info=info)
     _, reward, terminated, truncated, plain = step_result(answer)
     assert [type(part) for part in (reward, terminated, truncated)] == [float, bool, bool]
@@ -267,27 +357,6 @@ async def test_a_hung_step_ends_at_its_deadline_and_stalls_nobody(isolation: Iso
         assert caught.value.failure.kind == "step_timeout"
     finally:
         hung.close()
-
-
-class SlowEnv(CountingEnv):
-    """Holds the event loop for a moment."""
-
-    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        time.sleep(0.5)
-        return super().step(action)
-
-
-async def test_an_inline_step_past_its_limit_is_seen_from_another_thread_until_it_returns() -> None:
-    spec = EnvSpec(id="toy/Slow-v0", entry_point=SlowEnv)
-    host = open_host(EnvBlueprint(spec=spec, reset_timeout_s=20.0, step_timeout_s=0.1))
-    seen: list[Failure | None] = [host.overdue()]
-    await host.reset(0)
-    watch = Timer(0.3, lambda: seen.append(host.overdue()))
-    watch.start()
-    await host.step("go")
-    watch.join()
-    seen.append(host.overdue())
-    assert [failure and failure.kind for failure in seen] == [None, "step_timeout", None]
 
 
 async def test_a_process_that_dies_is_a_failed_episode_and_the_next_reset_works() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from ray.exceptions import RayActorError
 
+from envsdk.call_watch import Note
 from envsdk.failures import Boundary, Failure
 from envsdk.inference.engine_policy import GeneratingSettings
 from envsdk.managers import scheduler as scheduler_module
@@ -274,17 +275,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         self._say(worker, Released(slot, worker.playing.pop(slot).lease_id))
 
     @precondition(lambda self: not self.is_over)
-    @rule(name=st.sampled_from(sorted(SLOTS)), data=st.data(), has_last_word=st.booleans())
-    def a_worker_dies(self, name: str, data: st.DataObject, has_last_word: bool) -> None:
+    @rule(name=st.sampled_from(sorted(SLOTS)), data=st.data(), has_note=st.booleans())
+    def a_worker_dies(self, name: str, data: st.DataObject, has_note: bool) -> None:
         worker = self.workers.pop(name)
 
         async def die() -> None:
-            if worker.playing and has_last_word:
-                slot = data.draw(st.sampled_from(sorted(worker.playing)))
-                order = worker.playing[slot]
-                failed = trajectory(order, self.version, failed=True)
-                await self.scheduler.last_word(worker.worker_id, Finished(slot, order.lease_id, failed))
-            self.scheduler._worker_died(name, RayActorError())
+            note = None
+            if worker.playing and has_note:
+                note = Note(data.draw(st.sampled_from(sorted(worker.playing))), "step", 1.0)
+            self.scheduler._worker_died(name, RayActorError(), note)
             self.scheduler._restarts_without_progress.clear()
             worker.end()
             self._start_worker(name)
@@ -317,7 +316,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scheduler._end_what_is_late(self.now)
             hung = [n for n, w in self.scheduler._workers.items() if w.actor in self.killed]
             for name in hung:
-                self.scheduler._worker_died(name, RayActorError())
+                self.scheduler._worker_died(name, RayActorError(), None)
                 self.workers.pop(name).end()
                 self._start_worker(name)
             self.scheduler._restarts_without_progress.clear()
@@ -363,7 +362,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler") or self.is_over:
             return
         scheduler = self.scheduler
-        assert scheduler._playing == {slot: w.playing[slot].lease_id for w, slot in self._busy()}
+        assert scheduler._playing == {slot: w.playing[slot] for w, slot in self._busy()}
         assert scheduler._stopping.keys() == {s for w in self.workers.values() for s in w.told_to_stop}
         assert scheduler._stragglers <= scheduler._playing.keys()
         assert scheduler._held.keys() <= scheduler._ledger._held.keys(), "a result is kept for nobody"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 import sys
 import time
 from typing import Any
@@ -50,9 +52,33 @@ class BrokenSandbox(EnvsdkError):
     boundary = Boundary.SANDBOX
 
 
+class Mute(Exception):
+    """Whoever asks what it is gets another exception."""
+
+    def __str__(self) -> str:
+        raise KeyboardInterrupt("no text")
+
+    __repr__ = __format__ = __str__  # type: ignore[assignment]
+
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("no class")
+
+
+RAISED = {
+    "raise_mute": Mute(),
+    "raise_KeyboardInterrupt": KeyboardInterrupt(),
+    "raise_GeneratorExit": GeneratorExit(),
+    "raise_CancelledError": asyncio.CancelledError(),
+    "raise_BaseException": BaseException("a\ud800\x00\x1b[2J" + 5_000_000 * "x"),
+}
+
+
 class TroublesomeEnv(CountingEnv):
-    """Misbehaves in `where` (`reset`, `step`, `state_hash`, `close`): `raise`, `break_sandbox`, `exit` as a
-    script does, `run_out` of what it iterates over, `hang` for an hour, or `die` with its process, or `lie`:
+    """Misbehaves in `where` (`start`, `reset`, `step`, `state_hash`, `close`).
+
+    It will `raise` (or raise one of `RAISED`), `break_sandbox`, `exit` as a script does, `run_out` of what it
+    iterates over, `hang` for an hour, `hog` the interpreter's lock, or `die` with its process, or `lie`:
     return what the contract does not allow. Or it will `flood`: its first observation has 2,000 words.
 
     With `share` below 1 only seeds whose last two digits are below `100 * share` misbehave.
@@ -61,12 +87,17 @@ class TroublesomeEnv(CountingEnv):
     def __init__(self, how: str, where: str = "step", share: float = 1.0, num_turns: int = 3) -> None:
         super().__init__(num_turns)
         self._how, self._where, self._share = how, where, share
+        self._misbehave("start")
 
     def _misbehave(self, where: str) -> None:
         if where != self._where or (self._seed or 0) % 100 >= 100 * self._share:
             return
         if self._how == "raise":
             raise RuntimeError("the lake is closed")
+        if self._how in RAISED:
+            raise RAISED[self._how]
+        if self._how == "hog":
+            re.match(r"(a+)+$", "a" * 64 + "b")
         if self._how == "break_sandbox":
             raise BrokenSandbox("the lake is dry")
         if self._how == "exit":
@@ -99,6 +130,14 @@ class TroublesomeEnv(CountingEnv):
 
     def close(self) -> None:
         self._misbehave("close")
+
+
+class SlowlyBuiltEnv(CountingEnv):
+    """Takes its time to be there."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        time.sleep(seconds)
 
 
 COUNTING = EnvSpec(id="toy/Counting-v0", entry_point="tests.managers.toy_envs:CountingEnv")

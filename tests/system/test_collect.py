@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 import tests.system.toy_envs  # noqa: F401 - registers the environments
@@ -40,6 +41,13 @@ def wait_until(happened: Callable[[], bool]) -> None:
     while not happened():
         assert time.monotonic() < deadline, "waited for two minutes"
         time.sleep(0.005)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def manifest_of(folder: Path) -> dict:
@@ -205,13 +213,48 @@ def test_worker_processes_collect_what_one_process_does(tmp_path: Path) -> None:
     assert what_was_played(episodes_in(one.folder)) == what_was_played(episodes_in(tmp_path / "three"))
 
 
-def test_a_worker_that_dies_ends_the_collection_with_a_message(tmp_path: Path) -> None:
-    done = run_collect("toys/Deadly-v1", "--out", tmp_path, "-n", 90, "--workers", 2)
-    assert done.returncode == 1
-    assert "a worker process died (exit code -9). Run the same command again to continue" in done.stderr
-    assert manifest_of(tmp_path)["complete"] is False
-    assert run_collect("toys/Deadly-v1", "--out", tmp_path, "-n", 90).returncode == 0
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_an_environment_that_takes_its_process_along_gets_one_of_its_own(
+    tmp_path: Path, num_workers: int
+) -> None:
+    done = run_collect("toys/Deadly-v1", "--out", tmp_path, "-n", 90, "--workers", num_workers)
+    assert done.returncode == 0, done.stderr
+    assert (
+        "a worker process died (exit code -9): its environments run in processes of their own" in done.stderr
+    )
     assert_sound(tmp_path, 90)
+
+
+@pytest.mark.parametrize(
+    ("how", "where", "num_workers"), [("sleep", "reset", 1), ("count", "step", 1), ("backtrack", "step", 2)]
+)
+def test_an_environment_that_never_returns_costs_its_own_episodes_and_nothing_stays_behind(
+    tmp_path: Path, how: str, where: str, num_workers: int
+) -> None:
+    out, child = tmp_path / "out", tmp_path / "child"
+    done = run_collect(
+        *("toys/Stuck-v1", f"how={how}", f"where={where}", f"child={child}"),
+        *("--out", out, "-n", 12, "--shard-size", 6, "--workers", num_workers),
+    )
+    assert done.returncode == 0, done.stderr
+    assert_sound(out, 12)
+    failed = {t.seed % 4 == 0: t.failure and t.failure.kind for t in episodes_in(out)}
+    assert failed == {True: f"{where}_timeout", False: None}
+    assert "environments run in processes of their own" in done.stderr
+    assert not is_alive(int(child.read_text()))
+
+
+def test_ctrl_c_is_answered_while_an_environment_holds_the_interpreter_s_lock(tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    command = [*RUN, "toys/Stuck-v1", "how=count", f"child={child}", "--out", str(tmp_path / "out")]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    wait_until(lambda: child.exists() and child.read_text() != "")
+    players = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted: the same command continues where it stopped" in stderr
+    wait_until(lambda: not any(is_alive(player.pid) for player in players))
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])

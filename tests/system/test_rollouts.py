@@ -192,12 +192,16 @@ def test_a_reply_that_never_comes_fails_its_turn_alone(start_rollouts: StartRoll
     assert set(failures) == {"engine/turn_timeout"}
 
 
-def test_an_inline_environment_that_hangs_costs_its_own_episode_and_no_other(
-    start_rollouts: StartRollouts,
+@pytest.mark.parametrize(
+    ("isolation", "how"),
+    [(Isolation.INLINE, "hang"), (Isolation.INLINE, "hog"), (Isolation.THREAD, "hog")],
+)
+def test_an_environment_that_holds_up_its_worker_costs_its_own_episode_and_no_other(
+    start_rollouts: StartRollouts, isolation: Isolation, how: str
 ) -> None:
     rollouts = start_rollouts(
         toy_tag("Good"),
-        troublesome("Bad", "hang", share=0.1),
+        troublesome("Bad", how, isolation, share=0.1),
         num_workers=2,
         max_group_attempts=2,
         batch_size=8,

@@ -165,3 +165,17 @@ def test_a_finished_run_is_not_overwritten(finished: tuple[Job, str]) -> None:
     assert code == 2
     assert "already holds a run" in output
     assert (job.run / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.slow
+def test_two_synchronous_runs_with_one_seed_reach_the_same_weights_bit_for_bit(
+    tmp_path: Path, model: Path
+) -> None:
+    weights = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        job = Job(tmp_path / name, model, alpha=0)
+        code, output = job.finish()
+        assert code == 0, output
+        weights.append((job.run / "checkpoints/step_000005/trainer/weights.safetensors").read_bytes())
+    assert weights[0] == weights[1]

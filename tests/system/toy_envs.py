@@ -8,9 +8,12 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import re
 import signal
+import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any, ClassVar
 
 from envsdk import EnvSpec, TextEnv, register
@@ -54,6 +57,40 @@ class DeadlyEnv(CountdownEnv):
         if multiprocessing.parent_process() is not None:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().step(action)
+
+
+class StuckEnv(CountdownEnv):
+    """Some seeds never return from `where`: asleep, or in C code that keeps the interpreter's lock.
+
+    It has started a child then, in a session of its own, and written its id to the file `child`.
+    """
+
+    def __init__(self, how: str = "sleep", where: str = "step", child: str = "") -> None:
+        super().__init__()
+        self._how, self._where, self._child = how, where, child
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        result = super().reset(seed=seed, options=options)
+        self._get_stuck("reset")
+        return result
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self._get_stuck("step")
+        return super().step(action)
+
+    def _get_stuck(self, where: str) -> None:
+        if where != self._where or self._seed % 4:
+            return
+        if self._child:
+            sleeper = subprocess.Popen(["sleep", "3600"], start_new_session=True)
+            Path(self._child).write_text(str(sleeper.pid))
+        if self._how == "sleep":
+            time.sleep(3600)
+        if self._how == "count":
+            sum(range(10**15))
+        re.match(r"(a+)+$", "a" * 64 + "b")
 
 
 class MuteEnv(CountdownEnv):
@@ -110,6 +147,13 @@ for _spec in (
         id="toys/Broken-v1", entry_point=f"{__name__}:CountdownEnv", kwargs={"fails_every": 1}, max_steps=8
     ),
     EnvSpec(id="toys/Deadly-v1", entry_point=f"{__name__}:DeadlyEnv", max_steps=8),
+    EnvSpec(
+        id="toys/Stuck-v1",
+        entry_point=f"{__name__}:StuckEnv",
+        max_steps=8,
+        reset_timeout_s=0.5,
+        step_timeout_s=0.5,
+    ),
     EnvSpec(id="toys/Priced-v1", entry_point=f"{__name__}:PricedEnv", max_steps=8),
     EnvSpec(id="toys/Moody-v1", entry_point=f"{__name__}:MoodyEnv", max_steps=8),
     EnvSpec(id="toys/Even-v1", entry_point=f"{__name__}:EvenEnv", max_steps=8),

@@ -17,7 +17,7 @@ from typing import Any
 
 from envsdk.adapters.missing import import_extra
 from envsdk.adapters.tools.definition import Tool, ToolError, ToolUnavailable, tool
-from envsdk.failures import ConfigurationError
+from envsdk.failures import ConfigurationError, describe_error
 from envsdk.inference.endpoint.tool_calls import CLOSING, OPENING, ToolCall, find_tool_calls
 from envsdk.registry import did_you_mean
 
@@ -152,7 +152,7 @@ class Toolbox:
         except ToolError as error:
             return CallStatus.TOOL_FAILED, f"Error: {error}"
         except Exception as error:  # noqa: BLE001 - boundary: what a tool raises is told to the policy
-            return CallStatus.TOOL_FAILED, f"Error: {call.name} failed: {type(error).__name__}: {error}"
+            return CallStatus.TOOL_FAILED, f"Error: {call.name} failed: {describe_error(error)}"
         return CallStatus.OK, text
 
     def _read(self, call: ToolCall) -> tuple[dict[str, Any], str]:

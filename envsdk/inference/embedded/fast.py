@@ -184,6 +184,20 @@ def _taking(given: dict[str, Tensor], prefix: str) -> Callable[[str], Tensor]:
     return lambda end: given.pop(prefix + end)
 
 
+_LEAST_ROWS, _LEAST_KEYS, _LEAST_PRODUCTS = 4, 32, 400
+"""Below these sizes PyTorch on a CPU multiplies matrices and adds up rows in ways that round differently."""
+_MAX_SCORES = 1 << 21
+"""Pairs of a new token and a key. A row with more of them is attended to in blocks, alone."""
+
+
+def _times(rows: Tensor, matrix: Tensor) -> Tensor:
+    """`rows @ matrix`, where what a row becomes does not depend on how many there are."""
+    count = len(rows)
+    if count >= _LEAST_ROWS:
+        return rows @ matrix
+    return (F.pad(rows, (0, 0, 0, _LEAST_ROWS - count)) @ matrix)[:count]
+
+
 class FastDecoder(Decoder[FastWeights]):
     """See the module's text."""
 
@@ -209,6 +223,8 @@ class FastDecoder(Decoder[FastWeights]):
         # An odd multiple of 8 positions: at a power of two, all slots would compete for the same few
         # lines of the processor's caches.
         self._span = ((sequence_length + 7) // 8 | 1) * 8
+        products_per_key = arch.head_dim * arch.num_queries_per_kv
+        self._least_keys = min(self._span, max(_LEAST_KEYS, -(-_LEAST_PRODUCTS // products_per_key)))
         self._width = arch.hidden_size + _WIDENING
         # Layer norm divides by the widened width; this epsilon makes up for it, `_reading` for the rest.
         self._eps = arch.norm_eps * arch.hidden_size / self._width
@@ -225,7 +241,7 @@ class FastDecoder(Decoder[FastWeights]):
         self._longest = 0
         self._positions = torch.empty(0)
         self._targets = torch.empty(0)
-        self._mask: Tensor | None = None
+        self._mask = torch.empty(0)
         self._mask_targets = torch.empty(0)
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
@@ -326,9 +342,9 @@ class FastDecoder(Decoder[FastWeights]):
         arch = self._arch
         normed = F.layer_norm(stream, (self._width,), None, None, self._eps)
         if layer.qkv_bias is None:
-            projected = normed @ layer.qkv
+            projected = _times(normed, layer.qkv)
         else:
-            projected = torch.addmm(layer.qkv_bias, normed, layer.qkv)
+            projected = _times(normed, layer.qkv).add_(layer.qkv_bias)
         heads = projected.view(-1, arch.num_kv_heads, arch.num_queries_per_kv + 2, arch.head_dim)
         turning = heads[:, :, :-1]
         exact = turning if self._dtype is torch.float32 else turning.float()
@@ -343,16 +359,20 @@ class FastDecoder(Decoder[FastWeights]):
 
     def _feed_forward(self, stream: Tensor, layer: _Layer) -> Tensor:
         normed = F.layer_norm(stream, (self._width,), None, None, self._eps)
-        gate, up = (normed @ layer.gate_up).chunk(2, -1)
-        return torch.addmm(stream, F.silu(gate).mul_(up), layer.down)
+        gate, up = _times(normed, layer.gate_up).chunk(2, -1)
+        return _times(F.silu(gate).mul_(up), layer.down).add_(stream)
 
     def _attended(self, stream: Tensor, attention: Tensor, layer: _Layer) -> Tensor:
-        stream = torch.addmm(stream, attention, layer.output)
+        stream = _times(attention, layer.output).add_(stream)
         return stream if layer.output_bias is None else stream.add_(layer.output_bias)
 
     def _logits(self, stream: Tensor, weights: FastWeights) -> Tensor:
         normed = F.layer_norm(stream, (self._width,), None, None, self._eps)
-        return (normed @ weights.head).float()
+        return _times(normed, weights.head).float()
+
+    def _num_keys(self, longest: int) -> int:
+        """How many keys a row is compared with, those past its end hidden."""
+        return min(self._span, -(-max(longest, self._least_keys) // 8) * 8)
 
     def prefill(
         self, first_slot: int, ids: list[NDArray[np.int64]], past: list[int], *, want_logits: bool
@@ -361,10 +381,13 @@ class FastDecoder(Decoder[FastWeights]):
         start = 0
         while start < len(ids):
             end = start + 1
-            longest = len(ids[start]) - past[start]
+            longest, num_keys = len(ids[start]) - past[start], len(ids[start])
             while end < len(ids):
-                longest = max(longest, len(ids[end]) - past[end])
-                if longest * (end + 1 - start) > self._max_prefill_tokens:
+                longest, num_keys = max(longest, len(ids[end]) - past[end]), max(num_keys, len(ids[end]))
+                num_new = longest * (end + 1 - start)
+                if num_new > self._max_prefill_tokens or num_new * num_keys > 8 * _MAX_SCORES:
+                    break
+                if self._is_long(ids[start], past[start]) or self._is_long(ids[end], past[end]):
                     break
                 end += 1
             part = self._prefill(first_slot + start, ids[start:end], past[start:end], want_logits=want_logits)
@@ -373,6 +396,10 @@ class FastDecoder(Decoder[FastWeights]):
             start = end
         return torch.cat(logits) if want_logits else None
 
+    @staticmethod
+    def _is_long(ids: NDArray[np.int64], past: int) -> bool:
+        return (len(ids) - past) * len(ids) > _MAX_SCORES
+
     def _prefill(
         self, first_slot: int, ids: list[NDArray[np.int64]], past: list[int], *, want_logits: bool
     ) -> Tensor | None:
@@ -380,7 +407,9 @@ class FastDecoder(Decoder[FastWeights]):
         arch, device = self._arch, self.device
         rows = len(ids)
         new = [len(row) - begin for row, begin in zip(ids, past, strict=True)]
-        longest_new, longest = max(new), max(len(row) for row in ids)
+        # Few queries are multiplied in another way, see `_LEAST_ROWS`.
+        least_new = -(-_LEAST_ROWS // arch.num_queries_per_kv)
+        longest_new, longest = max(least_new, *new), max(len(row) for row in ids)
         tokens = np.concatenate([row[begin:] for row, begin in zip(ids, past, strict=True)])
         positions = np.concatenate([np.arange(begin, len(row)) for row, begin in zip(ids, past, strict=True)])
         row_of = np.repeat(np.arange(rows), new)
@@ -390,10 +419,10 @@ class FastDecoder(Decoder[FastWeights]):
         heads = (first_slot + row_of)[:, None] * arch.num_kv_heads + np.arange(arch.num_kv_heads)
         targets_np = (heads[:, :, None] * 2 + np.arange(2)) * self._span + positions[:, None, None]
         targets = torch.from_numpy(targets_np).to(device)
-        mask = None
-        if any(past):
-            reach = torch.tensor(past, device=device)[:, None] + torch.arange(longest_new, device=device)
-            mask = (torch.arange(longest, device=device) <= reach[:, :, None])[:, None]
+        in_blocks = longest_new * longest > _MAX_SCORES
+        longest = self._num_keys(longest)
+        reach = torch.tensor(past, device=device)[:, None] + torch.arange(longest_new, device=device)
+        hidden = torch.arange(longest, device=device) > reach[:, :, None]
         rotation = self._rotation[torch.from_numpy(positions).to(device)][:, None, None]
         stream = self._weights.embedding[torch.from_numpy(tokens).to(device)]
         group = arch.num_queries_per_kv
@@ -407,14 +436,12 @@ class FastDecoder(Decoder[FastWeights]):
                 queries = spread.index_copy_(0, place, queries)
             # Keys past a row's end are hidden: the row's own queries come before them.
             kept = cache[slots].view(rows, arch.num_kv_heads, 2, self._span, arch.head_dim)
-            attention = F.scaled_dot_product_attention(
-                queries.reshape(rows, longest_new, -1, arch.head_dim).transpose(1, 2),
+            attend = self._attend_in_blocks if in_blocks else self._attend
+            attention = attend(
+                queries.view(rows, longest_new, arch.num_kv_heads, group, -1).transpose(1, 2),
                 kept[:, :, 0, :longest],
                 kept[:, :, 1, :longest],
-                attn_mask=mask,
-                is_causal=mask is None,
-                scale=1.0,
-                enable_gqa=group > 1,
+                hidden,
             )
             flat = attention.transpose(1, 2).reshape(rows * longest_new, -1)
             stream = self._attended(stream, flat if place is None else flat[place], layer)
@@ -423,6 +450,32 @@ class FastDecoder(Decoder[FastWeights]):
             return None
         last = torch.tensor(new, device=device).cumsum(0) - 1
         return self._logits(stream[last], self._weights)
+
+    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor) -> Tensor:
+        """Rows R: queries `[R, K, T, G, D]`, keys and values `[R, K, L, D]`, hidden `[R, T, L]`.
+
+        Multiplies as `decode` does, so that it does not matter with which rows a token is computed.
+        """
+        rows, num_heads, num_new, group, dim = queries.shape
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self.device)
+        mask.masked_fill_(hidden, -torch.inf)
+        mask = mask.repeat_interleave(group, 1).repeat_interleave(num_heads, 0)
+        scores = torch.baddbmm(mask, queries.reshape(-1, num_new * group, dim), keys.flatten(0, 1).mT)
+        attention = torch.bmm(torch.softmax(scores, -1), values.flatten(0, 1))
+        return attention.view(rows, num_heads, num_new, group, dim)
+
+    def _attend_in_blocks(self, queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor) -> Tensor:
+        """The same without all scores in memory at once."""
+        rows, num_heads, num_new, group, dim = queries.shape
+        attention = F.scaled_dot_product_attention(
+            queries.transpose(2, 3).reshape(rows, num_heads * group, num_new, dim),
+            keys,
+            values,
+            attn_mask=~hidden[:, None],
+            scale=1.0,
+            enable_gqa=group > 1,
+        )
+        return attention.view(rows, num_heads, group, num_new, dim).transpose(2, 3)
 
     def begin(self, ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
         arch, device = self._arch, self.device
@@ -437,12 +490,10 @@ class FastDecoder(Decoder[FastWeights]):
         ).view(rows, keys, 2)
         self._keys = [layer[: rows * keys, 0].transpose(1, 2) for layer in self._cache]
         self._values = [layer[: rows * keys, 1] for layer in self._cache]
-        self._mask = None
-        if int(lengths.min()) != self._longest:
-            reach = torch.arange(self._span, device=device) > row_positions[:, None]
-            mask = torch.zeros(reach.shape, dtype=self._dtype, device=device)
-            self._mask = mask.masked_fill_(reach, -torch.inf).unsqueeze(1)
-            self._mask_targets = heads * self._span + row_positions
+        hidden = torch.arange(self._span, device=device) > row_positions[:, None]
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=device)
+        self._mask = mask.masked_fill_(hidden, -torch.inf).unsqueeze(1)
+        self._mask_targets = heads * self._span + row_positions
 
     def decode(self, tokens: Tensor) -> Tensor:
         weights = self._weights
@@ -450,11 +501,9 @@ class FastDecoder(Decoder[FastWeights]):
         arch = self._arch
         rows, group = self._num_rows, arch.num_queries_per_kv
         num_heads = rows * arch.num_kv_heads
-        length = self._longest
-        mask = None
-        if self._mask is not None:
-            self._mask.view(-1).index_fill_(0, self._mask_targets, 0.0)
-            mask = self._mask[:, :, :length]
+        length = self._num_keys(self._longest)
+        self._mask.view(-1).index_fill_(0, self._mask_targets, 0.0)
+        mask = self._mask[:, :, :length]
         rotation = self._rotation[self._positions].view(rows, 1, 1, -1)
         stream = weights.embedding[tokens]
         for layer, keys, values, cache_rows in zip(
@@ -463,18 +512,14 @@ class FastDecoder(Decoder[FastWeights]):
             mixed = self._project(stream, layer, rotation)
             cache_rows[self._targets] = mixed[:, :, group:]
             queries = mixed.view(num_heads, group + 2, -1)[:, :group]
-            if mask is None:
-                scores = torch.bmm(queries, keys[:, :, :length])
-            else:
-                scores = torch.baddbmm(mask, queries, keys[:, :, :length])
+            scores = torch.baddbmm(mask, queries, keys[:, :, :length])
             attention = torch.bmm(torch.softmax(scores, -1), values[:, :length])
             stream = self._attended(stream, attention.view(rows, -1), layer)
             stream = self._feed_forward(stream, layer)
         self._longest += 1
         self._positions += 1
         self._targets += 1
-        if mask is not None:
-            self._mask_targets += 1
+        self._mask_targets += 1
         return self._logits(stream, weights)
 
     def _slot(self, slot: int) -> Tensor:

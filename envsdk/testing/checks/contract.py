@@ -11,7 +11,7 @@ from gymnasium.spaces import Text
 from gymnasium.utils.env_checker import check_env
 
 from envsdk.env import EnvSpec
-from envsdk.failures import ConfigurationError
+from envsdk.failures import ConfigurationError, describe_error
 from envsdk.registry import load_entry_point, make
 from envsdk.testing.checks import NotApplicable, check
 from envsdk.testing.courses import Course, Fault, Script, ask, build, play, play_from, reset, short, step
@@ -139,7 +139,7 @@ def gymnasium_accepts_it(subject: Subject) -> None:
         except AssertionError:
             raise
         except Exception as error:
-            raise AssertionError(f"check_env raised {type(error).__name__}: {error}") from error
+            raise AssertionError(f"check_env raised {describe_error(error)}") from error
     # It can build no second environment to render with; that takes a registered id.
     serious = [str(w.message) for w in caught if "alternative render modes" not in str(w.message)]
     assert not serious, f"check_env warns: {serious}"
@@ -163,7 +163,7 @@ def _starts(spec: EnvSpec, env_config: dict[str, object]) -> None:
     except ConfigurationError:
         return
     except Exception as error:
-        raise Fault("__init__", f"{env_config}: {type(error).__name__}: {error}") from error
+        raise Fault("__init__", f"{env_config}: {describe_error(error)}") from error
     try:
         play_from(env, 0, [0])
     except Fault as fault:
@@ -190,7 +190,7 @@ def spec_can_be_pickled(subject: Subject) -> None:
     try:
         copy = pickle.loads(pickle.dumps((subject.spec, subject.env_config)))
     except Exception as error:
-        raise AssertionError(f"the spec cannot be pickled: {type(error).__name__}: {error}") from error
+        raise AssertionError(f"the spec cannot be pickled: {describe_error(error)}") from error
     assert copy[0].id == subject.spec.id
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from tiny_models import (
 
 from envsdk.failures import ConfigurationError, EngineError
 from envsdk.inference.embedded import EmbeddedEngine
+from envsdk.inference.embedded.batch import Batch
 from envsdk.inference.embedded.fast import FastDecoder
 from envsdk.inference.embedded.sampling import SamplingPlan, sample, uniforms
 from envsdk.inference.engine import (
@@ -477,3 +479,52 @@ def test_a_token_outside_the_vocabulary_is_refused(folders: Callable[[str], Path
         assert engine.health().error == ""
 
     run(engine, test)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama-multi-head"])
+def test_what_else_runs_changes_no_bit_of_a_reply(kind: str, tmp_path: Path) -> None:
+    """Sessions of several turns, under several schedules: all at once, one at a time, and in between."""
+    engine = EmbeddedEngine.create(
+        EngineConfig(model=save_tiny(kind, tmp_path), sequence_length=256, seed=0, max_running=16)
+    )
+
+    def played(schedule: int, max_active: int) -> dict[str, tuple[bytes, bytes]]:
+        chance = random.Random(schedule)
+        batch = Batch(
+            engine._decoder,
+            sequence_length=256,
+            max_running=max_active,
+            max_prefill_tokens=4096,
+            prefix_reuse=True,
+            seed=0,
+        )
+        waiting = [(session, 0) for session in range(12)]
+        known: dict[int, list[int]] = {session: [] for session in range(12)}
+        found = {}
+        while waiting or batch.has_work:
+            chance.shuffle(waiting)
+            for _ in range(chance.randint(0, len(waiting)) if batch.has_work else len(waiting)):
+                session, turn = waiting.pop()
+                own = random.Random(100 * session + turn)
+                known[session] += [own.randrange(VOCAB_SIZE) for _ in range(own.randint(1, 60))]
+                batch.submit(
+                    GenerationRequest(
+                        request_id=f"{session}/{turn}",
+                        prompt_ids=np.array(known[session], np.int32),
+                        session_id=str(session),
+                        sampling=SamplingParams(max_new_tokens=own.randint(2, 10), seed=own.randrange(99)),
+                    )
+                )
+            for ended in batch.step():
+                session, turn = map(int, ended.request_id.split("/"))
+                known[session] += ended.token_ids.tolist()
+                found[ended.request_id] = ended.token_ids.tobytes(), ended.logprobs.tobytes()
+                if turn < 2:
+                    waiting.append((session, turn + 1))
+        return found
+
+    with torch.inference_mode():
+        expected = played(0, 16)
+        assert len(expected) == 36
+        for schedule, max_active in ((1, 16), (2, 1), (3, 2), (4, 5)):
+            assert played(schedule, max_active) == expected

@@ -1,0 +1,249 @@
+"""Finds calls into environments that do not return, from outside of the process that is in them.
+
+    the process that plays: call.enter("step", 30.0) -> the environment's code -> call.leave()
+                                    |  shared memory
+    another process:        overdue(cells, now) -> (which call, how) -> kills the first
+
+An environment in the event loop or on a thread may keep the interpreter's lock in C code: then no thread of
+its process runs, and only another process can tell the time. Entering and leaving a call writes a few numbers
+into memory that both share; nobody is asked and nothing is sent.
+
+This file also runs as a program, the watcher of an `EnvWorker`. It imports nothing but the standard library,
+so that watching costs a few megabytes.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+CHECK_S = 0.25
+GRACE_S = 3.0
+"""An event loop that runs ends a thread's late call itself within this."""
+_SAMPLE_S = 0.2
+"""Long enough to tell which thread computes."""
+
+_VERBS = ("start", "reset", "step", "state_hash", "oracle", "legal_actions", "close")
+_DUE, _VERB, _LIMIT, _THREAD, _IS_INLINE = range(5)
+_WIDTH = 5
+_MAX_CALLS = 4096
+"""Environments of one process, where nobody says how many there will be."""
+_NOWHERE: memoryview[float] = memoryview(bytearray(8 * (1 + _WIDTH))).cast("d")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverdueCall:
+    """A call that did not return in time."""
+
+    place: int
+    """`EnvCall.place` of who made it."""
+    during: str
+    limit_s: float
+
+    @property
+    def limit_name(self) -> str:
+        return limit_name(self.during)
+
+
+def limit_name(during: str) -> str:
+    """The key of the limit that holds for a call."""
+    return f"{during if during in ('start', 'reset') else 'step'}_timeout_s"
+
+
+class EnvCall:
+    """What an environment's host is in. Owner: the host; written by the thread that runs the environment."""
+
+    __slots__ = ("_at", "_cells", "place")
+
+    def __init__(self, cells: memoryview[float], place: int) -> None:
+        self.place = place
+        self._cells = cells
+        self._at = 1 + _WIDTH * place
+
+    def runs_on(self, thread_id: int, *, is_inline: bool) -> None:
+        """Which thread (`threading.get_native_id`) runs the environment."""
+        self._cells[self._at + _THREAD] = thread_id
+        self._cells[self._at + _IS_INLINE] = is_inline
+
+    def enter(self, during: str, limit_s: float) -> None:
+        """From now on a call has `limit_s` seconds to `leave`."""
+        cells, at = self._cells, self._at
+        cells[at + _VERB] = _VERBS.index(during)
+        cells[at + _LIMIT] = limit_s
+        cells[at + _DUE] = time.monotonic() + limit_s
+
+    def leave(self) -> None:
+        self._cells[self._at + _DUE] = 0.0
+
+    def abandoned(self) -> EnvCall:
+        """The place for the next call; what the thread of this one still says goes nowhere."""
+        self.leave()
+        successor = EnvCall(self._cells, self.place)
+        self._cells, self._at = _NOWHERE, 1
+        return successor
+
+
+class CallTable:
+    """The calls of a process, in a file without a name that a watcher can be given."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] | None = None
+        self._cells: memoryview[float] | None = None
+        self._free: list[int] = []
+
+    def share(self, cells: memoryview[float]) -> None:
+        """Use `cells` (`table_bytes`, as doubles), which others look at. Before the first `open`."""
+        assert self._cells is None, "calls are open already"
+        self._cells = cells
+
+    def open(self) -> EnvCall:
+        """A place in the table until `close`."""
+        if self._cells is None:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
+            self._file.truncate(table_bytes(_MAX_CALLS))
+            self._cells = table_in(self._file.fileno())
+        if self._free:
+            return EnvCall(self._cells, self._free.pop())
+        place = int(self._cells[0])
+        if 1 + _WIDTH * (place + 1) > len(self._cells):
+            return EnvCall(_NOWHERE, 0)  # nobody watches the one too many
+        self._cells[0] = place + 1
+        return EnvCall(self._cells, place)
+
+    def close(self, call: EnvCall) -> None:
+        call.leave()
+        if call._cells is self._cells:
+            self._free.append(call.place)
+
+    @property
+    def is_loop_in_a_call(self) -> bool:
+        """Whether an environment runs in the event loop now."""
+        cells = self._cells
+        return cells is not None and any(
+            cells[at + _DUE] and cells[at + _IS_INLINE] for at in range(1, 1 + _WIDTH * int(cells[0]), _WIDTH)
+        )
+
+    def start_watcher(self, names: Mapping[int, str], note: Path) -> None:
+        """Have this process killed when one of its calls keeps it from going on.
+
+        `names` by place. The watcher leaves `note`, which `read_note` takes, and ends with this process.
+        """
+        if self._file is None:
+            return  # nothing runs here: there are only processes
+        table = self._file.fileno()
+        subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__, str(table), str(note), json.dumps(dict(names))],
+            pass_fds=[table],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+
+def table_bytes(num_calls: int) -> int:
+    """Size of a table for so many environments."""
+    return 8 * (1 + _WIDTH * num_calls)
+
+
+def table_in(file: int) -> memoryview[float]:
+    """The table that is an open file."""
+    return memoryview(mmap.mmap(file, 0)).cast("d")
+
+
+CALLS = CallTable()
+"""Of this process."""
+
+
+def overdue(cells: memoryview[float], now: float, pid: int) -> OverdueCall | None:
+    """The call that keeps process `pid` from going on, or None while it can help itself.
+
+    A call in the event loop is overdue once its limit has passed. One on a thread is ended by the event loop;
+    that it is still open after `GRACE_S` means that the loop does not run, because a call keeps the
+    interpreter's lock: the one whose thread computes.
+    """
+    # Read once: they change meanwhile.
+    due = {at: cells[at + _DUE] for at in range(1, 1 + _WIDTH * int(cells[0]), _WIDTH)}
+    calls = [at for at in due if due[at]]
+    inline = [at for at in calls if cells[at + _IS_INLINE]]
+    late = [at for at in inline if due[at] < now]
+    if late or not inline:
+        late += [at for at in calls if at not in inline and due[at] + GRACE_S < now]
+    if not late:
+        return None
+    found = late[0]
+    if len(calls) > 1:
+        busy = _busiest(pid, {at: int(cells[at + _THREAD]) for at in calls})
+        if busy in late:
+            found = busy
+        elif busy is not None and found not in inline:
+            return None  # the others wait for that one, which is still within its limit
+    if cells[found + _DUE] != due[found]:
+        return None  # it returned while it was being looked at
+    return OverdueCall(
+        place=(found - 1) // _WIDTH, during=_VERBS[int(cells[found + _VERB])], limit_s=cells[found + _LIMIT]
+    )
+
+
+def _busiest(pid: int, threads: Mapping[int, int]) -> int | None:
+    """The key of the thread that computes most; None when none does, or nobody can tell."""
+    before = {key: _cpu_ticks(pid, thread) for key, thread in threads.items()}
+    time.sleep(_SAMPLE_S)
+    used = {key: _cpu_ticks(pid, thread) - before[key] for key, thread in threads.items()}
+    busiest = max(used, key=lambda key: used[key])
+    return busiest if used[busiest] > 0 else None
+
+
+def _cpu_ticks(pid: int, thread: int) -> int:
+    try:
+        fields = Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[11]) + int(fields[12])
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Why a watcher killed its process."""
+
+    name: str
+    """Of the place where the call was made."""
+    during: str
+    limit_s: float
+
+
+def read_note(path: Path) -> Note | None:
+    """What a watcher left, if it did; removes it."""
+    try:
+        text = path.read_text()
+        path.unlink()
+    except OSError:
+        return None
+    return Note(**json.loads(text))
+
+
+def main(argv: list[str]) -> None:
+    """Body of the watcher."""
+    table, note, names = int(argv[0]), Path(argv[1]), json.loads(argv[2])
+    watched = os.getppid()
+    cells = table_in(table)
+    while os.getppid() == watched:
+        call = overdue(cells, time.monotonic(), watched)
+        if call is not None:
+            said = Note(names[str(call.place)], call.during, call.limit_s)
+            note.write_text(json.dumps(asdict(said)))
+            os.kill(watched, signal.SIGKILL)
+            return
+        time.sleep(CHECK_S)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

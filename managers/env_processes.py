@@ -1,0 +1,188 @@
+"""Processes for environments, started by a process that does nothing else.
+
+    host -- start_process(pipe) --> parent of environments -- fork --> serve(pipe): answers calls
+    host -- end_process(pid) -----> kills it with everything that it started
+
+The parent has imported what environments need, so that another one costs a fork, not a second of imports. It
+is the only one to know which processes are left when an environment dies: orphans become its children
+(Linux's subreaper), and are killed. It ends with the process that started it, and takes all of them along.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing.spawn
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from multiprocessing.connection import Connection
+
+import numpy as np
+import psutil
+
+from envsdk.interrupts import ignore_ctrl_c
+from envsdk.managers.env_host import EnvBlueprint, failure_of
+from envsdk.process_tree import adopt_orphans, die_with_parent, kill_descendants, kill_tree
+
+_START, _END = b"+", b"-"
+_PARENT = "import sys; sys.path[:] = {path}; from {module} import main; main({socket})"
+_REQUEST = struct.Struct("=cq")
+_PID = struct.Struct("=q")
+
+
+class EnvProcesses:
+    """This process's end: one parent of environments, started when it is first needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+
+    def start(self, pipe: Connection) -> int:
+        """Start a process that serves `pipe`; returns its id. Takes a moment the first time."""
+        with self._lock:
+            for _ in range(2):
+                parent = self._socket = self._socket or _start_parent()
+                with contextlib.suppress(OSError):
+                    socket.send_fds(parent, [_REQUEST.pack(_START, 0)], [pipe.fileno()])
+                    if answer := parent.recv(_PID.size):
+                        return int(_PID.unpack(answer)[0])
+                # Somebody killed it; all that it started ended with it.
+                parent.close()
+                self._socket = None
+            raise OSError("the process that starts environments ends at once")
+
+    def end(self, pid: int) -> None:
+        """Kill a process and everything that it started, without waiting for them."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._socket is not None:
+                self._socket.send(_REQUEST.pack(_END, pid))
+
+    def close(self) -> None:
+        """Kill all."""
+        with self._lock:
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
+
+
+ENV_PROCESSES = EnvProcesses()
+"""Of this process."""
+atexit.register(ENV_PROCESSES.close)
+
+
+def _start_parent() -> socket.socket:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    preparation = multiprocessing.spawn.get_preparation_data("envsdk-env")
+    preparation.pop("authkey", None)  # refuses to be pickled
+    with theirs:
+        parent = subprocess.Popen(
+            [sys.executable, "-c", _PARENT.format(path=sys.path, module=__name__, socket=theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.PIPE,
+        )
+    assert parent.stdin is not None
+    with parent.stdin, contextlib.suppress(BrokenPipeError):
+        pickle.dump(preparation, parent.stdin)
+    return ours
+
+
+def serve(pipe: Connection) -> None:
+    """Body of an environment's process.
+
+    Gets a blueprint, builds the environment, and answers `(method, keyword arguments)` until the pipe closes.
+    Each answer is `(True, result)` or `(False, Failure)`.
+    """
+    env = None
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
+            verb, arguments = pipe.recv()
+            try:
+                if env is None:
+                    blueprint: EnvBlueprint = arguments["blueprint"]
+                    env, answer = blueprint.build(), None
+                else:
+                    answer = getattr(env, verb)(**arguments)
+                pipe.send((True, answer))
+            except (BrokenPipeError, ConnectionResetError):
+                raise
+            except BaseException as error:  # noqa: BLE001 - boundary: environment, sent to its host
+                pipe.send((False, failure_of(error, verb)))
+
+
+def main(requests: int) -> None:
+    """Body of the parent of environments."""
+    ignore_ctrl_c()
+    # Its environments can import what the process can that plays, and know the classes of its main module.
+    multiprocessing.spawn.prepare(pickle.load(sys.stdin.buffer))
+    adopt_orphans()
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    environments: set[int] = set()
+    with socket.socket(fileno=requests) as host:
+        while True:
+            ready, _, _ = select.select([host.fileno(), woken], [], [])
+            if woken in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(woken, 4096)
+                _bury(environments)
+            if host.fileno() in ready and not _answer(host, environments, [woken, wake]):
+                break
+    kill_descendants(os.getpid())
+
+
+def _answer(host: socket.socket, environments: set[int], ours: list[int]) -> bool:
+    """One request; False when the host is gone."""
+    try:
+        request, pipes, _, _ = socket.recv_fds(host, _REQUEST.size, 1)
+    except OSError:
+        return False
+    if not request:
+        return False
+    kind, pid = _REQUEST.unpack(request)
+    if kind == _END:
+        if pid in environments:
+            kill_tree(pid)
+        return True
+    pid = os.fork()
+    if pid == 0:
+        _become_environment(pipes[0], [*ours, host.fileno()])
+    os.close(pipes[0])
+    environments.add(pid)
+    host.send(_PID.pack(pid))
+    return True
+
+
+def _become_environment(pipe: int, not_its_own: list[int]) -> None:
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for each in not_its_own:
+            os.close(each)
+        die_with_parent()
+        # Orphans of what it starts stay below it, where they are found.
+        adopt_orphans()
+        # Its state was copied with the rest of the memory.
+        np.random.seed()
+        serve(Connection(pipe))
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _bury(environments: set[int]) -> None:
+    """Collect what has ended, and kill what dead environments left behind."""
+    with contextlib.suppress(ChildProcessError):
+        while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+            environments.discard(pid)
+    for child in psutil.Process().children():
+        if child.pid not in environments:
+            kill_tree(child.pid)
