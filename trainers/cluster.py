@@ -159,6 +159,7 @@ def _engines_spec(config: RunConfig, model: Path) -> EngineGroupSpec:
                 max_running=infer.infer_batch_size,
                 strategy_config=infer.settings,
                 seed=config.seed + index,
+                reproducible=config.async_generation_ratio == 0,
             )
             for index in range(most)
         },

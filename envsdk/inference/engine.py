@@ -241,6 +241,9 @@ class EngineConfig:
     strategy_config: Mapping[str, Any] = field(default_factory=dict)
     """The engine's own settings; an unknown one is a ConfigurationError naming the nearest known one."""
     seed: int = 0
+    reproducible: bool = False
+    """A reply is to be the same, bit for bit, whatever else runs beside it, if the engine can do that: for
+    synchronous training. It costs speed."""
 
 
 class Engine(ABC):

@@ -400,6 +400,7 @@ def _load(folder: Path, config: EngineConfig, settings: EmbeddedSettings) -> Dec
         max_prefill_tokens=settings.max_prefill_tokens,
         dtype=dtype,
         device=device,
+        reproducible=config.reproducible,
     )
     fast.use(fast.build(read_folder(folder).items()))
     return fast

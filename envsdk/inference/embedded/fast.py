@@ -190,14 +190,6 @@ _MAX_SCORES = 1 << 21
 """Pairs of a new token and a key. A row with more of them is attended to in blocks, alone."""
 
 
-def _times(rows: Tensor, matrix: Tensor) -> Tensor:
-    """`rows @ matrix`, where what a row becomes does not depend on how many there are."""
-    count = len(rows)
-    if count >= _LEAST_ROWS:
-        return rows @ matrix
-    return (F.pad(rows, (0, 0, 0, _LEAST_ROWS - count)) @ matrix)[:count]
-
-
 class FastDecoder(Decoder[FastWeights]):
     """See the module's text."""
 
@@ -212,8 +204,10 @@ class FastDecoder(Decoder[FastWeights]):
         max_prefill_tokens: int,
         dtype: torch.dtype,
         device: torch.device,
+        reproducible: bool = False,
     ) -> None:
         arch = architecture
+        self._reproducible = reproducible
         self.vocab_size = arch.vocab_size
         self.num_slots = num_slots
         self.device = device
@@ -224,7 +218,8 @@ class FastDecoder(Decoder[FastWeights]):
         # lines of the processor's caches.
         self._span = ((sequence_length + 7) // 8 | 1) * 8
         products_per_key = arch.head_dim * arch.num_queries_per_kv
-        self._least_keys = min(self._span, max(_LEAST_KEYS, -(-_LEAST_PRODUCTS // products_per_key)))
+        least_keys = max(_LEAST_KEYS, -(-_LEAST_PRODUCTS // products_per_key)) if reproducible else 1
+        self._least_keys = min(self._span, least_keys)
         self._width = arch.hidden_size + _WIDENING
         # Layer norm divides by the widened width; this epsilon makes up for it, `_reading` for the rest.
         self._eps = arch.norm_eps * arch.hidden_size / self._width
@@ -337,14 +332,23 @@ class FastDecoder(Decoder[FastWeights]):
     def use(self, weights: FastWeights) -> None:
         self._weights = weights
 
+    def _product(self, rows: Tensor, matrix: Tensor, added: Tensor | None = None) -> Tensor:
+        """`rows @ matrix + added`; reproducible, what a row becomes does not depend on how many there are."""
+        if not self._reproducible:
+            return rows @ matrix if added is None else torch.addmm(added, rows, matrix)
+        count = len(rows)
+        padded = F.pad(rows, (0, 0, 0, _LEAST_ROWS - count)) if count < _LEAST_ROWS else rows
+        product = (padded @ matrix)[:count]
+        return product if added is None else product.add_(added)
+
     def _project(self, stream: Tensor, layer: _Layer, rotation: Tensor) -> Tensor:
         """Rotated queries and keys, and values, `[N, K, G + 2, D]`."""
         arch = self._arch
         normed = F.layer_norm(stream, (self._width,), None, None, self._eps)
         if layer.qkv_bias is None:
-            projected = _times(normed, layer.qkv)
+            projected = self._product(normed, layer.qkv)
         else:
-            projected = _times(normed, layer.qkv).add_(layer.qkv_bias)
+            projected = self._product(normed, layer.qkv, layer.qkv_bias)
         heads = projected.view(-1, arch.num_kv_heads, arch.num_queries_per_kv + 2, arch.head_dim)
         turning = heads[:, :, :-1]
         exact = turning if self._dtype is torch.float32 else turning.float()
@@ -359,16 +363,16 @@ class FastDecoder(Decoder[FastWeights]):
 
     def _feed_forward(self, stream: Tensor, layer: _Layer) -> Tensor:
         normed = F.layer_norm(stream, (self._width,), None, None, self._eps)
-        gate, up = _times(normed, layer.gate_up).chunk(2, -1)
-        return _times(F.silu(gate).mul_(up), layer.down).add_(stream)
+        gate, up = self._product(normed, layer.gate_up).chunk(2, -1)
+        return self._product(F.silu(gate).mul_(up), layer.down, stream)
 
     def _attended(self, stream: Tensor, attention: Tensor, layer: _Layer) -> Tensor:
-        stream = _times(attention, layer.output).add_(stream)
+        stream = self._product(attention, layer.output, stream)
         return stream if layer.output_bias is None else stream.add_(layer.output_bias)
 
     def _logits(self, stream: Tensor, weights: FastWeights) -> Tensor:
         normed = F.layer_norm(stream, (self._width,), None, None, self._eps)
-        return _times(normed, weights.head).float()
+        return self._product(normed, weights.head).float()
 
     def _num_keys(self, longest: int) -> int:
         """How many keys a row is compared with, those past its end hidden."""
@@ -408,7 +412,7 @@ class FastDecoder(Decoder[FastWeights]):
         rows = len(ids)
         new = [len(row) - begin for row, begin in zip(ids, past, strict=True)]
         # Few queries are multiplied in another way, see `_LEAST_ROWS`.
-        least_new = -(-_LEAST_ROWS // arch.num_queries_per_kv)
+        least_new = -(-_LEAST_ROWS // arch.num_queries_per_kv) if self._reproducible else 1
         longest_new, longest = max(least_new, *new), max(len(row) for row in ids)
         tokens = np.concatenate([row[begin:] for row, begin in zip(ids, past, strict=True)])
         positions = np.concatenate([np.arange(begin, len(row)) for row, begin in zip(ids, past, strict=True)])
@@ -419,7 +423,7 @@ class FastDecoder(Decoder[FastWeights]):
         heads = (first_slot + row_of)[:, None] * arch.num_kv_heads + np.arange(arch.num_kv_heads)
         targets_np = (heads[:, :, None] * 2 + np.arange(2)) * self._span + positions[:, None, None]
         targets = torch.from_numpy(targets_np).to(device)
-        in_blocks = longest_new * longest > _MAX_SCORES
+        in_blocks = not self._reproducible or longest_new * longest > _MAX_SCORES
         longest = self._num_keys(longest)
         reach = torch.tensor(past, device=device)[:, None] + torch.arange(longest_new, device=device)
         hidden = torch.arange(longest, device=device) > reach[:, :, None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -446,7 +446,7 @@ def test_the_generic_path_can_be_asked_for(folders: Callable[[str], Path]) -> No
         ({"sequence_length": 4096}, "max_position_embeddings"),
         ({"kv_slots": 2}, "kv_slots is 2, but max_running is 4"),
         ({"device": "warp"}, "device 'warp'"),
-        ({"dtype": "float8"}, "`dtype`"),
+        ({"dtype": "float8"}, "dtype: must be"),
         ({"max_runing": 3}, "did you mean `max_running`"),
     ],
 )
@@ -481,11 +481,22 @@ def test_a_token_outside_the_vocabulary_is_refused(folders: Callable[[str], Path
     run(engine, test)
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """As the engine's own thread has it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("kind", ["qwen3", "llama-multi-head"])
-def test_what_else_runs_changes_no_bit_of_a_reply(kind: str, tmp_path: Path) -> None:
+def test_what_else_runs_changes_no_bit_of_a_reply(kind: str, tmp_path: Path, one_thread: None) -> None:
     """Sessions of several turns, under several schedules: all at once, one at a time, and in between."""
     engine = EmbeddedEngine.create(
-        EngineConfig(model=save_tiny(kind, tmp_path), sequence_length=256, seed=0, max_running=16)
+        EngineConfig(
+            model=save_tiny(kind, tmp_path), sequence_length=256, seed=0, max_running=16, reproducible=True
+        )
     )
 
     def played(schedule: int, max_active: int) -> dict[str, tuple[bytes, bytes]]:
