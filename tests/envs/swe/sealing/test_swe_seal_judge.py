@@ -114,3 +114,13 @@ def test_the_bits_that_are_hidden_are_those_that_must_be_known() -> None:
 def test_a_seal_with_few_bits_is_weak() -> None:
     assert Seal(hidden_bits=3).is_weak
     assert not Seal(hidden_bits=20).is_weak
+
+
+def test_a_longer_value_that_is_not_searched_is_none_the_worse() -> None:
+    sealed = seal(RAISES, raised(["KeyError", "LookupError", "Exception"], "no", ["KeyError"], None))
+    assert problem(sealed, raised(["KeyError", "LookupError", "Exception"], "no" * 9000)) is None
+
+
+def test_a_claim_that_is_sent_without_end_is_refused() -> None:
+    sealed = seal(EQUALS, values(3, 3))
+    assert problem(sealed, *[values(3)] * 2001) == "an assertion was reached more often than is sent"
