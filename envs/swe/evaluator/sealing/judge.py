@@ -55,6 +55,10 @@ class Seal:
     """Of the data classes that gold sent, by class: these count."""
     ids: dict[str, str] = field(default_factory=dict)
     """Node ids by those that sealed tests have, where parameters are hidden."""
+    tests: list[str] = field(default_factory=list)
+    """Node ids of all tests that ran with gold: other names in a report are made up."""
+    aliases: dict[str, list[str]] = field(default_factory=dict)
+    """Node ids by other names, as gold's run had them."""
     hidden_bits: float = 0.0
     """At most how many bits a patch that solves nothing has to guess to be rewarded: those of the claims of
     FAIL_TO_PASS that the base tree does not meet."""

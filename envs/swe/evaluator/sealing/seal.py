@@ -61,19 +61,21 @@ class SealedTests:
         return run if run.report is None else replace(run, report=self.judged(run.report))
 
     def judged(self, report: Report) -> Report:
-        """`report` by the task's own node ids, with a test failed whose claims do not hold."""
+        """`report` by the task's own node ids, with a test failed whose claims do not hold.
+
+        Names count as gold's run had them: under another name a test would be judged by no claim.
+        """
         if self.seal.problem:
             return report
-        ids = self.seal.ids
-        outcomes = {ids.get(test, test): outcome for test, outcome in report.outcomes.items()}
+        ids, known = self.seal.ids, set(self.seal.tests)
+        by_own_id = {ids.get(test, test): outcome for test, outcome in report.outcomes.items()}
+        outcomes = {test: outcome for test, outcome in by_own_id.items() if test in known}
         messages = {ids.get(test, test): message for test, message in report.messages.items()}
         for test, why in judge.failures(self.seal, report.claims).items():
-            if outcomes.get(test) is Outcome.PASSED:
+            if outcomes.get(test, Outcome.PASSED) is Outcome.PASSED:
                 outcomes[test] = Outcome.FAILED
                 messages[test] = why
-        aliases = {
-            alias: tuple(ids.get(test, test) for test in tests) for alias, tests in report.aliases.items()
-        }
+        aliases = {alias: tuple(tests) for alias, tests in self.seal.aliases.items()}
         return replace(report, outcomes=outcomes, messages=messages, aliases=aliases)
 
 
@@ -156,7 +158,10 @@ class _Maker:
             install(folder, target)
 
     async def _make(self) -> None:
-        plain, full = await asyncio.gather(self._run({}), self._run(self._rewritten(sealed=False)))
+        plain = await self._run({})
+        full = await self._run(self._rewritten(sealed=False))
+        self._seal.tests = sorted(plain.outcomes)
+        self._seal.aliases = {alias: list(tests) for alias, tests in plain.aliases.items()}
         passing = {test for test, outcome in plain.outcomes.items() if outcome is Outcome.PASSED}
         if not passing:
             raise _Unsealable("no test passes with the gold patch")
@@ -186,9 +191,15 @@ class _Maker:
         self._num_runs += 1
         if self._num_runs > _MAX_RUNS:
             raise _Unsealable(f"gold did not confirm the sealed tests in {_MAX_RUNS} runs")
-        run = await self._try(files, self._gold, self._task.limits.timeout_s)
+        limit_s = self._task.limits.timeout_s
+        if files:
+            limit_s = allowed_s(limit_s, self._seal.gold_s)
+        run = await self._try(files, self._gold, limit_s)
         if run.result.reason is not Ended.EXIT:
             told = f"{run.result.reason.value} after {run.result.elapsed_s:.0f} s"
+            if files and run.result.reason is not Ended.INFRASTRUCTURE:
+                # A claim does not end a test as a failed assertion does: it may wait for what never comes.
+                raise _Unsealable(f"with rewritten tests the gold patch comes to {told}")
             raise SandboxError(f"{self._task.instance_id}: sealing its tests with the gold patch: {told}")
         if run.report is None or run.distrusted is not None:
             raise _Unsealable(f"a run of the gold patch cannot be read: {run.distrusted}")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from envsdk.envs.swe.evaluator import Evaluation, Reason, evaluate
 from envsdk.envs.swe.evaluator.report import read_report
+from envsdk.envs.swe.evaluator.sealing import seal
 from envsdk.envs.swe.sandbox import SandboxBackend, open_backend
 from envsdk.envs.swe.tasks import Task, TestPlan, TreeSource
 from envsdk.envs.swe.tasks.patches import diff
@@ -206,3 +208,45 @@ def test_a_record_that_was_forged_with_the_key_is_a_flaw(fields: list[bytes]) ->
     text = b" ".join(field.hex().encode() for field in fields)
     mac = hashlib.blake2b(b"0 " + text, key=b"key", digest_size=16).hexdigest()
     assert read_report(mac.encode() + b" " + text + b"\n", b"key").flaws
+
+
+WAITING = """
+import multiprocessing
+
+import lib
+
+
+def add(queue):
+    queue.put(lib.total(3))
+
+
+def test_in_another_process():
+    context = multiprocessing.get_context("spawn")
+    queue = context.SimpleQueue()
+    process = context.Process(target=add, args=(queue,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert queue.get() == 6
+"""
+
+
+def test_tests_that_hang_when_they_are_rewritten_stay_as_they_are(
+    tmp_path: Path, backend: SandboxBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lib.py").write_text(BASE)
+    task = Task(
+        instance_id="toy__waiting-1",
+        repo="toy/waiting",
+        source=TreeSource(folder=tmp_path),
+        problem_statement="It does not work.",
+        gold_patch=diff({"lib.py": BASE}, {"lib.py": LIBRARY}),
+        test_patch=diff({}, {"tests/test_lib.py": WAITING}),
+        fail_to_pass=("tests/test_lib.py::test_in_another_process",),
+        pass_to_pass=(),
+        tests=TestPlan(paths=("tests",)),
+    )
+    monkeypatch.setattr(seal, "allowed_s", lambda timeout_s, gold_s: 5.0)
+    verdict = asyncio.run(evaluate(task, task.gold_patch, backend))
+    assert verdict.resolved, verdict
+    assert verdict.weak

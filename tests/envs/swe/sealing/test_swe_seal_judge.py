@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from envsdk.envs.swe.evaluator.kit.probes import encode
+from envsdk.envs.swe.evaluator.report import Report, look_up
+from envsdk.envs.swe.evaluator.sealing import SealedTests
 from envsdk.envs.swe.evaluator.sealing.judge import Seal, Sent, expected_of, failures, hidden_bits
 from envsdk.envs.swe.evaluator.sealing.rewrite import Claim
+from envsdk.envs.swe.tasks.task import Outcome
 
 TEST = "tests/test_a.py::test_a"
 
@@ -124,3 +128,20 @@ def test_a_longer_value_that_is_not_searched_is_none_the_worse() -> None:
 def test_a_claim_that_is_sent_without_end_is_refused() -> None:
     sealed = seal(EQUALS, values(3, 3))
     assert problem(sealed, *[values(3)] * 2001) == "an assertion was reached more often than is sent"
+
+
+def test_a_test_under_a_made_up_name_is_none() -> None:
+    sealed = seal(EQUALS, values(3, 3))
+    sealed.tests, sealed.aliases = [TEST], {"It adds.": [TEST]}
+    report = Report(
+        outcomes={"other.py::test_a": Outcome.PASSED, TEST + " b]": Outcome.PASSED},
+        seconds={},
+        messages={},
+        collect_errors={},
+        end_status=1,
+        flaws=(),
+        aliases={"It adds.": ("other.py::test_a",)},
+    )
+    judged = SealedTests(Path(), sealed).judged(report)
+    assert judged.outcomes == {TEST: Outcome.FAILED}
+    assert look_up(judged.outcomes, "It adds.", judged.aliases) is Outcome.FAILED
