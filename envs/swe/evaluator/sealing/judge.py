@@ -206,6 +206,25 @@ def hidden_bits(claim: Claim, expected: Expected) -> float:
     return sum(_bits_of(claim.operators, hit) for hit in found.values())
 
 
+def guessed_bits(claims: Sequence[tuple[Claim, Expected]]) -> float:
+    """At most how many bits must be guessed to meet all of `claims`: the answers that there are, and which of
+    them is right where. What is always the same needs to be guessed once."""
+    by_answer: dict[str, float] = {}
+    num_hidden = 0
+    found = 0.0
+    for claim, expected in claims:
+        hidden = hidden_bits(claim, expected)
+        if hidden:
+            found += hidden
+            num_hidden += 1
+            shuffled = claim.kind == "truths" and len(claim.order) > 1
+            answer = json.dumps([num_hidden if shuffled else claim.kind, claim.negated, expected.hits])
+            by_answer[answer] = hidden
+    if not by_answer:
+        return 0.0
+    return min(found, sum(by_answer.values()) + num_hidden * math.log2(len(by_answer)))
+
+
 def _bits_of(operators: Sequence[str], operands: Iterable[Any]) -> float:
     cut = [operand for operand in operands if operand is not None]
     if operators == ["=="] or operators == ["count"] or operators == ["is"]:

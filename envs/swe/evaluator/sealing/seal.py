@@ -303,14 +303,16 @@ class _Maker:
             raise SandboxError(f"{self._task.instance_id}: sealing its tests: {run.result.output[-500:]}")
         claims = run.report.claims if run.report is not None else {}
         sent = {self._seal.ids.get(test, test): seen for test, seen in claims.items()}
+        unmet = []
         for test in self._failing():
-            found = sum(
-                judge.hidden_bits(self._seal.claims[name], self._seal.expected[test][name])
-                for name in judge.unmet(self._seal, test, sent.get(test, {}))
-            )
-            self._seal.hidden_bits += found
-            if not found:
+            own = [
+                (self._seal.claims[name], self._seal.expected[test][name])
+                for name in sorted(judge.unmet(self._seal, test, sent.get(test, {})))
+            ]
+            unmet += own
+            if not judge.guessed_bits(own):
                 self._seal.open_tests.append(test)
+        self._seal.hidden_bits = judge.guessed_bits(unmet)
 
     def _failing(self) -> list[str]:
         """Node ids of the tests that the base tree is said to fail: all that claim something, where the task

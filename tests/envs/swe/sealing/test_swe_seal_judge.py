@@ -11,7 +11,14 @@ import pytest
 from envsdk.envs.swe.evaluator.kit.probes import encode
 from envsdk.envs.swe.evaluator.report import Report, look_up
 from envsdk.envs.swe.evaluator.sealing import SealedTests
-from envsdk.envs.swe.evaluator.sealing.judge import Seal, Sent, expected_of, failures, hidden_bits
+from envsdk.envs.swe.evaluator.sealing.judge import (
+    Seal,
+    Sent,
+    expected_of,
+    failures,
+    guessed_bits,
+    hidden_bits,
+)
 from envsdk.envs.swe.evaluator.sealing.rewrite import Claim
 from envsdk.envs.swe.tasks.task import Outcome
 
@@ -145,3 +152,16 @@ def test_a_test_under_a_made_up_name_is_none() -> None:
     judged = SealedTests(Path(), sealed).judged(report)
     assert judged.outcomes == {TEST: Outcome.FAILED}
     assert look_up(judged.outcomes, "It adds.", judged.aliases) is Outcome.FAILED
+
+
+def test_what_is_always_the_same_is_guessed_once() -> None:
+    true = (
+        Claim("a", "truths", order=[0]),
+        expected_of(Claim("a", "truths", order=[0]), [("truths", "[true]")]),
+    )
+    one, other = ((EQUALS, expected_of(EQUALS, [values(number, number)])) for number in (1, 2))
+    assert guessed_bits([true] * 20) == 1
+    assert guessed_bits([one] * 20) == 4
+    assert guessed_bits([one] * 10 + [other] * 10) == 4 + 4 + 20
+    assert guessed_bits([one, other]) == 8
+    assert guessed_bits([]) == 0
