@@ -51,9 +51,14 @@ def read_report(data: bytes, key: bytes) -> Report:
         if record is None or end_status is not None:
             flaws.append("the report has a line that the runner did not write")
             break
-        kind, test, when, outcome, duration, message = record
+        try:
+            kind, test, when, outcome, duration, message = record
+            elapsed, status = float(duration), int(outcome) if kind == "end" else None
+        except ValueError:
+            flaws.append("the report has a line that the runner does not write")
+            break
         if kind == "end":
-            end_status = int(outcome)
+            end_status = status
         elif kind == "collect_error":
             collect_errors[test] = message
         elif kind == "claim":
@@ -62,7 +67,7 @@ def read_report(data: bytes, key: bytes) -> Report:
             aliases[when] = (*aliases.get(when, ()), test)
         else:
             phases.setdefault(test, []).append((when, outcome))
-            seconds[test] = seconds.get(test, 0.0) + float(duration)
+            seconds[test] = seconds.get(test, 0.0) + elapsed
             if message:
                 messages[test] = message
     if end_status is None and not flaws:
@@ -125,7 +130,10 @@ def _authentic(line: bytes, number: int, key: bytes) -> list[str] | None:
     expected = hashlib.blake2b(b"%d %s" % (number, text), key=key, digest_size=16).hexdigest()
     if not hmac.compare_digest(mac, expected.encode()):
         return None
-    return [bytes.fromhex(field.decode()).decode() for field in text.split(b" ")]
+    try:
+        return [bytes.fromhex(field.decode()).decode() for field in text.split(b" ")]
+    except ValueError:
+        return None
 
 
 def _outcome(phases: Sequence[tuple[str, str]]) -> Outcome:

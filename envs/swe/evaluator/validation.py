@@ -23,7 +23,7 @@ from envsdk.envs.swe.tasks.runtime import hidden_packages, library_folders, swe_
 from envsdk.envs.swe.tasks.task import Task
 from envsdk.failures import ConfigurationError
 
-VERSION = 2
+VERSION = 3
 """Counted up when the evaluator judges differently, so that tasks are validated again."""
 
 

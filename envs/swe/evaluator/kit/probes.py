@@ -12,13 +12,13 @@ import re
 import sys
 import unittest
 from _thread import allocate_lock
-from collections import UserDict, UserList, UserString
+from collections import Counter, OrderedDict, UserDict, UserList, UserString
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
-from pathlib import PurePath
+from pathlib import PurePath, PurePosixPath
 from types import MappingProxyType
 
 # Nothing of a newer Python than 3.6, annotations included: images have old interpreters.
@@ -32,8 +32,9 @@ MAX_CHARACTERS = 1 << 18
 MAX_HITS = 2000
 """Of one claim in one test; the rest is not sent."""
 _MAX_DEPTH = 60
+_MAX_PARTS = 100000
+"""Of one value. Objects that refer to each other have more parts than can be counted."""
 _BASES = (bool, int, float, complex, str, bytes, bytearray, tuple, list, dict, set, frozenset, type(None))
-_PRINTED = (datetime, date, time, timedelta, UUID, PurePath)
 _SET_VIEWS = (type(sys.modules.keys()), type(sys.modules.items()))
 _dumps, _sha256, _pid, _type = json.dumps, hashlib.sha256, os.getpid, type
 _mro = type.__dict__["__mro__"].__get__
@@ -98,7 +99,7 @@ class Raising:
         ):
             return False
         try:
-            text = str(error)[:20000]
+            text = _text_of(error)[:20000]
         except Exception:  # noqa: BLE001 (an exception's own text may raise)
             text = ""
         names = [found.__qualname__ for found in _mro(kind)] if kind is not None else []
@@ -113,6 +114,16 @@ class Raising:
         self.type = kind
         return True
 
+    def match(self, pattern: Any) -> bool:
+        """As `pytest.ExceptionInfo` has it."""
+        assert re.search(pattern, _text_of(self.value)), (pattern, self.value)
+        return True
+
+
+def _text_of(error: Any) -> str:
+    """What `pytest.raises` searches: an exception's text and the notes added to it."""
+    return "\n".join([str(error), *map(str, getattr(error, "__notes__", ()))])
+
 
 def install(record: "Callable[..., None]") -> Probes:
     """Make the probes importable by sealed tests."""
@@ -126,67 +137,119 @@ def install(record: "Callable[..., None]") -> Probes:
 
 def encode(value: Any) -> Any:
     """`value` as JSON: `[tag, content]`; what has no canonical form is `["o", class]`."""
-    encoded = _encode(value, 0)
+    try:
+        encoded = _Encoder().encode(value, 0)
+    except _TooManyParts:
+        return ["o", _type(value).__qualname__]
     text = _dumps(encoded)
     if len(text) <= MAX_CHARACTERS:
         return encoded
     return ["#", _sha256(text.encode()).hexdigest()]
 
 
-def _encode(value: Any, depth: int) -> Any:
-    kind = _type(value)
-    if depth > _MAX_DEPTH:
-        return ["o", "deep"]
-    base = next((found for found in _mro(kind) if found in _BASES), None)
-    if base is None and issubclass(kind, Enum):
-        return ["e", kind.__qualname__, value.name]
-    if base is None:
-        return _encode_other(value, kind, depth)
-    if base is _type(None):
-        return ["n"]
-    if base is bool:
-        return ["b", value is True]
-    if base is int:
-        return ["i", format(int.__int__(value), "x")]
-    if base is float:
-        return ["f", float.__repr__(float.__float__(value))]
-    if base is complex:
-        return ["c", float.__repr__(value.real), float.__repr__(value.imag)]
-    if base is str:
-        return ["s", str.__str__(value)]
-    if base is bytes or base is bytearray:
-        return ["y", bytes.hex(bytes(memoryview(value)))]
-    if base is dict:
-        return ["d", [[_encode(key, depth + 1), _encode(item, depth + 1)] for key, item in dict.items(value)]]
-    tag = {tuple: "t", list: "l", set: "S", frozenset: "S"}[base]
-    return [tag, [_encode(item, depth + 1) for item in base.__iter__(value)]]
+class _TooManyParts(Exception):
+    pass
 
 
-def _encode_other(value: Any, kind: Any, depth: int) -> Any:
-    if kind is Fraction:
-        return ["q", format(value.numerator, "x"), format(value.denominator, "x")]
-    if kind is Decimal:
-        return ["D", str(value)]
-    if kind is range:
-        return ["r", *(format(part, "x") for part in (value.start, value.stop, value.step))]
-    if kind in _SET_VIEWS:
-        return ["S", [_encode(item, depth + 1) for item in value]]
-    if kind is MappingProxyType:
-        return ["d", [[_encode(key, depth + 1), _encode(item, depth + 1)] for key, item in value.items()]]
-    if issubclass(kind, (UserDict, UserList, UserString)):
-        return _encode(value.data, depth + 1)
-    if kind.__module__ in ("datetime", "uuid", "pathlib", "pathlib._local") and issubclass(kind, _PRINTED):
+class _Encoder:
+    """Encodes one value."""
+
+    def __init__(self) -> None:
+        self._num_parts = 0
+
+    def encode(self, value: Any, depth: int) -> Any:
+        self._num_parts += 1
+        if self._num_parts > _MAX_PARTS:
+            raise _TooManyParts
+        kind = _type(value)
+        if depth > _MAX_DEPTH:
+            return ["o", "deep"]
+        base = next((found for found in _mro(kind) if found in _BASES), None)
+        if base is None and issubclass(kind, Enum):
+            return ["e", kind.__qualname__, value.name]
+        if base is None:
+            return self._other(value, kind, depth)
+        if base is _type(None):
+            return ["n"]
+        if base is bool:
+            return ["b", value is True]
+        if base is int:
+            return ["i", format(int.__int__(value), "x")]
+        if base is float:
+            return ["f", float.__repr__(float.__float__(value))]
+        if base is complex:
+            return ["c", float.__repr__(value.real), float.__repr__(value.imag)]
+        if base is str:
+            return ["s", str.__str__(value)]
+        if base is bytes or base is bytearray:
+            return ["y", bytes.hex(bytes(memoryview(value)))]
+        if base is dict:
+            return self._dict(value, kind, depth)
+        tag = {tuple: "t", list: "l", set: "S", frozenset: "S"}[base]
+        return [tag, [self.encode(item, depth + 1) for item in base.__iter__(value)]]
+
+    def _dict(self, value: Any, kind: Any, depth: int) -> Any:
+        if issubclass(kind, OrderedDict):
+            return ["O", self._pairs(OrderedDict.items(value), depth)]
+        pairs = self._pairs(dict.items(value), depth)
+        if issubclass(kind, Counter):
+            return ["N", pairs]
+        return ["d", pairs]
+
+    def _pairs(self, items: Any, depth: int) -> Any:
+        return [[self.encode(key, depth + 1), self.encode(item, depth + 1)] for key, item in items]
+
+    def _other(self, value: Any, kind: Any, depth: int) -> Any:
+        if kind is Fraction:
+            return ["q", format(value.numerator, "x"), format(value.denominator, "x")]
+        if kind is Decimal:
+            return ["D", str(value)]
+        if kind is range:
+            return ["r", *(format(part, "x") for part in (value.start, value.stop, value.step))]
+        if kind in _SET_VIEWS:
+            return ["S", [self.encode(item, depth + 1) for item in value]]
+        if kind is MappingProxyType:
+            return ["d", self._pairs(value.items(), depth)]
+        if issubclass(kind, (UserDict, UserList, UserString)):
+            return self.encode(value.data, depth + 1)
+        printed = _printed(value, kind)
+        if printed is not None:
+            return printed
+        if kind.__name__.startswith("Approx") and kind.__module__.startswith("_pytest."):
+            limits = [self.encode(limit, 0) for limit in (value.rel, value.abs)]
+            return ["~", self.encode(value.expected, depth + 1), *limits]
+        if kind.__module__ == "numpy" and getattr(value, "ndim", None) == 0:
+            return self.encode(value.item(), depth + 1)
+        fields = _compared_fields(kind)
+        if fields is not None:
+            content = [[name, self.encode(getattr(value, name, None), depth + 1)] for name in fields]
+            return ["C", kind.__qualname__, content]
+        return ["o", kind.__qualname__]
+
+
+def _printed(value: Any, kind: Any) -> "list[str] | None":
+    """Moments, lengths of time, UUIDs and paths, so that equal ones have the same text; None for the rest."""
+    if issubclass(kind, datetime):
+        offset = value.utcoffset()
+        if offset is None:
+            return ["k", "datetime", datetime.isoformat(value)]
+        try:
+            moment = datetime.combine(datetime.date(value), datetime.time(value)) - offset
+        except OverflowError:
+            return None
+        return ["k", "datetime with zone", datetime.isoformat(moment)]
+    if issubclass(kind, PurePath):
+        flavour = "PosixPath" if issubclass(kind, PurePosixPath) else "WindowsPath"
+        text = PurePath.__str__(value)
+        own = kind.__module__ in ("pathlib", "pathlib._local")
+        return ["k", flavour, text if flavour == "PosixPath" else text.lower()] if own else None
+    if issubclass(kind, date):
+        return ["k", "date", date.isoformat(value)]
+    if issubclass(kind, timedelta):
+        return ["k", "timedelta", f"{value.days} {value.seconds} {value.microseconds}"]
+    if kind is time or kind is UUID:
         return ["k", kind.__name__, repr(value)]
-    if kind.__name__.startswith("Approx") and kind.__module__.startswith("_pytest."):
-        limits = (value.rel, value.abs)
-        return ["~", _encode(value.expected, depth + 1), *(_encode(limit, 0) for limit in limits)]
-    if kind.__module__ == "numpy" and getattr(value, "ndim", None) == 0:
-        return _encode(value.item(), depth + 1)
-    fields = _compared_fields(kind)
-    if fields is not None:
-        content = [[name, _encode(getattr(value, name, None), depth + 1)] for name in fields]
-        return ["C", kind.__qualname__, content]
-    return ["o", kind.__qualname__]
+    return None
 
 
 def _compared_fields(kind: Any) -> "list[str] | None":

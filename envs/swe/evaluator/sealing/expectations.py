@@ -227,6 +227,11 @@ class Expectations:
             found = [self.is_pure(operand) for operand in piece.operands]
         return [False] * len(found) if all(found) else found
 
+    def varies(self, node: ast.AST) -> bool:
+        """Whether `node` reads a column of a table or a parameter."""
+        scopes = [self._scope(found) for found in ast.walk(node) if isinstance(found, ast.Name)]
+        return any(self._columns[scope] or self._arguments[scope] for scope in scopes)
+
     def blank(self) -> None:
         """Take out of the file what says only what is expected."""
         for table in self._tables.values():

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from envsdk.envs.swe.evaluator.kit.probes import MAX_HITS
 from envsdk.envs.swe.evaluator.sealing.rewrite import Claim
 from envsdk.envs.swe.evaluator.sealing.values import (
     bits,
@@ -35,8 +36,8 @@ class Expected:
     """What is expected each time, or once where it is always the same. Of values the operands (None for those
     that are sent), of truths the pattern, of what must be raised the names of classes and a pattern."""
     size: int
-    """Characters of the longest that gold sent. Far more is refused: a text that holds everything would meet
-    each `in`."""
+    """Characters of the longest that gold sent. Far more is refused where something is searched: a text that
+    holds everything would meet each `in`."""
     each_time: bool
     """It differs from time to time, so the claim must be sent as often as there are `hits`."""
 
@@ -54,6 +55,10 @@ class Seal:
     """Of the data classes that gold sent, by class: these count."""
     ids: dict[str, str] = field(default_factory=dict)
     """Node ids by those that sealed tests have, where parameters are hidden."""
+    tests: list[str] = field(default_factory=list)
+    """Node ids of all tests that ran with gold: other names in a report are made up."""
+    aliases: dict[str, list[str]] = field(default_factory=dict)
+    """Node ids by other names, as gold's run had them."""
     hidden_bits: float = 0.0
     """At most how many bits a patch that solves nothing has to guess to be rewarded: those of the claims of
     FAIL_TO_PASS that the base tree does not meet."""
@@ -96,7 +101,9 @@ def _problem(seal: Seal, name: str, expected: Expected, sent: Sequence[Sent]) ->
         return f"an assertion was reached {len(sent)} times, not {len(expected.hits)}"
     if not sent:
         return "" if claim.optional else "an assertion was not reached"
-    if max(len(text) for _, text in sent) > 4 * expected.size + 4000:
+    if len(sent) > MAX_HITS:
+        return "an assertion was reached more often than is sent"
+    if _searches(claim, expected) and max(len(text) for _, text in sent) > 4 * expected.size + 4000:
         return "a value is far longer than the gold patch has it"
     seen: dict[Sent, str] = {}
     for number, hit in enumerate(sent):
@@ -107,6 +114,13 @@ def _problem(seal: Seal, name: str, expected: Expected, sent: Sequence[Sent]) ->
         if problem:
             return problem
     return ""
+
+
+def _searches(claim: Claim, expected: Expected) -> bool:
+    """Whether more text makes it easier to meet the claim."""
+    if claim.kind == "raised":
+        return claim.wanted and any(pattern is not None for _, pattern in expected.hits)
+    return not {"in", "search"}.isdisjoint(claim.operators)
 
 
 def _problem_of(claim: Claim, fields: Mapping[str, Sequence[str]], wanted: Any, hit: Sent) -> str:
@@ -190,6 +204,25 @@ def hidden_bits(claim: Claim, expected: Expected) -> float:
         return sum(4.0 if pattern else 2.0 for _, pattern in expected.hits) if claim.wanted else 0.0
     found = {json.dumps(hit): hit for hit in expected.hits}
     return sum(_bits_of(claim.operators, hit) for hit in found.values())
+
+
+def guessed_bits(claims: Sequence[tuple[Claim, Expected]]) -> float:
+    """At most how many bits must be guessed to meet all of `claims`: the answers that there are, and which of
+    them is right where. What is always the same needs to be guessed once."""
+    by_answer: dict[str, float] = {}
+    num_hidden = 0
+    found = 0.0
+    for claim, expected in claims:
+        hidden = hidden_bits(claim, expected)
+        if hidden:
+            found += hidden
+            num_hidden += 1
+            shuffled = claim.kind == "truths" and len(claim.order) > 1
+            answer = json.dumps([num_hidden if shuffled else claim.kind, claim.negated, expected.hits])
+            by_answer[answer] = hidden
+    if not by_answer:
+        return 0.0
+    return min(found, sum(by_answer.values()) + num_hidden * math.log2(len(by_answer)))
 
 
 def _bits_of(operators: Sequence[str], operands: Iterable[Any]) -> float:

@@ -58,6 +58,8 @@ class Claim:
     """Of truths: which variant is sent at which place; 0 is the assertion itself."""
     optional: bool = False
     """Whether it is reached depends on what the patched code gives: in a loop over it, behind a condition."""
+    varies: bool = False
+    """Of a comparison: what is cut is not the same each time, but a parameter or a column of a table."""
     wanted: bool = True
     """Of `raised`: something must be raised; False for a decoy."""
 
@@ -134,6 +136,8 @@ class _Rewriter(ast.NodeTransformer):
         self._classes: list[str] = []
         self._in_function = False
         self._optional = False
+        self._passed_on = frozenset[str]()
+        """Names of functions inside a test that are not only called in it, but handed on."""
         if sealed:
             self._expectations.blank()
 
@@ -159,7 +163,7 @@ class _Rewriter(ast.NodeTransformer):
             return node
         if ".".join([*self._classes, node.name]) in self._choices.plain_functions:
             return node
-        self._in_function = True
+        self._in_function, self._passed_on = True, _passed_on(node)
         decoys = self._with_decoys and node.name.startswith("test")
         node.body = self._block(node.body, decoys=decoys)
         self._in_function = False
@@ -170,11 +174,14 @@ class _Rewriter(ast.NodeTransformer):
 
     def _block(self, statements: Sequence[ast.stmt], *, decoys: bool = False) -> list[ast.stmt]:
         written: list[ast.stmt] = []
+        outside = self._optional
         for statement in statements:
             found = self._statement(statement)
             if decoys and len(found) == 1 and found[0] is statement and _may_raise(statement):
                 found = [self._decoy(statement)]
             written += found
+            self._optional = self._optional or (self._depends(statement) and _leaves(statement))
+        self._optional = outside
         return written
 
     def _statement(self, node: ast.stmt) -> list[ast.stmt]:
@@ -196,6 +203,10 @@ class _Rewriter(ast.NodeTransformer):
         match node:
             case ast.For(iter=decides) | ast.If(test=decides):
                 return not self._expectations.is_closed(decides)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                return name in self._passed_on
+            case ast.Try():
+                return any(not _fails(handler.body) for handler in node.handlers)
         return isinstance(node, ast.While | ast.AsyncFor | ast.Match)
 
     def _claim(self, piece: Comparison | Truth) -> ast.stmt:
@@ -204,9 +215,13 @@ class _Rewriter(ast.NodeTransformer):
         form = self._choices.forms.get(name, "values" if isinstance(piece, Comparison) else "truths")
         if form == "plain" or all(self._expectations.is_pure(part) for part in parts):
             return piece.as_assertion()
-        if isinstance(piece, Comparison) and form == "values":
+        if isinstance(piece, Comparison) and form == "values" and not self._is_identity(piece):
             return self._values(name, piece)
         return self._truths(name, piece)
+
+    def _is_identity(self, piece: Comparison) -> bool:
+        """Whether it asks for the very object, which values do not tell of."""
+        return not {"is", "is not"}.isdisjoint(piece.operators) and not any(self._expectations.cut(piece))
 
     def _values(self, name: str, piece: Comparison) -> ast.stmt:
         cut = self._expectations.cut(piece)
@@ -218,6 +233,11 @@ class _Rewriter(ast.NodeTransformer):
             negated=piece.negated,
             can_vary=len(self._variants(name, piece)[1]) > 1,
             optional=self._optional,
+            varies=any(
+                self._expectations.varies(operand)
+                for operand, is_cut in zip(piece.operands, cut, strict=True)
+                if is_cut
+            ),
         )
         sent = [
             operand
@@ -319,6 +339,39 @@ class _Rewriter(ast.NodeTransformer):
 
     def _random(self, name: str, what: str) -> random.Random:
         return random.Random(f"{self._key.hex()} {name} {what}")
+
+
+def _passed_on(function: ast.AST) -> frozenset[str]:
+    """Functions in a function whose name is read for more than a call, or which are decorated."""
+    inner = {
+        node.name: bool(node.decorator_list)
+        for node in ast.walk(function)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node is not function
+    }
+    called = {id(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
+    read = {node.id for node in ast.walk(function) if isinstance(node, ast.Name) and id(node) not in called}
+    return frozenset(name for name, is_decorated in inner.items() if is_decorated or name in read)
+
+
+def _leaves(node: ast.AST) -> bool:
+    """Whether what comes after a statement may be passed over by one inside it."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+        return False
+    return isinstance(node, ast.Return | ast.Continue | ast.Break) or any(
+        _leaves(inner) for inner in ast.iter_child_nodes(node)
+    )
+
+
+def _fails(block: Sequence[ast.stmt]) -> bool:
+    """Whether a block ends in a failure of the test."""
+    match block[-1]:
+        case ast.Raise():
+            return True
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="fail"))):
+            return True
+        case ast.Assert(test=ast.Constant(value=False | 0)):
+            return True
+    return False
 
 
 def _may_raise(node: ast.stmt) -> bool:

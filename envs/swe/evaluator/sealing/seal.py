@@ -41,7 +41,7 @@ from envsdk.envs.swe.tasks.runtime import install, swe_cache
 from envsdk.envs.swe.tasks.task import Outcome, Runner, Task
 from envsdk.envs.swe.tasks.trees import building
 
-VERSION = 1
+VERSION = 2
 """Counted up when tests are sealed differently."""
 _MAX_RUNS = 12
 """Of gold, before a task's tests are left as they are."""
@@ -61,19 +61,21 @@ class SealedTests:
         return run if run.report is None else replace(run, report=self.judged(run.report))
 
     def judged(self, report: Report) -> Report:
-        """`report` by the task's own node ids, with a test failed whose claims do not hold."""
+        """`report` by the task's own node ids, with a test failed whose claims do not hold.
+
+        Names count as gold's run had them: under another name a test would be judged by no claim.
+        """
         if self.seal.problem:
             return report
-        ids = self.seal.ids
-        outcomes = {ids.get(test, test): outcome for test, outcome in report.outcomes.items()}
+        ids, known = self.seal.ids, set(self.seal.tests)
+        by_own_id = {ids.get(test, test): outcome for test, outcome in report.outcomes.items()}
+        outcomes = {test: outcome for test, outcome in by_own_id.items() if test in known}
         messages = {ids.get(test, test): message for test, message in report.messages.items()}
         for test, why in judge.failures(self.seal, report.claims).items():
-            if outcomes.get(test) is Outcome.PASSED:
+            if outcomes.get(test, Outcome.PASSED) is Outcome.PASSED:
                 outcomes[test] = Outcome.FAILED
                 messages[test] = why
-        aliases = {
-            alias: tuple(ids.get(test, test) for test in tests) for alias, tests in report.aliases.items()
-        }
+        aliases = {alias: tuple(tests) for alias, tests in self.seal.aliases.items()}
         return replace(report, outcomes=outcomes, messages=messages, aliases=aliases)
 
 
@@ -156,7 +158,10 @@ class _Maker:
             install(folder, target)
 
     async def _make(self) -> None:
-        plain, full = await asyncio.gather(self._run({}), self._run(self._rewritten(sealed=False)))
+        plain = await self._run({})
+        full = await self._run(self._rewritten(sealed=False))
+        self._seal.tests = sorted(plain.outcomes)
+        self._seal.aliases = {alias: list(tests) for alias, tests in plain.aliases.items()}
         passing = {test for test, outcome in plain.outcomes.items() if outcome is Outcome.PASSED}
         if not passing:
             raise _Unsealable("no test passes with the gold patch")
@@ -186,9 +191,15 @@ class _Maker:
         self._num_runs += 1
         if self._num_runs > _MAX_RUNS:
             raise _Unsealable(f"gold did not confirm the sealed tests in {_MAX_RUNS} runs")
-        run = await self._try(files, self._gold, self._task.limits.timeout_s)
+        limit_s = self._task.limits.timeout_s
+        if files:
+            limit_s = allowed_s(limit_s, self._seal.gold_s)
+        run = await self._try(files, self._gold, limit_s)
         if run.result.reason is not Ended.EXIT:
             told = f"{run.result.reason.value} after {run.result.elapsed_s:.0f} s"
+            if files and run.result.reason is not Ended.INFRASTRUCTURE:
+                # A claim does not end a test as a failed assertion does: it may wait for what never comes.
+                raise _Unsealable(f"with rewritten tests the gold patch comes to {told}")
             raise SandboxError(f"{self._task.instance_id}: sealing its tests with the gold patch: {told}")
         if run.report is None or run.distrusted is not None:
             raise _Unsealable(f"a run of the gold patch cannot be read: {run.distrusted}")
@@ -240,7 +251,9 @@ class _Maker:
             if name in choices.settled:
                 continue
             choices.settled.add(name)
-            if name not in hits or name in too_often:
+            # What gold passes over another patch may reach, and gold cannot say what is expected there.
+            is_unsure = claim.optional and claim.varies
+            if name not in hits or name in too_often or is_unsure:
                 choices.forms[name] = "plain"
             elif claim.kind == "values":
                 again |= _learn_values(name, claim, choices, hits[name])
@@ -252,9 +265,10 @@ class _Maker:
 
     def _leave(self, tests: set[str], *, whole: bool = False) -> None:
         """Leave more of `tests` as it was: first variants go (unless `whole`), then functions, then files."""
-        for test in tests:
+        plain = {path: set(file.choices.plain_functions) for path, file in self._files.items()}
+        for test in sorted(tests):
             path, _, rest = test.partition("::")
-            if path not in self._files:
+            if path not in plain:
                 raise _Unsealable(f"{test} does not come out as it must where other tests are sealed")
             varied = {
                 name
@@ -265,10 +279,10 @@ class _Maker:
             if varied and not whole:
                 for name in varied:
                     self._files[self._seal.claims[name].path].choices.kept[name] = []
-            elif function not in self._files[path].choices.plain_functions:
+            elif function in plain[path]:
+                self._files.pop(path, None)
+            elif path in self._files:
                 self._files[path].choices.plain_functions.add(function)
-            else:
-                del self._files[path]
 
     def _expected(self, full: Report, passing: set[str]) -> dict[str, dict[str, Expected]]:
         return {
@@ -289,14 +303,16 @@ class _Maker:
             raise SandboxError(f"{self._task.instance_id}: sealing its tests: {run.result.output[-500:]}")
         claims = run.report.claims if run.report is not None else {}
         sent = {self._seal.ids.get(test, test): seen for test, seen in claims.items()}
+        unmet = []
         for test in self._failing():
-            found = sum(
-                judge.hidden_bits(self._seal.claims[name], self._seal.expected[test][name])
-                for name in judge.unmet(self._seal, test, sent.get(test, {}))
-            )
-            self._seal.hidden_bits += found
-            if not found:
+            own = [
+                (self._seal.claims[name], self._seal.expected[test][name])
+                for name in sorted(judge.unmet(self._seal, test, sent.get(test, {})))
+            ]
+            unmet += own
+            if not judge.guessed_bits(own):
                 self._seal.open_tests.append(test)
+        self._seal.hidden_bits = judge.guessed_bits(unmet)
 
     def _failing(self) -> list[str]:
         """Node ids of the tests that the base tree is said to fail: all that claim something, where the task
@@ -378,7 +394,7 @@ def _copy(tests: Path, folder: Path) -> None:
 def _lay(folder: Path, files: Mapping[str, str]) -> None:
     for path, text in files.items():
         (folder / path).unlink()
-        (folder / path).write_text(text)
+        (folder / path).write_text(text, encoding="utf-8")
 
 
 def _matched(plain: Sequence[str], sealed: Sequence[str]) -> dict[str, str]:

@@ -4,8 +4,9 @@ Everything here reads what an untrusted process wrote: it makes no object of a c
 nothing that the process chose, and a malformed value equals nothing.
 
 tags: n None, b bool, i int (hex), f float, c complex, q Fraction, D Decimal, s str, y bytes, t tuple, l list,
-S set, d dict, r range, k date, path or UUID (class, repr), e enum member (class, name), C data class (class,
-fields), ~ pytest.approx (expected, rel, abs), # digest of a large value, o anything else (class)
+S set, d dict, O OrderedDict, N Counter, r range, k date, path or UUID (class, text), e enum member (class,
+name), C data class (class, fields), ~ pytest.approx (expected, rel, abs), # digest of a large value, o
+anything else (class)
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _MAX_EXPONENT = 5000
 _MAX_DIGITS = 6000
 """Of a Decimal, likewise."""
 _MAX_SEARCHED = 2000
-"""Characters of a text that a pattern with a quantifier goes through."""
+"""Characters of a text through which a pattern with one quantifier goes at once."""
 _SEARCH_TIMEOUT_S = 5.0
 _SEARCH = "import json, re, sys; sys.exit(not re.search(*json.load(sys.stdin)))"
 _REL, _ABS = 1e-6, 1e-12
@@ -50,7 +51,7 @@ def _parts(value: Value) -> Iterator[Value]:
         case ["t" | "l" | "S", items]:
             for item in items:
                 yield from _parts(item)
-        case ["d", pairs]:
+        case ["d" | "O" | "N", pairs]:
             for key, item in pairs:
                 yield from _parts(key)
                 yield from _parts(item)
@@ -76,8 +77,8 @@ def with_fields(value: Value, fields: Mapping[str, Sequence[str]]) -> Value:
     match value:
         case ["t" | "l" | "S" as tag, list(items)]:
             return [tag, [with_fields(item, fields) for item in items]]
-        case ["d", list(pairs)]:
-            return ["d", [[with_fields(part, fields) for part in pair] for pair in pairs]]
+        case ["d" | "O" | "N" as tag, list(pairs)]:
+            return [tag, [[with_fields(part, fields) for part in pair] for pair in pairs]]
         case ["C", str(cls), list(found)]:
             kept = fields.get(cls, [name for name, _ in found])
             by_name = {name: with_fields(item, fields) for name, item in found}
@@ -103,7 +104,7 @@ def key(value: Value) -> str:
             return f"{tag}({','.join(key(item) for item in items)})"
         case ["S", list(items)]:
             return f"S({','.join(sorted(key(item) for item in items))})"
-        case ["d", list(pairs)]:
+        case ["d" | "O" | "N", list(pairs)]:
             return f"d({','.join(sorted(f'{key(name)}={key(item)}' for name, item in pairs))})"
         case ["r", str(start), str(stop), str(step)]:
             same = range(int(start, 16), int(stop, 16), int(step, 16))
@@ -175,7 +176,25 @@ def same(left: Value, right: Value) -> bool:
     match left, right:
         case (["t" | "l" as one, list(mine)], ["t" | "l" as other, list(theirs)]):
             return one == other and len(mine) == len(theirs) and all(map(same, mine, theirs))
+        case (["d" | "O" | "N" as one, list(mine)], ["d" | "O" | "N" as other, list(theirs)]):
+            if one == other == "N":
+                return _same_pairs(_counted(mine), _counted(theirs), ordered=False)
+            return _same_pairs(mine, theirs, ordered=one == other == "O")
     return key(left) == key(right)
+
+
+def _same_pairs(mine: Sequence[Value], theirs: Sequence[Value], *, ordered: bool) -> bool:
+    if len(mine) != len(theirs):
+        return False
+    if ordered and [key(name) for name, _ in mine] != [key(name) for name, _ in theirs]:
+        return False
+    found = {key(name): item for name, item in mine}
+    return all(key(name) in found and same(found[key(name)], item) for name, item in theirs)
+
+
+def _counted(pairs: Sequence[Value]) -> Sequence[Value]:
+    """Of a Counter, without what it counts 0 of."""
+    return [[name, number] for name, number in pairs if not same(number, ["i", "0"])]
 
 
 def _near(value: Value, expected: Value, rel: Value, absolute: Value) -> bool:
@@ -185,7 +204,7 @@ def _near(value: Value, expected: Value, rel: Value, absolute: Value) -> bool:
             return len(wanted) == len(seen) and all(
                 _near(item, target, rel, absolute) for item, target in zip(seen, wanted, strict=True)
             )
-        case (["d", list(wanted)], ["d", list(seen)]):
+        case (["d" | "O" | "N", list(wanted)], ["d" | "O" | "N", list(seen)]):
             found = {key(name): item for name, item in seen}
             return len(wanted) == len(seen) and all(
                 key(name) in found and _near(found[key(name)], target, rel, absolute)
@@ -242,11 +261,13 @@ def _in(_: str, left: Value, right: Value) -> bool:
             return left[0] == "s" and left[1] in text
         case ["t" | "l" | "S", list(items)]:
             return any(_equals(left, item) for item in items)
-        case ["d", list(pairs)]:
+        case ["d" | "O" | "N", list(pairs)]:
             return any(_equals(left, name) for name, _ in pairs)
         case ["r", str(start), str(stop), str(step)]:
+            # A range goes through all that it holds where it is asked for anything but a whole number.
             number = _number(left)
-            return number in range(int(start, 16), int(stop, 16), int(step, 16))
+            is_whole = isinstance(number, Fraction) and number.denominator == 1
+            return is_whole and int(number) in range(int(start, 16), int(stop, 16), int(step, 16))
     raise NotComparable("not a container")
 
 
@@ -288,7 +309,7 @@ def _items(value: Value) -> Sequence[Value]:
     match value:
         case ["t" | "l" | "S", list(items)]:
             return items
-        case ["d", list(pairs)]:
+        case ["d" | "O" | "N", list(pairs)]:
             return [name for name, _ in pairs]
         case ["s", str(text)]:
             return [["s", character] for character in text]
@@ -330,8 +351,9 @@ def search(pattern: str, text: str) -> bool:
     """Whether `re.search(pattern, text)` finds something. A pattern that may take exponential time on a text
     which an untrusted process chose is tried in a process of its own, for a few seconds."""
     quantifiers = len(re.findall(r"(?<!\\)[*+?{]", pattern))
-    if quantifiers <= 1 and not re.search(r"(?<!\\)\(|\\\d", pattern):
-        return re.search(pattern, text[: _MAX_SEARCHED if quantifiers else None]) is not None
+    is_quick = not quantifiers or (quantifiers == 1 and len(text) <= _MAX_SEARCHED)
+    if is_quick and not re.search(r"(?<!\\)\(|\\\d", pattern):
+        return re.search(pattern, text) is not None
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-S", "-c", _SEARCH],
@@ -358,7 +380,7 @@ def bits(value: Value) -> float:
             found = 2.0 + 3.0 * len(text)
         case ["t" | "l" | "S", list(items)]:
             found = 2.0 + sum(map(bits, items))
-        case ["d", list(pairs)]:
+        case ["d" | "O" | "N", list(pairs)]:
             found = 2.0 + sum(bits(name) + bits(item) for name, item in pairs)
         case ["C", _, list(fields)]:
             found = 2.0 + sum(bits(item) for _, item in fields)

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from envsdk.envs.swe.evaluator.kit.probes import encode
-from envsdk.envs.swe.evaluator.sealing.judge import Seal, Sent, expected_of, failures, hidden_bits
+from envsdk.envs.swe.evaluator.report import Report, look_up
+from envsdk.envs.swe.evaluator.sealing import SealedTests
+from envsdk.envs.swe.evaluator.sealing.judge import (
+    Seal,
+    Sent,
+    expected_of,
+    failures,
+    guessed_bits,
+    hidden_bits,
+)
 from envsdk.envs.swe.evaluator.sealing.rewrite import Claim
+from envsdk.envs.swe.tasks.task import Outcome
 
 TEST = "tests/test_a.py::test_a"
 
@@ -114,3 +125,43 @@ def test_the_bits_that_are_hidden_are_those_that_must_be_known() -> None:
 def test_a_seal_with_few_bits_is_weak() -> None:
     assert Seal(hidden_bits=3).is_weak
     assert not Seal(hidden_bits=20).is_weak
+
+
+def test_a_longer_value_that_is_not_searched_is_none_the_worse() -> None:
+    sealed = seal(RAISES, raised(["KeyError", "LookupError", "Exception"], "no", ["KeyError"], None))
+    assert problem(sealed, raised(["KeyError", "LookupError", "Exception"], "no" * 9000)) is None
+
+
+def test_a_claim_that_is_sent_without_end_is_refused() -> None:
+    sealed = seal(EQUALS, values(3, 3))
+    assert problem(sealed, *[values(3)] * 2001) == "an assertion was reached more often than is sent"
+
+
+def test_a_test_under_a_made_up_name_is_none() -> None:
+    sealed = seal(EQUALS, values(3, 3))
+    sealed.tests, sealed.aliases = [TEST], {"It adds.": [TEST]}
+    report = Report(
+        outcomes={"other.py::test_a": Outcome.PASSED, TEST + " b]": Outcome.PASSED},
+        seconds={},
+        messages={},
+        collect_errors={},
+        end_status=1,
+        flaws=(),
+        aliases={"It adds.": ("other.py::test_a",)},
+    )
+    judged = SealedTests(Path(), sealed).judged(report)
+    assert judged.outcomes == {TEST: Outcome.FAILED}
+    assert look_up(judged.outcomes, "It adds.", judged.aliases) is Outcome.FAILED
+
+
+def test_what_is_always_the_same_is_guessed_once() -> None:
+    true = (
+        Claim("a", "truths", order=[0]),
+        expected_of(Claim("a", "truths", order=[0]), [("truths", "[true]")]),
+    )
+    one, other = ((EQUALS, expected_of(EQUALS, [values(number, number)])) for number in (1, 2))
+    assert guessed_bits([true] * 20) == 1
+    assert guessed_bits([one] * 20) == 4
+    assert guessed_bits([one] * 10 + [other] * 10) == 4 + 4 + 20
+    assert guessed_bits([one, other]) == 8
+    assert guessed_bits([]) == 0
