@@ -194,23 +194,6 @@ class Expectations:
             self.is_pure(child, bound) for child in ast.iter_child_nodes(node)
         )
 
-    def is_constructed(self, node: ast.AST, bound: frozenset[str] = frozenset()) -> bool:
-        """Whether `node` is pure but for objects made by classes of module level, known by their capital
-        letter, and for members of such classes."""
-        if self.is_pure(node, bound):
-            return True
-        if isinstance(node, _COMPREHENSIONS):
-            return self._comprehends(node, bound, self.is_constructed)
-        if isinstance(node, ast.Call):
-            return (self._is_class(node.func) or self._is_known(node.func, bound)) and all(
-                self.is_constructed(part, bound) for part in (*node.args, *node.keywords)
-            )
-        if isinstance(node, ast.Attribute):
-            return self._is_class(node.value)
-        return isinstance(node, _SIMPLE) and all(
-            self.is_constructed(child, bound) for child in ast.iter_child_nodes(node)
-        )
-
     def is_closed(self, node: ast.AST) -> bool:
         """Whether `node` reads nothing that the test itself has bound, so that it can be computed again."""
         bound = {found.id for found in ast.walk(node) if isinstance(found, ast.Name) and _is_bound(found)}
@@ -222,9 +205,7 @@ class Expectations:
 
     def cut(self, piece: Comparison) -> list[bool]:
         """Which operands of a comparison the process can do without: all but one at most."""
-        found = [self.is_constructed(operand) for operand in piece.operands]
-        if all(found):
-            found = [self.is_pure(operand) for operand in piece.operands]
+        found = [self.is_pure(operand) for operand in piece.operands]
         return [False] * len(found) if all(found) else found
 
     def varies(self, node: ast.AST) -> bool:
@@ -289,7 +270,7 @@ class Expectations:
             and table.loads in (0, len(table.uses))
             and not (isinstance(table.node, ast.Dict) and column == 0)
             and all(use[column] in self.names for use in table.uses)
-            and all(self.is_constructed(row[column]) for row in rows)
+            and all(self.is_pure(row[column]) for row in rows)
         )
 
     def _blank(self, table: _Table) -> None:
@@ -363,16 +344,6 @@ class Expectations:
         return self._modules.get(node.id, "").partition(".")[0] in _MODULES or (
             self._modules.get(node.id) == "pytest.approx"
         )
-
-    def _is_class(self, node: ast.expr) -> bool:
-        if isinstance(node, ast.Attribute):
-            return node.attr[:1].isupper() and self._is_module_level(node.value)
-        return isinstance(node, ast.Name) and node.id[:1].isupper() and self._is_module_level(node)
-
-    def _is_module_level(self, node: ast.expr) -> bool:
-        while isinstance(node, ast.Attribute):
-            node = node.value
-        return isinstance(node, ast.Name) and not self._scope(node)[0] and bool(self._bindings[0, node.id])
 
     def _read_names(self) -> None:
         owners: dict[int, int] = {}

@@ -22,6 +22,8 @@ from envsdk.envs.swe.evaluator.sealing.values import (
 
 ENOUGH_BITS = 8.0
 """One guess in 256."""
+_MAX_LONGER = 40_000
+"""Characters by which a text may be longer than gold's, however short that is."""
 _MAX_OWN_CLASSES = 8
 """Bases of one exception that are not Python's."""
 Sent = tuple[str, str]
@@ -103,7 +105,7 @@ def _problem(seal: Seal, name: str, expected: Expected, sent: Sequence[Sent]) ->
         return "" if claim.optional else "an assertion was not reached"
     if len(sent) > MAX_HITS:
         return "an assertion was reached more often than is sent"
-    if _searches(claim, expected) and max(len(text) for _, text in sent) > 4 * expected.size + 4000:
+    if _searches(claim, expected) and max(len(text) for _, text in sent) > 4 * expected.size + _MAX_LONGER:
         return "a value is far longer than the gold patch has it"
     seen: dict[Sent, str] = {}
     for number, hit in enumerate(sent):
@@ -153,7 +155,12 @@ def _values_meet(claim: Claim, wanted: Sequence[Any], seen: Sequence[Any]) -> bo
 
 
 def _truths_meet(claim: Claim, wanted: Sequence[bool], seen: Sequence[Any]) -> bool:
-    return list(seen) == list(wanted) and all(isinstance(truth, bool) for truth in seen)
+    if len(wanted) == 1:
+        return len(seen) == 1 and seen[0] is wanted[0]
+    # A variant may raise: an object with another constant need not exist.
+    return len(seen) == len(wanted) and all(
+        (truth is True) == holds_there for truth, holds_there in zip(seen, wanted, strict=True)
+    )
 
 
 def _raised_meets(claim: Claim, wanted: Any, seen: Sequence[Any]) -> bool:
@@ -201,7 +208,7 @@ def hidden_bits(claim: Claim, expected: Expected) -> float:
     if claim.kind == "truths":
         return max(1.0, math.log2(len(claim.order))) if claim.varies_digits else 1.0
     if claim.kind == "raised":
-        return sum(4.0 if pattern else 2.0 for _, pattern in expected.hits) if claim.wanted else 0.0
+        return sum(3.0 if pattern else 2.0 for _, pattern in expected.hits) if claim.wanted else 0.0
     found = {json.dumps(hit): hit for hit in expected.hits}
     return sum(_bits_of(claim.operators, hit) for hit in found.values())
 
@@ -229,4 +236,4 @@ def _bits_of(operators: Sequence[str], operands: Iterable[Any]) -> float:
     cut = [operand for operand in operands if operand is not None]
     if operators == ["=="] or operators == ["count"] or operators == ["is"]:
         return bits(cut[0])
-    return 4.0 if operators == ["in"] else 1.0
+    return 2.0 if operators == ["in"] else 1.0

@@ -41,7 +41,7 @@ from envsdk.envs.swe.tasks.runtime import install, swe_cache
 from envsdk.envs.swe.tasks.task import Outcome, Runner, Task
 from envsdk.envs.swe.tasks.trees import building
 
-VERSION = 2
+VERSION = 3
 """Counted up when tests are sealed differently."""
 _MAX_RUNS = 12
 """Of gold, before a task's tests are left as they are."""
@@ -353,7 +353,7 @@ def _learn_truths(name: str, claim: Claim, choices: Choices, hits: Sequence[Any]
     kept = [
         variant
         for place, variant in enumerate(claim.order)
-        if variant and all(hit[place] is claim.negated for hit in hits)
+        if variant and all(hit[place] is not True for hit in hits)
     ]
     had_values = choices.kept.get(name) == []
     choices.kept[name] = kept
