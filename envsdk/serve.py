@@ -154,7 +154,7 @@ async def _serve(model: ModelSource, config: EndpointConfig, out: Path | None) -
                     counts = ", ".join(
                         f"{name} ({count})" for name, count in sorted(endpoint.ignored.items())
                     )
-                    print(f"ignored in requests, since it changes nothing: {counts}", flush=True)
+                    say(f"ignored in requests, since it changes nothing: {counts}", flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -306,7 +306,7 @@ def test_a_number_of_ranks_that_cannot_be_shared_out_is_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": Path("/nowhere")}, "not a Hugging Face model folder"),
+        ({"model": Path("/nowhere")}, "no Hugging Face model folder"),
         ({"strategy_config": {"shard_sise": 2}}, "did you mean `shard_size`"),
         ({"strategy_config": {"device": "cpu"}}, "device"),
     ],

@@ -618,7 +618,7 @@ def test_bfloat16_and_gradient_checkpointing_stay_close_to_float32(make_config, 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": Path("/nowhere")}, "not a Hugging Face model folder"),
+        ({"model": Path("/nowhere")}, "no Hugging Face model folder"),
         ({"training_args": {"learning_rat": 1e-3}}, "did you mean `learning_rate`"),
         ({"algorithm": {"pg_variant": "pppo"}}, "pg_variant"),
         ({"strategy_config": {"num_threads": 0}}, "num_threads"),
