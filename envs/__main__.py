@@ -123,7 +123,7 @@ def _again() -> str:
     try:
         return input("Again? y: the same task, n: the next one, Enter: stop. ").strip().lower()[:1]
     except EOFError:
-        print()
+        say("")
         return ""
 
 
