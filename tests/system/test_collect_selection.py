@@ -290,7 +290,7 @@ def test_no_more_episodes_are_in_memory_than_the_files_being_filled_hold(
 
     def look(_: object) -> None:
         nonlocal most
-        most = max(most, sum(isinstance(each, Trajectory) for each in gc.get_objects()))
+        most = max(most, sum(issubclass(type(each), Trajectory) for each in gc.get_objects()))
 
     look(None)
     before, most = most, 0
