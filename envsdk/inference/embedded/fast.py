@@ -218,8 +218,7 @@ class FastDecoder(Decoder[FastWeights]):
         # lines of the processor's caches.
         self._span = ((sequence_length + 7) // 8 | 1) * 8
         products_per_key = arch.head_dim * arch.num_queries_per_kv
-        least_keys = max(_LEAST_KEYS, -(-_LEAST_PRODUCTS // products_per_key)) if reproducible else 1
-        self._least_keys = min(self._span, least_keys)
+        self._least_keys = min(self._span, max(_LEAST_KEYS, -(-_LEAST_PRODUCTS // products_per_key)))
         self._width = arch.hidden_size + _WIDENING
         # Layer norm divides by the widened width; this epsilon makes up for it, `_reading` for the rest.
         self._eps = arch.norm_eps * arch.hidden_size / self._width
@@ -236,7 +235,7 @@ class FastDecoder(Decoder[FastWeights]):
         self._longest = 0
         self._positions = torch.empty(0)
         self._targets = torch.empty(0)
-        self._mask = torch.empty(0)
+        self._mask: Tensor | None = None
         self._mask_targets = torch.empty(0)
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
@@ -375,7 +374,9 @@ class FastDecoder(Decoder[FastWeights]):
         return self._product(normed, weights.head).float()
 
     def _num_keys(self, longest: int) -> int:
-        """How many keys a row is compared with, those past its end hidden."""
+        """How many keys a row is compared with; reproducible, more than it has, those past its end hidden."""
+        if not self._reproducible:
+            return longest
         return min(self._span, -(-max(longest, self._least_keys) // 8) * 8)
 
     def prefill(
@@ -494,10 +495,12 @@ class FastDecoder(Decoder[FastWeights]):
         ).view(rows, keys, 2)
         self._keys = [layer[: rows * keys, 0].transpose(1, 2) for layer in self._cache]
         self._values = [layer[: rows * keys, 1] for layer in self._cache]
-        hidden = torch.arange(self._span, device=device) > row_positions[:, None]
-        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=device)
-        self._mask = mask.masked_fill_(hidden, -torch.inf).unsqueeze(1)
-        self._mask_targets = heads * self._span + row_positions
+        self._mask = None
+        if self._reproducible or int(lengths.min()) != self._longest:
+            hidden = torch.arange(self._span, device=device) > row_positions[:, None]
+            mask = torch.zeros(hidden.shape, dtype=self._dtype, device=device)
+            self._mask = mask.masked_fill_(hidden, -torch.inf).unsqueeze(1)
+            self._mask_targets = heads * self._span + row_positions
 
     def decode(self, tokens: Tensor) -> Tensor:
         weights = self._weights
@@ -506,8 +509,10 @@ class FastDecoder(Decoder[FastWeights]):
         rows, group = self._num_rows, arch.num_queries_per_kv
         num_heads = rows * arch.num_kv_heads
         length = self._num_keys(self._longest)
-        self._mask.view(-1).index_fill_(0, self._mask_targets, 0.0)
-        mask = self._mask[:, :, :length]
+        mask = None
+        if self._mask is not None:
+            self._mask.view(-1).index_fill_(0, self._mask_targets, 0.0)
+            mask = self._mask[:, :, :length]
         rotation = self._rotation[self._positions].view(rows, 1, 1, -1)
         stream = weights.embedding[tokens]
         for layer, keys, values, cache_rows in zip(
@@ -516,14 +521,18 @@ class FastDecoder(Decoder[FastWeights]):
             mixed = self._project(stream, layer, rotation)
             cache_rows[self._targets] = mixed[:, :, group:]
             queries = mixed.view(num_heads, group + 2, -1)[:, :group]
-            scores = torch.baddbmm(mask, queries, keys[:, :, :length])
+            if mask is None:
+                scores = torch.bmm(queries, keys[:, :, :length])
+            else:
+                scores = torch.baddbmm(mask, queries, keys[:, :, :length])
             attention = torch.bmm(torch.softmax(scores, -1), values[:, :length])
             stream = self._attended(stream, attention.view(rows, -1), layer)
             stream = self._feed_forward(stream, layer)
         self._longest += 1
         self._positions += 1
         self._targets += 1
-        self._mask_targets += 1
+        if mask is not None:
+            self._mask_targets += 1
         return self._logits(stream, weights)
 
     def _slot(self, slot: int) -> Tensor:
