@@ -109,7 +109,7 @@ async def test_files_are_packed_without_room_on_the_disk_and_unpacked_elsewhere(
     limits = Limits(disk_mb=16, file_mb=64)
     packed, taker = await start(limits=limits), await start(limits=limits)
     full = await packed.exec(
-        "rm lib.py; echo one > a; head -c 15M /dev/urandom > /tmp/b; ls /tmp", timeout_s=60
+        "rm lib.py; echo one > a; head -c 15M /dev/urandom > /tmp/b; cd /tmp; ls b", timeout_s=60
     )
     assert said(full) == "b", "an archive of it would not fit"
     await taker.exec("echo other > c; echo other > /tmp/d", timeout_s=60)
