@@ -30,6 +30,7 @@ from envsdk.envs.swe.evaluator.sealing.assertions import (
     statement_pieces,
 )
 from envsdk.envs.swe.evaluator.sealing.expectations import Expectations
+from envsdk.envs.swe.syntax import parse
 
 MODULE = "_sealed"
 """The name of the probes in a sealed file."""
@@ -105,7 +106,7 @@ def rewrite(
 
     Raises SyntaxError, ValueError, RecursionError: this interpreter cannot read it.
     """
-    tree = ast.parse(source)
+    tree = parse(source)
     rewriter = _Rewriter(tree, path, key, choices, sealed=sealed, imported=imported)
     tree = rewriter.visit(tree)
     if sealed and not keep_docstrings:

@@ -159,18 +159,18 @@ class _Maker:
 
     async def _make(self) -> None:
         plain = await self._run({})
-        full = await self._run(self._rewritten(sealed=False))
+        full = await self._run(await asyncio.to_thread(self._rewritten, sealed=False))
         self._seal.tests = sorted(plain.outcomes)
         self._seal.aliases = {alias: list(tests) for alias, tests in plain.aliases.items()}
         passing = {test for test, outcome in plain.outcomes.items() if outcome is Outcome.PASSED}
         if not passing:
             raise _Unsealable("no test passes with the gold patch")
         while self._learn(full):
-            full = await self._run(self._rewritten(sealed=False))
+            full = await self._run(await asyncio.to_thread(self._rewritten, sealed=False))
         # A test that fails although nothing in it asserts needs its assertions to fail where they stand.
         self._leave({test for test in passing if full.outcomes.get(test) is not Outcome.PASSED}, whole=True)
         while True:
-            self._sealed = self._rewritten(sealed=True)
+            self._sealed = await asyncio.to_thread(self._rewritten, sealed=True)
             if not self._seal.claims:
                 raise _Unsealable("no test holds an assertion that can be sealed")
             self._seal.expected = self._expected(full, passing)
