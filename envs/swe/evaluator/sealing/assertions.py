@@ -46,11 +46,6 @@ class Comparison:
     statement: ast.stmt | None = None
     """The method of `unittest` that it is."""
 
-    @property
-    def is_plain_comparison(self) -> bool:
-        """Whether the operators are Python's own."""
-        return all(operator in _NODES for operator in self.operators)
-
     def compared(self, value: ast.expr, place: int, other: ast.expr) -> ast.expr:
         """The comparison of two, with `other` at `place` and `value` at the other place."""
         left, right = (value, other) if place else (other, value)

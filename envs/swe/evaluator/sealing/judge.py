@@ -66,8 +66,6 @@ class Seal:
     FAIL_TO_PASS that the base tree does not meet."""
     gold_s: float = 0.0
     """How long the tests took with the gold patch."""
-    open_tests: list[str] = field(default_factory=list)
-    """Tests of FAIL_TO_PASS that hide nothing: their verdict can be forged."""
 
     @property
     def is_weak(self) -> bool:

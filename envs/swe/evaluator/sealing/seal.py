@@ -41,7 +41,7 @@ from envsdk.envs.swe.tasks.runtime import install, swe_cache
 from envsdk.envs.swe.tasks.task import Outcome, Runner, Task
 from envsdk.envs.swe.tasks.trees import building
 
-VERSION = 3
+VERSION = 4
 """Counted up when tests are sealed differently."""
 _MAX_RUNS = 12
 """Of gold, before a task's tests are left as they are."""
@@ -303,15 +303,11 @@ class _Maker:
             raise SandboxError(f"{self._task.instance_id}: sealing its tests: {run.result.output[-500:]}")
         claims = run.report.claims if run.report is not None else {}
         sent = {self._seal.ids.get(test, test): seen for test, seen in claims.items()}
-        unmet = []
-        for test in self._failing():
-            own = [
-                (self._seal.claims[name], self._seal.expected[test][name])
-                for name in sorted(judge.unmet(self._seal, test, sent.get(test, {})))
-            ]
-            unmet += own
-            if not judge.guessed_bits(own):
-                self._seal.open_tests.append(test)
+        unmet = [
+            (self._seal.claims[name], self._seal.expected[test][name])
+            for test in self._failing()
+            for name in sorted(judge.unmet(self._seal, test, sent.get(test, {})))
+        ]
         self._seal.hidden_bits = judge.guessed_bits(unmet)
 
     def _failing(self) -> list[str]:
