@@ -46,9 +46,9 @@ from envsdk.inference.engine_host import EngineHost, RayLink
 from envsdk.inference.engine_pool import PoolConfig
 from envsdk.inference.proxy import InferenceProxy
 from envsdk.managers.ray_runtime import ray_runtime
-from envsdk.trainers.engine_group import EngineGroup, EngineGroupSpec
-from envsdk.trainers.trainer_group import TrainerGroup
-from envsdk.trainers.weight_update import Shipment, ShipReport, WeightSender
+from envsdk.pipeline.engine_group import EngineGroup, EngineGroupSpec
+from envsdk.pipeline.trainer_group import TrainerGroup
+from envsdk.pipeline.weight_update import Shipment, ShipReport, WeightSender
 
 NUM_ENGINES = 4
 PLACES = 16

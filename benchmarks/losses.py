@@ -31,13 +31,13 @@ from envsdk.algorithms.logits import token_logprobs_and_entropy
 from envsdk.algorithms.loss_settings import POLICY_LOSSES
 from envsdk.algorithms.losses import PolicyTokens, load_policy_loss
 from envsdk.plugins import plugin_names
+from envsdk.trainer import TrainBatch
 from envsdk.trainers.causal_lm import CausalLM
 from envsdk.trainers.objective import Objective, TokenOutputs
 from envsdk.trainers.packing import MicroBatch, pack
+from envsdk.trainers.step_metrics import TrainTally
 from envsdk.trainers.train_rows import BatchRows, TrainRow
-from envsdk.trainers.train_tally import TrainTally
 from envsdk.trainers.training_args import TorchStrategyConfig
-from envsdk.training import TrainBatch
 
 MAX_TOKENS_PER_MICROBATCH = 4096
 """As `actor_train.training_args` has it by default."""

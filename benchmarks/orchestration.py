@@ -45,8 +45,8 @@ from envsdk.managers.ledger_types import LedgerConfig
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.traj_env_manager import TagSetup
-from envsdk.trainers.tiny_policy import build_tokenizer, write_tokenizer
-from envsdk.trainers.weight_update import Shipment, ShipReport, WeightSender, update_engines
+from envsdk.pipeline.weight_update import Shipment, ShipReport, WeightSender, update_engines
+from envsdk.warm_start.tiny_policy import build_tokenizer, write_tokenizer
 
 NUM_TURNS = 5
 GROUP_SIZE = 8

@@ -34,8 +34,8 @@ from envsdk.envs.swe.tasks.runtime import runtime_python
 from envsdk.envs.swe.tasks.shipped import shipped_tasks
 from envsdk.envs.swe.tasks.trees import base_tree
 from envsdk.managers.env_host import EnvBlueprint
-from envsdk.managers.local_runner import play_tasks
 from envsdk.managers.traj_env_manager import TagSetup
+from envsdk.play.local_runner import play_tasks
 from envsdk.policy import Policy, Reply, TurnContext
 from envsdk.trajectory import Outcome, Task, Trajectory
 

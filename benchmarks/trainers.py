@@ -32,9 +32,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from training_load import HALF_BILLION, SMALL, make_batch, num_tokens, train_flops, write_model
 
+from envsdk.net.rendezvous import free_port
 from envsdk.plugins import load_plugin, plugin_names
-from envsdk.rendezvous import free_port
-from envsdk.training import TrainBatch, TrainerConfig, TrainerRank
+from envsdk.trainer import TrainBatch, TrainerConfig, TrainerRank
 
 TRAINERS = "envsdk.trainers"
 STEP_TIMEOUT_S = 900.0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from envsdk.training import TrainBatch, TrainSequence
+from envsdk.trainer import TrainBatch, TrainSequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

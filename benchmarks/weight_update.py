@@ -31,7 +31,7 @@ from envsdk.inference.engine_host import EngineHost
 from envsdk.inference.mock import MockEngine
 from envsdk.inference.weight_transport import Transport
 from envsdk.managers.ray_runtime import ray_runtime
-from envsdk.trainers.weight_update import Shipment, ShipReport, WeightSender, update_engines
+from envsdk.pipeline.weight_update import Shipment, ShipReport, WeightSender, update_engines
 
 MB = 1024**2
 GOAL = 3.0

@@ -15,11 +15,11 @@ import typer
 
 from envsdk import registry
 from envsdk.cli import run_app
+from envsdk.display.terminal import say
 from envsdk.env import EnvSpec, TextEnv
-from envsdk.env_arguments import env_config_from, spec_named
 from envsdk.envs.play import HELP, play
 from envsdk.failures import ConfigurationError
-from envsdk.terminal import say
+from envsdk.play.env_arguments import env_config_from, spec_named
 
 app = typer.Typer(add_completion=False)
 
@@ -83,7 +83,7 @@ def _installed() -> Iterator[EnvSpec | ConfigurationError]:
 def _print_table() -> None:
     from rich.table import Table
 
-    from envsdk.terminal_console import TerminalConsole
+    from envsdk.display.console import TerminalConsole
 
     table = Table("id", "turns", "description", box=None, pad_edge=False)
     table.columns[0].no_wrap = True

@@ -14,9 +14,9 @@ import typer
 
 from envsdk import registry
 from envsdk.cli import run_app
-from envsdk.env_arguments import env_config_from, spec_named, whole_id
+from envsdk.display.terminal import say
 from envsdk.failures import ConfigurationError
-from envsdk.terminal import say
+from envsdk.play.env_arguments import env_config_from, spec_named, whole_id
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -177,7 +177,7 @@ class _Progress:
     """A line that changes on a terminal; elsewhere one now and then."""
 
     def __init__(self, name: str, num_checks: int) -> None:
-        from envsdk.terminal_console import TerminalConsole
+        from envsdk.display.console import TerminalConsole
 
         console = TerminalConsole(stderr=True)
         self._is_seen = console.is_terminal
@@ -208,7 +208,7 @@ def _print(report: Report, took_s: float, verbose: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from envsdk.terminal_console import TerminalConsole
+    from envsdk.display.console import TerminalConsole
     from envsdk.testing import Status
 
     console = TerminalConsole(highlight=False)

@@ -28,9 +28,9 @@ from typing import Annotated, ParamSpec
 
 import typer
 
+from envsdk.display.terminal import say, visible
 from envsdk.extras import missing_package
 from envsdk.failures import INTERRUPTED, ConfigurationError, EnvsdkError
-from envsdk.terminal import say, visible
 
 P = ParamSpec("P")
 

@@ -4,7 +4,7 @@
     for path in collection.shards:
         trajectories = read_trajectories(path)
 
-What is in the folder, and why a killed run can be continued, is said in `envsdk.shards`.
+What is in the folder, and why a killed run can be continued, is said in `envsdk.datasets.shards`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from envsdk.atomic import make_folder, remove_leftovers
 from envsdk.cli import run_app
 from envsdk.datasets.card import License
 from envsdk.datasets.command_line import command_line
@@ -31,11 +30,7 @@ from envsdk.datasets.finishing import (
 from envsdk.datasets.formats import make_formats
 from envsdk.datasets.reading import tag_records
 from envsdk.datasets.selection import Duplicates, EpisodeFilters, selection_config
-from envsdk.datasets.shard_play import Played, ShardJob, play_in_processes, play_shards
-from envsdk.failures import ConfigurationError, Interrupted, RolloutStalled
-from envsdk.play_options import PlayOptions, read_body, read_replies
-from envsdk.rate_limits import RateLimits
-from envsdk.shards import (
+from envsdk.datasets.shards import (
     PLAYED,
     Manifest,
     ShardRecord,
@@ -47,7 +42,12 @@ from envsdk.shards import (
     utc_now,
     wait_for_workers,
 )
-from envsdk.terminal import say
+from envsdk.display.terminal import say
+from envsdk.failures import ConfigurationError, Interrupted, RolloutStalled
+from envsdk.inference.rate_limits import RateLimits
+from envsdk.play.options import PlayOptions, read_body, read_replies
+from envsdk.play.shard_play import Played, ShardJob, play_in_processes, play_shards
+from envsdk.store.atomic import make_folder, remove_leftovers
 
 if TYPE_CHECKING:
     from envsdk.config import RunConfig
@@ -64,7 +64,7 @@ class Collection:
 
     @property
     def shards(self) -> list[Path]:
-        """Its Parquet files, in order; `envsdk.storage.read_trajectories` reads one."""
+        """Its Parquet files, in order; `envsdk.store.trajectories.read_trajectories` reads one."""
         return [self.folder / self.manifest.shards[number].file for number in sorted(self.manifest.shards)]
 
 
@@ -125,7 +125,7 @@ def collect(
         ConfigurationError: An argument is wrong, or `out` holds a different collection.
         StorageError: `out` cannot be written or is damaged.
     """
-    from envsdk.playing import make_player, package_versions, resolve_source
+    from envsdk.play.player import make_player, package_versions, resolve_source
 
     _check_positive("--episodes", num_episodes)
     _check_positive("--workers", num_workers)
@@ -408,7 +408,7 @@ def command(
     DIR receives part-00000.parquet, part-00001.parquet ..., manifest.json and README.md, the data set's
     card. A run that was interrupted or killed is continued by the same command, without repeats or gaps.
     """
-    from envsdk.episode_progress import EpisodeProgress
+    from envsdk.display.episode_progress import EpisodeProgress
 
     try:
         limits = RateLimits(requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute)

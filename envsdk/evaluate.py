@@ -20,21 +20,21 @@ import rich.box
 import typer
 from rich.table import Table
 
-from envsdk.atomic import make_folder, write_json_atomically
 from envsdk.cli import run_app
 from envsdk.collect import split_names
+from envsdk.datasets.shards import utc_now
+from envsdk.datasets.tally import Tally, wilson_interval
+from envsdk.display.console import TerminalConsole
+from envsdk.display.terminal import say
 from envsdk.failures import ConfigurationError, RolloutStalled
-from envsdk.play_options import PlayOptions, read_replies
-from envsdk.shards import utc_now
-from envsdk.supervised import Share, play_supervised
-from envsdk.tally import Tally, wilson_interval
-from envsdk.terminal import say
-from envsdk.terminal_console import TerminalConsole
+from envsdk.play.options import PlayOptions, read_replies
+from envsdk.processes.supervised import Share, play_supervised
+from envsdk.store.atomic import make_folder, write_json_atomically
 from envsdk.trajectory import Task, Trajectory
 
 if TYPE_CHECKING:
     from envsdk.config import RunConfig
-    from envsdk.playing import Player
+    from envsdk.play.player import Player
 
 FORMAT = "envsdk.evaluation/1"
 
@@ -94,7 +94,7 @@ def evaluate(
     The arguments are those of `envsdk.collect.collect`; `greedy` samples at temperature 0. Failed
     episodes are part of the result. Raises ConfigurationError.
     """
-    from envsdk.playing import make_player, package_versions, resolve_source
+    from envsdk.play.player import make_player, package_versions, resolve_source
 
     resolved = resolve_source(source, overrides)
     if num_episodes is None:
@@ -278,7 +278,7 @@ def command(
 
     The same seed gives the same tasks, whoever plays: compare two policies by evaluating both.
     """
-    from envsdk.episode_progress import EpisodeProgress
+    from envsdk.display.episode_progress import EpisodeProgress
 
     if json_file is not None:
         # An evaluation may take long; that its result cannot be written should be said before.

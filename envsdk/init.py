@@ -16,10 +16,10 @@ from typing import Annotated
 import typer
 
 from envsdk import registry
-from envsdk.atomic import make_folder, storage_error
 from envsdk.cli import run_app
+from envsdk.display.terminal import say
 from envsdk.failures import ConfigurationError
-from envsdk.terminal import say
+from envsdk.store.atomic import make_folder, storage_error
 
 _SUFFIX = ".txt"
 """Of the templates: nothing that reads Python or TOML mistakes them for its own."""

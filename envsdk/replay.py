@@ -25,10 +25,10 @@ from envsdk.datasets.command_line import command_line
 from envsdk.datasets.differences import SCORES, Difference, first_difference
 from envsdk.datasets.reading import DataSet, TagRecord, open_dataset
 from envsdk.datasets.rescoring import scored_by, write_rescored
+from envsdk.datasets.shards import Manifest
+from envsdk.display.terminal import say
 from envsdk.failures import ConfigurationError, EnvsdkError
 from envsdk.policy import Policy, Reply, SequenceFull, TurnContext
-from envsdk.shards import Manifest
-from envsdk.terminal import say
 from envsdk.trajectory import Outcome, Trajectory, Turn
 
 if TYPE_CHECKING:
@@ -151,8 +151,8 @@ class Replayer:
         return replayed
 
     def _open(self, tag: str) -> tuple[TrajEnvManager, RecordedPolicy]:
-        from envsdk.managers.local_runner import TaskListLeases
         from envsdk.managers.traj_env_manager import TrajEnvManager
+        from envsdk.play.local_runner import TaskListLeases
 
         policy = RecordedPolicy()
         leases = TaskListLeases((), 0, lambda position, trajectory: None)
@@ -249,7 +249,7 @@ def _tags_in_use(dataset: DataSet) -> Mapping[str, TagRecord]:
     """Of a run's tags those that were played; a collection has no others."""
     if dataset.manifest is not None:
         return dataset.tags
-    from envsdk.storage import read_columns
+    from envsdk.store.trajectories import read_columns
 
     played = {tag for shard in dataset.shards for tag in read_columns(shard, ["tag"])["tag"]}
     if unknown := sorted(played - dataset.tags.keys()):
@@ -278,7 +278,7 @@ def rescore(
 
     Raises ConfigurationError, and EnvsdkError when an episode no longer takes the course that was recorded.
     """
-    from envsdk.playing import package_versions
+    from envsdk.play.player import package_versions
 
     if isinstance(dataset, Path):
         dataset = open_dataset(dataset)
@@ -396,7 +396,7 @@ def command(
 
     The exit code is 0 when every episode took the course that was recorded, and 1 when one did not.
     """
-    from envsdk.episode_progress import EpisodeProgress
+    from envsdk.display.episode_progress import EpisodeProgress
 
     dataset = open_dataset(folder)
     num_recorded = 0 if dataset.manifest is None else dataset.manifest.tally.num_episodes

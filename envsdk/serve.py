@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from envsdk.cli import run_app
+from envsdk.display.terminal import say
 from envsdk.failures import ConfigurationError
-from envsdk.terminal import say
 
 if TYPE_CHECKING:
     from envsdk.inference.endpoint.server import EndpointConfig
-    from envsdk.model_source import ModelSource
+    from envsdk.play.model import ModelSource
 
 TOKEN_VARIABLE = "ENVSDK_ENDPOINT_TOKEN"
 
@@ -115,8 +115,8 @@ def command(
 
 
 def _model_source(source: str, overrides: list[str] | tuple[()], model: Path | None) -> ModelSource:
-    from envsdk.model_source import find_model_folder, model_source
-    from envsdk.playing import resolve_source
+    from envsdk.play.model import find_model_folder, model_source
+    from envsdk.play.player import resolve_source
 
     if not source.endswith((".yaml", ".yml")) and Path(source).expanduser().is_dir():
         if model is not None:
@@ -131,7 +131,7 @@ def _model_source(source: str, overrides: list[str] | tuple[()], model: Path | N
 async def _serve(model: ModelSource, config: EndpointConfig, out: Path | None) -> None:
     from envsdk.inference.endpoint.recorder import SessionRecorder
     from envsdk.inference.endpoint.server import Endpoint
-    from envsdk.model_source import open_model
+    from envsdk.play.model import open_model
 
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)

@@ -16,10 +16,10 @@ import typer
 
 from envsdk.adapters.missing import import_extra
 from envsdk.cli import run_app
+from envsdk.display.terminal import say
 from envsdk.env import EnvSpec, Isolation
-from envsdk.env_arguments import env_config_from, spec_named
 from envsdk.failures import ConfigurationError
-from envsdk.terminal import say
+from envsdk.play.env_arguments import env_config_from, spec_named
 
 if TYPE_CHECKING:
     from envsdk.adapters.openenv.server import OpenEnvServer

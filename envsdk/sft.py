@@ -23,21 +23,21 @@ import typer
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
-from envsdk.atomic import fsync_folder, make_folder, storage_error, write_json_atomically
 from envsdk.cli import run_app
 from envsdk.config import EMBEDDED_DEFAULT
-from envsdk.config.validation import validated
 from envsdk.datasets.conversations import Conversation, read_conversations
 from envsdk.datasets.selection import EpisodeFilters
+from envsdk.display.terminal import say
 from envsdk.extras import require
 from envsdk.failures import ConfigurationError
 from envsdk.prompts import Message
 from envsdk.seeds import stable_seed
-from envsdk.terminal import say
+from envsdk.settings.validation import validated
+from envsdk.store.atomic import fsync_folder, make_folder, storage_error, write_json_atomically
 
 if TYPE_CHECKING:
     from envsdk.chat import ChatTokenizer
-    from envsdk.trainers.imitation import Demonstration
+    from envsdk.warm_start.imitation import Demonstration
 
 RECORD = "sft.json"
 """Beside the weights: what the policy was made from, and what came of it."""
@@ -186,7 +186,7 @@ def _check_enough(config: SFTConfig, learned: Sequence[object], held_out: Sequen
 def _base_model(config: SFTConfig, conversations: Sequence[Conversation], folder: Path) -> tuple[Path, int]:
     """The folder to begin with, and the length of sequences."""
     if config.model != EMBEDDED_DEFAULT:
-        from envsdk.model_source import check_model, find_model_folder
+        from envsdk.play.model import check_model, find_model_folder
 
         base = find_model_folder(Path(config.model))
         check_model(base)
@@ -197,7 +197,7 @@ def _base_model(config: SFTConfig, conversations: Sequence[Conversation], folder
                 f"--sequence-length: {base} takes {longest} tokens, not {config.sequence_length}"
             )
         return base, config.sequence_length or min(longest, _LONGEST)
-    from envsdk.trainers.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
+    from envsdk.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
 
     sequence_length = config.sequence_length or _TINY_LENGTH
     if config.hidden_size % config.num_heads:
@@ -231,7 +231,7 @@ def _learn(
     on_epoch: Callable[[int, float | None, float | None], None] | None,
 ) -> SFTResult:
     from envsdk.chat import ChatTokenizer
-    from envsdk.trainers.imitation import imitate, imitation_trainer, mean_loss
+    from envsdk.warm_start.imitation import imitate, imitation_trainer, mean_loss
 
     chat = ChatTokenizer.load(base)
     demos = _tokenize(learned, chat, sequence_length)
@@ -291,7 +291,7 @@ def _tokenize(
 ) -> list[Demonstration]:
     import jinja2
 
-    from envsdk.trainers.imitation import tokens_of
+    from envsdk.warm_start.imitation import tokens_of
 
     demos = []
     for number, conversation in enumerate(conversations):

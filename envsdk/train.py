@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from envsdk.cli import run_app
-from envsdk.terminal import say
+from envsdk.display.terminal import say
 
 if TYPE_CHECKING:
     from envsdk.config import RunConfig
@@ -55,7 +55,7 @@ def train(
 
     require("this run", *_needed_modules(loaded.config))
 
-    from envsdk.trainers.agentic_pipeline import run
+    from envsdk.pipeline.agentic_pipeline import run
 
     run(loaded)
 

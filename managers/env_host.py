@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
-from envsdk.call_watch import CALLS, EnvCall, limit_name
 from envsdk.env import EnvSpec, Info, Isolation, TextEnv
 from envsdk.failures import Boundary, EnvsdkError, Failure, show_object
-from envsdk.interrupts import is_from_the_user
 from envsdk.policy import EnvView
+from envsdk.processes.call_watch import CALLS, EnvCall, limit_name
+from envsdk.processes.interrupts import is_from_the_user
 from envsdk.trajectory import Task
 
 StepResult = tuple[str, float, bool, bool, Info]

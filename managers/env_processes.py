@@ -27,9 +27,9 @@ from multiprocessing.connection import Connection
 import numpy as np
 import psutil
 
-from envsdk.interrupts import ignore_ctrl_c
 from envsdk.managers.env_host import EnvBlueprint, failure_of
-from envsdk.process_tree import adopt_orphans, die_with_parent, kill_descendants, kill_tree
+from envsdk.processes.interrupts import ignore_ctrl_c
+from envsdk.processes.process_tree import adopt_orphans, die_with_parent, kill_descendants, kill_tree
 
 _START, _END = b"+", b"-"
 _PARENT = "import sys; sys.path[:] = {path}; from {module} import main; main({socket})"

@@ -19,14 +19,14 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from envsdk.call_watch import CALLS
 from envsdk.chat import ChatTokenizer
 from envsdk.inference.engine_host import RayLink
 from envsdk.inference.engine_policy import EnginePolicy, GeneratingSettings
 from envsdk.inference.proxy import InferenceProxy
-from envsdk.long_poll import LongPoll
 from envsdk.managers.traj_env_manager import EpisodeOrder, LeaseSource, TagSetup, TrajEnvManager
+from envsdk.net.long_poll import LongPoll
 from envsdk.plugins import load_plugin
+from envsdk.processes.call_watch import CALLS
 from envsdk.trajectory import Trajectory
 
 

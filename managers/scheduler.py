@@ -27,7 +27,6 @@ import ray
 from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from envsdk.call_watch import Note, read_note
 from envsdk.failures import (
     Boundary,
     ConfigurationError,
@@ -36,7 +35,6 @@ from envsdk.failures import (
     RolloutStalled,
     as_envsdk_error,
 )
-from envsdk.long_poll import Outbox
 from envsdk.managers.env_host import timed_out
 from envsdk.managers.env_worker import (
     Control,
@@ -50,7 +48,7 @@ from envsdk.managers.env_worker import (
     ToWorker,
     WorkerSetup,
 )
-from envsdk.managers.group_filters import GroupFilters
+from envsdk.managers.group_judge import GroupFilters
 from envsdk.managers.ledger import RolloutLedger
 from envsdk.managers.ledger_types import (
     Batch,
@@ -67,7 +65,9 @@ from envsdk.managers.ledger_types import (
     Stalled,
 )
 from envsdk.managers.traj_env_manager import EpisodeOrder
-from envsdk.storage import write_trajectories
+from envsdk.net.long_poll import Outbox
+from envsdk.processes.call_watch import Note, read_note
+from envsdk.store.trajectories import write_trajectories
 from envsdk.trajectory import Outcome, Task, TokenArrays, Trajectory
 
 TICK_S = 0.5

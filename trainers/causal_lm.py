@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from envsdk.failures import ConfigurationError
-from envsdk.model_files import require_model_folder
+from envsdk.store.model_files import require_model_folder
 from envsdk.trainers.packing import MicroBatch
 from envsdk.trainers.training_args import TransformersArgs
 

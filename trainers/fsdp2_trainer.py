@@ -22,18 +22,18 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from envsdk.algorithms.args import AlgorithmArgs
-from envsdk.config.validation import validated
 from envsdk.failures import ConfigurationError
+from envsdk.settings.validation import validated
+from envsdk.trainer import TrainerConfig, TrainerRank
 from envsdk.trainers.causal_lm import CausalLM
+from envsdk.trainers.collectives import alike, gathered, on_first_rank
 from envsdk.trainers.packing import Row, divide
 from envsdk.trainers.policy_trainer import ScoreKind
 from envsdk.trainers.process_group import join_process_group
 from envsdk.trainers.sharded import whole
-from envsdk.trainers.together import alike, gathered, on_first_rank
 from envsdk.trainers.torch_checkpoint import StoredCheckpoint, write_state, write_tensors
 from envsdk.trainers.torch_trainer import Found, TorchTrainer
 from envsdk.trainers.training_args import FSDP2StrategyConfig, TrainingArgs
-from envsdk.training import TrainerConfig, TrainerRank
 
 
 class Fsdp2Trainer(TorchTrainer):

@@ -17,7 +17,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from envsdk.failures import ConfigurationError
-from envsdk.inference.adapter import A_SUFFIX, B_SUFFIX
+from envsdk.inference.lora import A_SUFFIX, B_SUFFIX
 from envsdk.trainers.sharded import whole
 from envsdk.trainers.training_args import LoRAArgs
 
@@ -61,7 +61,7 @@ class LoRA:
                 )
 
     def halves(self) -> Iterator[tuple[str, Tensor]]:
-        """Under the names engines know (`envsdk.inference.adapter`), the scaling multiplied into B."""
+        """Under the names engines know (`envsdk.inference.lora`), the scaling multiplied into B."""
         for name, layer in self._layers.items():
             half_a, half_b = self._pair(layer)
             yield name + A_SUFFIX, half_a

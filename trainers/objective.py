@@ -20,8 +20,8 @@ from envsdk.algorithms.kl import kl_estimate
 from envsdk.algorithms.loss_settings import own_args, weighs
 from envsdk.algorithms.losses import PolicyTokens, load_policy_loss, value_loss
 from envsdk.algorithms.ratios import log_ratio
+from envsdk.trainers.step_metrics import TrainTally
 from envsdk.trainers.train_rows import TrainRow
-from envsdk.trainers.train_tally import TrainTally
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.loss_settings import uses_proximal
 from envsdk.failures import ConfigurationError, TrainerError
+from envsdk.trainer import TrainBatch, Trainer, TrainerConfig
 from envsdk.trainers.objective import Objective
 from envsdk.trainers.packing import Row, make_row
+from envsdk.trainers.step_metrics import TrainTally
 from envsdk.trainers.train_rows import BatchRows, TrainRow, check_sequences
-from envsdk.trainers.train_tally import TrainTally
-from envsdk.training import TrainBatch, Trainer, TrainerConfig
 
 
 class ScoreKind(StrEnum):

@@ -21,20 +21,20 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.logits import token_logprobs_and_entropy
-from envsdk.config.validation import validated
 from envsdk.failures import StorageError
+from envsdk.settings.validation import validated
+from envsdk.trainer import TrainerConfig
+from envsdk.trainers.base_weights import write_pretrained
 from envsdk.trainers.causal_lm import CausalLM
 from envsdk.trainers.objective import TokenOutputs
 from envsdk.trainers.packing import MicroBatch, Row, make_row, pack
 from envsdk.trainers.policy_trainer import PolicyTrainer, ScoreKind
-from envsdk.trainers.pretrained import write_pretrained
 from envsdk.trainers.sharded import whole
+from envsdk.trainers.step_metrics import TrainTally
 from envsdk.trainers.torch_checkpoint import StoredCheckpoint, write_state, write_tensors
 from envsdk.trainers.torch_optimizer import Optimizer
 from envsdk.trainers.train_rows import TrainRow
-from envsdk.trainers.train_tally import TrainTally
 from envsdk.trainers.training_args import TorchStrategyConfig, TrainingArgs
-from envsdk.training import TrainerConfig
 
 Found = TypeVar("Found")
 _Learn = Callable[[MicroBatch, Sequence[TrainRow], TrainTally], Tensor]

@@ -14,8 +14,8 @@ from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.loss_settings import own_args
 from envsdk.failures import TrainerError
 from envsdk.seeds import stable_seed
+from envsdk.trainer import TrainBatch, TrainSequence
 from envsdk.trainers.packing import Row, make_row
-from envsdk.training import TrainBatch, TrainSequence
 
 Fields = dict[str, NDArray[np.float32]]
 

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from envsdk.cli import run_app
-from envsdk.terminal import say
+from envsdk.display.terminal import say
 
 app = typer.Typer(add_completion=False)
 
@@ -54,11 +54,11 @@ def command(
     ] = None,
 ) -> None:
     """Make a store of WebShop's official files, for `data_dir: STORE` in an `env_config`."""
+    from envsdk.display.console import TerminalConsole
     from envsdk.envs.webshop.build_progress import BuildProgress
     from envsdk.envs.webshop.builder import BuildOptions, build
     from envsdk.envs.webshop.store import open_store, verify
     from envsdk.failures import ConfigurationError
-    from envsdk.terminal_console import TerminalConsole
 
     if check is not None:
         verify(check)

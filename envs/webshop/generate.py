@@ -22,12 +22,12 @@ from typing import Annotated, Any
 
 import typer
 
-from envsdk.atomic import make_folder
-from envsdk.cache import cache_folder
 from envsdk.cli import run_app
+from envsdk.display.terminal import say
 from envsdk.envs.webshop import vocabulary as words
 from envsdk.envs.webshop.store import FORMAT, is_complete
-from envsdk.terminal import say
+from envsdk.store.atomic import make_folder
+from envsdk.store.cache import cache_folder
 
 NUM_PRODUCTS = 1000
 ITEMS, ATTRIBUTES, HUMAN = "items_shuffle.json", "items_ins_v2.json", "items_human_ins.json"

@@ -45,7 +45,7 @@ def own_args(args: LossKeys) -> PolicyLossArgs:
     """`pg_args` as the loss's model. ConfigurationError names what is wrong with them, or with their
     combination with `train_infer_correction`."""
     # The configuration imports this module for its checks.
-    from envsdk.config.validation import validated
+    from envsdk.settings.validation import validated
 
     own = validated(settings_of(args.pg_variant), args.pg_args, "pg_args", owner=args.pg_variant)
     problem = corrected_twice(args, own)

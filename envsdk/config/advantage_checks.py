@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from envsdk.config import plugins
 from envsdk.config.models import RunConfig
-from envsdk.config.problems import Problem
 from envsdk.failures import ConfigurationError
+from envsdk.settings.problems import Problem
 
 COMPARING_ESTIMATORS = ("grpo", "rloo", "gigpo")
 """Compare the members of a group with one another."""

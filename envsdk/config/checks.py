@@ -26,15 +26,15 @@ from envsdk.config.models import (
     RunConfig,
     TrainerRole,
 )
-from envsdk.config.nearest import suggest
-from envsdk.config.problems import KeyPath, Problem, dotted
-from envsdk.config.validation import problems_in
 from envsdk.env import EnvSpec, Isolation
 from envsdk.failures import ConfigurationError
 from envsdk.inference.settings import StrictSettings
-from envsdk.model_files import is_model_folder, model_problem
 from envsdk.plugins import plugin_names
 from envsdk.prompts import PLACEHOLDERS
+from envsdk.settings.nearest import suggest
+from envsdk.settings.problems import KeyPath, Problem, dotted
+from envsdk.settings.validation import problems_in
+from envsdk.store.model_files import is_model_folder, model_problem
 
 _BRACED_NAME = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import yaml
 
+from envsdk.config.algorithm_warnings import algorithm_notes
 from envsdk.config.loading import DEFAULT, LoadedConfig, leaves
 from envsdk.config.models import EnvManagerArgs, Role, RunConfig, TrainerRole
-from envsdk.config.notes import algorithm_notes
 from envsdk.config.plugins import SharesOutRanks, runs_on_several_ranks, settings_model, settings_sections
-from envsdk.config.problems import dotted
+from envsdk.settings.problems import dotted
 
 _VALUE_WIDTH = 44
 _NOTE_WIDTH = 110

@@ -23,10 +23,10 @@ from pydantic import ValidationError
 
 from envsdk.config.checks import check
 from envsdk.config.models import RunConfig
-from envsdk.config.nearest import nearest
-from envsdk.config.problems import KeyPath, Problem, describe, dotted
-from envsdk.config.validation import problems_in
 from envsdk.failures import ConfigurationError
+from envsdk.settings.nearest import nearest
+from envsdk.settings.problems import KeyPath, Problem, describe, dotted
+from envsdk.settings.validation import problems_in
 
 EXTENDS = "extends"
 """Key of a file that names the file it starts from."""

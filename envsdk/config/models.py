@@ -31,9 +31,9 @@ from pydantic import (
 
 from envsdk import run_limits
 from envsdk.algorithms.args import AlgorithmArgs, AlgorithmKeys
-from envsdk.config.numbers import Temperature
 from envsdk.config.ranges import parse_index_list
-from envsdk.config.validation import NAME_PATTERN
+from envsdk.settings.numbers import Temperature
+from envsdk.settings.validation import NAME_PATTERN
 
 EMBEDDED_DEFAULT = "embedded_default"
 """Value of `pretrain` that stands for the tiny warm-started policy."""

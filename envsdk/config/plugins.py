@@ -23,10 +23,10 @@ from pydantic import BaseModel
 
 from envsdk import registry
 from envsdk.config.models import Role, RunConfig
-from envsdk.config.problems import KeyPath
 from envsdk.env import EnvSpec, Isolation, TextEnv
 from envsdk.failures import ConfigurationError
 from envsdk.plugins import load_plugin, plugin_names
+from envsdk.settings.problems import KeyPath
 
 ENGINES = "envsdk.engines"
 TRAINERS = "envsdk.trainers"

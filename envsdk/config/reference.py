@@ -22,7 +22,7 @@ from envsdk.algorithms.args import AlgorithmKeys
 from envsdk.algorithms.correction_args import CorrectionFilter, ISWeightArgs
 from envsdk.config import models
 from envsdk.config.plugins import SETTINGS
-from envsdk.config.validation import shown
+from envsdk.settings.validation import shown
 
 BEGIN = "<!-- keys: begin -->"
 END = "<!-- keys: end -->"

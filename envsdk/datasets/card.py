@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
+from envsdk.datasets.shards import Manifest
+from envsdk.datasets.tally import Tally, wilson_interval
 from envsdk.failures import ConfigurationError
-from envsdk.shards import Manifest
-from envsdk.tally import Tally, wilson_interval
 
 CARD = "README.md"
 UNKNOWN = "unknown"

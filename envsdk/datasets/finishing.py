@@ -12,13 +12,11 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from envsdk.atomic import storage_error, write_atomically
 from envsdk.datasets.card import CARD, card_text
 from envsdk.datasets.formats import ExportFormat, export, make_formats
 from envsdk.datasets.reading import DataSet, tag_records
 from envsdk.datasets.selection import DUPLICATE, Deduplicator, Duplicates
-from envsdk.failures import StorageError
-from envsdk.shards import (
+from envsdk.datasets.shards import (
     PLAYED,
     Manifest,
     Selection,
@@ -28,8 +26,10 @@ from envsdk.shards import (
     record_shard,
     write_shard,
 )
-from envsdk.storage import iter_trajectories
-from envsdk.tally import Tally
+from envsdk.datasets.tally import Tally
+from envsdk.failures import StorageError
+from envsdk.store.atomic import storage_error, write_atomically
+from envsdk.store.trajectories import iter_trajectories
 
 
 def waiting_shards(folder: Path, plans: Sequence[ShardPlan], config_fingerprint: str) -> set[int]:

@@ -29,12 +29,12 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from envsdk.atomic import fsync_folder, storage_error
 from envsdk.datasets.reading import DataSet, TagRecord
+from envsdk.datasets.shards import Manifest
 from envsdk.failures import ConfigurationError, StorageError
 from envsdk.plugins import load_plugin
-from envsdk.shards import Manifest
-from envsdk.storage import iter_trajectories
+from envsdk.store.atomic import fsync_folder, storage_error
+from envsdk.store.trajectories import iter_trajectories
 from envsdk.trajectory import Outcome, Trajectory
 
 ENTRY_POINT_GROUP = "envsdk.export_formats"

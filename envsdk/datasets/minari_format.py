@@ -23,7 +23,7 @@ from gymnasium import spaces
 from envsdk.datasets.formats import ExportFormat
 from envsdk.datasets.reading import DataSet, TagRecord
 from envsdk.failures import ConfigurationError, EnvsdkError
-from envsdk.storage import iter_trajectories
+from envsdk.store.trajectories import iter_trajectories
 from envsdk.trajectory import Outcome, Trajectory
 
 if TYPE_CHECKING:

@@ -13,12 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from envsdk.atomic import make_folder, remove_leftovers
 from envsdk.datasets.finishing import refuse_foreign_card, write_card, write_formats
 from envsdk.datasets.formats import make_formats
 from envsdk.datasets.reading import DataSet
-from envsdk.failures import ConfigurationError, EnvsdkError, describe_error
-from envsdk.shards import (
+from envsdk.datasets.shards import (
     Manifest,
     ShardPlan,
     account_for_shards,
@@ -29,8 +27,10 @@ from envsdk.shards import (
     utc_now,
     write_shard,
 )
-from envsdk.storage import iter_trajectories
-from envsdk.tally import Tally
+from envsdk.datasets.tally import Tally
+from envsdk.failures import ConfigurationError, EnvsdkError, describe_error
+from envsdk.store.atomic import make_folder, remove_leftovers
+from envsdk.store.trajectories import iter_trajectories
 from envsdk.trajectory import Outcome, Trajectory
 
 Rescore = Callable[[Iterable[Trajectory]], Iterable[Trajectory]]

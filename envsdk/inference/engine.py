@@ -223,7 +223,7 @@ event loop. Each of its arrays (NumPy arrays, or tensors where NumPy lacks the t
 until the next one is asked for. It ends when all weights have come; it raises when they will not.
 
 For an engine with the ability `lora` a mapping or stream may be a LoRA adapter instead, its halves under
-names that end with `.lora_A.weight` and `.lora_B.weight` (`envsdk.inference.adapter`). It is added to the
+names that end with `.lora_A.weight` and `.lora_B.weight` (`envsdk.inference.lora`). It is added to the
 weights of the model's folder, whatever came before; whole weights take its place again.
 """
 

@@ -22,10 +22,10 @@ from envsdk.inference.engine import (
     PauseMode,
     TokenDelta,
 )
-from envsdk.inference.progress import REPORT_S, STREAM_S, ProgressWatch
+from envsdk.inference.partial_results import REPORT_S, STREAM_S, ProgressWatch
 from envsdk.inference.proxy import Deliver, EngineLink
 from envsdk.inference.weight_buckets import Piece
-from envsdk.inference.weight_intake import WeightIntake
+from envsdk.inference.weight_receiver import WeightIntake
 from envsdk.inference.weight_transport import Parcel, UpdateInterrupted
 from envsdk.inference.wire import (
     PackedRequests,
@@ -35,7 +35,7 @@ from envsdk.inference.wire import (
     unpack_requests,
     unpack_results,
 )
-from envsdk.long_poll import LongPoll, Outbox
+from envsdk.net.long_poll import LongPoll, Outbox
 from envsdk.plugins import load_plugin
 
 

@@ -30,7 +30,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from envsdk.config.validation import validated
 from envsdk.failures import ConfigurationError
 from envsdk.inference.continuation import spans_within
 from envsdk.inference.engine import (
@@ -48,6 +47,7 @@ from envsdk.inference.engine import (
 )
 from envsdk.inference.refusals import in_use, refused, why_impossible
 from envsdk.inference.settings import StrictSettings
+from envsdk.settings.validation import validated
 from envsdk.trajectory import VersionSpan
 
 Rate = Annotated[float, Field(ge=0.0, le=1.0)]

@@ -31,7 +31,7 @@ from envsdk.inference.engine import (
     GenerationResult,
     TokenDelta,
 )
-from envsdk.inference.progress import STREAM_S, ProgressWatch
+from envsdk.inference.partial_results import STREAM_S, ProgressWatch
 from envsdk.inference.router import Order, Router
 
 Deliver = Callable[[Sequence[GenerationResult | TokenDelta], EngineHealth | None], None]

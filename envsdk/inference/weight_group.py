@@ -21,7 +21,7 @@ from torch.distributed import ProcessGroupGloo, Work
 
 from envsdk.inference.weight_buckets import Bucket, Buffer
 from envsdk.inference.weight_transport import BroadcastParcel, Outlet, UpdateInterrupted
-from envsdk.rendezvous import address_towards, host_store, interface_of, join_store
+from envsdk.net.rendezvous import address_towards, host_store, interface_of, join_store
 
 TIMEOUT = timedelta(seconds=30)
 """How long a member waits for one that is there but does not answer."""

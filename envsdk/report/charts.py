@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from envsdk.timeline import TimelineEvent
+from envsdk.tracking.timeline import TimelineEvent
 
 Points = Sequence[tuple[float, float]]
 """`(x, y)` in order of x; y may be NaN, which leaves a gap."""

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from envsdk.cli import run_app
+from envsdk.display.terminal import say
 from envsdk.report.page import write_report
-from envsdk.terminal import say
 
 app = typer.Typer(add_completion=False)
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from envsdk import __version__
-from envsdk.atomic import write_atomically
 from envsdk.report.charts import (
     LARGE,
     MIDDLE,
@@ -30,7 +29,8 @@ from envsdk.report.charts import (
     stack_chart,
 )
 from envsdk.report.run_data import Example, RunData, read_run
-from envsdk.timeline import Track
+from envsdk.store.atomic import write_atomically
+from envsdk.tracking.timeline import Track
 from envsdk.trajectory import Trajectory, Turn
 
 FILE_NAME = "report.html"

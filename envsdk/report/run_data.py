@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from envsdk import timeline, tracking
+from envsdk import tracking
 from envsdk.failures import ConfigurationError, EnvsdkError
-from envsdk.timeline import TimelineEvent
-from envsdk.tracking import jsonl
+from envsdk.tracking import jsonl, timeline
+from envsdk.tracking.timeline import TimelineEvent
 from envsdk.trajectory import Outcome, Trajectory
 
 CONFIG_FILE = "config.yaml"
@@ -119,7 +119,7 @@ def _read_timeline(path: Path, missing: list[str]) -> list[TimelineEvent]:
 
 
 def _read_examples(folder: Path, missing: list[str]) -> list[Example]:
-    from envsdk.storage import read_trajectories
+    from envsdk.store.trajectories import read_trajectories
 
     files = sorted(folder.rglob("*.parquet"), key=_by_number)[-_NEWEST_FILES:]
     if not files:

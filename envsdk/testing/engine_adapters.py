@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from envsdk.failures import EngineError
-from envsdk.inference.adapter import A_SUFFIX, B_SUFFIX
 from envsdk.inference.engine import Engine, GenerationResult, WeightReference
+from envsdk.inference.lora import A_SUFFIX, B_SUFFIX
 from envsdk.testing.engine_harness import EngineHarness, check_result, gather
 
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from envsdk.appendfile import AppendFile
-from envsdk.atomic import write_atomically
 from envsdk.failures import ConfigurationError
+from envsdk.store.appendfile import AppendFile
+from envsdk.store.atomic import write_atomically
 from envsdk.tracking.tracker import Tracker
 
 FILE_NAME = "metrics.jsonl"

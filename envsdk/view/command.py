@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from envsdk.cli import run_app
+from envsdk.display.terminal import say
 from envsdk.failures import ConfigurationError, StorageError
-from envsdk.terminal import say
 
 if TYPE_CHECKING:
     from envsdk.view.library import Library
@@ -101,8 +101,8 @@ def view(
 
 def _serve(library: Library, *, host: str, port: int, open_browser: bool) -> None:
     try:
+        from envsdk.net.web_server import WebServer
         from envsdk.view.app import make_app
-        from envsdk.web_server import WebServer
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"envsdk view needs {error.name}: pip install 'envsdk[view]', or write a file with --export"

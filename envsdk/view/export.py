@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from envsdk.atomic import write_atomically
+from envsdk.store.atomic import write_atomically
 from envsdk.view.library import OpenSource
 from envsdk.view.page import exported_page
 from envsdk.view.trajectory_view import group_view, row_view

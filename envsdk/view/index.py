@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from envsdk.atomic import make_folder
-from envsdk.cache import cache_folder
 from envsdk.failures import EnvsdkError, StorageError
+from envsdk.store.atomic import make_folder
+from envsdk.store.cache import cache_folder
 from envsdk.view.filters import Filter, FilterError
 from envsdk.view.rows import COLUMNS, IndexRow, rows_of_file
 from envsdk.view.sources import Source, file_role

@@ -17,11 +17,11 @@ from typing import Any
 
 import yaml
 
-from envsdk import timeline, tracking
+from envsdk import tracking
+from envsdk.datasets.shards import MANIFEST
 from envsdk.failures import EnvsdkError, StorageError
-from envsdk.shards import MANIFEST
-from envsdk.storage import read_rows
-from envsdk.tracking import jsonl
+from envsdk.store.trajectories import read_rows
+from envsdk.tracking import jsonl, timeline
 from envsdk.view.filters import Filter
 from envsdk.view.index import TrajectoryIndex, key, parse_key
 from envsdk.view.run_view import QUIET_S, RunFiles, curves_view, facts_view, headline_view, progress_view

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from envsdk.storage import iter_record_batches, read_metadata
+from envsdk.store.trajectories import iter_record_batches, read_metadata
 from envsdk.view.sources import FileRole
 from envsdk.view.trajectory_view import finite
 

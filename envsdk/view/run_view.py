@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envsdk.timeline import TimelineEvent
+from envsdk.tracking.timeline import TimelineEvent
 from envsdk.view.trajectory_view import finite
 
 MAX_POINTS = 1_000

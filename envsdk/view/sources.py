@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from envsdk import timeline
+from envsdk.datasets.shards import FORMAT, MANIFEST
 from envsdk.failures import ConfigurationError
-from envsdk.shards import FORMAT, MANIFEST
-from envsdk.tracking import jsonl
+from envsdk.tracking import jsonl, timeline
 
 CONFIG_FILE = "config.yaml"
 TRAJECTORY_FOLDER = "trajectories"

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from envsdk.timeline import TimelineEvent, Track
+from envsdk.tracking.timeline import TimelineEvent, Track
 
 CAUSES = {
     "both": "both busy",

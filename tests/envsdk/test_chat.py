@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from envsdk.chat import ChatTokenizer, TooManyTokens
 from envsdk.failures import ConfigurationError
-from envsdk.trainers.tiny_policy import CHAT_TEMPLATE, SPECIAL_TOKENS, build_tokenizer
+from envsdk.warm_start.tiny_policy import CHAT_TEMPLATE, SPECIAL_TOKENS, build_tokenizer
 
 CORPUS = [
     "You walk on ice. Answer with <answer>Up</answer> or <answer>Down</answer>.",

@@ -29,9 +29,9 @@ from envsdk.report.charts import (
     stack_chart,
     time_ticks,
 )
-from envsdk.storage import write_trajectories
-from envsdk.timeline import Timeline, TimelineEvent, Track
+from envsdk.store.trajectories import write_trajectories
 from envsdk.tracking import JsonlTracker
+from envsdk.tracking.timeline import Timeline, TimelineEvent, Track
 from envsdk.trajectory import Outcome, Task, TokenLog, Trajectory, Turn, VersionSpan
 
 ATTACK = "</pre><script>alert('x')</script><img src=https://example.org/x>"

@@ -18,12 +18,12 @@ from envsdk.inference.engine_policy import EnginePolicy, GeneratingSettings
 from envsdk.inference.mock import MockEngine
 from envsdk.inference.proxy import InferenceProxy, LocalLink
 from envsdk.managers.env_host import EnvBlueprint
-from envsdk.managers.local_runner import play_tasks
 from envsdk.managers.traj_env_manager import EpisodeOrder, LeaseSource, TagSetup, TrajEnvManager
+from envsdk.play.local_runner import play_tasks
 from envsdk.prompts import AgentPrompts
-from envsdk.storage import read_trajectories
-from envsdk.trainers.tiny_policy import build_tokenizer, write_tokenizer
+from envsdk.store.trajectories import read_trajectories
 from envsdk.trajectory import Outcome, Task, Trajectory
+from envsdk.warm_start.tiny_policy import build_tokenizer, write_tokenizer
 from tests.envsdk.inference.endpoint_models import CHATS
 from tests.managers import lake_agents
 from tests.managers.toy_envs import COUNTING, TROUBLESOME

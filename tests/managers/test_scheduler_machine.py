@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from ray.exceptions import RayActorError
 
-from envsdk.call_watch import Note
 from envsdk.failures import Boundary, Failure
 from envsdk.inference.engine_policy import GeneratingSettings
 from envsdk.managers import scheduler as scheduler_module
@@ -31,6 +30,7 @@ from envsdk.managers.env_worker import (
 from envsdk.managers.ledger_types import LedgerConfig
 from envsdk.managers.scheduler import RolloutBatch, RolloutScheduler, SchedulerSetup, _Worker
 from envsdk.managers.traj_env_manager import EpisodeOrder
+from envsdk.processes.call_watch import Note
 from envsdk.trajectory import Outcome, TokenLog, Trajectory, VersionSpan
 
 DEADLINE_S, GRACE_S, TICK_S = 100.0, 10.0, 5.0

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envsdk.failures import Boundary, Failure, RolloutStalled
-from envsdk.managers.local_runner import HOPELESS_EPISODES, TaskListLeases
 from envsdk.managers.traj_env_manager import EpisodeOrder
+from envsdk.play.local_runner import HOPELESS_EPISODES, TaskListLeases
 from envsdk.trajectory import Outcome, Task, Trajectory
 
 

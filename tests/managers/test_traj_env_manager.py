@@ -8,8 +8,8 @@ import pytest
 from envsdk.env import EnvSpec, Info
 from envsdk.failures import Boundary, ConfigurationError, Failure
 from envsdk.managers.env_host import EnvBlueprint
-from envsdk.managers.local_runner import play_tasks
 from envsdk.managers.traj_env_manager import EpisodeOrder, LeaseSource, TagSetup, TrajEnvManager
+from envsdk.play.local_runner import play_tasks
 from envsdk.policy import Policy, PolicyFailed, Reply, SequenceFull, TurnContext
 from envsdk.prompts import AgentPrompts
 from envsdk.trajectory import Outcome, Task, Trajectory, VersionSpan

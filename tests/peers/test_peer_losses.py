@@ -30,8 +30,8 @@ from envsdk.algorithms.aggregation import sequence_weights  # noqa: E402
 from envsdk.algorithms.args import AlgorithmArgs  # noqa: E402
 from envsdk.trainers.objective import Objective, TokenOutputs  # noqa: E402
 from envsdk.trainers.packing import make_row  # noqa: E402
+from envsdk.trainers.step_metrics import TrainTally  # noqa: E402
 from envsdk.trainers.train_rows import TrainRow  # noqa: E402
-from envsdk.trainers.train_tally import TrainTally  # noqa: E402
 
 DUAL = {"dual_clip": 3.0}
 """What verl's and Trinity-RFT's PPO always has."""

@@ -26,7 +26,7 @@ from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.managers.scheduler import RolloutBatch, RolloutScheduler, SchedulerSetup
 from envsdk.managers.traj_env_manager import TagSetup
 from envsdk.prompts import AgentPrompts
-from envsdk.trainers.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
+from envsdk.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
 from tests.managers.toy_envs import COUNTING, TROUBLESOME
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from safetensors.numpy import load_file
 
-from envsdk.storage import read_trajectories
+from envsdk.store.trajectories import read_trajectories
 
 CONFIG = """
 exp_name: run

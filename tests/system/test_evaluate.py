@@ -12,11 +12,11 @@ from rich.console import Console
 
 import tests.system.toy_envs  # noqa: F401 - registers the environments
 from envsdk.collect import collect
+from envsdk.datasets.tally import wilson_interval
 from envsdk.evaluate import evaluate, main, results_table
-from envsdk.storage import read_trajectories
-from envsdk.tally import wilson_interval
-from envsdk.trainers.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
+from envsdk.store.trajectories import read_trajectories
 from envsdk.trajectory import Task
+from envsdk.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
 
 pytestmark = pytest.mark.system
 

@@ -11,7 +11,7 @@ import pytest
 import tests.system.toy_envs  # noqa: F401 - registers the environments
 from envsdk.collect import collect
 from envsdk.datasets.selection import Duplicates, EpisodeFilters
-from envsdk.storage import read_trajectories
+from envsdk.store.trajectories import read_trajectories
 from envsdk.trajectory import Trajectory
 
 pytest.importorskip("datasets", reason="needs Hugging Face datasets: make test-datasets")

@@ -18,7 +18,7 @@ from envsdk.collect import collect, main
 from envsdk.datasets.minari_format import GYMNASIUM, dataset_names
 from envsdk.datasets.reading import TagRecord
 from envsdk.prompts import AgentPrompts
-from envsdk.storage import read_trajectories
+from envsdk.store.trajectories import read_trajectories
 
 pytestmark = pytest.mark.system
 

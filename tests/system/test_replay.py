@@ -14,9 +14,9 @@ from envsdk.collect import collect
 from envsdk.config import find_config
 from envsdk.datasets.card import CARD
 from envsdk.datasets.selection import EpisodeFilters
+from envsdk.datasets.shards import MANIFEST, Manifest, file_sha256
 from envsdk.replay import main, replay
-from envsdk.shards import MANIFEST, Manifest, file_sha256
-from envsdk.storage import read_metadata, read_trajectories, write_trajectories
+from envsdk.store.trajectories import read_metadata, read_trajectories, write_trajectories
 from envsdk.trajectory import Trajectory
 
 pytestmark = pytest.mark.system

@@ -16,9 +16,9 @@ import httpx2
 import pytest
 
 from envsdk.config import load_config
-from envsdk.storage import read_trajectories
-from envsdk.trainers.tiny_policy import build_tokenizer, write_tokenizer
+from envsdk.store.trajectories import read_trajectories
 from envsdk.trajectory import Outcome
+from envsdk.warm_start.tiny_policy import build_tokenizer, write_tokenizer
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 

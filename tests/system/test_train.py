@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from envsdk.storage import read_trajectories
-from envsdk.timeline import read_timeline
+from envsdk.store.trajectories import read_trajectories
 from envsdk.tracking import read_metrics
+from envsdk.tracking.timeline import read_timeline
 from tests.system.jobs import Job, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from envsdk.storage import read_trajectories
+from envsdk.store.trajectories import read_trajectories
 from envsdk.tracking import read_metrics
 from envsdk.trajectory import Outcome
 from tests.system.jobs import Job

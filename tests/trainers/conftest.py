@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from envsdk.training import TrainerConfig, TrainSequence
+from envsdk.trainer import TrainerConfig, TrainSequence
 
 VOCAB_SIZE = 61
 

@@ -10,7 +10,7 @@ from ranks import run_ranks, run_ranks_on_gpus
 
 from envsdk.failures import EnvsdkError
 from envsdk.plugins import load_plugin
-from envsdk.training import TrainerConfig, TrainerRank
+from envsdk.trainer import TrainerConfig, TrainerRank
 
 Call = tuple[Any, ...]
 """Name of a trainer's method and its arguments."""

@@ -20,8 +20,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pytest
 
-from envsdk.rendezvous import free_port
-from envsdk.training import TrainerRank
+from envsdk.net.rendezvous import free_port
+from envsdk.trainer import TrainerRank
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -10,11 +10,11 @@ import numpy as np
 from plays import Call, assert_close, play, play_on
 from ranks import run_ranks
 
-from envsdk.inference.adapter import A_SUFFIX
 from envsdk.inference.embedded import EmbeddedEngine
 from envsdk.inference.engine import EngineConfig, GenerationRequest, GenerationResult, SamplingParams
+from envsdk.inference.lora import A_SUFFIX
+from envsdk.trainer import TrainBatch, TrainerConfig, TrainerRank
 from envsdk.trainers.fsdp2_trainer import Fsdp2Trainer
-from envsdk.training import TrainBatch, TrainerConfig, TrainerRank
 
 LORA = {"lora": {"rank": 4}}
 TRAINING = {"learning_rate": 3e-2, "adam_epsilon": 1e-5, "max_tokens_per_microbatch": 100}

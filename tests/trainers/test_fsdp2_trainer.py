@@ -13,9 +13,9 @@ from plays import Call, Played, assert_close, play, play_on
 from ranks import RankError, need_gpus, run_ranks
 
 from envsdk.failures import ConfigurationError
+from envsdk.trainer import TrainBatch, TrainerConfig, TrainerRank, TrainSequence
 from envsdk.trainers.fsdp2_trainer import Fsdp2Trainer, mesh_shape
 from envsdk.trainers.training_args import FSDP2StrategyConfig
-from envsdk.training import TrainBatch, TrainerConfig, TrainerRank, TrainSequence
 
 LAYOUTS = {
     "2 ranks": (2, {}),

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import transformers
 
-from envsdk.config.validation import validated
 from envsdk.failures import ConfigurationError
-from envsdk.inference.adapter import A_SUFFIX, B_SUFFIX
 from envsdk.inference.embedded import EmbeddedEngine
 from envsdk.inference.engine import EngineConfig, GenerationRequest, SamplingParams
+from envsdk.inference.lora import A_SUFFIX, B_SUFFIX
+from envsdk.settings.validation import validated
+from envsdk.trainer import TrainBatch
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
 from envsdk.trainers.torch_trainer import TorchTrainer
-from envsdk.training import TrainBatch
 
 LORA = {"lora": {"rank": 4}}
 

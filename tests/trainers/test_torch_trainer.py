@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM
 from envsdk.algorithms.aggregation import sequence_weights
 from envsdk.algorithms.args import LossAggregation
 from envsdk.failures import ConfigurationError, StorageError, TrainerError
+from envsdk.trainer import TrainBatch, TrainSequence
 from envsdk.trainers.torch_optimizer import learning_rate_at
 from envsdk.trainers.torch_trainer import TorchTrainer
 from envsdk.trainers.training_args import TrainingArgs
-from envsdk.training import TrainBatch, TrainSequence
 
 TIMES = {"actor/step_time_s", "sft/step_time_s"}
 

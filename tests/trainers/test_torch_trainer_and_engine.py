@@ -9,8 +9,8 @@ import pytest
 
 from envsdk.inference.embedded import EmbeddedEngine
 from envsdk.inference.engine import EngineConfig, GenerationRequest, SamplingParams
+from envsdk.trainer import TrainBatch
 from envsdk.trainers.torch_trainer import TorchTrainer
-from envsdk.training import TrainBatch
 
 
 @pytest.mark.parametrize("folder", ["model_folder", "untied_model_folder"])

@@ -18,8 +18,8 @@ from envsdk.inference.engine import EngineConfig, WeightReference
 from envsdk.inference.engine_host import EngineHost
 from envsdk.inference.mock import MockEngine
 from envsdk.inference.weight_transport import Transport
-from envsdk.trainers.trainer_group import TrainerGroup
-from envsdk.trainers.weight_update import ShipReport, update_engines
+from envsdk.pipeline.trainer_group import TrainerGroup
+from envsdk.pipeline.weight_update import ShipReport, update_engines
 
 NAME = "tests.trainers.toy_engines:ToyEngine"
 

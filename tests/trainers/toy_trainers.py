@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envsdk.failures import StorageError
-from envsdk.training import TrainBatch, Trainer, TrainerConfig
+from envsdk.trainer import TrainBatch, Trainer, TrainerConfig
 
 NAME = "tests.trainers.toy_trainers:ToyTrainer"
 

@@ -17,9 +17,7 @@ from scripted_core import ScriptedCore
 from vllm_models import make_model, save_model
 
 from envsdk.config import load_config
-from envsdk.config.validation import validated
 from envsdk.failures import ConfigurationError, EngineError
-from envsdk.inference.adapter import A_SUFFIX, B_SUFFIX
 from envsdk.inference.engine import (
     Engine,
     EngineAbilities,
@@ -32,12 +30,14 @@ from envsdk.inference.engine import (
     TaggedJson,
     WeightReference,
 )
+from envsdk.inference.lora import A_SUFFIX, B_SUFFIX
 from envsdk.inference.vllm.engine import VLLMEngine
 from envsdk.inference.vllm.engine_arg_names import ENGINE_ARG_NAMES
 from envsdk.inference.vllm.settings import SET_BY_ENGINE, VLLMSettings, end_token, engine_args
 from envsdk.inference.vllm.staged_weights import StagedWeights, read_staged, stage
 from envsdk.inference.vllm.translate import read_output, refusal, sampling_options
 from envsdk.inference.weight_shapes import shapes_in
+from envsdk.settings.validation import validated
 from envsdk.testing.engine_structures import END_TOKEN, write_tokenizer
 from envsdk.testing.engines import EngineSuite, until
 

@@ -20,9 +20,9 @@ from megatron.core import parallel_state
 from torch import Tensor, nn
 
 from envsdk.failures import ConfigurationError, StorageError
+from envsdk.trainers.collectives import alike, gathered, on_first_rank
 from envsdk.trainers.megatron import cpu, hf_weights
 from envsdk.trainers.megatron.optimizer import Kind, ParallelOptimizer
-from envsdk.trainers.together import alike, gathered, on_first_rank
 from envsdk.trainers.torch_checkpoint import StoredCheckpoint, write_state, write_tensors
 
 _HEAD = "value_head."

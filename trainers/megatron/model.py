@@ -13,12 +13,12 @@ from megatron.core.transformer.module import Float16Module
 from torch import nn
 
 from envsdk.failures import ConfigurationError
+from envsdk.trainer import TrainerRank
 from envsdk.trainers.megatron import cpu
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
 from envsdk.trainers.megatron.hf_config import check_supported, head_width, num_experts
 from envsdk.trainers.megatron.layer_spec import block_spec
 from envsdk.trainers.process_group import join_process_group
-from envsdk.training import TrainerRank
 
 
 def initialize_parallelism(strategy: MegatronStrategyConfig, rank: TrainerRank, seed: int) -> None:

@@ -29,8 +29,11 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from envsdk.algorithms.args import AlgorithmArgs
-from envsdk.config.validation import validated
 from envsdk.failures import ConfigurationError
+from envsdk.settings.validation import validated
+from envsdk.trainer import TrainerConfig
+from envsdk.trainers.base_weights import write_pretrained
+from envsdk.trainers.collectives import gathered, on_first_rank
 from envsdk.trainers.megatron import checkpoint, cpu, hf_weights
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
 from envsdk.trainers.megatron.hf_config import read_config
@@ -42,12 +45,9 @@ from envsdk.trainers.megatron.token_outputs import over_context, vocab_parallel_
 from envsdk.trainers.objective import TokenOutputs
 from envsdk.trainers.packing import Row
 from envsdk.trainers.policy_trainer import PolicyTrainer, ScoreKind
-from envsdk.trainers.pretrained import write_pretrained
-from envsdk.trainers.together import gathered, on_first_rank
+from envsdk.trainers.step_metrics import TrainTally
 from envsdk.trainers.train_rows import TrainRow
-from envsdk.trainers.train_tally import TrainTally
 from envsdk.trainers.training_args import TrainingArgs
-from envsdk.training import TrainerConfig
 
 _Use = Callable[[PackedBatch, TokenOutputs], Tensor]
 """What is done with a micro-batch; the result is a scalar to go backward from."""

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from envsdk.atomic import make_folder, write_json_atomically
 from envsdk.envs.swe.evaluator.evaluation import Evaluation
 from envsdk.envs.swe.evaluator.grade import evaluate
 from envsdk.envs.swe.evaluator.stripping import gold_paths
@@ -22,6 +21,7 @@ from envsdk.envs.swe.tasks.leaks import leaks
 from envsdk.envs.swe.tasks.runtime import hidden_packages, library_folders, swe_cache
 from envsdk.envs.swe.tasks.task import Task
 from envsdk.failures import ConfigurationError
+from envsdk.store.atomic import make_folder, write_json_atomically
 
 VERSION = 3
 """Counted up when the evaluator judges differently, so that tasks are validated again."""

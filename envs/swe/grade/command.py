@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envsdk.atomic import make_folder, write_atomically, write_json_atomically
+from envsdk.display.console import TerminalConsole
+from envsdk.display.terminal import say
 from envsdk.envs.swe.evaluator import Evaluation, Reason, evaluate, validate
 from envsdk.envs.swe.evaluator.validation import VERSION
 from envsdk.envs.swe.export import file_name
@@ -28,8 +29,7 @@ from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.loaders import load_tasks
 from envsdk.envs.swe.tasks.shipped import shipped_tasks
 from envsdk.failures import ConfigurationError
-from envsdk.terminal import say
-from envsdk.terminal_console import TerminalConsole
+from envsdk.store.atomic import make_folder, write_atomically, write_json_atomically
 
 SHIPPED = "shipped"
 

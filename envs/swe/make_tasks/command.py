@@ -9,13 +9,13 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from envsdk.atomic import make_folder
+from envsdk.display.console import TerminalConsole
+from envsdk.display.terminal import say
 from envsdk.envs.swe.make_tasks.baseline import plan_of
 from envsdk.envs.swe.make_tasks.maker import Options, Progress, make
 from envsdk.envs.swe.make_tasks.package import fetch
 from envsdk.envs.swe.sandbox import open_backend
-from envsdk.terminal import say
-from envsdk.terminal_console import TerminalConsole
+from envsdk.store.atomic import make_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

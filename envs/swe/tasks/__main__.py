@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from envsdk.cli import run_app
-from envsdk.terminal import say
+from envsdk.display.terminal import say
 
 app = typer.Typer(add_completion=False)
 

@@ -7,12 +7,12 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from envsdk.atomic import write_atomically
+from envsdk.display.terminal import say
 from envsdk.envs.swe.evaluator.observe import observe, passed
 from envsdk.envs.swe.evaluator.run import TestRun
 from envsdk.envs.swe.sandbox import SandboxBackend, open_backend
 from envsdk.envs.swe.tasks.shipped import OUTCOMES, read_tasks, repository_names
-from envsdk.terminal import say
+from envsdk.store.atomic import write_atomically
 
 
 async def record(backend: SandboxBackend) -> dict[str, Any]:

@@ -23,10 +23,10 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from envsdk.atomic import make_folder
-from envsdk.cache import cache_folder
 from envsdk.envs.swe.sandbox.bubblewrap.system import shown_folders
 from envsdk.failures import ConfigurationError
+from envsdk.store.atomic import make_folder
+from envsdk.store.cache import cache_folder
 
 _making = threading.Lock()
 """Held by the thread that makes a runtime; many tasks start at once, and each asks for one."""

@@ -44,7 +44,7 @@ from envsdk.adapters.openenv.messages import (
 )
 from envsdk.adapters.openenv.sessions import Session, SessionBook, SessionEnvironment
 from envsdk.failures import ConfigurationError
-from envsdk.web_server import WebServer
+from envsdk.net.web_server import WebServer
 
 Model = TypeVar("Model", bound=BaseModel)
 

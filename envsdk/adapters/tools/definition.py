@@ -21,8 +21,8 @@ from typing import Any
 
 import pydantic
 
-from envsdk.env_arguments import find_modules_here
 from envsdk.failures import ConfigurationError
+from envsdk.play.env_arguments import find_modules_here
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 

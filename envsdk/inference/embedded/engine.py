@@ -20,9 +20,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from envsdk.config.validation import validated
 from envsdk.failures import Boundary, ConfigurationError, EngineError, Failure
-from envsdk.inference.adapter import Adapter, told_apart
 from envsdk.inference.embedded.batch import Batch, empty_result
 from envsdk.inference.embedded.decoder import Decoder, as_tensors, read_folder
 from envsdk.inference.embedded.fast import Architecture, FastDecoder
@@ -42,8 +40,10 @@ from envsdk.inference.engine import (
     TokenDelta,
     WeightReference,
 )
+from envsdk.inference.lora import Adapter, told_apart
 from envsdk.inference.refusals import in_use, refused, why_impossible
-from envsdk.model_files import require_model_folder
+from envsdk.settings.validation import validated
+from envsdk.store.model_files import require_model_folder
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _DEFAULT_CACHE_BYTES = 1 << 30

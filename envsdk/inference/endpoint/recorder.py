@@ -3,7 +3,7 @@
 with SessionRecorder(Path("played"), model_name="policy") as recorder:
     endpoint = Endpoint(..., on_ended=recorder.add)
 
-part-00000.parquet  part-00001.parquet ...      read by `envsdk.storage.read_trajectories`
+part-00000.parquet  part-00001.parquet ...      read by `envsdk.store.trajectories.read_trajectories`
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
-from envsdk.atomic import make_folder, remove_leftovers
+from envsdk.datasets.shards import MANIFEST, locked_folder
 from envsdk.failures import ConfigurationError
-from envsdk.shards import MANIFEST, locked_folder
-from envsdk.storage import write_trajectories
+from envsdk.store.atomic import make_folder, remove_leftovers
+from envsdk.store.trajectories import write_trajectories
 from envsdk.trajectory import Trajectory
 
 

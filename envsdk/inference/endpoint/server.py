@@ -23,7 +23,7 @@ from envsdk.inference.endpoint.app import EndpointApp, OnEnded
 from envsdk.inference.endpoint.sampling import SamplingRules
 from envsdk.inference.endpoint.sessions import Session, SessionBook
 from envsdk.inference.proxy import InferenceProxy
-from envsdk.web_server import WebServer
+from envsdk.net.web_server import WebServer
 
 MIN_TOKEN_LENGTH = 16
 GRACE_S = 5

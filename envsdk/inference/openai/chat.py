@@ -21,12 +21,12 @@ from pydantic import BaseModel, ValidationError
 
 from envsdk.failures import Boundary, Failure
 from envsdk.inference.engine_policy import GeneratingSettings
-from envsdk.inference.remote.failures import ReplyRefused, Unavailable, wait_s
-from envsdk.inference.remote.http import http_client, refusal, unavailable
+from envsdk.inference.engine_support.failures import ReplyRefused, Unavailable, wait_s
+from envsdk.inference.engine_support.http import http_client, refusal, unavailable
+from envsdk.inference.rate_limits import RateGate
 from envsdk.inference.settings import api_key_of
 from envsdk.policy import Policy, PolicyFailed, Reply, TurnContext
 from envsdk.prompts import AgentPrompts, conversation
-from envsdk.rate_limits import RateGate
 
 _CONNECT_TIMEOUT_S = 10.0
 _FINISH_REASONS = frozenset({"stop", "length"})

@@ -7,9 +7,9 @@ from typing import Any
 
 import httpx2
 
+from envsdk.inference.engine_support.failures import ReplyRefused
+from envsdk.inference.engine_support.http import http_client, refusal, unavailable
 from envsdk.inference.openai.settings import OpenAISettings
-from envsdk.inference.remote.failures import ReplyRefused
-from envsdk.inference.remote.http import http_client, refusal, unavailable
 
 _END = "[DONE]"
 

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from envsdk.config.validation import validated
 from envsdk.failures import ConfigurationError, EngineError
 from envsdk.inference.engine import (
     Engine,
@@ -37,13 +36,14 @@ from envsdk.inference.engine import (
     SamplingParams,
     WeightReference,
 )
+from envsdk.inference.engine_support.failures import ReplyRefused, Unavailable, wait_s
+from envsdk.inference.engine_support.requests import Answer, WaitingRequests, result_of
 from envsdk.inference.openai.client import CompletionsClient
 from envsdk.inference.openai.settings import OpenAISettings
 from envsdk.inference.openai.wire import Delta, completion_body, read_event, why_inexpressible
 from envsdk.inference.refusals import bad_structure, in_use, refused, why_impossible
-from envsdk.inference.remote.failures import ReplyRefused, Unavailable, wait_s
-from envsdk.inference.remote.requests import Answer, WaitingRequests, result_of
 from envsdk.inference.settings import api_key_of
+from envsdk.settings.validation import validated
 from envsdk.trajectory import VersionSpan
 
 VERSION = 0

@@ -7,8 +7,8 @@ from typing import Any
 
 import httpx2
 
-from envsdk.inference.remote.failures import ReplyRefused
-from envsdk.inference.remote.http import http_client, refusal, unavailable
+from envsdk.inference.engine_support.failures import ReplyRefused
+from envsdk.inference.engine_support.http import http_client, refusal, unavailable
 from envsdk.inference.sglang.settings import SGLangSettings
 
 _END = "[DONE]"

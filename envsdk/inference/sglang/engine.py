@@ -24,7 +24,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from envsdk.config.validation import validated
 from envsdk.failures import ConfigurationError, EngineError
 from envsdk.inference.engine import (
     Engine,
@@ -38,9 +37,9 @@ from envsdk.inference.engine import (
     TokenDelta,
     WeightReference,
 )
+from envsdk.inference.engine_support.failures import ReplyRefused, Unavailable, wait_s
+from envsdk.inference.engine_support.requests import Answer, WaitingRequests, result_of
 from envsdk.inference.refusals import in_use, refused, why_impossible
-from envsdk.inference.remote.failures import ReplyRefused, Unavailable, wait_s
-from envsdk.inference.remote.requests import Answer, WaitingRequests, result_of
 from envsdk.inference.settings import api_key_of
 from envsdk.inference.sglang.connection import Connection
 from envsdk.inference.sglang.reply import Reply
@@ -55,7 +54,8 @@ from envsdk.inference.sglang.wire import (
     why_unsupported,
 )
 from envsdk.inference.weight_shapes import shapes_in
-from envsdk.model_files import require_model_folder
+from envsdk.settings.validation import validated
+from envsdk.store.model_files import require_model_folder
 
 LOOK_S = 2.0
 """Between two looks at the server."""

@@ -9,8 +9,8 @@ import numpy as np
 
 from envsdk.inference.continuation import spans_within
 from envsdk.inference.engine import GenerationRequest, TokenDelta
-from envsdk.inference.remote.failures import ReplyRefused
-from envsdk.inference.remote.requests import Answer
+from envsdk.inference.engine_support.failures import ReplyRefused
+from envsdk.inference.engine_support.requests import Answer
 from envsdk.inference.sglang.wire import Delta
 from envsdk.trajectory import VersionSpan
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envsdk.failures import EngineError
-from envsdk.inference.adapter import Adapter, told_apart
 from envsdk.inference.engine import WeightReference
-from envsdk.inference.remote.failures import ReplyRefused, Unavailable
+from envsdk.inference.engine_support.failures import ReplyRefused, Unavailable
+from envsdk.inference.lora import Adapter, told_apart
 from envsdk.inference.sglang.connection import Connection
 from envsdk.inference.sglang.settings import SGLangSettings
 from envsdk.inference.sglang.weight_folder import (

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveFloat, model_validator
 
 from envsdk.inference.engine import EngineConfig
-from envsdk.inference.remote.settings import PassThroughSettings
+from envsdk.inference.engine_support.settings import PassThroughSettings
 from envsdk.inference.sglang.server_arg_names import SERVER_ARG_NAMES
 
 SET_BY_ENGINE = {

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from envsdk.failures import EngineError
-from envsdk.inference.adapter import A_SUFFIX, B_SUFFIX, Adapter
+from envsdk.inference.lora import A_SUFFIX, B_SUFFIX, Adapter
 from envsdk.inference.weight_buckets import as_bytes
 from envsdk.inference.weight_shapes import Shapes, checked
 

@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from envsdk.inference.engine import EngineFailure, ErrorKind, FinishReason, SamplingParams
-from envsdk.inference.refusals import bad_structure
-from envsdk.inference.remote.failures import (
+from envsdk.inference.engine_support.failures import (
     TRANSIENT_STATUSES,
     ReplyRefused,
     Unavailable,
     error_text,
 )
-from envsdk.inference.remote.requests import sglang_structure
+from envsdk.inference.engine_support.requests import sglang_structure
+from envsdk.inference.refusals import bad_structure
 from envsdk.inference.sglang.settings import SGLangSettings
 
 RELEASE = "0.5.20"

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from envsdk.failures import EngineError
-from envsdk.inference.adapter import A_SUFFIX, B_SUFFIX, Adapter
+from envsdk.inference.lora import A_SUFFIX, B_SUFFIX, Adapter
 from envsdk.inference.weight_shapes import Shapes
 
 _MEMORY = Path("/dev/shm")

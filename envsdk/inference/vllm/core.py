@@ -16,11 +16,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-from envsdk.config.nearest import suggest
 from envsdk.failures import ConfigurationError, EngineError
 from envsdk.inference.engine import EngineConfig
 from envsdk.inference.vllm.settings import OWNER, VLLMSettings, engine_args
 from envsdk.inference.vllm.staged_weights import Handle
+from envsdk.settings.nearest import suggest
 
 _INSTALL = (
     "engine `vllm` needs the package vllm, which cannot be imported here: `pip install 'envsdk[vllm]'` for "

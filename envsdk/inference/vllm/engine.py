@@ -17,9 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envsdk.config.validation import validated
 from envsdk.failures import Boundary, ConfigurationError, EngineError, Failure
-from envsdk.inference.adapter import Adapter, told_apart
 from envsdk.inference.engine import (
     Engine,
     EngineAbilities,
@@ -33,8 +31,9 @@ from envsdk.inference.engine import (
     TokenDelta,
     WeightReference,
 )
+from envsdk.inference.engine_support.requests import Answer, WaitingRequests, result_of
+from envsdk.inference.lora import Adapter, told_apart
 from envsdk.inference.refusals import bad_structure, in_use, refused
-from envsdk.inference.remote.requests import Answer, WaitingRequests, result_of
 from envsdk.inference.vllm.adapter_folder import AdapterFolder, no_adapter
 from envsdk.inference.vllm.core import AsyncLLMCore, Core
 from envsdk.inference.vllm.settings import DEFAULT_MAX_LORA_RANK, VLLMSettings, end_token
@@ -47,7 +46,8 @@ from envsdk.inference.vllm.translate import (
 )
 from envsdk.inference.weight_shapes import shapes_in
 from envsdk.inference.weight_tensors import as_tensors
-from envsdk.model_files import require_model_folder
+from envsdk.settings.validation import validated
+from envsdk.store.model_files import require_model_folder
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from pydantic import NonNegativeFloat, PositiveInt
 
 from envsdk.failures import ConfigurationError
 from envsdk.inference.engine import EngineConfig
-from envsdk.inference.remote.settings import PassThroughSettings
+from envsdk.inference.engine_support.settings import PassThroughSettings
 from envsdk.inference.vllm.engine_arg_names import ENGINE_ARG_NAMES
 
 WORKER_EXTENSION = "envsdk.inference.vllm.worker.WorkerExtension"

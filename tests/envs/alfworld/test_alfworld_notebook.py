@@ -12,7 +12,7 @@ from envsdk.envs.alfworld.games import LOOK, PICK, TASK_TYPES, Goal
 from envsdk.envs.alfworld.household import generate_game
 from envsdk.envs.alfworld.notebook import Notebook, parse_task
 from envsdk.envs.alfworld.searcher import SearchingPolicy, search
-from envsdk.policies import make_policy
+from envsdk.play.policies import make_policy
 from envsdk.policy import TurnContext
 from envsdk.trajectory import TokenLog, Turn
 

@@ -12,7 +12,7 @@ from envsdk.collect import collect
 from envsdk.config import load_config
 from envsdk.envs.swe import export
 from envsdk.failures import ConfigurationError
-from envsdk.storage import read_trajectories, write_trajectories
+from envsdk.store.trajectories import read_trajectories, write_trajectories
 from tests.envs.swe.toy_sandbox import NAME
 from tests.envs.swe.toy_tasks import MakeEnv
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from envsdk.collect import collect
 from envsdk.envs.swe.observations import read_ending
-from envsdk.storage import read_trajectories
+from envsdk.store.trajectories import read_trajectories
 from envsdk.trajectory import Outcome
 from tests.envs.swe.toy_sandbox import NAME
 from tests.envs.swe.toy_tasks import MakeEnv

@@ -14,7 +14,7 @@ import pytest
 from envsdk.envs.swe.observations import read_ending
 from envsdk.envs.swe.tasks.shipped import shipped_tasks
 from envsdk.evaluate import evaluate
-from envsdk.storage import read_trajectories
+from envsdk.store.trajectories import read_trajectories
 
 PATIENCE_S = 300.0
 

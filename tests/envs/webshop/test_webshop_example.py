@@ -8,9 +8,9 @@ from envsdk.config import load_config
 from envsdk.envs.webshop.env import WebShopEnv
 from envsdk.envs.webshop.replies import format_reply
 from envsdk.managers.wiring import tag_setups
-from envsdk.storage import read_trajectories
-from envsdk.trainers.tiny_policy import build_tokenizer, write_tokenizer
-from envsdk.trainers.warm_start import demonstration
+from envsdk.store.trajectories import read_trajectories
+from envsdk.warm_start.prepare import demonstration
+from envsdk.warm_start.tiny_policy import build_tokenizer, write_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -25,8 +25,8 @@ from envsdk.adapters.openenv.server import OpenEnvServer
 from envsdk.env import EnvSpec, Info, Isolation
 from envsdk.failures import Boundary, ConfigurationError
 from envsdk.managers.env_host import EnvBlueprint
-from envsdk.managers.local_runner import play_tasks
 from envsdk.managers.traj_env_manager import TagSetup
+from envsdk.play.local_runner import play_tasks
 from envsdk.policy import Policy, Reply, TurnContext
 from envsdk.serve_env import env_server
 from envsdk.testing import check_text_env

@@ -15,8 +15,8 @@ from envsdk.env import Info
 from envsdk.failures import ConfigurationError
 from envsdk.inference.engine_policy import EnginePolicy, GeneratingSettings
 from envsdk.managers.env_host import EnvBlueprint
-from envsdk.managers.local_runner import play_tasks
 from envsdk.managers.traj_env_manager import TagSetup
+from envsdk.play.local_runner import play_tasks
 from envsdk.testing import check_text_env
 from envsdk.trajectory import Task, Trajectory
 from tests.envsdk.inference.endpoint_models import CHATS

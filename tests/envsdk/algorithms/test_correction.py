@@ -20,8 +20,8 @@ from envsdk.failures import ConfigurationError
 from envsdk.testing.losses import random_tokens, seeds, taken
 from envsdk.trainers.objective import Objective, TokenOutputs
 from envsdk.trainers.packing import make_row
+from envsdk.trainers.step_metrics import TrainTally
 from envsdk.trainers.train_rows import TrainRow
-from envsdk.trainers.train_tally import TrainTally
 
 LEVELS = ("token", "segment", "geometric", "sequence")
 levels = st.sampled_from(LEVELS)

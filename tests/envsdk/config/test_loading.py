@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from envsdk.config import LoadedConfig, explain, find_config, load_config
 from envsdk.config.loading import examples_folder, leaf_paths
-from envsdk.config.problems import dotted
 from envsdk.failures import ConfigurationError
+from envsdk.settings.problems import dotted
 
 SMALL = """\
 exp_name: small

@@ -13,9 +13,9 @@ import pytest
 
 from envsdk import registry
 from envsdk.config import RunConfig, plugins
-from envsdk.config.validation import key_paths
 from envsdk.failures import ConfigurationError
 from envsdk.plugins import load_plugin, plugin_names
+from envsdk.settings.validation import key_paths
 
 ROOT = Path(__file__).parents[3]
 ROOMS = ("envsdk/algorithms", "envsdk/config", "managers", "trainers")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envsdk.config.models import RunConfig
-from envsdk.config.nearest import nearest, suggest
+from envsdk.settings.nearest import nearest, suggest
 
 KEYS = list(RunConfig.model_fields)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from envsdk.chat import ChatTokenizer
-from envsdk.trainers.tiny_policy import CHAT_TEMPLATE, build_tokenizer
+from envsdk.warm_start.tiny_policy import CHAT_TEMPLATE, build_tokenizer
 
 WORDS = [
     "hello world, you walk on ice. <answer>Up</answer> <answer>Down</answer>",

@@ -18,7 +18,7 @@ from envsdk.inference.endpoint.server import Endpoint, EndpointConfig
 from envsdk.inference.endpoint.sessions import Session
 from envsdk.inference.engine import EngineConfig
 from envsdk.inference.proxy import InferenceProxy, LocalLink
-from envsdk.trainers.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
+from envsdk.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
 
 LENGTH = 512
 PLACE = {"enum": ["up", "down"]}

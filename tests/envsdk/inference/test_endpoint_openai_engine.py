@@ -19,7 +19,7 @@ from envsdk.inference.endpoint.server import Endpoint, EndpointConfig
 from envsdk.inference.engine import EngineConfig, GenerationRequest, OutputStructure, SamplingParams
 from envsdk.inference.openai.engine import OpenAIEngine
 from envsdk.inference.proxy import InferenceProxy, LocalLink
-from envsdk.trainers.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
+from envsdk.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
 
 KEY = "ENVSDK_TEST_ENDPOINT_KEY"
 LENGTH = 128

@@ -26,7 +26,7 @@ from envsdk.inference.endpoint.server import Endpoint, EndpointConfig
 from envsdk.inference.engine import EngineConfig, GenerationRequest, OutputStructure, TaggedJson
 from envsdk.inference.mock import MockEngine
 from envsdk.inference.proxy import InferenceProxy, LocalLink
-from envsdk.storage import read_trajectories
+from envsdk.store.trajectories import read_trajectories
 from envsdk.trajectory import Outcome, Trajectory
 from tests.envsdk.inference.endpoint_models import CHATS
 

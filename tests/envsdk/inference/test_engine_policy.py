@@ -21,8 +21,8 @@ from envsdk.inference.engine_policy import EnginePolicy, GeneratingSettings
 from envsdk.inference.mock import MockEngine
 from envsdk.inference.proxy import InferenceProxy, LocalLink
 from envsdk.policy import EnvView, PolicyFailed, Reply, SequenceFull, TurnContext
-from envsdk.trainers.tiny_policy import CHAT_TEMPLATE, build_tokenizer
 from envsdk.trajectory import NO_VERSION, TokenLog, VersionSpan
+from envsdk.warm_start.tiny_policy import CHAT_TEMPLATE, build_tokenizer
 
 CHAT = ChatTokenizer(build_tokenizer(["You walk on ice. Up Down Left Right P G _ # turn"]), CHAT_TEMPLATE)
 (END,) = CHAT.stop_token_ids

@@ -31,15 +31,15 @@ from envsdk.inference.engine import (
     TaggedJson,
     WeightReference,
 )
+from envsdk.inference.engine_support.failures import MAX_BACKOFF_S, ReplyRefused, retry_after_s, wait_s
 from envsdk.inference.openai.engine import OpenAIEngine
 from envsdk.inference.openai.settings import SET_BY_ENGINE, OpenAISettings
 from envsdk.inference.openai.wire import completion_body, read_event, why_inexpressible
-from envsdk.inference.remote.failures import MAX_BACKOFF_S, ReplyRefused, retry_after_s, wait_s
-from envsdk.storage import read_trajectories
+from envsdk.store.trajectories import read_trajectories
 from envsdk.testing.engine_structures import END_TOKEN, text_of
 from envsdk.testing.engine_structures import write_tokenizer as write_structure_tokenizer
 from envsdk.testing.engines import EngineSuite, until
-from envsdk.trainers.tiny_policy import build_tokenizer, write_tokenizer
+from envsdk.warm_start.tiny_policy import build_tokenizer, write_tokenizer
 
 KEY = "sk-very-secret"
 WAYS = ["structured_outputs", "guided", "sglang", "response_format"]

@@ -18,7 +18,7 @@ from envsdk.inference.engine import (
     TokenDelta,
 )
 from envsdk.inference.mock import MockEngine
-from envsdk.inference.progress import ProgressWatch
+from envsdk.inference.partial_results import ProgressWatch
 
 PERIOD_S = 0.5
 

@@ -16,7 +16,6 @@ from sglang_play import check_logprobs, hang_up_after, having, one_reply, play, 
 from sglang_server import TABLE, Array, FakeSGLang, read_table, write_model
 
 from envsdk.failures import ConfigurationError, EngineError
-from envsdk.inference.adapter import A_SUFFIX, B_SUFFIX
 from envsdk.inference.engine import (
     EngineConfig,
     ErrorKind,
@@ -25,6 +24,7 @@ from envsdk.inference.engine import (
     GenerationResult,
     OutputStructure,
 )
+from envsdk.inference.lora import A_SUFFIX, B_SUFFIX
 from envsdk.inference.sglang.engine import SGLangEngine
 from envsdk.testing.engine_structures import END_TOKEN, text_of, write_tokenizer
 

@@ -18,9 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from envsdk.config.validation import validated
 from envsdk.failures import ConfigurationError, EngineError
-from envsdk.inference.adapter import Adapter
 from envsdk.inference.engine import (
     EngineConfig,
     FinishReason,
@@ -28,8 +26,9 @@ from envsdk.inference.engine import (
     OutputStructure,
     SamplingParams,
 )
-from envsdk.inference.remote.failures import ReplyRefused, Unavailable
-from envsdk.inference.remote.requests import Answer, WaitingRequests
+from envsdk.inference.engine_support.failures import ReplyRefused, Unavailable
+from envsdk.inference.engine_support.requests import Answer, WaitingRequests
+from envsdk.inference.lora import Adapter
 from envsdk.inference.sglang import weight_folder
 from envsdk.inference.sglang.server_arg_names import SERVER_ARG_NAMES
 from envsdk.inference.sglang.settings import SET_BY_ENGINE, SGLangSettings, server_arguments
@@ -43,6 +42,7 @@ from envsdk.inference.sglang.wire import (
     why_unsupported,
 )
 from envsdk.inference.weight_shapes import shapes_in
+from envsdk.settings.validation import validated
 
 STAMP = "me-3"
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from envsdk.storage import write_trajectories
-from envsdk.timeline import Timeline, Track
+from envsdk.store.trajectories import write_trajectories
 from envsdk.tracking import JsonlTracker
+from envsdk.tracking.timeline import Timeline, Track
 from envsdk.view import main
 from envsdk.view.library import Library
 from tests.envsdk.view.conftest import find_browser

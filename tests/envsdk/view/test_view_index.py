@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envsdk.failures import StorageError
-from envsdk.storage import write_trajectories
+from envsdk.store.trajectories import write_trajectories
 from envsdk.view.filters import Filter
 from envsdk.view.index import TrajectoryIndex, key, parse_key, pick
 from envsdk.view.rows import token_stats

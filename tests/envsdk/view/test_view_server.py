@@ -18,11 +18,11 @@ import httpx2
 import pytest
 from starlette.testclient import TestClient
 
-from envsdk.shards import Manifest, plan_shards, record_shard
-from envsdk.storage import write_trajectories
-from envsdk.tally import Tally
-from envsdk.timeline import Timeline
+from envsdk.datasets.shards import Manifest, plan_shards, record_shard
+from envsdk.datasets.tally import Tally
+from envsdk.store.trajectories import write_trajectories
 from envsdk.tracking import JsonlTracker
+from envsdk.tracking.timeline import Timeline
 from envsdk.view import index as index_module
 from envsdk.view.app import make_app
 from envsdk.view.library import Library

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.timeline import TimelineEvent, Track
+from envsdk.tracking.timeline import TimelineEvent, Track
 from envsdk.view.run_view import RunFiles, curves_view, headline_view, progress_view, thinned
 from envsdk.view.waiting import CAUSES, segments, timeline_view, union
 

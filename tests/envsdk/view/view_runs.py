@@ -10,9 +10,9 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from envsdk.failures import Boundary, Failure
-from envsdk.storage import write_trajectories
-from envsdk.timeline import Timeline, Track
+from envsdk.store.trajectories import write_trajectories
 from envsdk.tracking import JsonlTracker
+from envsdk.tracking.timeline import Timeline, Track
 from envsdk.trajectory import Outcome, Task, TokenLog, Trajectory, Turn, VersionSpan
 
 ATTACK = "</script></pre><script>window.attacked = 1</script><img src=x onerror='window.attacked = 1'>"

@@ -11,7 +11,7 @@ import pytest
 import torch
 from ranks import run_ranks
 
-from envsdk.training import TrainerRank
+from envsdk.trainer import TrainerRank
 
 needs_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the shim is for machines without CUDA")
 

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 
 from envsdk.failures import EngineError
 from envsdk.inference.embedded.generic import GenericDecoder, load_model
+from envsdk.trainer import TrainerConfig
 from envsdk.trainers.torch_trainer import TorchTrainer
-from envsdk.training import TrainerConfig
 
 
 def test_experts_have_the_same_names_on_disk_from_the_torch_trainer_and_for_the_engine(tmp_path) -> None:

@@ -14,9 +14,9 @@ from ranks import RankError, run_ranks
 from safetensors.torch import load_file, save_file
 
 from envsdk.failures import ConfigurationError
+from envsdk.trainer import TrainerRank
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
 from envsdk.trainers.megatron.hf_config import check_supported, read_config
-from envsdk.training import TrainerRank
 
 SIZES = st.sampled_from([1, 2, 3, 4])
 

@@ -13,8 +13,8 @@ from hf_models import MODELS, VOCAB_SIZE, write_logits, write_model
 from ranks import need_gpus, run_ranks, run_ranks_on_gpus
 from safetensors.torch import load_file
 
+from envsdk.trainer import TrainerRank
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
-from envsdk.training import TrainerRank
 
 Layout = dict[str, Any]
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from ranks import run_ranks
 
-from envsdk.training import TrainerRank
+from envsdk.trainer import TrainerRank
 
 VOCAB_SIZE, TEMPERATURE = 11, 0.7
 

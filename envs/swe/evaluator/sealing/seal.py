@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from envsdk.atomic import write_json_atomically
 from envsdk.envs.swe.evaluator.kit import probes
 from envsdk.envs.swe.evaluator.layout import link
 from envsdk.envs.swe.evaluator.limits import allowed_s
@@ -40,6 +39,7 @@ from envsdk.envs.swe.sandbox.contract import Reason as Ended
 from envsdk.envs.swe.tasks.runtime import install, swe_cache
 from envsdk.envs.swe.tasks.task import Outcome, Runner, Task
 from envsdk.envs.swe.tasks.trees import building
+from envsdk.store.atomic import write_json_atomically
 
 VERSION = 4
 """Counted up when tests are sealed differently."""

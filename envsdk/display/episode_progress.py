@@ -1,0 +1,102 @@
+"""Live progress of episodes that are played: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from envsdk.display.console import TerminalConsole
+
+_LINE_EVERY_S = 5.0
+
+
+class EpisodeProgress:
+    """Counts played episodes on stderr, so that stdout stays for results.
+
+    with -> [start] -> played* -> leave
+    """
+
+    def __init__(self, title: str, *, total: int, console: Console | None = None) -> None:
+        self._title = title
+        self._total = total
+        self._done = self._done_before = 0
+        self._num_successes = 0
+        self._num_failed = 0
+        self._started = time.monotonic()
+        self._last_line: float | None = None
+        self._console = console or TerminalConsole(file=sys.stderr)
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[details]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+        )
+        self._task = self._bar.add_task(title, total=total, details="")
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._console.is_terminal:
+            self._bar.stop()
+
+    def start(self, num_done: int, total: int) -> None:
+        """Playing begins; `num_done` of `total` episodes were there before."""
+        self._done = self._done_before = num_done
+        self._total = total
+        self._started = time.monotonic()
+        self._bar.reset(self._task, total=total, completed=num_done)
+        if num_done:
+            self._console.print(
+                f"{self._title}: {num_done} of {total} episodes were there before", highlight=False
+            )
+
+    def played(self, num_episodes: int, num_successes: int, num_failed: int) -> None:
+        """So many more episodes, so many of them solved or failed."""
+        self._done += num_episodes
+        self._num_successes += num_successes
+        self._num_failed += num_failed
+        now = time.monotonic()
+        if self._console.is_terminal:
+            self._bar.update(self._task, completed=self._done, details=self._details(now))
+        elif self._last_line is None:
+            # The first episode may have waited for an engine to load: no rate to tell yet.
+            self._last_line = now
+        elif now - self._last_line >= _LINE_EVERY_S:
+            self._last_line = now
+            self._console.print(
+                f"{self._title}: {self._done}/{self._total} {self._details(now)}", highlight=False
+            )
+
+    def _details(self, now: float) -> str:
+        num_here = self._done - self._done_before
+        num_scored = num_here - self._num_failed
+        parts = [f"{num_here / max(now - self._started, 1e-9):.0f}/s"]
+        if num_scored:
+            parts.append(f"solved {self._num_successes / num_scored:.0%}")
+        if self._num_failed:
+            parts.append(f"failed {self._num_failed}")
+        return " ".join(parts)

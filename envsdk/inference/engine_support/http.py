@@ -1,0 +1,50 @@
+"""Shell: what an HTTP client of a server needs besides the requests themselves."""
+
+from __future__ import annotations
+
+import json
+
+import httpx2
+
+from envsdk.inference.engine_support.failures import (
+    TRANSIENT_STATUSES,
+    ReplyRefused,
+    Unavailable,
+    error_text,
+    retry_after_s,
+)
+
+_MESSAGES = ("error", "detail", "error_message")
+"""Where servers say what is wrong."""
+
+
+def http_client(
+    *, api_key: str | None, connect_timeout_s: float, silence_timeout_s: float
+) -> httpx2.AsyncClient:
+    """Connections without a limit on their number: the engine bounds how many requests run."""
+    return httpx2.AsyncClient(
+        headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+        timeout=httpx2.Timeout(silence_timeout_s, connect=connect_timeout_s, pool=None),
+        limits=httpx2.Limits(max_connections=None),
+    )
+
+
+def unavailable(url: str, error: httpx2.TransportError) -> Unavailable:
+    """A broken, refused or silent connection."""
+    what = " ".join(str(error).split()) or type(error).__name__
+    return Unavailable(f"{url}: {what}")
+
+
+async def refusal(response: httpx2.Response) -> ReplyRefused | Unavailable:
+    """What a status that is no success means, with the server's words."""
+    await response.aread()
+    try:
+        told = json.loads(response.text)
+        if isinstance(told, dict):
+            told = next((told[key] for key in _MESSAGES if told.get(key)), told)
+    except ValueError:
+        told = response.text
+    message = f"{response.request.url} answered {response.status_code}: {error_text(told)}"
+    if response.status_code in TRANSIENT_STATUSES:
+        return Unavailable(message, retry_after_s=retry_after_s(response.headers.get("Retry-After")))
+    return ReplyRefused(message, status=response.status_code)

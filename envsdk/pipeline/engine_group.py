@@ -1,0 +1,372 @@
+"""Shell: the engines of one run as Ray actors. One that is lost, hangs or is slow is started again, gets the
+newest weights and joins the workers; their number follows the load where it may.
+
+    start -> (publish -> train_step)* -> close
+             looks at engines, losses, time -> EnginePool's commands: end, start, update, join, leave
+             the last one cannot come back -> `failed` has its error
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from envsdk.failures import EngineError, EnvsdkError, as_envsdk_error
+from envsdk.inference.engine import EngineConfig, EngineHealth
+from envsdk.inference.engine_host import EngineHost
+from envsdk.inference.engine_pool import (
+    End,
+    EnginePool,
+    Join,
+    Leave,
+    Life,
+    PoolCommand,
+    PoolConfig,
+    Start,
+    Update,
+)
+from envsdk.inference.weight_transport import Transport, can_share_memory, choose_transport
+from envsdk.pipeline.engine_placement import EnginePlace, device_bundle, engine_places
+from envsdk.pipeline.reservation import KEEP_DEVICES, Reservation, show_only
+from envsdk.pipeline.trainer_group import TrainerGroup, reason_of_death
+from envsdk.pipeline.weight_update import ShipReport, update_engines
+from envsdk.trainer import TrainBatch
+
+HEALTH_CHECK_S = 1.0
+CLOSE_TIMEOUT_S = 5.0
+
+Announce = Callable[[str, Any | None], Awaitable[None]]
+"""Tells the workers which actor an engine is now. None: it leaves, and what runs there may end there."""
+Say = Callable[[str], None]
+"""Shows the user a line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineGroupSpec:
+    """The engines of one run."""
+
+    strategy_name: str
+    configs: Mapping[str, EngineConfig]
+    """By the engine's name: all there may ever be."""
+    num_started: int | None = None
+    """How many the run begins with, in their order; None: all."""
+    pool: PoolConfig
+    weight_update: str
+    transport: str
+    """As configured."""
+    bucket_bytes: int
+    device_mapping: Sequence[int] | None = None
+    """Accelerators, as many for each engine; they are reserved for engines that are not started too."""
+    other_mappings: Sequence[Sequence[int] | None] = ()
+    """Of trainers, which may share accelerators with the engines."""
+
+
+class PlacedEngineHost(EngineHost):
+    """An engine that sees the accelerators of its place, and no others."""
+
+    def __init__(self, devices: Sequence[int], strategy_name: str, config: EngineConfig) -> None:
+        show_only(devices)
+        super().__init__(strategy_name, config)
+
+
+class EngineGroup:
+    """Owner: the cluster; called from one event loop."""
+
+    def __init__(self, spec: EngineGroupSpec, trainer: TrainerGroup, announce: Announce, say: Say) -> None:
+        self._spec = spec
+        self._trainer = trainer
+        self._announce = announce
+        self._say = say
+        names = list(spec.configs)
+        self._pool = EnginePool(names, spec.pool, num_started=spec.num_started)
+        self._reservation: Reservation | None = None
+        self._places = self._reserve(names)
+        self._nodes: dict[str, str] = {name: place.node for name, place in self._places.items()}
+        self._transport = Transport.OBJECT_STORE
+        self._sends_adapter = False
+        self.actors: dict[str, Any] = {name: self._new_actor(name) for name in names[: spec.num_started]}
+        """The newest of each engine that was ever started, dead or alive."""
+        self._being_updated: set[Life] = set()
+        self._announcing = asyncio.Lock()
+        """Workers hear the news in their order."""
+        self._weights = asyncio.Lock()
+        """Held by whoever needs the trainer's weights to stay as they are, or changes them."""
+        self._watches: dict[Life, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Gets the error that ends the run."""
+
+    @property
+    def num_running(self) -> int:
+        """Engines that have started, whether the workers know of them or not."""
+        return len(self._pool.lives)
+
+    @property
+    def num_serving(self) -> int:
+        return self._pool.num_serving
+
+    @property
+    def num_engines(self) -> int:
+        """Engines that serve or soon will."""
+        return self._pool.num_engines
+
+    @property
+    def num_restarts(self) -> int:
+        """Of lost and slow engines, since the start of the run."""
+        return self._pool.num_restarts
+
+    async def start(self) -> None:
+        """Load the model everywhere. An engine that cannot even begin ends the run."""
+        await asyncio.gather(*(actor.start.remote() for actor in self.actors.values()))
+        nodes = await asyncio.gather(*(actor.node_id.remote() for actor in self.actors.values()))
+        self._nodes |= dict(zip(self.actors, nodes, strict=True))
+        for name, actor in self.actors.items():
+            life = Life(name, 0)
+            self._do(self._pool.started(life))
+            self._watches[life] = self._in_background(self._watch(life, actor))
+        self._in_background(self._tick())
+
+    async def choose_transport(self) -> None:
+        """Find the way of the weights, and whether an adapter will do; both sides have started."""
+        trainer_node = await self._trainer.node_id()
+        self._transport = choose_transport(
+            self._spec.transport,
+            trainer_node=trainer_node,
+            engine_nodes=self._nodes,
+            can_share_memory=can_share_memory(),
+        )
+        if self._transport is Transport.SHARED_MEMORY:
+            # Where all others are, an engine that is started later must be too.
+            self._nodes = dict.fromkeys(self._spec.configs, trainer_node)
+        if await self._trainer.has_adapter():
+            abilities = await asyncio.gather(*(actor.abilities.remote() for actor in self.actors.values()))
+            self._sends_adapter = all(ability.lora for ability in abilities)
+
+    async def publish(self, version: int) -> ShipReport | None:
+        """The trainer's weights to every engine that runs; None when none does."""
+        async with self._weights:
+            lives = self._pool.lives
+            report = await self._update(lives, version)
+            updated = report.engines if report is not None else ()
+            for life in lives:
+                if life.name not in updated:
+                    self._do(self._pool.lost(life, await self._why_left_out(life)))
+            self._do(self._pool.published(version, [life for life in lives if life.name in updated]))
+        return report
+
+    async def train_step(self, batch: TrainBatch) -> dict[str, float]:
+        """Metrics of the step. Engines that come back meanwhile wait for the next `publish`."""
+        async with self._weights:
+            self._pool.weights_move()
+            return await self._trainer.train_step(batch)
+
+    async def health(self) -> dict[str, EngineHealth]:
+        """One look at every engine that runs."""
+        return await self._from_the_living("health")
+
+    async def busy_stretches(self) -> list[tuple[float, float]]:
+        """When any engine had requests, since the last call; Unix seconds."""
+        found = await self._from_the_living("busy_stretches")
+        return [stretch for stretches in found.values() for stretch in stretches]
+
+    def close(self) -> None:
+        """Watch no more, and leave the accelerators."""
+        for task in self._tasks:
+            task.cancel()
+        self.failed.cancel()
+        if self._reservation is not None:
+            self._reservation.release()
+
+    def _do(self, commands: Iterable[PoolCommand]) -> None:
+        for command in commands:
+            life = command.life
+            if isinstance(command, Start):
+                self.actors[life.name] = actor = self._new_actor(life.name)
+                self._watches[life] = self._in_background(self._start_again(life, actor))
+            elif isinstance(command, End):
+                self._end(self.actors[life.name], is_well=command.is_well)
+                self._watches.pop(life).cancel()
+            elif isinstance(command, Update):
+                self._in_background(self._give_weights(life))
+            elif isinstance(command, Join):
+                self._in_background(self._tell(life.name, self.actors[life.name]))
+            elif isinstance(command, Leave):
+                self._in_background(self._tell(life.name, None))
+        for line in self._pool.take_news():
+            self._say(line)
+        if self._pool.failure:
+            self._fail(EngineError(self._pool.failure))
+
+    def _new_actor(self, name: str) -> Any:
+        args = (self._spec.strategy_name, self._spec.configs[name])
+        if name in self._places:
+            return self._placed_actor(self._places[name], *args)
+        actor: Any = ray.remote(num_cpus=0, max_restarts=0)(EngineHost)
+        if self._transport is Transport.SHARED_MEMORY:
+            here = NodeAffinitySchedulingStrategy(self._nodes[name], soft=False)
+            actor = actor.options(scheduling_strategy=here)
+        return actor.remote(*args)
+
+    def _reserve(self, names: Sequence[str]) -> dict[str, EnginePlace]:
+        """Each engine's accelerators, where Ray has any and the engines are mapped to them.
+
+        ConfigurationError when the cluster can never hold them, EngineError when it is too busy.
+        """
+        mapping = self._spec.device_mapping
+        if not mapping or ray.cluster_resources().get("GPU", 0) < 1:
+            return {}
+        per_engine = len(mapping) // len(names)
+        self._reservation = Reservation(
+            device_bundle(mapping, self._spec.other_mappings),
+            mapping,
+            count=len(mapping),
+            key="actor_infer",
+            of_what=f"{len(names)} engines of {per_engine}",
+            error=EngineError,
+        )
+        places = self._reservation.take()
+        found = engine_places(places, self._reservation.nodes, per_engine=per_engine)
+        return dict(zip(names, found, strict=True))
+
+    def _placed_actor(self, place: EnginePlace, *args: Any) -> Any:
+        assert self._reservation is not None
+        there = PlacementGroupSchedulingStrategy(
+            self._reservation.group, placement_group_bundle_index=place.bundle
+        )
+        actor: Any = ray.remote(
+            num_cpus=0,
+            num_gpus=self._reservation.bundle["GPU"],
+            max_restarts=0,
+            scheduling_strategy=there,
+            runtime_env=KEEP_DEVICES,
+        )(PlacedEngineHost)
+        return actor.remote(place.devices, *args)
+
+    def _end(self, actor: Any, *, is_well: bool) -> None:
+        if is_well:
+            self._in_background(_close_and_kill(actor))
+        else:
+            ray.kill(actor)
+
+    async def _tell(self, name: str, actor: Any | None) -> None:
+        async with self._announcing:
+            await self._announce(name, actor)
+
+    async def _start_again(self, life: Life, actor: Any) -> None:
+        try:
+            await actor.start.remote()
+        except (EnvsdkError, ray.exceptions.RayError) as error:
+            self._do(self._pool.lost(life, _reason(error)))
+            return
+        self._do(self._pool.started(life))
+        await self._watch(life, actor)
+
+    async def _watch(self, life: Life, actor: Any) -> None:
+        try:
+            while not (error := (look := await actor.health.remote()).error):
+                if life in self._being_updated:
+                    self._pool.heard(life)
+                else:
+                    self._do(self._pool.seen(life, look))
+                await asyncio.sleep(HEALTH_CHECK_S)
+        except ray.exceptions.RayError as lost:
+            error = _reason(lost)
+        self._do(self._pool.lost(life, error))
+
+    async def _tick(self) -> None:
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(HEALTH_CHECK_S)
+            now = time.monotonic()
+            # While this process itself was held up it did not listen.
+            self._do(self._pool.tick(min(now - last, 2 * HEALTH_CHECK_S)))
+            last = now
+
+    async def _give_weights(self, life: Life) -> None:
+        async with self._weights:
+            version = self._pool.version_for(life)
+            if version is None:
+                return
+            try:
+                report = await self._update([life], version)
+            except EngineError as error:
+                self._do(self._pool.lost(life, str(error)))
+                return
+            if report is not None and report.engines:
+                self._do(self._pool.given(life, version))
+
+    async def _why_left_out(self, life: Life) -> str:
+        """An update leaves out an engine whose process ended; Ray knows how."""
+        try:
+            await self.actors[life.name].health.remote()
+        except ray.exceptions.RayError as error:
+            return _reason(error)
+        return "it did not get the newest weights"
+
+    async def _update(self, lives: Iterable[Life], version: int) -> ShipReport | None:
+        engines = {life: self.actors[life.name] for life in lives}
+        self._being_updated |= engines.keys()
+        try:
+            return await update_engines(
+                {life.name: actor for life, actor in engines.items()},
+                self._trainer.ship_weights,
+                version=version,
+                mode=self._spec.weight_update,
+                transport=self._transport,
+                bucket_bytes=self._spec.bucket_bytes,
+                as_adapter=self._sends_adapter,
+            )
+        finally:
+            self._being_updated -= engines.keys()
+
+    async def _from_the_living(self, method: str) -> dict[str, Any]:
+        names = [life.name for life in self._pool.lives]
+        calls = [getattr(self.actors[name], method).remote() for name in names]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        found = {}
+        for name, answer in zip(names, answers, strict=True):
+            if isinstance(answer, BaseException):
+                if not isinstance(answer, ray.exceptions.RayActorError):
+                    raise answer
+                continue
+            found[name] = answer
+        return found
+
+    def _in_background(self, work: Awaitable[None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(_awaited(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._background_ended)
+        return task
+
+    def _background_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(error)
+
+
+def _reason(error: BaseException) -> str:
+    """Why an engine is lost, on one line."""
+    if isinstance(error, ray.exceptions.RayActorError):
+        return f"its process ended: {reason_of_death(error)}"
+    return str(as_envsdk_error(error, "it failed"))
+
+
+async def _close_and_kill(actor: Any) -> None:
+    with suppress(ray.exceptions.RayError, TimeoutError):
+        await asyncio.wait_for(_awaited(actor.close.remote()), CLOSE_TIMEOUT_S)
+    ray.kill(actor)
+
+
+async def _awaited(work: Awaitable[None]) -> None:
+    await work

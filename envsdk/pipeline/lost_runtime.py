@@ -1,0 +1,35 @@
+"""What is left to do when Ray died under a run: say so, and write the report.
+
+    python -m envsdk.pipeline.lost_runtime RUN_FOLDER SENTENCE
+
+It takes the place of the process that trained (`ray_runtime`), of which nothing can be relied on any more.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from envsdk.cli import run_command
+from envsdk.failures import EnvsdkError
+
+
+@run_command
+def main(argv: list[str]) -> None:
+    from envsdk.report import write_report
+    from envsdk.tracking.jsonl import FILE_NAME
+
+    folder, what_died = Path(argv[0]), argv[1]
+    metrics = folder / FILE_NAME
+    with suppress(EnvsdkError):
+        if metrics.is_file() and metrics.stat().st_size:
+            write_report(folder)
+    raise EnvsdkError(
+        f"{what_died}. The checkpoints and batches in {folder} are whole: the same command continues from "
+        "them"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

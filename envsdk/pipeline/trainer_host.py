@@ -1,0 +1,100 @@
+"""Shell: one rank of a trainer in a Ray actor, so that training and generation overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+from envsdk.net.rendezvous import free_port
+from envsdk.pipeline.reservation import show_only
+from envsdk.pipeline.weight_update import Shipment, ShipReport, WeightSender
+from envsdk.plugins import load_plugin
+from envsdk.store.atomic import storage_error
+from envsdk.trainer import TrainBatch, Trainer, TrainerConfig, TrainerRank
+
+Scores = list[NDArray[np.float32]]
+
+
+class TrainerHost:
+    """Body of the actor: calls run one after another, `start` first. All ranks get the same calls.
+
+    Only rank 0 answers: what the others found is the same, or is with rank 0 already.
+    """
+
+    _trainer: Trainer
+    _rank: TrainerRank
+
+    def __init__(self, strategy_name: str, config: TrainerConfig) -> None:
+        self._strategy_name = strategy_name
+        self._config = config
+
+    def meeting_point(self) -> tuple[str, int]:
+        """Address of this node in the cluster, and a port that is free there."""
+        address = ray.util.get_node_ip_address()
+        return address, free_port(address)
+
+    def start(self, rank: TrainerRank, devices: Sequence[int]) -> None:
+        """Load the model. Not in the constructor, whose errors Ray turns into text.
+
+        `devices` are the accelerators of this node that the ranks on it use, by local rank; none: those
+        that are there.
+        """
+        if devices:
+            show_only(devices)
+        self._rank = rank
+        trainer_class: type[Trainer] = load_plugin("envsdk.trainers", self._strategy_name)
+        self._trainer = trainer_class.create(replace(self._config, rank=rank))
+
+    @property
+    def _answers(self) -> bool:
+        return self._rank.rank == 0
+
+    def train_step(self, batch: TrainBatch) -> dict[str, float]:
+        """Metrics of the step."""
+        return self._trainer.train_step(batch)
+
+    def logprobs(self, sequences: Sequence[NDArray[np.int32]]) -> Scores | None:
+        scores = self._trainer.logprobs(sequences)
+        return scores if self._answers else None
+
+    def values(self, sequences: Sequence[NDArray[np.int32]]) -> Scores | None:
+        values = self._trainer.values(sequences)
+        return values if self._answers else None
+
+    def ship_weights(self, shipment: Shipment) -> ShipReport | None:
+        """Rank 0 sends the current weights to the engines."""
+        weights = self._trainer.adapter() if shipment.as_adapter else self._trainer.weights()
+        if not self._answers:
+            for _ in weights:  # the other ranks take part in collecting each
+                pass
+            return None
+        return WeightSender(shipment).send(weights)
+
+    def has_adapter(self) -> bool:
+        """The trainer trains an adapter alone."""
+        return self._trainer.has_adapter
+
+    def node_id(self) -> str:
+        """The node of the cluster this rank is on."""
+        return str(ray.get_runtime_context().get_node_id())
+
+    def save(self, folder: Path) -> None:
+        """The trainer's state in `folder/trainer` and a Hugging Face model in `folder/model`."""
+        for name in ("trainer", "model"):
+            try:
+                (folder / name).mkdir(exist_ok=True)
+            except OSError as error:
+                raise storage_error("make", folder / name, error) from error
+        self._trainer.save(folder / "trainer")
+        self._trainer.save_pretrained(folder / "model")
+
+    def load(self, folder: Path) -> None:
+        self._trainer.load(folder / "trainer")
+
+    def close(self) -> None:
+        self._trainer.close()

@@ -1,0 +1,164 @@
+"""The model behind a policy: found in a folder, a checkpoint or a run, and run by an engine of this process.
+
+source = model_source(resolve_source("agentic_async.yaml"), Path("runs/NAME"), greedy=False, seed=42)
+async with open_model(source) as (proxy, chat): ...
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from envsdk.config import EMBEDDED_DEFAULT
+from envsdk.config.plugins import settings_model
+from envsdk.extras import require
+from envsdk.failures import ConfigurationError
+from envsdk.inference.settings import StrictSettings
+from envsdk.plugins import load_plugin
+from envsdk.store.model_files import content_digest, is_model_folder, model_problem, weights_problem
+
+if TYPE_CHECKING:
+    from envsdk.chat import ChatTokenizer
+    from envsdk.inference.proxy import InferenceProxy
+    from envsdk.play.player import Source
+
+DEFAULT_SEQUENCE_LENGTH = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """The model behind the policy `model`, and the engine that runs it. Picklable."""
+
+    folder: Path
+    """Hugging Face folder."""
+    engine: str
+    """Entry point in `envsdk.engines`."""
+    settings: Mapping[str, Any]
+    """The engine's own."""
+    max_running: int
+    generating: Any
+    """GeneratingSettings."""
+    sequence_length: int
+    turn_timeout_s: float
+    seed: int
+
+    def describe(self) -> dict[str, Any]:
+        """What decides its replies, as JSON."""
+        return {
+            "folder": str(self.folder.resolve()),
+            "content": content_digest(self.folder),
+            "engine": self.engine,
+            **self._engine_identity(),
+            "generating": asdict(self.generating),
+            "sequence_length": self.sequence_length,
+        }
+
+    def _engine_identity(self) -> dict[str, Any]:
+        """The engine's own word on which of its settings decide the replies; nothing for most engines."""
+        model = settings_model("engines", self.engine, "strategy_config")
+        if model is None or not issubclass(model, StrictSettings):
+            return {}
+        identity = model.model_validate(self.settings).identity()
+        return {"settings": identity} if identity else {}
+
+
+@asynccontextmanager
+async def open_model(model: ModelSource) -> AsyncIterator[tuple[InferenceProxy, ChatTokenizer]]:
+    """An engine of this process's own, for as long as the block runs."""
+    from envsdk.chat import ChatTokenizer
+    from envsdk.inference.engine import Engine, EngineConfig
+    from envsdk.inference.proxy import InferenceProxy, LocalLink
+
+    chat = ChatTokenizer.load(model.folder)
+    engine_class: type[Engine] = load_plugin("envsdk.engines", model.engine)
+    engine = engine_class.create(
+        EngineConfig(
+            model=model.folder,
+            sequence_length=model.sequence_length,
+            max_running=model.max_running,
+            strategy_config=model.settings,
+            seed=model.seed,
+        )
+    )
+    proxy = InferenceProxy({"local": LocalLink(engine)}, turn_timeout_s=model.turn_timeout_s)
+    try:
+        await engine.start()
+        proxy.start()
+        yield proxy, chat
+    finally:
+        await proxy.close()
+        await engine.close()
+
+
+def model_source(source: Source, model: Path | None, greedy: bool, seed: int) -> ModelSource:
+    """The model of `source`, or the one in the folder `model`; ConfigurationError when there is none."""
+    from envsdk.managers.wiring import generating_settings
+
+    config = source.config
+    generating = generating_settings(config)
+    infer = config.actor_infer
+    if model is not None:
+        folder = find_model_folder(model)
+        check_model(folder)
+    else:
+        folder = _pretrained(source)
+    sequence_length = config.sequence_length
+    if source.is_environment and sequence_length == DEFAULT_SEQUENCE_LENGTH:
+        sequence_length = min(sequence_length, _max_positions(folder))
+    return ModelSource(
+        folder=folder,
+        engine=infer.strategy_args.strategy_name,
+        settings=infer.settings,
+        max_running=infer.infer_batch_size,
+        generating=replace(generating, temperature=0.0) if greedy else generating,
+        sequence_length=sequence_length,
+        turn_timeout_s=config.val_env_manager.turn_timeout_s,
+        seed=seed,
+    )
+
+
+def find_model_folder(path: Path) -> Path:
+    """The Hugging Face folder that `path` is, or has in it as a checkpoint, or as a run in its newest one."""
+    path = path.expanduser()
+    checkpoints = sorted(path.glob("checkpoints/step_*"))
+    for candidate in (path, path / "model", *(checkpoint / "model" for checkpoint in checkpoints[-1:])):
+        if is_model_folder(candidate):
+            if problem := weights_problem(candidate):
+                raise ConfigurationError(f"--model: {problem}")
+            return candidate
+    if not path.exists():
+        raise ConfigurationError(f"--model: there is no folder {path}")
+    raise ConfigurationError(
+        f"--model: {path} holds no config.json: it is neither a Hugging Face folder nor a checkpoint "
+        "(such as runs/NAME/checkpoints/step_000010), nor a run with one"
+    )
+
+
+def check_model(folder: Path) -> None:
+    """ConfigurationError for a folder of a model that could not be played with."""
+    if problem := model_problem(folder):
+        raise ConfigurationError(f"--model: {problem}")
+
+
+def _max_positions(folder: Path) -> int:
+    path = folder / "config.json"
+    try:
+        return int(json.loads(path.read_text()).get("max_position_embeddings", DEFAULT_SEQUENCE_LENGTH))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigurationError(f"--model: {path} is damaged: {error}") from error
+
+
+def _pretrained(source: Source) -> Path:
+    if source.is_environment:
+        raise ConfigurationError("--policy model needs --model: a Hugging Face folder or a checkpoint")
+    if source.config.pretrain != EMBEDDED_DEFAULT:
+        return find_model_folder(Path(source.config.pretrain))
+    require("making the tiny policy", "torch", "transformers", "safetensors")
+    from envsdk.warm_start.prepare import prepare_policy
+
+    folder: Path = prepare_policy(source.config)
+    return folder

@@ -1,0 +1,160 @@
+"""Plays in processes that another one watches, so that no environment can hold up the command.
+
+    play_supervised(shares, on_event)
+
+    share --spawn--> process: share.play(send) --events--> on_event
+                        |  what its environments are in, in shared memory
+                        +--> past its limit: killed; what is left of the share is played in another process
+
+An environment that holds up its process once, or takes it along when it crashes, may do so again: the second
+process gives each one a process of its own, where that ends a single episode.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from multiprocessing.sharedctypes import RawArray
+from typing import Any, Generic, TypeVar
+
+from envsdk.display.terminal import say
+from envsdk.failures import EnvsdkError
+from envsdk.processes.call_watch import CALLS, CHECK_S, overdue, table_bytes
+from envsdk.processes.interrupts import ignore_ctrl_c
+from envsdk.processes.process_tree import die_with_parent, kill_tree
+
+Event = TypeVar("Event")
+
+
+class Share(ABC, Generic[Event]):
+    """The work of one process; picklable."""
+
+    @property
+    @abstractmethod
+    def num_environments(self) -> int:
+        """How many are open at the same time, at most."""
+
+    @abstractmethod
+    def play(self, send: Callable[[Event], None]) -> None:
+        """In the process: do what is left, and tell of it."""
+
+    @abstractmethod
+    def heard(self, event: Event) -> None:
+        """In the supervisor: what `event` tells of is no longer left."""
+
+    @abstractmethod
+    def isolated(self) -> Share[Event]:
+        """What is left, with each environment in a process of its own."""
+
+
+@dataclass(slots=True)
+class _Player(Generic[Event]):
+    """A process and its share."""
+
+    share: Share[Event]
+    is_isolated: bool = False
+    """Its environments run in processes of their own."""
+    pipe: Connection = field(init=False)
+    process: SpawnProcess = field(init=False)
+    calls: memoryview[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        calls = RawArray("b", table_bytes(self.share.num_environments))
+        self.calls = memoryview(calls).cast("B").cast("d")
+        self.pipe, theirs = context.Pipe(duplex=False)
+        self.process = context.Process(target=_main, args=(self.share, theirs, calls), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def receive(self) -> Event | None:
+        """What it says next, None when it is done; raises what it raised, and EOFError when it died."""
+        event = self.pipe.recv()
+        if isinstance(event, BaseException):
+            raise event
+        if event is not None:
+            self.share.heard(event)
+        found: Event | None = event
+        return found
+
+    def late(self) -> str:
+        """Which call keeps it from going on; empty when none does."""
+        if self.process.pid is None or self.pipe.poll():
+            return ""
+        call = overdue(self.calls, time.monotonic(), self.process.pid)
+        return "" if call is None else f"{call.during} took longer than {call.limit_name}={call.limit_s:g}"
+
+    def exit_code(self) -> int | None:
+        self.process.join()
+        return self.process.exitcode
+
+    def end(self) -> None:
+        if self.process.pid is not None and self.process.is_alive():
+            kill_tree(self.process.pid)
+        self.process.join()
+        self.pipe.close()
+
+
+def play_supervised(shares: Sequence[Share[Event]], on_event: Callable[[Event], None]) -> None:
+    """Play all shares, each in a process; calls `on_event` for what they send, in the order of each.
+
+    Raises what a share or `on_event` raises; Ctrl-C ends it at once. All processes have ended then.
+    """
+    players: dict[Any, _Player[Event]] = {}
+
+    def start(share: Share[Event], *, is_isolated: bool = False) -> None:
+        player = _Player(share, is_isolated)
+        players[player.pipe] = player
+
+    def replace(player: _Player[Event], why: str) -> None:
+        players.pop(player.pipe).end()
+        say(f"note: {why}: its environments run in processes of their own from now on", err=True)
+        start(player.share.isolated(), is_isolated=True)
+
+    try:
+        for share in shares:
+            start(share)
+        while players:
+            for pipe in wait(list(players), timeout=CHECK_S):
+                player = players[pipe]
+                try:
+                    event = player.receive()
+                except (EOFError, OSError):
+                    died = f"a worker process died (exit code {player.exit_code()})"
+                    if player.is_isolated:
+                        raise EnvsdkError(
+                            f"{died}. Run the same command again to continue; use fewer --workers if the "
+                            "machine ran out of memory"
+                        ) from None
+                    replace(player, died)
+                    continue
+                if event is None:
+                    players.pop(pipe).end()
+                else:
+                    on_event(event)
+            for player in list(players.values()):
+                if late := player.late():
+                    replace(player, f"{late}, and nothing can end it where it runs")
+    finally:
+        for player in players.values():
+            player.end()
+
+
+def _main(share: Share[Any], pipe: Connection, calls: Any) -> None:
+    """Body of a process."""
+    ignore_ctrl_c()
+    die_with_parent()
+    CALLS.share(memoryview(calls).cast("B").cast("d"))
+    try:
+        share.play(pipe.send)
+        pipe.send(None)
+    except EnvsdkError as error:
+        pipe.send(error)
+    except Exception:  # noqa: BLE001 - boundary: the supervisor raises it
+        pipe.send(RuntimeError(f"in a worker process:\n{traceback.format_exc()}"))

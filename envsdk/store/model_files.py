@@ -1,0 +1,168 @@
+"""What a Hugging Face folder holds, and whether it can be played with, before anything is started.
+
+python -m envsdk.store.model_files FOLDER     how a process of its own judges tokenizer and chat template
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from envsdk.failures import ConfigurationError
+
+_LENGTH_BYTES = 8
+_LONGEST_HEADER = 100_000_000
+_DIGEST_BYTES = 1 << 20
+_EMBEDDINGS = re.compile(r"(^|\.)(embed_tokens|word_embeddings|tok_embeddings|embed_in|wte)\.weight$")
+_CHAT_TIMEOUT_S = 120.0
+"""Reading the largest tokenizer takes seconds; a chat template is a program, which may never end."""
+_CHAT_BYTES = 8 * 1024**3
+"""Address space of the process that tries them."""
+
+
+def is_model_folder(folder: Path) -> bool:
+    """Whether it is a Hugging Face folder."""
+    return (folder / "config.json").is_file()
+
+
+def require_model_folder(folder: Path) -> None:
+    """ConfigurationError when it is none."""
+    if not is_model_folder(folder):
+        raise ConfigurationError(
+            f"pretrain: {folder} is no Hugging Face model folder: it holds no config.json"
+        )
+
+
+def model_problem(folder: Path) -> str | None:
+    """What stands against playing with the model in a folder; None when nothing does."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        return f"{folder / 'config.json'} cannot be read: {error}"
+    if not isinstance(config, dict):
+        return f"{folder / 'config.json'} must hold a JSON object, not {type(config).__name__}"
+    return _own_code_problem(folder, config) or weights_problem(folder) or _tokens_problem(folder, config)
+
+
+def _own_code_problem(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """Of a model that only Python code in its folder describes."""
+    if "auto_map" not in config or find_spec("transformers") is None:
+        return None
+    from transformers import CONFIG_MAPPING
+
+    if config.get("model_type") in CONFIG_MAPPING:
+        return None
+    return (
+        f"the model in {folder} (model_type {config.get('model_type')!r}) needs Python code of its own "
+        "(`auto_map` in config.json), which is never run; take a model that transformers knows by itself"
+    )
+
+
+def _tokens_problem(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """Of the tokenizer, the chat template, and the embeddings that they need."""
+    command = [sys.executable, "-m", __name__, str(folder)]
+    try:
+        tried = subprocess.run(
+            command, capture_output=True, text=True, timeout=_CHAT_TIMEOUT_S, stdin=subprocess.DEVNULL
+        )
+        answer = json.loads(tried.stdout)
+    except subprocess.TimeoutExpired:
+        return f"the chat template in {folder} does not come to an end within {_CHAT_TIMEOUT_S:g} s"
+    except ValueError:
+        last = tried.stderr.strip().rpartition("\n")[2]
+        return f"the tokenizer or the chat template in {folder} ends its process ({tried.returncode}): {last}"
+    if "problem" in answer:
+        return str(answer["problem"])
+    num_tokens, num_embeddings = answer["num_tokens"], _num_embeddings(folder, config)
+    if num_embeddings is None or num_tokens <= num_embeddings:
+        return None
+    return (
+        f"the tokenizer in {folder} has {num_tokens} tokens, but the model embeds {num_embeddings}: take the "
+        "tokenizer that the model was trained with, or give the model the missing rows with transformers "
+        f"(`model.resize_token_embeddings({num_tokens})`, then save it)"
+    )
+
+
+def _num_embeddings(folder: Path, config: Mapping[str, Any]) -> int | None:
+    """Rows of the input embedding: of the weights, or else as the configuration has it."""
+    for _, tensors in _headers(folder):
+        for name, entry in tensors.items():
+            if _EMBEDDINGS.search(name) and len(entry["shape"]) == 2:
+                return int(entry["shape"][0])
+    text_config = config.get("text_config")
+    for section in (config, text_config if isinstance(text_config, dict) else {}):
+        if isinstance(section.get("vocab_size"), int):
+            return int(section["vocab_size"])
+    return None
+
+
+def _headers(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Of the `*.safetensors` files, which have no problem."""
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            yield path, json.loads(file.read(int.from_bytes(file.read(_LENGTH_BYTES), "little")))
+
+
+def weights_problem(folder: Path) -> str | None:
+    """What is wrong with the `*.safetensors` files of a folder; None when they are whole or there are none.
+
+    Only headers are read, so that large models take no time.
+    """
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            header_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            if size < _LENGTH_BYTES or header_bytes > min(size - _LENGTH_BYTES, _LONGEST_HEADER):
+                return f"{path} is damaged: no safetensors file of {size} bytes begins like this"
+            text = file.read(header_bytes)
+        try:
+            tensors = json.loads(text)
+            ends = (entry["data_offsets"][1] for name, entry in tensors.items() if name != "__metadata__")
+            whole = _LENGTH_BYTES + header_bytes + max(map(int, ends), default=0)
+        except (ValueError, AttributeError, KeyError, IndexError, TypeError):
+            return f"{path} is damaged: its header cannot be read"
+        if size < whole:
+            return f"{path} is cut short: {size} of {whole} bytes"
+    return None
+
+
+def content_digest(folder: Path) -> str:
+    """Changes when the model does; reads only the ends of large files. Of a folder that is not there, too."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.suffix not in (".json", ".safetensors", ".jinja"):
+            continue
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            digest.update(f"{path.name}:{size}:".encode())
+            digest.update(file.read(_DIGEST_BYTES))
+            if size > _DIGEST_BYTES:
+                file.seek(-min(size - _DIGEST_BYTES, _DIGEST_BYTES), os.SEEK_END)
+                digest.update(file.read())
+    return digest.hexdigest()[:32]
+
+
+def _try_tokens(folder: Path) -> dict[str, Any]:
+    """Load tokenizer and chat template: what is wrong with them, or one more than the highest token id."""
+    from envsdk.chat import ChatTokenizer
+
+    try:
+        return {"num_tokens": ChatTokenizer.load(folder).num_ids}
+    except ConfigurationError as error:
+        return {"problem": str(error)}
+
+
+if __name__ == "__main__":
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_AS, (_CHAT_BYTES, _CHAT_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    print(json.dumps(_try_tokens(Path(sys.argv[1]))))

@@ -1,0 +1,143 @@
+"""The trainer contract: batches in, metrics out, weights under Hugging Face names.
+
+    create -> [load] -> (train_step | logprobs | weights | save)* -> close
+
+Trainers register under the entry-point group `envsdk.trainers`. Shapes: N sequences, T_i tokens
+in sequence i; sequences are ragged, a trainer packs or pads them as it likes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSequence:
+    """One token sequence to learn from; arrays are `[num_tokens]`."""
+
+    ids: NDArray[np.int32]
+    response_mask: NDArray[np.int8]
+    """1 where the token was sampled and counts in the loss."""
+    behavior_logprobs: NDArray[np.float32]
+    """Under the policy that sampled the token; 0 where the mask is 0."""
+    advantages: NDArray[np.float32]
+    """Per token; 0 where the mask is 0."""
+    returns: NDArray[np.float32] | None = None
+    """Targets of the value head (`gae`); None otherwise."""
+    proximal_logprobs: NDArray[np.float32] | None = None
+    """Under the trainer's weights before the first step on this batch; computed by the trainer when None."""
+    reference_logprobs: NDArray[np.float32] | None = None
+    """Under the frozen reference model, where KL is asked for."""
+    old_values: NDArray[np.float32] | None = None
+    """Value head's predictions before the first step on this batch (`gae`)."""
+    trajectory_id: str | None = None
+    """Sequences of one trajectory share it, and count as one in `loss_agg_mode: trajectory-mean-...`;
+    None: the sequence is a trajectory of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainBatch:
+    """What one `train_step` consumes."""
+
+    step: int
+    """The step this batch is trained in, from 0."""
+    sequences: Sequence[TrainSequence]
+    critic_only: bool = False
+    """Move the value head alone (`critic_warmup`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerRank:
+    """Which of the processes of one trainer this is, and where they meet."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    """Among the ranks on the same machine: the index of its accelerator."""
+    master_address: str = "127.0.0.1"
+    """Where rank 0 listens."""
+    master_port: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerConfig:
+    """What every trainer is built from. The mappings are the validated sections of the YAML."""
+
+    model: Path
+    """Hugging Face folder."""
+    sequence_length: int
+    seed: int
+    algorithm: Mapping[str, Any] = field(default_factory=dict)
+    """`pg_variant, ppo_epochs, clip range, KL and entropy coefficients, loss_agg_mode` ..."""
+    training_args: Mapping[str, Any] = field(default_factory=dict)
+    """`learning_rate, weight_decay, warmup_steps, max_grad_norm, max_tokens_per_microbatch` ..."""
+    strategy_config: Mapping[str, Any] = field(default_factory=dict)
+    with_value_head: bool = False
+    rank: TrainerRank = field(default_factory=TrainerRank)
+    """Always the default for a trainer that runs in one process."""
+
+
+class Trainer(ABC):
+    """Learns. Synchronous: its host runs it in a process of its own.
+
+    A trainer of several ranks is one object per process. Every rank gets the same calls with the same
+    arguments in the same order, and may communicate with the others inside them; rank 0's answer counts.
+    """
+
+    @classmethod
+    @abstractmethod
+    def create(cls, config: TrainerConfig) -> Trainer:
+        """Build and load. Raises ConfigurationError for bad settings or a missing model folder."""
+
+    @abstractmethod
+    def train_step(self, batch: TrainBatch) -> dict[str, float]:
+        """Learn from one batch (`ppo_epochs` passes); returns metrics named `actor/...`, `critic/...`.
+
+        Raises TrainerError when the loss or the gradient norm is not finite; the weights are then
+        those from before the step.
+        """
+
+    @abstractmethod
+    def logprobs(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
+        """Log-probability of each token given those before it, `[num_tokens]` each; the first is 0."""
+
+    @abstractmethod
+    def values(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
+        """Predictions of the value head, `[num_tokens]` each: entry t is the value of the tokens before t."""
+
+    @abstractmethod
+    def weights(self) -> Iterable[tuple[str, NDArray[Any]]]:
+        """Current weights under Hugging Face names; copies that later steps do not change."""
+
+    @property
+    def has_adapter(self) -> bool:
+        """It trains a LoRA adapter alone, all that engines with the ability `lora` need to be sent."""
+        return False
+
+    def adapter(self) -> Iterable[tuple[str, NDArray[Any]]]:
+        """The adapter now, as engines take it (`envsdk.inference.lora`). Asked when `has_adapter`."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Write weights, optimizer, schedule and random state into an existing empty folder."""
+
+    @abstractmethod
+    def load(self, folder: Path) -> None:
+        """Read what `save` wrote: the next steps are bit for bit those the saver would have made, as far as
+        the device repeats itself."""
+
+    @abstractmethod
+    def save_pretrained(self, folder: Path) -> None:
+        """Write a Hugging Face folder (config, safetensors, tokenizer) that `transformers` loads."""
+
+    def close(self) -> None:
+        """Free everything. Idempotent."""
+        return None

@@ -1,0 +1,315 @@
+"""`pretrain: embedded_default`: the tiny policy, made once and kept.
+
+    collect demonstrations -> tokenizer from their text -> random weights -> behavior cloning -> rename
+
+The demonstrator is the environments' own oracle, or another scripted policy, made imperfect: a share
+`epsilon` of its moves is random. The clone therefore knows the game and plays it badly, which is what
+reinforcement learning needs: successes to reinforce, and room above them.
+
+    folder = prepare_policy(load_config("agentic_async.yaml").config)
+
+The folder is named by a hash of all that decides its content, the environments' sources among it, in
+`$ENVSDK_CACHE`, or `envsdk` in the user's cache folder. It is written beside and renamed, so what is there is
+whole; processes that want the same policy wait for the one that makes it. A kill costs at most the cloning:
+demonstrations are kept.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console
+
+import envsdk
+from envsdk.chat import ChatTokenizer
+from envsdk.collect import collect
+from envsdk.config import EMBEDDED_DEFAULT
+from envsdk.display.console import TerminalConsole
+from envsdk.display.episode_progress import EpisodeProgress
+from envsdk.failures import ConfigurationError
+from envsdk.play.options import ENDPOINT
+from envsdk.play.player import MODEL, make_player, resolve_source
+from envsdk.play.policies import OraclePolicy, policy_class
+from envsdk.prompts import AgentPrompts, conversation
+from envsdk.registry import load_entry_point
+from envsdk.registry import spec as registered
+from envsdk.store.atomic import fsync_folder, make_folder, storage_error, write_json_atomically
+from envsdk.store.cache import cache_folder
+from envsdk.store.source_digest import source_digest
+from envsdk.store.trajectories import read_trajectories
+from envsdk.trajectory import Trajectory
+from envsdk.warm_start.imitation import Demonstration, imitate, imitation_trainer, tokens_of
+from envsdk.warm_start.tiny_policy import build_tokenizer, check_pieces, write_random_model, write_tokenizer
+
+if TYPE_CHECKING:
+    from envsdk.config import RunConfig, WarmStartArgs
+    from envsdk.managers.traj_env_manager import TagSetup
+    from envsdk.trainers.torch_trainer import TorchTrainer
+
+RECORD = "warm_start.json"
+"""Beside the weights: what the policy was made from, and how well it imitates."""
+
+_RECIPE = 1
+"""Raised when the same settings would give another policy."""
+_TELL_EVERY_S = 5.0
+
+
+def prepare_policy(config: RunConfig, *, console: Console | None = None) -> Path:
+    """The folder of the tiny policy that `config` describes; made if it is not there yet.
+
+    Shows progress on stderr. Raises ConfigurationError when a tag's environment has no oracle or its
+    first prompt is longer than `sequence_length`, and StorageError when the cache cannot be written.
+    """
+    console = console or TerminalConsole(file=sys.stderr)
+    description = _describe(config)
+    digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:16]
+    parent = cache_folder() / "policies"
+    folder = parent / digest
+    if (folder / RECORD).is_file():
+        console.print(f"warm start: {folder}", highlight=False, soft_wrap=True)
+        return folder
+    make_folder(parent)
+    with _lock(parent / f".{digest}.lock", console):
+        if not (folder / RECORD).is_file():
+            _make(config, description, folder, console)
+    return folder
+
+
+def demonstration(
+    trajectory: Trajectory, chat: ChatTokenizer, prompts: AgentPrompts, setup: TagSetup, sequence_length: int
+) -> Demonstration | None:
+    """The tokens of one episode, cut after the last turn that fits; None when not even the first does."""
+    messages = conversation(
+        trajectory.turns, prompts, max_turns=setup.max_turns, max_new_tokens=setup.max_new_tokens
+    )
+    return tokens_of(messages, chat, sequence_length)
+
+
+def _describe(config: RunConfig) -> dict[str, Any]:
+    """All that decides the policy, as JSON."""
+    args = config.warm_start
+    try:
+        check_pieces(args.pieces)
+    except ValueError as error:
+        raise ConfigurationError(f"warm_start.pieces: {error}") from None
+    settings = args.model_dump(mode="json")
+    if not args.pieces:
+        del settings["pieces"]
+    if args.demonstrator == OraclePolicy.name:
+        del settings["demonstrator"]
+    elif args.demonstrator in (MODEL, ENDPOINT):
+        raise ConfigurationError(
+            f"warm_start.demonstrator: `{args.demonstrator}` needs a model, and there is none yet; "
+            "name a policy without one, such as oracle"
+        )
+    source = resolve_source(config)
+    try:
+        player = make_player(
+            source,
+            tags=config.train_env_manager.tags,
+            policy=args.demonstrator,
+            epsilon=args.epsilon,
+            seed=args.seed,
+        )
+    except ConfigurationError as error:
+        if args.demonstrator != OraclePolicy.name:
+            raise ConfigurationError(f"warm_start.demonstrator: {error}") from error
+        raise ConfigurationError(
+            f"pretrain: {EMBEDDED_DEFAULT} is warm-started by the environments' own oracles, and one cannot "
+            f"play ({error}); set `pretrain` to the folder of a model instead"
+        ) from error
+    return {
+        "recipe": _RECIPE,
+        "envsdk": envsdk.__version__,
+        "sequence_length": config.sequence_length,
+        "warm_start": settings,
+        "episodes": source.episodes_by_tag(args.num_episodes, split="train", tags=None),
+        "demonstrator": player.describe(),
+        "sources": _sources(config),
+    }
+
+
+def _sources(config: RunConfig) -> str:
+    """Of the environments and the demonstrator: other code plays other games."""
+    tags = [config.custom_envs[tag] for tag in config.train_env_manager.tags]
+    environments = [load_entry_point(registered(tag.env_type)) for tag in tags]
+    demonstrator = policy_class(config.warm_start.demonstrator)
+    return source_digest([*environments, demonstrator], [tag.env_config for tag in tags])
+
+
+def _make(config: RunConfig, description: Mapping[str, Any], folder: Path, console: Console) -> None:
+    started = time.monotonic()
+    work = folder.parent / f".{folder.name}.work"
+    console.print(f"warm start: making the tiny policy once, in {folder}", highlight=False, soft_wrap=True)
+    trajectories = _collect(config, work / "demonstrations", console)
+    beside = work / "policy"
+    try:
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir()
+        score = _clone(config, trajectories, beside, console)
+        solved = sum(trajectory.success for trajectory in trajectories) / len(trajectories)
+        took = time.monotonic() - started
+        record = {**description, "demonstrator_success": solved, **score, "seconds": round(took, 1)}
+        write_json_atomically(beside / RECORD, record)
+        # One without a record was damaged by hand; a rename onto it would fail.
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(beside, folder)
+        fsync_folder(folder.parent)
+    except OSError as error:
+        raise storage_error("write", folder, error) from error
+    shutil.rmtree(work, ignore_errors=True)
+    console.print(
+        f"warm start: done in {took:.0f} s; the demonstrator solved {solved:.0%}, its moves are "
+        f"predicted with cross entropy {score['loss']:.3f} per token",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _collect(config: RunConfig, out: Path, console: Console) -> list[Trajectory]:
+    args = config.warm_start
+    with EpisodeProgress("warm start: demonstrations", total=args.num_episodes, console=console) as progress:
+        collection = collect(
+            config,
+            out,
+            num_episodes=args.num_episodes,
+            policy=args.demonstrator,
+            epsilon=args.epsilon,
+            seed=args.seed,
+            on_start=progress.start,
+            on_played=lambda played: progress.played(
+                played.num_episodes, played.num_successes, played.num_failed
+            ),
+        )
+    trajectories = [trajectory for shard in collection.shards for trajectory in read_trajectories(shard)]
+    usable = [trajectory for trajectory in trajectories if trajectory.failure is None and trajectory.turns]
+    if not usable:
+        raise ConfigurationError(
+            f"warm_start: not one of {len(trajectories)} demonstrations has an outcome; "
+            f"the first failed with {trajectories[0].failure}"
+        )
+    return usable
+
+
+def _clone(
+    config: RunConfig, trajectories: Sequence[Trajectory], folder: Path, console: Console
+) -> dict[str, float]:
+    """Write the tokenizer, the random model and then the cloned weights into `folder`."""
+    args = config.warm_start
+    setups = _setups(config)
+    tokenizer = build_tokenizer(_texts(trajectories, setups), pieces=args.pieces)
+    write_tokenizer(folder, tokenizer, sequence_length=config.sequence_length)
+    write_random_model(
+        folder,
+        tokenizer,
+        hidden_size=args.hidden_size,
+        num_layers=args.num_layers,
+        num_heads=args.num_heads,
+        sequence_length=config.sequence_length,
+        seed=args.seed,
+    )
+    chat = ChatTokenizer.load(folder)
+    demonstrations = _tokenize(trajectories, chat, setups, config.sequence_length)
+    num_steps = args.epochs * -(-len(demonstrations) // args.batch_size)
+    trainer = imitation_trainer(
+        folder,
+        sequence_length=config.sequence_length,
+        seed=args.seed,
+        num_steps=num_steps,
+        learning_rate=args.learning_rate,
+    )
+    score = _imitate(trainer, demonstrations, args, num_steps, console)
+    trainer.save_pretrained(folder)
+    return {**score, "num_parameters": float(sum(p.numel() for _, p in trainer.model.parameters()))}
+
+
+def _setups(config: RunConfig) -> dict[str, TagSetup]:
+    from envsdk.managers.wiring import tag_setups
+
+    return tag_setups(config, config.train_env_manager)
+
+
+def _texts(trajectories: Sequence[Trajectory], setups: Mapping[str, TagSetup]) -> Iterator[str]:
+    """All that a policy reads and writes, as far as the vocabulary is concerned."""
+    for setup in setups.values():
+        yield setup.prompts.system
+        yield setup.prompts.user(
+            observation="", turn_index=0, num_actions_left=0, max_response_length=setup.max_new_tokens
+        )
+    for trajectory in trajectories:
+        for turn in trajectory.turns:
+            yield turn.observation
+            yield turn.reply
+
+
+def _tokenize(
+    trajectories: Sequence[Trajectory],
+    chat: ChatTokenizer,
+    setups: Mapping[str, TagSetup],
+    sequence_length: int,
+) -> list[Demonstration]:
+    demonstrations = []
+    for trajectory in trajectories:
+        setup = setups[trajectory.task.tag]
+        demo = demonstration(trajectory, chat, setup.prompts, setup, sequence_length)
+        if demo is None:
+            raise ConfigurationError(
+                f"sequence_length={sequence_length} is too short for the first turn of tag "
+                f"{trajectory.task.tag}: raise it, or shorten the tag's prompts"
+            )
+        demonstrations.append(demo)
+    return demonstrations
+
+
+def _imitate(
+    trainer: TorchTrainer,
+    demonstrations: Sequence[Demonstration],
+    args: WarmStartArgs,
+    num_steps: int,
+    console: Console,
+) -> dict[str, float]:
+    """Behavior cloning; returns loss and accuracy per token, averaged over the last tenth of the steps."""
+    tail: list[dict[str, float]] = []
+    told = time.monotonic()
+    with console.status("") as status:
+        steps = imitate(
+            trainer, demonstrations, batch_size=args.batch_size, epochs=args.epochs, seed=args.seed
+        )
+        for step, metrics in steps:
+            if step > 0.9 * num_steps:
+                tail.append(metrics)
+            line = f"warm start: imitating, step {step}/{num_steps}, loss {metrics['sft/loss']:.3f}"
+            status.update(line)
+            if not console.is_terminal and time.monotonic() - told >= _TELL_EVERY_S:
+                told = time.monotonic()
+                console.print(line, highlight=False)
+    return {
+        name: float(np.mean([metrics[f"sft/{name}"] for metrics in tail])) for name in ("loss", "accuracy")
+    }
+
+
+@contextmanager
+def _lock(path: Path, console: Console) -> Iterator[None]:
+    """One maker at a time; the lock goes with the process, however it ends."""
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(path.open("w"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                console.print("warm start: another process is making this policy, waiting", highlight=False)
+                fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            raise storage_error("lock", path, error) from error
+        yield

@@ -1,0 +1,74 @@
+"""What the scheduler asks when a group is complete. Pure: groups in, verdicts and counts out.
+
+    judge -> judge ... -> delivered (counts begin again)
+
+Dropped groups are replaced, not missed: the ledger starts another task for each. So that a filter which
+drops everything ends in an error and not in silence, there is a limit between two batches.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from envsdk.algorithms.group_filters import PLUGINS, GroupFilter
+from envsdk.failures import RolloutStalled, describe_error
+from envsdk.plugins import load_plugin
+from envsdk.trajectory import Trajectory
+
+
+class GroupFilters:
+    """The filters of one run, in the order of the configuration. Owner: the scheduler."""
+
+    def __init__(self, names: Sequence[str], *, limit: int) -> None:
+        self._filters: dict[str, GroupFilter] = {name: load_plugin(PLUGINS, name) for name in names}
+        self._limit = limit
+        self._dropped: Counter[str] = Counter()
+        self._num_in_a_row = 0
+        self._last_reason = ""
+
+    def judge(self, group: Sequence[Trajectory], *, is_awaited: bool) -> str | None:
+        """Why the group is dropped, beginning with the filter's name; None: it is kept.
+
+        `is_awaited` is False when a batch is ready without the group: the trainer is then what is slow,
+        and the drop does not count towards the limit. RolloutStalled at the limit, or when a filter
+        raises or gives no answer that can be understood.
+        """
+        for name, function in self._filters.items():
+            reason = _ask(name, function, group)
+            if reason is None:
+                continue
+            self._dropped[name] += 1
+            self._num_in_a_row += is_awaited
+            self._last_reason = f"{name}: {reason}"
+            if self._num_in_a_row >= self._limit:
+                raise RolloutStalled(self._exhausted())
+            return self._last_reason
+        return None
+
+    def delivered(self) -> dict[str, int]:
+        """A batch was delivered: groups dropped since the last one, by filter."""
+        dropped, self._dropped, self._num_in_a_row = self._dropped, Counter(), 0
+        return {name: dropped[name] for name in self._filters}
+
+    def _exhausted(self) -> str:
+        counted = ", ".join(f"{count} by {name}" for name, count in self._dropped.most_common())
+        return (
+            f"no batch could be delivered while group_filters dropped {self._num_in_a_row} groups in a row "
+            f"({counted}; the last one because {self._last_reason!r}). The limit is max_filtered_groups "
+            f"{self._limit}. Loosen the filter, give the policy tasks it sometimes solves, raise "
+            "actor_infer.generating_args.temperature or train_env_manager.group_size, or raise the limit"
+        )
+
+
+def _ask(name: str, function: GroupFilter, group: Sequence[Trajectory]) -> str | None:
+    try:
+        reason = function(group)
+    except Exception as error:
+        raise RolloutStalled(f"group filter {name!r} raised {describe_error(error)}") from error
+    if reason is None or (isinstance(reason, str) and reason):
+        return reason
+    raise RolloutStalled(
+        f"group filter {name!r} returned {reason!r}; it must return a reason to drop the group, as text, "
+        "or None to keep it"
+    )

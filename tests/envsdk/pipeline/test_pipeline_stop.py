@@ -1,0 +1,100 @@
+"""Ctrl-C while nothing is trained: what is waited for is given up, and what was trained is kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from envsdk.config import load_config
+from envsdk.display.progress import ProgressDisplay
+from envsdk.failures import Interrupted
+from envsdk.pipeline.agentic_pipeline import AgenticPipeline, RunFolder
+from envsdk.tracking.timeline import Timeline
+
+Part = Callable[[AgenticPipeline], Awaitable[Any]]
+
+PARTS: dict[str, Part] = {
+    "start": AgenticPipeline.start,
+    "publish": AgenticPipeline.publish,
+    "validate": AgenticPipeline.validate,
+    "get_batch": AgenticPipeline.get_batch,
+}
+
+
+class EndlessCluster:
+    """Nothing that is asked of it ever answers."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        endless = SimpleNamespace(remote=self._never)
+        self.rollout_scheduler = SimpleNamespace(suspend=endless, get_batch=endless, num_ready=endless)
+
+    async def _never(self, *args: Any, **keywords: Any) -> Any:
+        self.begun.set()
+        await asyncio.Event().wait()
+
+    start = publish = validate = _never
+
+    async def call(self, awaitable: Awaitable[Any]) -> Any:
+        return await awaitable
+
+
+def pipeline_in(tmp_path: Path, cluster: Any) -> AgenticPipeline:
+    config = load_config("agentic_async.yaml", [f"output_dir={tmp_path}", "validation=overlap"]).config
+    return AgenticPipeline(
+        config,
+        RunFolder.open(config),
+        cluster,
+        tracker=SimpleNamespace(),  # type: ignore[arg-type]
+        timeline=Timeline(tmp_path / "timeline.json"),
+        display=ProgressDisplay("run", max_steps=1),
+    )
+
+
+@pytest.mark.parametrize("name", PARTS)
+async def test_what_a_run_waits_for_is_given_up_at_once(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = EndlessCluster()
+    pipeline = pipeline_in(tmp_path, cluster)
+    running = asyncio.ensure_future(PARTS[name](pipeline))
+    await cluster.begun.wait()
+    pipeline.request_stop()
+    with pytest.raises(Interrupted, match="stopped before step 1; the same command continues from there"):
+        await running
+    assert "checkpoint" not in capsys.readouterr().out
+    assert not (pipeline.folder.path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("name", ["publish", "validate", "get_batch"])
+async def test_what_was_trained_is_kept_first(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept: list[int] = []
+
+    async def checkpoint(pipeline: AgenticPipeline) -> None:
+        kept.append(pipeline.step)
+
+    monkeypatch.setattr(AgenticPipeline, "checkpoint", checkpoint)
+    cluster = EndlessCluster()
+    pipeline = pipeline_in(tmp_path, cluster)
+    pipeline.has_trained, pipeline.step = True, 3
+    running = asyncio.ensure_future(PARTS[name](pipeline))
+    await cluster.begun.wait()
+    pipeline.request_stop()
+    with pytest.raises(Interrupted, match="stopped before step 4"):
+        await running
+    assert kept == [3]
+    assert "Ctrl-C again stops at once" in capsys.readouterr().out
+
+
+async def test_asked_a_second_time_it_ends_at_once(tmp_path: Path) -> None:
+    pipeline = pipeline_in(tmp_path, EndlessCluster())
+    pipeline.request_stop()
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.request_stop()

@@ -1,0 +1,160 @@
+"""What a run leaves in its folder besides what it computes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from envsdk.config import load_config
+from envsdk.config.loading import LoadedConfig
+from envsdk.failures import ConfigurationError
+from envsdk.managers.ledger import LedgerConfig, LedgerState, RolloutLedger
+from envsdk.pipeline import lost_runtime
+from envsdk.pipeline.agentic_pipeline import RunFolder, changed_settings, keep_tokenizer, run
+from envsdk.pipeline.checkpoints import RunState, write_checkpoint
+from envsdk.pipeline.run_origin import initial_model
+from envsdk.store.file_lock import locked
+from envsdk.store.trajectories import write_trajectories
+from envsdk.tracking import JsonlTracker
+from envsdk.warm_start.tiny_policy import build_tokenizer, write_tokenizer
+
+
+def test_a_run_keeps_the_tokenizer_of_its_model_if_there_is_one(tmp_path: Path) -> None:
+    model, run = tmp_path / "model", tmp_path / "run"
+    model.mkdir()
+    run.mkdir()
+    keep_tokenizer(model, run)
+    assert list(run.iterdir()) == []
+    (model / "tokenizer.json").write_text("{}")
+    keep_tokenizer(model, run)
+    assert (run / "tokenizer.json").read_text() == "{}"
+
+
+def run_config(output_dir: Path, *overrides: str) -> LoadedConfig:
+    return load_config("agentic_async.yaml", [f"output_dir={output_dir}", "exp_name=run", *overrides])
+
+
+def save_nothing(folder: Path) -> None:
+    (folder / "weights").touch()
+
+
+def write_batch(run: Path, step: int, state: LedgerState) -> None:
+    metadata = {"ledger_state": json.dumps(state.to_dict()), "version": "0", "group_size": "1"}
+    write_trajectories(run / "trajectories" / f"step_{step:06d}.parquet", [], metadata=metadata)
+
+
+def ledger_state(next_group_id: int) -> LedgerState:
+    config = LedgerConfig(batch_size=1, group_size=1, alpha=0, tag_weights={"maze": 1})
+    return replace(
+        RolloutLedger(config).state(), next_group_id=next_group_id, cursors={"maze": next_group_id}
+    )
+
+
+def test_no_second_process_trains_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envsdk.pipeline.agentic_pipeline.LOCK_PATIENCE_S", 0.0)
+    (tmp_path / "run").mkdir()
+    lock = locked(tmp_path / "run" / ".lock", patience_s=0)
+    with lock, pytest.raises(ConfigurationError, match="another process is training in"):
+        run(run_config(tmp_path))
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
+
+
+def test_a_run_goes_on_under_its_own_seed_only(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "run", RunState(step=2, seed=7), save_nothing)
+    with pytest.raises(ConfigurationError, match=r"seed: 8, but the run in .* has seed 7"):
+        RunFolder.open(run_config(tmp_path, "seed=8").config)
+    assert RunFolder.open(run_config(tmp_path, "seed=7").config).first_step == 2
+    # A new run may begin with the weights of another.
+    elsewhere = run_config(tmp_path / "other", "seed=8", f"resume={checkpoint}").config
+    assert RunFolder.open(elsewhere).first_step == 2
+
+
+def test_the_data_cursor_is_in_the_newest_batch_or_else_in_the_checkpoint(tmp_path: Path) -> None:
+    config = run_config(tmp_path, "seed=7").config
+    in_checkpoint, after_batch = ledger_state(2), ledger_state(3)
+    state = RunState(step=2, seed=7, ledger=in_checkpoint.to_dict())
+    write_checkpoint(tmp_path / "run", state, save_nothing)
+    folder = RunFolder.open(config)
+    assert (folder.state, folder.batches) == (in_checkpoint, {})
+    assert LedgerState.from_dict(folder.ledger_before(2) or {}) == in_checkpoint
+    assert folder.ledger_before(3) is None
+    write_batch(tmp_path / "run", 2, after_batch)
+    folder = RunFolder.open(config)
+    assert folder.state == after_batch
+    assert list(folder.batches) == [2]
+
+
+def test_resume_never_writes_into_no_folder_that_holds_a_run(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "run", RunState(step=2, seed=7), save_nothing)
+    with pytest.raises(ConfigurationError, match="already holds a run"):
+        RunFolder.open(run_config(tmp_path, "resume=never").config)
+
+
+def test_a_tilde_is_the_home_folder_wherever_a_folder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    write_tokenizer(model, build_tokenizer(["Up"]), sequence_length=64)
+    write_checkpoint(tmp_path / "old", RunState(step=3, seed=7), save_nothing)
+    config = run_config(
+        Path("~/runs"), "pretrain=~/model", "resume=~/old/checkpoints/step_000003", "seed=8"
+    ).config
+    folder = RunFolder.open(config)
+    assert (folder.path, folder.first_step) == (tmp_path / "runs" / "run", 3)
+    assert initial_model(config) == model.resolve()
+
+
+def test_what_is_set_differently_than_before_is_told(tmp_path: Path) -> None:
+    loaded = run_config(tmp_path)
+    folder = RunFolder.open(loaded.config)
+    assert changed_settings(folder, loaded) == []
+    (folder.path / "config.yaml").write_text(loaded.resolved_yaml())
+    assert changed_settings(folder, loaded) == []
+    other = run_config(
+        tmp_path, "max_steps=9", "custom_envs.FrozenLake.env_config.size=5", "trackers=[jsonl]"
+    )
+    assert changed_settings(folder, other) == [
+        "max_steps: 80 -> 9",
+        "trackers: ['jsonl', 'tensorboard'] -> ['jsonl']",
+        "custom_envs.FrozenLake.env_config.size: 4 -> 5",
+    ]
+
+
+def finished_run(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    write_checkpoint(folder, RunState(step=100_000, seed=42), save_nothing)
+    tracker = JsonlTracker.create(folder, {})
+    tracker.log(0, {"train/loss": 0.5}, time_unix_s=0.0)
+    tracker.close()
+    return folder
+
+
+def test_a_run_that_has_all_its_steps_gets_the_report_it_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = finished_run(tmp_path)
+    run(run_config(tmp_path))
+    assert "has all" in capsys.readouterr().out
+    written = (folder / "report.html").stat().st_mtime_ns
+    run(run_config(tmp_path))
+    assert (folder / "report.html").stat().st_mtime_ns == written
+
+
+def test_what_is_left_of_a_run_that_lost_ray_is_a_report_and_one_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = finished_run(tmp_path)
+    assert lost_runtime.main([str(folder), "Ray's node manager (raylet) died"]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("error: Ray's node manager (raylet) died. The checkpoints and batches in ")
+    assert "the same command continues" in told.err
+    assert (folder / "report.html").is_file()
+    (folder / "metrics.jsonl").unlink()
+    assert lost_runtime.main([str(folder), "It died"]) == 1, "also before anything could be reported"

@@ -1,0 +1,257 @@
+"""Weights go from real trainer ranks to real engine processes, over each transport."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from numpy.typing import NDArray
+
+from envsdk.config import RayArgs
+from envsdk.failures import ConfigurationError, EngineError, TrainerError
+from envsdk.inference.engine import EngineConfig, GenerationRequest, SamplingParams
+from envsdk.inference.engine_host import EngineHost
+from envsdk.inference.weight_transport import Transport, choose_transport
+from envsdk.inference.wire import pack_requests, unpack_results
+from envsdk.managers.ray_runtime import ray_runtime
+from envsdk.pipeline.trainer_group import TrainerGroup, TrainerSpec
+from envsdk.trainer import TrainBatch, TrainerConfig, TrainSequence
+from tests.trainers.toy_engines import read, start_engine, update
+from tests.trainers.toy_trainers import ToyTrainer
+
+system = [
+    pytest.mark.system,
+    pytest.mark.timeout(300),
+    pytest.mark.usefixtures("cluster"),
+]
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+BUCKET_BYTES = 1 << 16
+EACH = pytest.mark.parametrize("transport", list(Transport))
+
+
+def weights_at(step: int) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Some buckets' worth: small tensors, one larger than a bucket, a scalar and an empty one."""
+    rng = np.random.default_rng(step)
+    for index in range(30):
+        yield f"layer.{index}", rng.standard_normal((50, index + 1)).astype(np.float32)
+    yield "large", rng.standard_normal(60_000).astype(np.float32)
+    yield "scalar", np.array(step, np.float32)
+    yield "empty", np.zeros((0, 3), np.float16)
+    yield "last", rng.integers(0, 9, 5)
+
+
+class WeighingTrainer(ToyTrainer):
+    """Its weights follow from the steps it took. `die` as `weights`: rank 0 dies while it sends."""
+
+    num_steps = 0
+
+    def train_step(self, batch: TrainBatch) -> dict[str, float]:
+        self.num_steps += 1
+        return {}
+
+    def weights(self) -> Iterable[tuple[str, NDArray[Any]]]:
+        for index, weight in enumerate(weights_at(self.num_steps)):
+            if index == 30 and self.deed == "die" and self.num_steps == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield weight
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(REPOSITORY), prepend=":")
+        with ray_runtime(RayArgs(num_cpus=2)):
+            yield
+
+
+@asynccontextmanager
+async def trainer(
+    strategy: str = "tests.envsdk.pipeline.test_weight_update:WeighingTrainer",
+    *,
+    ranks: list[int] | None = None,
+    config: TrainerConfig | None = None,
+    **deeds: str,
+) -> AsyncIterator[TrainerGroup]:
+    spec = TrainerSpec(
+        key="actor_train",
+        strategy_name=strategy,
+        config=config or TrainerConfig(model=Path(), sequence_length=8, seed=0, strategy_config=deeds),
+        device_mapping=ranks,
+        uses_accelerators=ranks is not None,
+    )
+    group = TrainerGroup(spec, all_mappings=[ranks])
+    try:
+        await group.start()
+        yield group
+    finally:
+        await group.close()
+
+
+@asynccontextmanager
+async def engines(folder: Path, **deeds: dict[str, str]) -> AsyncIterator[dict[str, Any]]:
+    names = ["one", "two"]
+    hosts = await asyncio.gather(*(start_engine(folder / name, **deeds.get(name, {})) for name in names))
+    try:
+        yield dict(zip(names, hosts, strict=True))
+    finally:
+        for host in hosts:
+            ray.kill(host)
+
+
+async def versions(hosts: dict[str, Any]) -> list[int]:
+    return [(await host.health.remote()).version for host in hosts.values()]
+
+
+def assert_has(folder: Path, version: int, *, step: int) -> None:
+    found = read(folder, version)
+    expected = dict(weights_at(step))
+    assert list(found) == list(expected)
+    for name, array in expected.items():
+        assert found[name].dtype == array.dtype
+        np.testing.assert_array_equal(found[name], array)
+
+
+class TestUpdates:
+    pytestmark = system
+
+    @EACH
+    async def test_every_engine_gets_all_weights_and_the_version(
+        self, transport: Transport, tmp_path: Path
+    ) -> None:
+        async with trainer(ranks=[0, 1]) as group, engines(tmp_path) as hosts:
+            for version in (1, 2):
+                await group.train_step(TrainBatch(step=0, sequences=[]))
+                report = await update(group, hosts, version, transport, bucket_bytes=BUCKET_BYTES)
+                assert report is not None
+                assert report.num_bytes == sum(array.nbytes for _, array in weights_at(version))
+                assert report.num_buckets > 5
+                assert await versions(hosts) == [version, version]
+                for name in hosts:
+                    assert_has(tmp_path / name, version, step=version)
+
+    @EACH
+    async def test_an_engine_that_dies_in_an_update_does_not_stop_the_others(
+        self, transport: Transport, tmp_path: Path
+    ) -> None:
+        async with trainer() as group, engines(tmp_path, two={"1": "die"}) as hosts:
+            report = await asyncio.wait_for(
+                update(group, hosts, 1, transport, bucket_bytes=BUCKET_BYTES), timeout=60
+            )
+            assert report is not None
+            assert report.interruption == ""
+            assert await versions({"one": hosts["one"]}) == [1]
+            assert_has(tmp_path / "one", 1, step=0)
+            # With nobody left there is nothing to send.
+            assert await update(group, {"two": hosts["two"]}, 2, transport) is None
+
+    @EACH
+    async def test_a_trainer_that_dies_in_an_update_leaves_the_old_weights_and_the_next_one_goes_on(
+        self, transport: Transport, tmp_path: Path
+    ) -> None:
+        async with engines(tmp_path) as hosts:
+            async with trainer(**{"0": "die"}) as group:
+                await group.train_step(TrainBatch(step=0, sequences=[]))
+                await update(group, hosts, 1, transport, bucket_bytes=BUCKET_BYTES)
+                await group.train_step(TrainBatch(step=1, sequences=[]))
+                with pytest.raises(TrainerError, match="rank 0 of 1 died"):
+                    await asyncio.wait_for(
+                        update(group, hosts, 2, transport, bucket_bytes=BUCKET_BYTES), timeout=60
+                    )
+            assert await versions(hosts) == [1, 1]
+            assert not (tmp_path / "one" / "2.npz").exists()
+            async with trainer() as group:
+                await update(group, hosts, 3, transport, bucket_bytes=BUCKET_BYTES)
+            assert await versions(hosts) == [3, 3]
+            assert_has(tmp_path / "two", 3, step=0)
+
+    @pytest.mark.parametrize("transport", [Transport.SHARED_MEMORY, Transport.BROADCAST])
+    async def test_an_engine_that_refuses_the_weights_says_why_and_keeps_its_own(
+        self, transport: Transport, tmp_path: Path
+    ) -> None:
+        async with trainer() as group, engines(tmp_path, one={"1": "refuse"}) as hosts:
+            with pytest.raises(EngineError, match=r"`layer\.2` is not one of the model's"):
+                await asyncio.wait_for(
+                    update(group, hosts, 1, transport, bucket_bytes=BUCKET_BYTES), timeout=60
+                )
+            assert await versions({"one": hosts["one"]}) == [0]
+            await update(group, hosts, 2, transport, bucket_bytes=BUCKET_BYTES)
+            assert await versions(hosts) == [2, 2]
+
+    @pytest.mark.parametrize("folder", ["model_folder", "untied_model_folder"])
+    async def test_the_embedded_engine_means_what_the_trainer_means_after_each_update(
+        self,
+        folder: str,
+        make_sequences: Callable[..., list[TrainSequence]],
+        request: pytest.FixtureRequest,
+    ) -> None:
+        model = request.getfixturevalue(folder)
+        training = {"learning_rate": 3e-3}
+        config = TrainerConfig(model=model, sequence_length=256, seed=3, training_args=training)
+        host = ray.remote(num_cpus=0)(EngineHost).remote(
+            "embedded", EngineConfig(model=model, sequence_length=256)
+        )
+        async with trainer("torch", config=config) as group:
+            await host.start.remote()
+            for version, transport in enumerate(Transport, start=1):
+                await group.train_step(TrainBatch(step=version, sequences=make_sequences(4, seed=version)))
+                await update(group, {"engine": host}, version, transport, bucket_bytes=20_000)
+                prompts = [sequence.ids for sequence in make_sequences(6, seed=10 + version)]
+                asked = [
+                    GenerationRequest(
+                        request_id=f"{version}-{index}",
+                        prompt_ids=prompt,
+                        sampling=SamplingParams(max_new_tokens=40, seed=index),
+                    )
+                    for index, prompt in enumerate(prompts)
+                ]
+                answers = {}
+                call = host.exchange.remote(f"client-{version}", 0, pack_requests(asked), [])
+                for number in range(1, 100):
+                    answers |= {result.request_id: result for result in unpack_results(await call)}
+                    if len(answers) == len(asked):
+                        break
+                    call = host.exchange.remote(f"client-{version}", number, pack_requests([]), [])
+                results = [answers[one.request_id] for one in asked]
+                whole = [
+                    np.concatenate([prompt, result.token_ids])
+                    for prompt, result in zip(prompts, results, strict=True)
+                ]
+                logprobs = await group.logprobs(whole)
+                for prompt, result, expected in zip(prompts, results, logprobs, strict=True):
+                    assert {span.version for span in result.version_spans} == {version}
+                    np.testing.assert_allclose(expected[len(prompt) :], result.logprobs, atol=1e-4)
+        ray.kill(host)
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "engine_nodes", "can_share", "expected"),
+    [
+        ("auto", ["a", "a"], True, Transport.SHARED_MEMORY),
+        ("auto", ["a", "a"], False, Transport.OBJECT_STORE),
+        ("auto", ["a", "b"], True, Transport.BROADCAST),
+        ("object_store", ["a", "b"], True, Transport.OBJECT_STORE),
+        ("broadcast", ["a"], True, Transport.BROADCAST),
+    ],
+)
+def test_the_transport_follows_from_where_the_engines_are(
+    asked_for: str, engine_nodes: list[str], can_share: bool, expected: Transport
+) -> None:
+    nodes = {f"engine-{index}": node for index, node in enumerate(engine_nodes)}
+    found = choose_transport(asked_for, trainer_node="a", engine_nodes=nodes, can_share_memory=can_share)
+    assert found is expected
+
+
+def test_shared_memory_between_nodes_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="shared_memory, but engine-0 is on another node"):
+        choose_transport(
+            "shared_memory", trainer_node="a", engine_nodes={"engine-0": "b"}, can_share_memory=True
+        )
