@@ -4,7 +4,7 @@
     for path in collection.shards:
         trajectories = read_trajectories(path)
 
-What is in the folder, and why a killed run can be continued, is said in `envsdk.datasets.shards`.
+What is in the folder, and why a killed run can be continued, is said in `envsdk.store.shards`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,13 @@ from envsdk.datasets.finishing import (
 from envsdk.datasets.formats import make_formats
 from envsdk.datasets.reading import tag_records
 from envsdk.datasets.selection import Duplicates, EpisodeFilters, selection_config
-from envsdk.datasets.shards import (
+from envsdk.display.terminal import say
+from envsdk.failures import ConfigurationError, Interrupted, RolloutStalled
+from envsdk.inference.rate_limits import RateLimits
+from envsdk.play.options import PlayOptions, read_body, read_replies
+from envsdk.play.shard_play import Played, ShardJob, play_in_processes, play_shards
+from envsdk.store.atomic import make_folder, remove_leftovers
+from envsdk.store.shards import (
     PLAYED,
     Manifest,
     ShardRecord,
@@ -42,12 +48,6 @@ from envsdk.datasets.shards import (
     utc_now,
     wait_for_workers,
 )
-from envsdk.display.terminal import say
-from envsdk.failures import ConfigurationError, Interrupted, RolloutStalled
-from envsdk.inference.rate_limits import RateLimits
-from envsdk.play.options import PlayOptions, read_body, read_replies
-from envsdk.play.shard_play import Played, ShardJob, play_in_processes, play_shards
-from envsdk.store.atomic import make_folder, remove_leftovers
 
 if TYPE_CHECKING:
     from envsdk.config import RunConfig

@@ -25,10 +25,10 @@ from envsdk.datasets.command_line import command_line
 from envsdk.datasets.differences import SCORES, Difference, first_difference
 from envsdk.datasets.reading import DataSet, TagRecord, open_dataset
 from envsdk.datasets.rescoring import scored_by, write_rescored
-from envsdk.datasets.shards import Manifest
 from envsdk.display.terminal import say
 from envsdk.failures import ConfigurationError, EnvsdkError
 from envsdk.policy import Policy, Reply, SequenceFull, TurnContext
+from envsdk.store.shards import Manifest
 from envsdk.trajectory import Outcome, Trajectory, Turn
 
 if TYPE_CHECKING:
