@@ -6,11 +6,20 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from envsdk import registry
 from envsdk.env import EnvSpec
 from envsdk.failures import ConfigurationError
+from envsdk.settings.options import Argument
+
+EnvArguments = Annotated[
+    tuple[str, ...],
+    Argument("KEY=VALUE"),
+    Field(description="Arguments of the environment, such as size=6."),
+]
 
 
 def env_config_from(items: Sequence[str]) -> dict[str, Any]:
