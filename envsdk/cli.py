@@ -29,8 +29,8 @@ from typing import Annotated, ParamSpec
 import typer
 
 from envsdk.display.terminal import say, visible
-from envsdk.extras import missing_package
 from envsdk.failures import INTERRUPTED, ConfigurationError, EnvsdkError
+from envsdk.plugins import missing_package
 
 P = ParamSpec("P")
 

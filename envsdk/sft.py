@@ -28,8 +28,8 @@ from envsdk.config import EMBEDDED_DEFAULT
 from envsdk.datasets.conversations import Conversation, read_conversations
 from envsdk.datasets.selection import EpisodeFilters
 from envsdk.display.terminal import say
-from envsdk.extras import require
 from envsdk.failures import ConfigurationError
+from envsdk.plugins import require
 from envsdk.prompts import Message
 from envsdk.seeds import stable_seed
 from envsdk.settings.validation import validated

@@ -51,7 +51,7 @@ def train(
         say(explain_config(loaded))
         return
 
-    from envsdk.extras import require
+    from envsdk.plugins import require
 
     require("this run", *_needed_modules(loaded.config))
 

@@ -98,7 +98,7 @@ def test_what_a_command_needs_is_asked_for_before_it_begins(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("envsdk.extras.find_spec", lambda name: None if name == "torch" else name)
+    monkeypatch.setattr("envsdk.plugins.find_spec", lambda name: None if name == "torch" else name)
     assert main(command) == 2
     assert "needs torch, not installed here: pip install 'envsdk[train]'" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
@@ -115,7 +115,7 @@ def test_what_a_command_needs_is_asked_for_before_it_begins(
 def test_what_the_plug_ins_of_a_run_need_is_asked_for_before_it_begins(
     example: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("envsdk.extras.find_spec", lambda name: None if name == module else name)
+    monkeypatch.setattr("envsdk.plugins.find_spec", lambda name: None if name == module else name)
     assert main(["train", example]) == 2
     assert f"this run needs {module}, not installed here: pip install 'envsdk[{extra}]'" in (
         capsys.readouterr().err
