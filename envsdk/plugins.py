@@ -1,37 +1,14 @@
-"""Finds plug-ins by entry point or by dotted name, and says which packages are missing."""
+"""Finds plug-ins by entry point or by dotted name."""
 
 from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from importlib.util import find_spec
 from typing import Any
 
 from envsdk.failures import ConfigurationError
 from envsdk.settings.nearest import suggest
-
-EXTRA_OF = {
-    "httpx2": "openai",
-    "hypothesis": "testing",
-    "jsonschema": "tools",
-    "llguidance": "train",
-    "mcp": "mcp",
-    "megatron": "megatron",
-    "peft": "lora",
-    "psutil": "train",
-    "pytest": "testing",
-    "ray": "train",
-    "safetensors": "train",
-    "starlette": "view",
-    "tensorboard": "train",
-    "torch": "train",
-    "transformers": "train",
-    "uvicorn": "view",
-    "vllm": "vllm",
-    "websockets": "openenv",
-}
-"""By importable module: the extra of `pip install` with everything that a command importing it needs."""
 
 
 @cache
@@ -71,20 +48,3 @@ def load_object(dotted_name: str) -> Any:
         raise ConfigurationError(
             f"{dotted_name!r} cannot be loaded (package.module:attribute is expected): {error}"
         ) from error
-
-
-def missing_package(error: ModuleNotFoundError) -> str | None:
-    """What to install where `error` names a package of an extra; None when it names anything else."""
-    module = (error.name or "").partition(".")[0]
-    extra = EXTRA_OF.get(module)
-    return None if extra is None else f"{module} is not installed: pip install 'envsdk[{extra}]'"
-
-
-def require(purpose: str, *modules: str) -> None:
-    """ConfigurationError when one of these modules of extras is not installed; nothing is imported."""
-    missing = [module for module in modules if find_spec(module) is None]
-    if missing:
-        extras = ",".join(sorted({EXTRA_OF[module] for module in missing}))
-        raise ConfigurationError(
-            f"{purpose} needs {', '.join(missing)}, not installed here: pip install 'envsdk[{extras}]'"
-        )

@@ -17,7 +17,8 @@ from envsdk.config import EMBEDDED_DEFAULT
 from envsdk.config.plugins import settings_model
 from envsdk.failures import ConfigurationError
 from envsdk.inference.settings import EngineSettings
-from envsdk.plugins import load_plugin, require
+from envsdk.plugins import load_plugin
+from envsdk.settings.extras import require
 from envsdk.store.model_files import content_digest, is_model_folder, model_problem, weights_problem
 
 if TYPE_CHECKING:

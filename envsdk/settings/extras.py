@@ -1,0 +1,46 @@
+"""Packages that only some of envsdk needs, and the extras of `pip install` that bring them."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from envsdk.failures import ConfigurationError
+
+EXTRA_OF = {
+    "httpx2": "openai",
+    "hypothesis": "testing",
+    "jsonschema": "tools",
+    "llguidance": "train",
+    "mcp": "mcp",
+    "megatron": "megatron",
+    "peft": "lora",
+    "psutil": "train",
+    "pytest": "testing",
+    "ray": "train",
+    "safetensors": "train",
+    "starlette": "view",
+    "tensorboard": "train",
+    "torch": "train",
+    "transformers": "train",
+    "uvicorn": "view",
+    "vllm": "vllm",
+    "websockets": "openenv",
+}
+"""By importable module: an extra with all that a command needs which imports it."""
+
+
+def missing_package(error: ModuleNotFoundError) -> str | None:
+    """What to install where `error` names a package of an extra; None when it names anything else."""
+    module = (error.name or "").partition(".")[0]
+    extra = EXTRA_OF.get(module)
+    return None if extra is None else f"{module} is not installed: pip install 'envsdk[{extra}]'"
+
+
+def require(purpose: str, *modules: str) -> None:
+    """ConfigurationError when one of these modules of extras is not installed; nothing is imported."""
+    missing = [module for module in modules if find_spec(module) is None]
+    if missing:
+        extras = ",".join(sorted({EXTRA_OF[module] for module in missing}))
+        raise ConfigurationError(
+            f"{purpose} needs {', '.join(missing)}, not installed here: pip install 'envsdk[{extras}]'"
+        )
