@@ -4,7 +4,7 @@
     for path in collection.shards:
         trajectories = read_trajectories(path)
 
-What is in the folder, and why a killed run can be continued, is said in `envsdk.datasets.shards`.
+What is in the folder, and why a killed run can be continued, is said in `envsdk.store.shards`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from envsdk.cli import run_app
 from envsdk.datasets.card import License
-from envsdk.datasets.command_line import command_line
 from envsdk.datasets.finishing import (
     drop_duplicates,
     refuse_foreign_card,
@@ -30,7 +28,14 @@ from envsdk.datasets.finishing import (
 from envsdk.datasets.formats import make_formats
 from envsdk.datasets.reading import tag_records
 from envsdk.datasets.selection import Duplicates, EpisodeFilters, selection_config
-from envsdk.datasets.shards import (
+from envsdk.display.command_line import canonical_command, run_app
+from envsdk.display.terminal import say
+from envsdk.failures import ConfigurationError, Interrupted, RolloutStalled
+from envsdk.inference.rate_limits import RateLimits
+from envsdk.play.options import PlayOptions, read_body, read_replies
+from envsdk.play.shard_play import Played, ShardJob, play_in_processes, play_shards
+from envsdk.store.atomic import make_folder, remove_leftovers
+from envsdk.store.shards import (
     PLAYED,
     Manifest,
     ShardRecord,
@@ -42,12 +47,6 @@ from envsdk.datasets.shards import (
     utc_now,
     wait_for_workers,
 )
-from envsdk.display.terminal import say
-from envsdk.failures import ConfigurationError, Interrupted, RolloutStalled
-from envsdk.inference.rate_limits import RateLimits
-from envsdk.play.options import PlayOptions, read_body, read_replies
-from envsdk.play.shard_play import Played, ShardJob, play_in_processes, play_shards
-from envsdk.store.atomic import make_folder, remove_leftovers
 
 if TYPE_CHECKING:
     from envsdk.config import RunConfig
@@ -458,7 +457,7 @@ def command(
                 license=None
                 if license_id is None
                 else License(id=license_id, name=license_name, link=license_link),
-                command=command_line("collect", sys.argv),
+                command=canonical_command("collect", sys.argv),
                 supervised=True,
                 on_start=progress.start,
                 on_played=lambda played: progress.played(

@@ -20,15 +20,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from envsdk.cli import run_app
-from envsdk.datasets.command_line import command_line
 from envsdk.datasets.differences import SCORES, Difference, first_difference
 from envsdk.datasets.reading import DataSet, TagRecord, open_dataset
 from envsdk.datasets.rescoring import scored_by, write_rescored
-from envsdk.datasets.shards import Manifest
+from envsdk.display.command_line import canonical_command, run_app
 from envsdk.display.terminal import say
 from envsdk.failures import ConfigurationError, EnvsdkError
 from envsdk.policy import Policy, Reply, SequenceFull, TurnContext
+from envsdk.store.shards import Manifest
 from envsdk.trajectory import Outcome, Trajectory, Turn
 
 if TYPE_CHECKING:
@@ -425,7 +424,7 @@ def command(
             out,
             rewards=rewards,
             overrides=overrides or (),
-            command=command_line("replay", sys.argv),
+            command=canonical_command("replay", sys.argv),
             on_shard=lambda num_episodes: progress.played(num_episodes, 0, 0),
         )
     before = dataset.manifest.tally if dataset.manifest is not None else manifest.tally

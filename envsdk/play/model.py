@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from envsdk.config import EMBEDDED_DEFAULT
 from envsdk.config.plugins import settings_model
-from envsdk.extras import require
 from envsdk.failures import ConfigurationError
 from envsdk.inference.settings import StrictSettings
 from envsdk.plugins import load_plugin
+from envsdk.settings.extras import require
 from envsdk.store.model_files import content_digest, is_model_folder, model_problem, weights_problem
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from envsdk.datasets.shards import FORMAT, MANIFEST
 from envsdk.failures import ConfigurationError
+from envsdk.store.shards import FORMAT, MANIFEST
 from envsdk.tracking import jsonl, timeline
 
 CONFIG_FILE = "config.yaml"

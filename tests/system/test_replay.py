@@ -14,8 +14,8 @@ from envsdk.collect import collect
 from envsdk.config import find_config
 from envsdk.datasets.card import CARD
 from envsdk.datasets.selection import EpisodeFilters
-from envsdk.datasets.shards import MANIFEST, Manifest, file_sha256
 from envsdk.replay import main, replay
+from envsdk.store.shards import MANIFEST, Manifest, file_sha256
 from envsdk.store.trajectories import read_metadata, read_trajectories, write_trajectories
 from envsdk.trajectory import Trajectory
 
