@@ -14,9 +14,8 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, TypeVar, Union
+from typing import Annotated, Any, Protocol, TypeVar, Union
 
-import annotated_types
 import typer
 from pydantic.fields import FieldInfo
 
@@ -27,13 +26,19 @@ from envsdk.settings.validation import model_in, unwrapped
 OptionsT = TypeVar("OptionsT", bound=Options)
 
 
+class Main(Protocol):
+    """Runs a command on `argv`, the process's own arguments when None, and returns its exit code."""
+
+    def __call__(self, argv: list[str] | None = None) -> int: ...
+
+
 def command_of(
     model: type[OptionsT],
     run: Callable[[OptionsT], int | None],
     *,
     name: str,
     from_file: Callable[[list[str], dict[str, Any]], OptionsT] | None = None,
-) -> tuple[typer.Typer, Callable[[list[str] | None], int]]:
+) -> tuple[typer.Typer, Main]:
     """The Typer app of `run`, and its `main(argv)`, which runs it and returns the exit code.
 
     `from_file` makes the options from a YAML file's name and `key=value` arguments, with the given options
@@ -69,7 +74,11 @@ def command_of(
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {}
     app.command()(command)
-    return app, lambda argv=None: run_app(app, argv, name=name)
+
+    def main(argv: list[str] | None = None) -> int:
+        return run_app(app, argv, name=name)
+
+    return app, main
 
 
 _ARGUMENTS = "arguments"
@@ -97,14 +106,10 @@ def _parameter(name: str, field: FieldInfo, with_defaults: bool) -> inspect.Para
     if isinstance(spelling, Argument):
         info: Any = typer.Argument(metavar=spelling.metavar, help=field.description, show_default=False)
     else:
-        ranges = field.metadata if with_defaults else []
-        info = typer.Option(
-            *spelling.flags,
-            metavar=spelling.metavar,
-            help=field.description,
-            min=next((each.ge for each in ranges if isinstance(each, annotated_types.Ge)), None),
-            max=next((each.le for each in ranges if isinstance(each, annotated_types.Le)), None),
-        )
+        info = typer.Option(*spelling.flags, metavar=spelling.metavar, help=field.description)
+        for each in field.metadata if with_defaults else ():
+            info.min = getattr(each, "ge", info.min)
+            info.max = getattr(each, "le", info.max)
     return _keyword(name, Annotated[taken | None if default is None else taken, info], default)
 
 

@@ -13,6 +13,7 @@ from pydantic import Field
 from envsdk import registry
 from envsdk.env import EnvSpec
 from envsdk.failures import ConfigurationError
+from envsdk.settings.nearest import suggest
 from envsdk.settings.options import Argument
 
 EnvArguments = Annotated[
@@ -68,7 +69,6 @@ def split_overrides(
         ConfigurationError: Nobody reads a key.
     """
     from envsdk.config import RunConfig
-    from envsdk.settings.nearest import suggest
 
     parameters = inspect.signature(constructor).parameters.values()
     named = {each.name for each in parameters if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)}

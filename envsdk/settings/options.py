@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from envsdk.failures import ConfigurationError
-from envsdk.settings.validation import model_in, wrong_value
+from envsdk.settings.validation import model_in, value_problem
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -89,7 +89,7 @@ def _problems(model: type[Options], error: ValidationError) -> Iterator[str]:
                 break
             owner = nested
         if details["type"] != "value_error":
-            yield f"{option}: {wrong_value(details)}"
+            yield f"{option}: {value_problem(details)}"
         elif option:
             yield f"{option}: {details['ctx']['error']}"
         else:
