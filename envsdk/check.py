@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from envsdk import registry
-from envsdk.cli import run_app
+from envsdk.display.command_line import run_app
 from envsdk.display.terminal import say
 from envsdk.failures import ConfigurationError
 from envsdk.play.env_arguments import env_config_from, spec_named, whole_id

@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from envsdk.cli import run_app
 from envsdk.datasets.card import License
-from envsdk.datasets.command_line import command_line
 from envsdk.datasets.finishing import (
     drop_duplicates,
     refuse_foreign_card,
@@ -30,6 +28,7 @@ from envsdk.datasets.finishing import (
 from envsdk.datasets.formats import make_formats
 from envsdk.datasets.reading import tag_records
 from envsdk.datasets.selection import Duplicates, EpisodeFilters, selection_config
+from envsdk.display.command_line import canonical_command, run_app
 from envsdk.display.terminal import say
 from envsdk.failures import ConfigurationError, Interrupted, RolloutStalled
 from envsdk.inference.rate_limits import RateLimits
@@ -458,7 +457,7 @@ def command(
                 license=None
                 if license_id is None
                 else License(id=license_id, name=license_name, link=license_link),
-                command=command_line("collect", sys.argv),
+                command=canonical_command("collect", sys.argv),
                 supervised=True,
                 on_start=progress.start,
                 on_played=lambda played: progress.played(

@@ -20,8 +20,8 @@ import rich.box
 import typer
 from rich.table import Table
 
-from envsdk.cli import run_app
 from envsdk.collect import split_names
+from envsdk.display.command_line import run_app
 from envsdk.display.console import TerminalConsole
 from envsdk.display.terminal import say
 from envsdk.failures import ConfigurationError, RolloutStalled

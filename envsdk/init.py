@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from envsdk import registry
-from envsdk.cli import run_app
+from envsdk.display.command_line import run_app
 from envsdk.display.terminal import say
 from envsdk.failures import ConfigurationError
 from envsdk.store.atomic import make_folder, storage_error

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from envsdk.cli import run_app
-from envsdk.datasets.command_line import command_line
 from envsdk.datasets.differences import SCORES, Difference, first_difference
 from envsdk.datasets.reading import DataSet, TagRecord, open_dataset
 from envsdk.datasets.rescoring import scored_by, write_rescored
+from envsdk.display.command_line import canonical_command, run_app
 from envsdk.display.terminal import say
 from envsdk.failures import ConfigurationError, EnvsdkError
+from envsdk.plugins import load_object
 from envsdk.policy import Policy, Reply, SequenceFull, TurnContext
 from envsdk.store.shards import Manifest
 from envsdk.trajectory import Outcome, Trajectory, Turn
@@ -343,15 +343,10 @@ def _env_config(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _function(dotted_name: str) -> Callable[[Trajectory], float | Sequence[float]]:
-    import importlib
-
-    module, colon, attribute = dotted_name.partition(":")
-    if not colon:
-        raise ConfigurationError(f"--rewards: {dotted_name!r} must look like package.module:function")
     try:
-        function: Any = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"--rewards: {dotted_name!r} cannot be imported: {error}") from error
+        function: Any = load_object(dotted_name)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--rewards: {error}") from error
     if not callable(function):
         raise ConfigurationError(f"--rewards: {dotted_name!r} is no function")
     return function  # type: ignore[no-any-return]
@@ -425,7 +420,7 @@ def command(
             out,
             rewards=rewards,
             overrides=overrides or (),
-            command=command_line("replay", sys.argv),
+            command=canonical_command("replay", sys.argv),
             on_shard=lambda num_episodes: progress.played(num_episodes, 0, 0),
         )
     before = dataset.manifest.tally if dataset.manifest is not None else manifest.tally

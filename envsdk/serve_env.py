@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from envsdk.adapters.missing import import_extra
-from envsdk.cli import run_app
+from envsdk.display.command_line import run_app
 from envsdk.display.terminal import say
 from envsdk.env import EnvSpec, Isolation
 from envsdk.failures import ConfigurationError

@@ -23,15 +23,15 @@ import typer
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
-from envsdk.cli import run_app
 from envsdk.config import EMBEDDED_DEFAULT
 from envsdk.datasets.conversations import Conversation, read_conversations
 from envsdk.datasets.selection import EpisodeFilters
+from envsdk.display.command_line import run_app
 from envsdk.display.terminal import say
-from envsdk.extras import require
 from envsdk.failures import ConfigurationError
 from envsdk.prompts import Message
 from envsdk.seeds import stable_seed
+from envsdk.settings.extras import require
 from envsdk.settings.validation import validated
 from envsdk.store.atomic import fsync_folder, make_folder, storage_error, write_json_atomically
 

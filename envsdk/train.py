@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from envsdk.cli import run_app
+from envsdk.display.command_line import run_app
 from envsdk.display.terminal import say
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def train(
         say(explain_config(loaded))
         return
 
-    from envsdk.extras import require
+    from envsdk.settings.extras import require
 
     require("this run", *_needed_modules(loaded.config))
 

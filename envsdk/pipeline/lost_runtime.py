@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from envsdk.cli import run_command
+from envsdk.display.command_line import run_command
 from envsdk.failures import EnvsdkError
 
 

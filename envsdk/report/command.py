@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from envsdk.cli import run_app
+from envsdk.display.command_line import run_app
 from envsdk.display.terminal import say
 from envsdk.report.page import write_report
 
