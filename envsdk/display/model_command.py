@@ -52,7 +52,7 @@ def command_of(
         values: dict[str, Any] = {}
         for field_name, value in given.items():
             path, field = fields[field_name]
-            if value is None or (from_file is None and value == field.default):
+            if value in (None, []) or (from_file is None and value == field.default):
                 continue
             spelling = spelled(field_name, field)
             if isinstance(spelling, Option) and spelling.reads is not None:
