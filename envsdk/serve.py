@@ -117,7 +117,7 @@ def command(
 
 def _model_source(source: str, overrides: list[str] | tuple[()], model: Path | None) -> ModelSource:
     from envsdk.play.model import find_model_folder, model_source
-    from envsdk.play.player import resolve_source
+    from envsdk.play.source import resolve_source
 
     if not source.endswith((".yaml", ".yml")) and Path(source).expanduser().is_dir():
         if model is not None:

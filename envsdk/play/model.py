@@ -17,6 +17,7 @@ from envsdk.config import EMBEDDED_DEFAULT
 from envsdk.config.plugins import settings_model
 from envsdk.failures import ConfigurationError
 from envsdk.inference.settings import EngineSettings
+from envsdk.play.source import DEFAULT_SEQUENCE_LENGTH, Source
 from envsdk.plugins import load_plugin
 from envsdk.store.model_files import content_digest, is_model_folder, model_problem, weights_problem
 
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from envsdk.chat import ChatTokenizer
     from envsdk.config import RunConfig
     from envsdk.inference.proxy import InferenceProxy
-    from envsdk.play.player import Source
-
-DEFAULT_SEQUENCE_LENGTH = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
