@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,6 @@ import typer
 
 from envsdk.cli import run_app
 from envsdk.display.terminal import say
-from envsdk.report.page import write_report
 
 app = typer.Typer(add_completion=False)
 
@@ -21,8 +21,14 @@ def report(
     ],
 ) -> None:
     """Write RUN_DIR/report.html: one file, readable offline, of a run that is over or still going on."""
+    from envsdk.view.export import write_report
+
     say(write_report(run_dir))
 
 
 def main(argv: list[str] | None = None) -> int:
     return run_app(app, argv, name="envsdk report")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
