@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 from starlette.testclient import TestClient
 
-from envsdk.datasets.shards import Manifest, plan_shards, record_shard, shard_metadata, utc_now
-from envsdk.datasets.tally import Tally
 from envsdk.failures import Boundary, Failure
+from envsdk.store.shards import Manifest, plan_shards, record_shard, shard_metadata, utc_now
+from envsdk.store.tally import Tally
 from envsdk.store.trajectories import write_trajectories
 from envsdk.trajectory import Outcome, Task, TokenArrays, Trajectory, Turn
 from envsdk.view.app import make_app

@@ -54,6 +54,7 @@ from envsdk.managers.ledger_types import (
     Batch,
     BatchGroup,
     Cancel,
+    CancelReason,
     Command,
     Discard,
     Grant,
@@ -61,7 +62,6 @@ from envsdk.managers.ledger_types import (
     Lease,
     LedgerConfig,
     LedgerState,
-    Reason,
     Stalled,
 )
 from envsdk.managers.traj_env_manager import EpisodeOrder
@@ -435,7 +435,7 @@ class RolloutScheduler:
     def _without_report(self, group: BatchGroup, lease_id: int) -> Trajectory:
         """An episode that never reported is data all the same."""
         limit_s = self._setup.ledger.episode_deadline_s
-        if group.failures[lease_id] is Reason.WORKER_LOST:
+        if group.failures[lease_id] is CancelReason.WORKER_LOST:
             message = f"its worker was lost, {self._setup.ledger.max_group_attempts} times in a row"
             kind = "worker_lost"
         else:

@@ -21,9 +21,9 @@ from typing import Annotated, Any
 import typer
 
 from envsdk import __version__
-from envsdk.cli import run_app
 from envsdk.datasets.formats import ExportFormat
 from envsdk.datasets.reading import DataSet, TagRecord, open_dataset
+from envsdk.display.command_line import run_app
 from envsdk.display.terminal import say
 from envsdk.envs.swe import SPEC
 from envsdk.envs.swe.observations import Ending, read_ending

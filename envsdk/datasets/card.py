@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from envsdk.datasets.shards import Manifest
-from envsdk.datasets.tally import Tally, wilson_interval
 from envsdk.failures import ConfigurationError
+from envsdk.store.shards import Manifest
+from envsdk.store.tally import Tally, wilson_interval
 
 CARD = "README.md"
 UNKNOWN = "unknown"

@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 
 from envsdk.datasets.reading import RUN_TRAJECTORIES, DataSet, open_dataset
 from envsdk.datasets.selection import EpisodeFilters
-from envsdk.datasets.shards import MANIFEST
 from envsdk.failures import ConfigurationError
 from envsdk.prompts import Message
+from envsdk.store.shards import MANIFEST
 from envsdk.trajectory import Outcome
 
 _COLUMN = "messages"

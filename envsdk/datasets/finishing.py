@@ -16,7 +16,9 @@ from envsdk.datasets.card import CARD, card_text
 from envsdk.datasets.formats import ExportFormat, export, make_formats
 from envsdk.datasets.reading import DataSet, tag_records
 from envsdk.datasets.selection import DUPLICATE, Deduplicator, Duplicates
-from envsdk.datasets.shards import (
+from envsdk.failures import StorageError
+from envsdk.store.atomic import storage_error, write_atomically
+from envsdk.store.shards import (
     PLAYED,
     Manifest,
     Selection,
@@ -26,9 +28,7 @@ from envsdk.datasets.shards import (
     record_shard,
     write_shard,
 )
-from envsdk.datasets.tally import Tally
-from envsdk.failures import StorageError
-from envsdk.store.atomic import storage_error, write_atomically
+from envsdk.store.tally import Tally
 from envsdk.store.trajectories import iter_trajectories
 
 

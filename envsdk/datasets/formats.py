@@ -30,10 +30,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from envsdk.datasets.reading import DataSet, TagRecord
-from envsdk.datasets.shards import Manifest
 from envsdk.failures import ConfigurationError, StorageError
 from envsdk.plugins import load_plugin
 from envsdk.store.atomic import fsync_folder, storage_error
+from envsdk.store.shards import Manifest
 from envsdk.store.trajectories import iter_trajectories
 from envsdk.trajectory import Outcome, Trajectory
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envsdk.datasets.shards import MANIFEST, Manifest
 from envsdk.failures import ConfigurationError
 from envsdk.prompts import AgentPrompts, Message, conversation
+from envsdk.store.shards import MANIFEST, Manifest
 from envsdk.store.trajectories import iter_trajectories
 from envsdk.trajectory import Trajectory, Turn
 

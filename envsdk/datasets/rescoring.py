@@ -16,7 +16,9 @@ from typing import Any
 from envsdk.datasets.finishing import refuse_foreign_card, write_card, write_formats
 from envsdk.datasets.formats import make_formats
 from envsdk.datasets.reading import DataSet
-from envsdk.datasets.shards import (
+from envsdk.failures import ConfigurationError, EnvsdkError, describe_error
+from envsdk.store.atomic import make_folder, remove_leftovers
+from envsdk.store.shards import (
     Manifest,
     ShardPlan,
     account_for_shards,
@@ -27,9 +29,7 @@ from envsdk.datasets.shards import (
     utc_now,
     write_shard,
 )
-from envsdk.datasets.tally import Tally
-from envsdk.failures import ConfigurationError, EnvsdkError, describe_error
-from envsdk.store.atomic import make_folder, remove_leftovers
+from envsdk.store.tally import Tally
 from envsdk.store.trajectories import iter_trajectories
 from envsdk.trajectory import Outcome, Trajectory
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from envsdk.cli import run_command
+from envsdk.display.command_line import run_command
 from envsdk.failures import EnvsdkError
 
 

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envsdk.datasets.selection import EpisodeFilters
-from envsdk.datasets.shards import (
+from envsdk.processes.supervised import Share, play_supervised
+from envsdk.store.atomic import remove_leftovers
+from envsdk.store.shards import (
     Selection,
     ShardPlan,
     ShardRecord,
@@ -26,9 +28,7 @@ from envsdk.datasets.shards import (
     share_worker_lock,
     write_shard,
 )
-from envsdk.datasets.tally import Tally
-from envsdk.processes.supervised import Share, play_supervised
-from envsdk.store.atomic import remove_leftovers
+from envsdk.store.tally import Tally
 from envsdk.trajectory import Trajectory
 
 if TYPE_CHECKING:

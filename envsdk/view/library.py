@@ -18,8 +18,8 @@ from typing import Any
 import yaml
 
 from envsdk import tracking
-from envsdk.datasets.shards import MANIFEST
 from envsdk.failures import EnvsdkError, StorageError
+from envsdk.store.shards import MANIFEST
 from envsdk.store.trajectories import read_rows
 from envsdk.tracking import jsonl, timeline
 from envsdk.view.filters import Filter

@@ -18,8 +18,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
-from envsdk.datasets.shards import FORMAT, MANIFEST
 from envsdk.failures import ConfigurationError
+from envsdk.store.shards import FORMAT, MANIFEST
 from envsdk.tracking import jsonl, timeline
 
 CONFIG_FILE = "config.yaml"

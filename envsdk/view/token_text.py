@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from envsdk.datasets.shards import MANIFEST
 from envsdk.failures import ConfigurationError
+from envsdk.store.shards import MANIFEST
 from envsdk.trajectory import Trajectory
 from envsdk.view.sources import CONFIG_FILE, Kind, Source
 

@@ -19,9 +19,9 @@ import tests.system.toy_envs  # noqa: F401 - registers the environments
 from envsdk.collect import collect, main
 from envsdk.config import load_config
 from envsdk.datasets.card import CARD
-from envsdk.datasets.shards import MANIFEST, Manifest, file_sha256
-from envsdk.datasets.tally import Tally
 from envsdk.play.shard_play import Played
+from envsdk.store.shards import MANIFEST, Manifest, file_sha256
+from envsdk.store.tally import Tally
 from envsdk.store.trajectories import read_trajectories
 from envsdk.trajectory import Trajectory
 

@@ -13,10 +13,10 @@ import pytest
 
 import tests.system.toy_envs  # noqa: F401 - registers the environments
 from envsdk.collect import collect, main
-from envsdk.datasets.shards import MANIFEST
 from envsdk.evaluate import main as evaluate_main
 from envsdk.play.options import PlayOptions
 from envsdk.replay import replay
+from envsdk.store.shards import MANIFEST
 from envsdk.store.trajectories import read_trajectories
 from tests.envsdk.inference.chat_server import ChatServer, completion
 from tests.envsdk.inference.openai_server import FakeServer

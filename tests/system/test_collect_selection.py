@@ -22,10 +22,10 @@ from envsdk.datasets.card import CARD, License
 from envsdk.datasets.formats import RowFormat
 from envsdk.datasets.reading import open_dataset
 from envsdk.datasets.selection import Deduplicator, Duplicates, EpisodeFilters
-from envsdk.datasets.shards import MANIFEST, PLAYED
-from envsdk.datasets.tally import Tally
 from envsdk.failures import ConfigurationError, StorageError
 from envsdk.play.options import PlayOptions
+from envsdk.store.shards import MANIFEST, PLAYED
+from envsdk.store.tally import Tally
 from envsdk.store.trajectories import read_trajectories
 from envsdk.trajectory import Trajectory
 from tests.system.test_collect import episodes_in, manifest_of, wait_until, what_was_played
@@ -315,7 +315,7 @@ def test_a_script_is_played(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--format", "mesages"], "did you mean 'messages'"),
+        (["--format", "mesages"], "did you mean `messages`"),
         (["--format", "pathlib:Path"], "no subclass of envsdk.datasets.formats.ExportFormat"),
         (["--min-reward", "2", "--max-reward", "1"], "--min-reward=2 is above max-reward=1"),
         (["--max-tokens", "9"], "--max-tokens: the policy oracle keeps no tokens"),

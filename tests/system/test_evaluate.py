@@ -12,8 +12,8 @@ from rich.console import Console
 
 import tests.system.toy_envs  # noqa: F401 - registers the environments
 from envsdk.collect import collect
-from envsdk.datasets.tally import wilson_interval
 from envsdk.evaluate import evaluate, main, results_table
+from envsdk.store.tally import wilson_interval
 from envsdk.store.trajectories import read_trajectories
 from envsdk.trajectory import Task
 from envsdk.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer

@@ -14,8 +14,8 @@ from envsdk.collect import collect
 from envsdk.config import find_config
 from envsdk.datasets.card import CARD
 from envsdk.datasets.selection import EpisodeFilters
-from envsdk.datasets.shards import MANIFEST, Manifest, file_sha256
 from envsdk.replay import main, replay
+from envsdk.store.shards import MANIFEST, Manifest, file_sha256
 from envsdk.store.trajectories import read_metadata, read_trajectories, write_trajectories
 from envsdk.trajectory import Trajectory
 
@@ -208,9 +208,9 @@ def test_an_episode_that_takes_another_course_cannot_be_rescored(
         (["data", "--rescore", "--out", "data"], "name another folder"),
         (
             ["data", "--rescore", "--out", "x", "--rewards", "nonsense"],
-            "must look like package.module:function",
+            "package.module:attribute is expected",
         ),
-        (["data", "--rescore", "--out", "x", "--rewards", "no.such:f"], "cannot be imported"),
+        (["data", "--rescore", "--out", "x", "--rewards", "no.such:f"], "cannot be loaded"),
         (["data", "--rescore", "--out", "x", "prise=3"], "prise"),
         (["data", "--rescore", "--out", "x", "-n", "3"], "rescored as a whole"),
     ],

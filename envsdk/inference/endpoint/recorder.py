@@ -13,9 +13,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
-from envsdk.datasets.shards import MANIFEST, locked_folder
 from envsdk.failures import ConfigurationError
 from envsdk.store.atomic import make_folder, remove_leftovers
+from envsdk.store.shards import MANIFEST, locked_folder
 from envsdk.store.trajectories import write_trajectories
 from envsdk.trajectory import Trajectory
 

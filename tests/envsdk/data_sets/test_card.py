@@ -11,9 +11,9 @@ from huggingface_hub import DatasetCard
 
 from envsdk.datasets.card import License, card_text, front_matter
 from envsdk.datasets.finishing import refuse_foreign_card, write_card
-from envsdk.datasets.shards import Manifest, Selection, ShardRecord
-from envsdk.datasets.tally import Tally
 from envsdk.failures import ConfigurationError, StorageError
+from envsdk.store.shards import Manifest, Selection, ShardRecord
+from envsdk.store.tally import Tally
 from tests.envsdk.data_sets.episodes import episode
 
 PLAYED = [episode("a", index=index, success=index % 2 == 0) for index in range(10)]

@@ -60,7 +60,7 @@ async def test_a_failed_write_is_the_callers_and_the_next_one_can_succeed(tmp_pa
 def test_a_collections_folder_and_one_in_use_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envsdk.datasets.shards._LOCK_PATIENCE_S", 0.0)
+    monkeypatch.setattr("envsdk.store.shards._LOCK_PATIENCE_S", 0.0)
     with SessionRecorder(tmp_path, model_name="m"), pytest.raises(StorageError, match="Another process"):
         SessionRecorder(tmp_path, model_name="m").__enter__()
     (tmp_path / "manifest.json").write_text("{}")

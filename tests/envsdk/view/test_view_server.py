@@ -18,8 +18,8 @@ import httpx2
 import pytest
 from starlette.testclient import TestClient
 
-from envsdk.datasets.shards import Manifest, plan_shards, record_shard
-from envsdk.datasets.tally import Tally
+from envsdk.store.shards import Manifest, plan_shards, record_shard
+from envsdk.store.tally import Tally
 from envsdk.store.trajectories import write_trajectories
 from envsdk.tracking import JsonlTracker
 from envsdk.tracking.timeline import Timeline

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.datasets.shards import Manifest
 from envsdk.failures import ConfigurationError
+from envsdk.store.shards import Manifest
 from envsdk.store.trajectories import write_trajectories
 from envsdk.view.sources import Kind, Use, file_order, file_role, find_sources
 from envsdk.view.token_text import find_tokenizer, load_decoder, pieces

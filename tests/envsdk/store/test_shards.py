@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.datasets.shards import (
+from envsdk.failures import ConfigurationError, StorageError
+from envsdk.store.shards import (
     FORMAT,
     MANIFEST,
     Manifest,
@@ -19,8 +20,7 @@ from envsdk.datasets.shards import (
     plan_shards,
     refuse_foreign_shards,
 )
-from envsdk.datasets.tally import Tally
-from envsdk.failures import ConfigurationError, StorageError
+from envsdk.store.tally import Tally
 
 
 @given(

@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from envsdk.datasets.tally import Tally
 from envsdk.failures import ConfigurationError, StorageError
 from envsdk.store.atomic import storage_error, write_json_atomically
 from envsdk.store.file_lock import wait_for_lock
+from envsdk.store.tally import Tally
 from envsdk.store.trajectories import iter_trajectories, read_metadata, write_trajectories
 from envsdk.trajectory import Task, Trajectory
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.datasets.tally import Tally, wilson_interval
 from envsdk.failures import Boundary, Failure
+from envsdk.store.tally import Tally, wilson_interval
 from envsdk.trajectory import Outcome, Task, Trajectory, Turn
 
 
