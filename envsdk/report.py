@@ -6,29 +6,26 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from envsdk.display.command_line import run_app
+from envsdk.display.model_command import command_of
 from envsdk.display.terminal import say
+from envsdk.settings.options import Argument, Options
 
-app = typer.Typer(add_completion=False)
+
+class ReportOptions(Options):
+    """What `envsdk report` takes."""
+
+    run_dir: Annotated[Path, Argument("RUN_DIR")]
+    """A run's folder, such as runs/agentic_async."""
 
 
-@app.command()
-def report(
-    run_dir: Annotated[
-        Path, typer.Argument(metavar="RUN_DIR", help="A run's folder, such as runs/agentic_async.")
-    ],
-) -> None:
+def report(options: ReportOptions) -> None:
     """Write RUN_DIR/report.html: one file, readable offline, of a run that is over or still going on."""
     from envsdk.view.export import write_report
 
-    say(write_report(run_dir))
+    say(write_report(options.run_dir))
 
 
-def main(argv: list[str] | None = None) -> int:
-    return run_app(app, argv, name="envsdk report")
-
+app, main = command_of(ReportOptions, report, name="envsdk report")
 
 if __name__ == "__main__":
     sys.exit(main())
