@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envsdk.config import EMBEDDED_DEFAULT
 from envsdk.config.plugins import settings_model
 from envsdk.failures import ConfigurationError
+from envsdk.inference.sampling import SamplingParams, recorded
 from envsdk.inference.settings import EngineSettings
 from envsdk.plugins import load_plugin
 from envsdk.settings.extras import require
@@ -40,8 +41,7 @@ class ModelSource:
     settings: Mapping[str, Any]
     """The engine's own."""
     max_running: int
-    generating: Any
-    """GeneratingSettings."""
+    generating: SamplingParams
     sequence_length: int
     turn_timeout_s: float
     seed: int
@@ -53,7 +53,7 @@ class ModelSource:
             "content": content_digest(self.folder),
             "engine": self.engine,
             **self._engine_identity(),
-            "generating": asdict(self.generating),
+            "generating": recorded(self.generating),
             "sequence_length": self.sequence_length,
         }
 
@@ -96,11 +96,9 @@ async def open_model(model: ModelSource) -> AsyncIterator[tuple[InferenceProxy, 
 
 def model_source(source: Source, model: Path | None, greedy: bool, seed: int) -> ModelSource:
     """The model of `source`, or the one in the folder `model`; ConfigurationError when there is none."""
-    from envsdk.managers.wiring import generating_settings
-
     config = source.config
-    generating = generating_settings(config)
     infer = config.actor_infer
+    generating = infer.generating_args.sampling
     if model is not None:
         folder = find_model_folder(model)
         check_model(folder)

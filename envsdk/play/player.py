@@ -354,7 +354,7 @@ def make_player(
     options: PlayOptions | None = None,
 ) -> Player:
     """Check that the policy can play these tags and gather what it takes. Raises ConfigurationError."""
-    from envsdk.managers.wiring import generating_settings, tag_setup
+    from envsdk.managers.wiring import tag_setup
 
     options = options or PlayOptions()
     options.check(policy)
@@ -399,7 +399,9 @@ def make_player(
         epsilon=epsilon,
         seed=seed,
         model=options.applied_to(model_source(source, model, greedy, seed)) if with_engine else None,
-        chat=None if with_engine else options.chat_endpoint(generating_settings(config), greedy),
+        chat=None
+        if with_engine
+        else options.chat_endpoint(config.actor_infer.generating_args.sampling, greedy),
         replies=options.replies,
         concurrency=options.concurrency,
         max_attempts=options.max_attempts,
