@@ -127,10 +127,15 @@ test-docker: install ## Run the tests of real containers with docker; no image i
 	@docker version > /dev/null || { echo "make: docker does not answer: start its service" >&2; exit 1; }
 	ENVSDK_CONTAINERS=docker $(BIN)/python -m pytest -m containers tests/envs/swe/sandbox
 
+# Tests that fail beside others, on a busy machine, run once more alone. What fails again fails the build.
+pytest_twice = $(BIN)/python -m pytest -m "$(1)" --numprocesses 2 --dist loadfile || { [ $$? = 1 ] && \
+	echo "make: once more, alone: what failed above" && \
+	$(BIN)/python -m pytest -m "$(1)" --last-failed --last-failed-no-failures none; }
+
 .PHONY: test
 test: install lint ## Set up, lint and run the test suite: what CI runs
-	$(BIN)/python -m pytest -m "not system and not slow and not gpu" --numprocesses 2 --dist loadfile
-	$(BIN)/python -m pytest -m "system and not slow and not gpu" --numprocesses 2 --dist loadfile
+	$(call pytest_twice,not system and not slow and not gpu)
+	$(call pytest_twice,system and not slow and not gpu)
 
 .PHONY: lint
 lint: install ## ruff and mypy

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from itertools import count
 from statistics import NormalDist
 
-from envsdk.managers.ledger import Cancel, Command, Grant, Lease, LedgerConfig, LedgerCounts, RolloutLedger
+from envsdk.managers.ledger import RolloutLedger
+from envsdk.managers.ledger_types import Cancel, Command, Grant, Lease, LedgerConfig, LedgerCounts
 
 Durations = Callable[[int, int, int], float]
 """(task index, member, attempt) -> seconds."""

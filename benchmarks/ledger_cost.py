@@ -11,7 +11,8 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from envsdk.managers.ledger import Command, Grant, Lease, LedgerConfig, RolloutLedger
+from envsdk.managers.ledger import RolloutLedger
+from envsdk.managers.ledger_types import Command, Grant, Lease, LedgerConfig
 
 
 def microseconds_per_lease(num_slots: int, *, fail_every: int | None, num_leases: int = 30_000) -> float:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from envsdk import registry
-from envsdk.cli import run_app
+from envsdk.display.command_line import run_app
 from envsdk.display.terminal import say
 from envsdk.env import EnvSpec, TextEnv
 from envsdk.envs.play import HELP, play

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from envsdk.cli import run_app
+from envsdk.display.command_line import run_app
 from envsdk.display.terminal import say
 from envsdk.failures import ConfigurationError
+from envsdk.warm_start import make_tiny_policy
 
 if TYPE_CHECKING:
     from envsdk.inference.endpoint.server import EndpointConfig
@@ -125,7 +126,7 @@ def _model_source(source: str, overrides: list[str] | tuple[()], model: Path | N
         around = resolve_source("envsdk/FrozenLake-v1", overrides)
         return model_source(around, find_model_folder(Path(source)), False, around.config.seed)
     resolved = resolve_source(source, overrides)
-    return model_source(resolved, model, False, resolved.config.seed)
+    return model_source(resolved, model, False, resolved.config.seed, make_tiny_policy)
 
 
 async def _serve(model: ModelSource, config: EndpointConfig, out: Path | None) -> None:

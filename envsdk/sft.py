@@ -23,15 +23,15 @@ import typer
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
-from envsdk.cli import run_app
 from envsdk.config import EMBEDDED_DEFAULT
 from envsdk.datasets.conversations import Conversation, read_conversations
 from envsdk.datasets.selection import EpisodeFilters
+from envsdk.display.command_line import run_app
 from envsdk.display.terminal import say
-from envsdk.extras import require
 from envsdk.failures import ConfigurationError
 from envsdk.prompts import Message
 from envsdk.seeds import stable_seed
+from envsdk.settings.extras import require
 from envsdk.settings.validation import validated
 from envsdk.store.atomic import fsync_folder, make_folder, storage_error, write_json_atomically
 
@@ -197,6 +197,7 @@ def _base_model(config: SFTConfig, conversations: Sequence[Conversation], folder
                 f"--sequence-length: {base} takes {longest} tokens, not {config.sequence_length}"
             )
         return base, config.sequence_length or min(longest, _LONGEST)
+    from envsdk.registry import known_text_pieces
     from envsdk.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
 
     sequence_length = config.sequence_length or _TINY_LENGTH
@@ -206,7 +207,7 @@ def _base_model(config: SFTConfig, conversations: Sequence[Conversation], folder
         )
     folder.mkdir()
     texts = (message["content"] for conversation in conversations for message in conversation.messages)
-    tokenizer = build_tokenizer(texts)
+    tokenizer = build_tokenizer(texts, pieces=known_text_pieces())
     write_tokenizer(folder, tokenizer, sequence_length=sequence_length)
     write_random_model(
         folder,

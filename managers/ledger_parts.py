@@ -1,4 +1,4 @@
-"""The ledger's parts: which task comes next, which slot is free, whether anything is achieved."""
+"""Parts of the ledger: the choice of the next task, the free slots, and the check for a stall."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from envsdk.managers.ledger_types import LedgerConfig, Reason
+from envsdk.managers.ledger_types import CancelReason, LedgerConfig
 from envsdk.trajectory import Task
 
 
 class Status(Enum):
-    """Of one seat; see the module of the ledger for the life cycle."""
+    """Of a group member; `ledger.py` draws the life cycle."""
 
     PENDING = auto()
     RUNNING = auto()
@@ -22,57 +22,60 @@ class Status(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
-    """One member of one group, and the lease that fills it now."""
+class GroupMember:
+    """One member of one group, and its current lease."""
 
     group: Group
-    member: int
+    index: int
+    """Position in the group."""
     attempt: int
+    """How many leases this member used up before the current one."""
     status: Status = Status.DROPPED
     lease_id: int = -1
     slot_id: str = ""
     version: int = -1
-    """The trainer's version at the grant: no token can be older, unless an engine lagged."""
+    """The trainer's version at the grant. No token is older, unless an engine lagged behind."""
     oldest_version: int | None = None
     """Of the finished episode's sampled tokens, as reported."""
-    failure: Reason | None = None
+    failure: CancelReason | None = None
     """Why the finished episode has no outcome; None when it has one."""
     finish_order: int = -1
     deadline: float = 0.0
-    """On the ledger's clock, which stands still while suspended."""
+    """On the ledger's clock, which stops while suspended."""
 
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """A task that was started and not delivered."""
+    """A task that was started and not yet delivered."""
 
     group_id: int
     task: Task
-    seats: list[Seat] = field(default_factory=list)
+    members: list[GroupMember] = field(default_factory=list)
     num_valid: int = 0
     num_outstanding: int = 0
-    """Seats pending or running."""
+    """Members that are pending or running."""
 
     def lease_ids(self, *statuses: Status) -> tuple[int, ...]:
-        """Of the seats with one of these statuses, in the order of members."""
-        return tuple(seat.lease_id for seat in self.seats if seat.status in statuses)
+        """Leases of the members with one of these statuses, in the order of members."""
+        return tuple(member.lease_id for member in self.members if member.status in statuses)
 
 
-class Mixture:
-    """Names the next task: of the tag that is furthest behind its share, by index from 0 in each tag.
+class TaskSampler:
+    """Chooses the next task: from the tag furthest behind its share, by index from 0 within each tag.
 
-    Depends on nothing that happens, so a slow tag gets its share like any other.
+    The choice ignores run-time events, so a slow tag gets the same share as a fast one.
     """
 
     def __init__(self, weights: Mapping[str, int], split: str) -> None:
         self._weights = dict(weights)
         self._split = split
         self.cursors = dict.fromkeys(weights, 0)
-        """Next index per tag; may name tags of an earlier configuration."""
+        """Next index per tag. May contain tags of an earlier configuration."""
         self.shares = dict.fromkeys(weights, 0)
-        """Tasks named per tag since the weights are what they are."""
+        """Tasks started per tag since the weights last changed."""
 
     def next_task(self) -> Task:
+        """The next task; advances the tag's cursor."""
         tag = min(self._weights, key=lambda tag: self.shares[tag] / self._weights[tag])
         task = Task(tag=tag, split=self._split, index=self.cursors[tag])
         self.cursors[tag] += 1
@@ -82,7 +85,7 @@ class Mixture:
     def restore(
         self, cursors: Mapping[str, int], shares: Mapping[str, int], weights: Mapping[str, int]
     ) -> None:
-        """Go on where a run stopped; under other weights than its own, count shares afresh."""
+        """Continue from a saved state. If the weights have changed, the shares are counted from 0 again."""
         self.cursors.update(cursors)
         if dict(weights) == self._weights:
             self.shares.update(shares)
@@ -90,26 +93,26 @@ class Mixture:
 
 @dataclass(slots=True, eq=False)
 class _Tag:
-    pending: deque[Seat] = field(default_factory=deque)
-    """May hold seats dropped since; they are skipped."""
+    pending: deque[GroupMember] = field(default_factory=deque)
+    """Waiting members. Some may have been dropped since; `matches` skips them."""
     idle: OrderedDict[str, None] = field(default_factory=OrderedDict)
-    """Slots, longest idle first."""
+    """Idle slots, the longest idle first."""
     num_running: int = 0
     starved_since: float | None = None
-    """When work was first seen waiting with no slot idle or playing, on the ledger's clock."""
+    """When a member was first seen waiting with no slot idle or playing, on the ledger's clock."""
 
 
 @dataclass(slots=True, eq=False)
 class _Slot:
     tag: str
     lease_id: int | None = None
-    """The lease that occupies the slot, whether it still counts or was cancelled; None: idle."""
+    """The lease that occupies the slot, which may have been cancelled; None when the slot is idle."""
 
 
 class SlotPool:
-    """Brings waiting seats and idle slots of the same tag together; knows what occupies each slot.
+    """Matches waiting members with idle slots of the same tag, and knows which lease occupies each slot.
 
-    slot: idle -> occupied by a lease -> freed by the report of that lease, or removed
+    slot: idle -> occupied by a lease -> freed when that lease is reported, or removed
     """
 
     def __init__(self, tags: Mapping[str, int]) -> None:
@@ -121,16 +124,18 @@ class SlotPool:
         return slot_id in self._slots
 
     def check_tag(self, slot_id: str, tag: str) -> None:
+        """ValueError when no task has this tag."""
         if tag not in self._tags:
             known = ", ".join(self._tags)
             raise ValueError(f"slot {slot_id!r} plays tag {tag!r}, which is not one of {known}")
 
     def add(self, slot_id: str, tag: str) -> None:
+        """Add an idle slot."""
         self._slots[slot_id] = _Slot(tag)
         self._tags[tag].idle[slot_id] = None
 
     def remove(self, slot_id: str) -> int | None:
-        """Forget the slot; returns the lease that occupied it."""
+        """Remove the slot; returns the lease that occupied it, if any."""
         slot = self._slots.pop(slot_id, None)
         if slot is None:
             return None
@@ -140,7 +145,7 @@ class SlotPool:
         return slot.lease_id
 
     def free(self, lease_id: int) -> bool:
-        """Make the slot that this lease occupies idle; False when there is none."""
+        """Make the slot of this lease idle. Returns False when the lease occupies none."""
         slot_id = self._slot_of.pop(lease_id, None)
         if slot_id is None:
             return False
@@ -150,29 +155,32 @@ class SlotPool:
         return True
 
     def lease_on(self, slot_id: str) -> int | None:
+        """The lease that occupies this slot."""
         slot = self._slots.get(slot_id)
         return None if slot is None else slot.lease_id
 
     def is_occupied_by(self, lease_id: int) -> bool:
+        """Whether this lease occupies a slot."""
         return lease_id in self._slot_of
 
-    def queue(self, seat: Seat, *, first: bool = False) -> None:
-        """Let the seat wait for a slot, behind all others or before them."""
-        pending = self._tags[seat.group.task.tag].pending
+    def queue(self, member: GroupMember, *, first: bool = False) -> None:
+        """Put the member at the end of its tag's queue, or at the front (`first`)."""
+        pending = self._tags[member.group.task.tag].pending
         if first:
-            pending.appendleft(seat)
+            pending.appendleft(member)
         else:
-            pending.append(seat)
+            pending.append(member)
 
-    def matches(self) -> Iterator[tuple[Seat, str]]:
-        """Waiting seats with an idle slot for each; the caller must `occupy` it before the next."""
+    def matches(self) -> Iterator[tuple[GroupMember, str]]:
+        """Pairs of a waiting member and an idle slot; `occupy` the slot before asking for the next pair."""
         for tag in self._tags.values():
             while tag.pending and (tag.idle or tag.pending[0].status is not Status.PENDING):
-                seat = tag.pending.popleft()
-                if seat.status is Status.PENDING:
-                    yield seat, next(iter(tag.idle))
+                member = tag.pending.popleft()
+                if member.status is Status.PENDING:
+                    yield member, next(iter(tag.idle))
 
     def occupy(self, slot_id: str, lease_id: int) -> None:
+        """Give this idle slot to a lease."""
         slot = self._slots[slot_id]
         slot.lease_id = lease_id
         self._slot_of[lease_id] = slot_id
@@ -181,50 +189,54 @@ class SlotPool:
         tag.num_running += 1
 
     def stop_counting(self, tag: str) -> None:
-        """One lease of this tag finished or ended; its slot may stay occupied."""
+        """A lease of this tag finished or ended. Its slot may still be occupied."""
         self._tags[tag].num_running -= 1
 
     def starved_tag(self, clock: float, patience_s: float) -> str | None:
-        """A tag whose work has waited that long with no slot idle or playing."""
-        found = None
+        """The first tag whose members have waited `patience_s` with no slot idle or playing."""
+        starved = None
         for name, tag in self._tags.items():
-            # After `matches` there are pending seats only where no slot is idle.
+            # After `matches`, members are pending only for tags without an idle slot.
             if not tag.pending or tag.num_running:
                 tag.starved_since = None
             elif tag.starved_since is None:
                 tag.starved_since = clock
             elif clock - tag.starved_since >= patience_s:
-                found = found or name
-        return found
+                starved = starved or name
+        return starved
 
     def starved_since(self) -> float | None:
+        """When the first tag that is starved now became so, on the ledger's clock."""
         times = [tag.starved_since for tag in self._tags.values() if tag.starved_since is not None]
         return min(times, default=None)
 
     def num_slots(self, tag: str) -> int:
+        """Slots of this tag."""
         return sum(slot.tag == tag for slot in self._slots.values())
 
 
 class ProgressGuard:
-    """Counts what is thrown away between deliveries, and says once when it was too much."""
+    """Counts the trajectories thrown away between deliveries, and reports once when there are too many."""
 
     def __init__(self, config: LedgerConfig) -> None:
         self._config = config
-        self._wasted: Counter[Reason] = Counter()
+        self._wasted: Counter[CancelReason] = Counter()
         self._num_wasted = 0
         self.has_stalled = False
 
-    def waste(self, reason: Reason) -> None:
+    def waste(self, reason: CancelReason) -> None:
+        """One trajectory was thrown away."""
         self._wasted[reason] += 1
         self._num_wasted += 1
 
     def delivered(self) -> None:
+        """A batch was delivered: start counting again."""
         self._wasted.clear()
         self._num_wasted = 0
         self.has_stalled = False
 
     def verdict(self, starved_tag: str | None, num_slots_of_tag: int) -> str | None:
-        """Why no batch will come, the first time there is a reason."""
+        """Why no batch will ever come: a message the first time there is a reason, else None."""
         if self.has_stalled:
             return None
         message = None

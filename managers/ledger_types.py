@@ -1,4 +1,4 @@
-"""What crosses the ledger's boundary: its configuration, leases, commands, batches and saved state."""
+"""Types of the ledger's interface: configuration, leases, commands, batches and saved state."""
 
 from __future__ import annotations
 
@@ -17,31 +17,32 @@ STATE_FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerConfig:
-    """Checked when made: a ConfigurationError names the key and what to do."""
+    """Checked when it is created: a ConfigurationError names the wrong key and says what to do."""
 
     batch_size: int
     """Trajectories per batch (`rollout_batch_size`), divisible by `group_size`."""
     group_size: int
-    """Trajectories per delivered group."""
+    """Trajectories in each delivered group."""
     alpha: float
-    """`async_generation_ratio`: batches generated ahead; may be fractional, 0 is synchronous."""
+    """`async_generation_ratio`: how many batches generation may run ahead of training. May be fractional;
+    0 is synchronous."""
     tag_weights: Mapping[str, int]
-    """Groups per tag: the mixture, in any unit."""
+    """Share of each tag among the started groups; only the ratios matter."""
     split: str = "train"
     group_size_redundancy: int = 0
-    """Spare members per group; the first `group_size` win."""
+    """Extra members started per group; the first `group_size` to finish are delivered."""
     num_groups_redundancy: int = 0
-    """Spare groups; the first complete ones win."""
+    """Extra groups kept open; those that complete first are delivered."""
     min_group_size: int | None = None
-    """Valid (not failed) members a delivered group needs, from 0 (deliver whatever came of it) to
-    `group_size`; None: half of `group_size` rounded up, and at least 2 where there are 2."""
+    """Valid (not failed) members that a delivered group needs, from 0 to `group_size`. None: see
+    `run_limits.required_group_size`."""
     episode_deadline_s: float = 600.0
-    """Seconds from the grant to the end of an episode; suspension does not count."""
+    """Seconds an episode may take from its grant to its end; time spent suspended does not count."""
     max_group_attempts: int = 8
-    """Leases one member may use up (stale, failed, worker lost) before its group is given up."""
+    """Leases that one member may use up (stale, failed, worker lost) before its group is given up."""
     max_fruitless_batches: int = 10
-    """Batches' worth of trajectories thrown away with nothing delivered before the run is stalled. No key of
-    the file: `managers.wiring` sets it."""
+    """The ledger reports a stall when this many batches' worth of trajectories are thrown away without a
+    delivery. No key of the YAML file sets it; `managers.wiring` derives it from `max_filtered_groups`."""
 
     def __post_init__(self) -> None:
         def require(holds: bool, message: str) -> None:
@@ -77,46 +78,47 @@ class LedgerConfig:
 
     @property
     def groups_per_batch(self) -> int:
+        """Groups in one batch."""
         return self.batch_size // self.group_size
 
     @property
     def members_per_group(self) -> int:
-        """Members started per group, spares included."""
+        """Members started per group, including spares."""
         return self.group_size + self.group_size_redundancy
 
     @property
     def max_staleness(self) -> int:
-        """Versions a delivered token may be behind the trainer."""
+        """How many versions a delivered token may be behind the trainer."""
         return run_limits.max_staleness(self.alpha)
 
     @property
     def min_valid(self) -> int:
-        """`min_group_size` with its default filled in."""
+        """`min_group_size`, or its default."""
         return run_limits.required_group_size(self.group_size, self.min_group_size)
 
     @property
     def capacity_groups(self) -> int:
-        """Groups that fit into floor((1 + alpha) x batch_size) trajectories, without redundancy."""
+        """Groups that may be open or in training at the same time, without `num_groups_redundancy`."""
         return run_limits.capacity(self.alpha, self.batch_size) // self.group_size
 
 
 class LeaseEnd(StrEnum):
-    """How a lease ended. Each lease ends once."""
+    """How a lease ended. Each lease ends exactly once."""
 
     DELIVERED = "delivered"
-    """Valid and in a batch."""
+    """Valid, and part of a batch."""
     FILTERED = "filtered"
     """Finished, but its group was rejected or given up."""
     STALE = "stale"
-    """Too old to be delivered, running or finished."""
+    """Running or finished, and too old to be delivered."""
     FAILED = "failed"
-    """No outcome, past its deadline, or its worker lost at the last of `max_group_attempts`; stays `failed`
-    when it is delivered to fill a group."""
+    """No outcome, past its deadline, or its worker was lost at the last of `max_group_attempts`. It stays
+    `failed` when it is delivered to fill a group."""
     CANCELLED = "cancelled"
-    """Not needed any more, or its worker was lost, or the run was restarted."""
+    """No longer needed, or its worker was lost, or the run was restarted."""
 
 
-class Reason(StrEnum):
+class CancelReason(StrEnum):
     """Why a lease was cancelled or its result discarded."""
 
     TOO_OLD = "too old for async_generation_ratio"
@@ -131,8 +133,8 @@ class Reason(StrEnum):
 
     @property
     def is_waste(self) -> bool:
-        """Whether a run in which nothing but this happens makes no progress."""
-        return self not in (Reason.SPARE, Reason.SURPLUS, Reason.LATE)
+        """Whether a lease that ends for this reason was wasted. A run with nothing but waste stalls."""
+        return self not in (CancelReason.SPARE, CancelReason.SURPLUS, CancelReason.LATE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,22 +142,22 @@ class Lease:
     """The right and duty to run one episode."""
 
     lease_id: int
-    """Unique in a run, restarts from a saved state included; increases in the order of grants."""
+    """Unique in a run, also after a restart from a saved state. Increases in the order of grants."""
     group_id: int
     member: int
-    """In [0, group_size + group_size_redundancy)."""
+    """Position in the group, in [0, group_size + group_size_redundancy)."""
     attempt: int
-    """Leases this member used up before, from 0."""
+    """How many leases this member used up before this one."""
     task: Task
     version: int
     """The trainer's version when the lease was granted."""
     deadline: float
-    """On the shell's clock, as of the grant; a suspension moves the ledger's own deadline later."""
+    """On the caller's clock, computed at the grant. A later suspension extends it inside the ledger only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """Play this episode on this slot."""
+    """Command: play this episode on this slot."""
 
     lease: Lease
     slot_id: str
@@ -163,34 +165,34 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel:
-    """Stop this running episode; the slot counts as busy until it is reported free."""
+    """Command: stop this running episode. The slot counts as busy until it is reported free."""
 
     lease_id: int
     slot_id: str
-    reason: Reason
+    reason: CancelReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discard:
-    """Drop the result held for this finished lease: it will not be delivered."""
+    """Command: drop the result of this finished lease; it will not be delivered."""
 
     lease_id: int
     end: LeaseEnd
-    reason: Reason
+    reason: CancelReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupReady:
-    """This group is complete; it may be rejected until it is taken."""
+    """Command: this group is complete. It may be rejected until it is taken."""
 
     group_id: int
     lease_ids: tuple[int, ...]
-    """The members that would be delivered, in the order of `member`."""
+    """Leases of the members that would be delivered, in the order of `Lease.member`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalled:
-    """No batch will ever be ready; sent once, until something is delivered."""
+    """Command: no batch will ever be ready. Sent once until something is delivered."""
 
     message: str
 
@@ -205,28 +207,29 @@ class BatchGroup:
     group_id: int
     task: Task
     lease_ids: tuple[int, ...]
-    """Exactly `group_size`, in the order of `member`."""
-    failures: Mapping[int, Reason]
-    """By lease, why it has no outcome and is to be masked; nothing is held for one that ended at its
-    deadline, however late it reports, or whose worker was lost."""
+    """Exactly `group_size`, in the order of `Lease.member`."""
+    failures: Mapping[int, CancelReason]
+    """By lease id, why a member has no outcome; such a member is masked. A member that missed its deadline or
+    lost its worker has no trajectory, even if it reports later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What one `take` delivers."""
+    """The groups delivered by one `take`."""
 
     version: int
-    """The trainer's version at the take."""
+    """The trainer's version when the batch was taken."""
     groups: tuple[BatchGroup, ...]
 
     @property
     def lease_ids(self) -> tuple[int, ...]:
+        """Of all groups, in order."""
         return tuple(lease_id for group in self.groups for lease_id in group.lease_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerCounts:
-    """Leases so far: `started == open + delivered + filtered + stale + failed + cancelled`."""
+    """Number of leases so far: `started == open + delivered + filtered + stale + failed + cancelled`."""
 
     started: int
     open: int
@@ -240,7 +243,7 @@ class LedgerCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnfinishedGroup:
-    """A group that was started and not delivered; it is leased again after a restart."""
+    """A group that was started but not delivered; it is played again after a restart."""
 
     group_id: int
     tag: str
@@ -250,28 +253,28 @@ class UnfinishedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerState:
-    """What a checkpoint holds of the ledger. Leases open when it was made count as cancelled in it."""
+    """The part of the ledger that a checkpoint stores. Leases that are open then count as cancelled."""
 
     version: int
     next_group_id: int
     next_lease_id: int
     cursors: Mapping[str, int]
-    """Next task index per tag."""
+    """Next task index of each tag."""
     shares: Mapping[str, int]
-    """Groups started per tag under the present mixture."""
+    """Groups started per tag under `tag_weights`."""
     tag_weights: Mapping[str, int]
-    """The mixture `shares` was counted under."""
+    """The weights that `shares` was counted under."""
     ends: Mapping[str, int]
-    """Leases by how they ended."""
+    """Number of leases by `LeaseEnd`."""
     unfinished: tuple[UnfinishedGroup, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """The state as plain JSON types."""
         return {"format": STATE_FORMAT, **asdict(self)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> LedgerState:
-        """The inverse of `to_dict`; StorageError when it was written by another format."""
+        """The inverse of `to_dict`. StorageError when the format differs."""
         values = dict(data)
         if (found := values.pop("format", None)) != STATE_FORMAT:
             raise StorageError(

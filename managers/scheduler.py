@@ -54,6 +54,7 @@ from envsdk.managers.ledger_types import (
     Batch,
     BatchGroup,
     Cancel,
+    CancelReason,
     Command,
     Discard,
     Grant,
@@ -61,13 +62,12 @@ from envsdk.managers.ledger_types import (
     Lease,
     LedgerConfig,
     LedgerState,
-    Reason,
     Stalled,
 )
 from envsdk.managers.traj_env_manager import EpisodeOrder
 from envsdk.net.long_poll import Outbox
 from envsdk.processes.call_watch import Note, read_note
-from envsdk.store.trajectories import write_trajectories
+from envsdk.store.trajectories import DISCARDED_PREFIX, write_trajectories
 from envsdk.trajectory import Outcome, Task, TokenArrays, Trajectory
 
 TICK_S = 0.5
@@ -435,7 +435,7 @@ class RolloutScheduler:
     def _without_report(self, group: BatchGroup, lease_id: int) -> Trajectory:
         """An episode that never reported is data all the same."""
         limit_s = self._setup.ledger.episode_deadline_s
-        if group.failures[lease_id] is Reason.WORKER_LOST:
+        if group.failures[lease_id] is CancelReason.WORKER_LOST:
             message = f"its worker was lost, {self._setup.ledger.max_group_attempts} times in a row"
             kind = "worker_lost"
         else:
@@ -464,7 +464,7 @@ class RolloutScheduler:
 
     def _take_discarded(self, folder: Path) -> tuple[Path, list[tuple[Trajectory, str]]]:
         """What is to be written now, and where: files of one batch after the first end in 1, 2 ..."""
-        name = f"discarded_{self._setup.file_prefix}_{self._next_number:06d}"
+        name = f"{DISCARDED_PREFIX}{self._setup.file_prefix}_{self._next_number:06d}"
         discarded, self._discarded = self._discarded, []
         part = f"_{self._discarded_files}" if self._discarded_files else ""
         if not part:

@@ -21,18 +21,17 @@ from typing import Annotated, Any
 import typer
 
 from envsdk import __version__
-from envsdk.cli import run_app
 from envsdk.datasets.formats import ExportFormat
 from envsdk.datasets.reading import DataSet, TagRecord, open_dataset
+from envsdk.display.command_line import run_app
 from envsdk.display.terminal import say
 from envsdk.envs.swe import SPEC
 from envsdk.envs.swe.observations import Ending, read_ending
 from envsdk.envs.swe.replies import ACTION_FORMATS, ActionFormat, parse_reply
 from envsdk.envs.swe.task_list import TaskList, task_list
 from envsdk.failures import ConfigurationError
-from envsdk.report.run_data import DISCARDED_PREFIX
 from envsdk.store.atomic import make_folder, write_atomically
-from envsdk.store.trajectories import iter_trajectories
+from envsdk.store.trajectories import DISCARDED_PREFIX, iter_trajectories
 from envsdk.trajectory import Outcome, Trajectory
 
 TRAJECTORY_FORMAT = "mini-swe-agent-1.1"

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from envsdk.cli import run_app
+from envsdk.display.command_line import run_app
 from envsdk.display.terminal import say
 
 app = typer.Typer(add_completion=False)

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 import typer
 
-from envsdk.cli import run_app
+from envsdk.display.command_line import run_app
 from envsdk.display.terminal import say
 from envsdk.envs.webshop import vocabulary as words
 from envsdk.envs.webshop.store import FORMAT, is_complete

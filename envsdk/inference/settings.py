@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
-
 from envsdk.failures import ConfigurationError
+from envsdk.settings.strict import StrictSettings
 
 
-class StrictSettings(BaseModel):
-    """Base of every engine's settings: typed, immutable, and deaf to no key."""
+class EngineSettings(StrictSettings):
+    """Base of every engine's settings."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
-
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Modules of optional packages that a run with this engine needs."""
     takes_new_weights: ClassVar[bool] = True
     """Whether the engine can be trained with: its ability `weight_updates`, known without importing it."""
 

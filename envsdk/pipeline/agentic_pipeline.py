@@ -50,6 +50,7 @@ from envsdk.tracking.jsonl import FILE_NAME as METRICS_FILE
 from envsdk.tracking.timeline import Timeline, Track
 from envsdk.tracking.tracker import Tracker
 from envsdk.trajectory import Trajectory
+from envsdk.view.export import REPORT, write_report_of_job
 
 TRAJECTORIES = "trajectories"
 CONFIG_FILE = "config.yaml"
@@ -420,8 +421,8 @@ def _train(loaded: LoadedConfig) -> None:
     folder = RunFolder.open(config)
     if folder.first_step >= config.max_steps:
         say(f"{folder.path} has all {config.max_steps} steps; raise max_steps or choose another exp_name.")
-        if not (folder.path / "report.html").is_file():
-            say(f"Report: {_write_report(folder)}")
+        if not (folder.path / REPORT).is_file():
+            say(f"Report: {write_report_of_job(folder.path)}")
         return
     model = model_of_run(config, has_begun=folder.has_begun)
     changes = changed_settings(folder, loaded) if folder.has_begun else []
@@ -475,19 +476,20 @@ async def _run(config: RunConfig, folder: RunFolder, model: Path, changes: Seque
             await pipeline.start()
             await pipeline.run()
         except BaseException as error:
-            # What went wrong is what the user must see, not a report that could not be written either.
+            # What went wrong is what the user must see, not that closing failed as well.
             with suppress(EnvsdkError):
                 if isinstance(error, Interrupted) and not pipeline.has_trained:
                     # Actors that are still starting would not answer for seconds, and nothing was done.
                     await _close(cluster, tracker, timeline, patience_s=0.0)
                 else:
                     await _close(cluster, tracker, timeline)
-                    _write_report(folder)
+                    write_report_of_job(folder.path)
             raise
         await _close(cluster, tracker, timeline)
-        report = _write_report(folder)
+        report = write_report_of_job(folder.path)
     say(_before_and_after(pipeline.validations))
-    say(f"Report: {report}")
+    if report is not None:
+        say(f"Report: {report}")
     say(f"Trajectories: envsdk view {folder.path}")
 
 
@@ -495,14 +497,6 @@ async def _close(cluster: Cluster, tracker: Tracker, timeline: Timeline, *, pati
     await cluster.close(patience_s=patience_s)
     tracker.close()
     timeline.close()
-
-
-def _write_report(folder: RunFolder) -> Path | None:
-    """The report, if there is anything to report."""
-    from envsdk.report import write_report
-
-    metrics = folder.path / METRICS_FILE
-    return write_report(folder.path) if metrics.is_file() and metrics.stat().st_size else None
 
 
 def _before_and_after(validations: Mapping[int, Mapping[str, float]]) -> str:

@@ -1,13 +1,13 @@
 """The model behind a policy: found in a folder, a checkpoint or a run, and run by an engine of this process.
 
-source = model_source(resolve_source("agentic_async.yaml"), Path("runs/NAME"), greedy=False, seed=42)
+source = model_source(resolve_source("FrozenLake"), Path("runs/NAME"), greedy=False, seed=42)
 async with open_model(source) as (proxy, chat): ...
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from envsdk.config import EMBEDDED_DEFAULT
 from envsdk.config.plugins import settings_model
-from envsdk.extras import require
 from envsdk.failures import ConfigurationError
-from envsdk.inference.settings import StrictSettings
+from envsdk.inference.settings import EngineSettings
 from envsdk.plugins import load_plugin
 from envsdk.store.model_files import content_digest, is_model_folder, model_problem, weights_problem
 
 if TYPE_CHECKING:
     from envsdk.chat import ChatTokenizer
+    from envsdk.config import RunConfig
     from envsdk.inference.proxy import InferenceProxy
     from envsdk.play.player import Source
 
@@ -60,7 +60,7 @@ class ModelSource:
     def _engine_identity(self) -> dict[str, Any]:
         """The engine's own word on which of its settings decide the replies; nothing for most engines."""
         model = settings_model("engines", self.engine, "strategy_config")
-        if model is None or not issubclass(model, StrictSettings):
+        if model is None or not issubclass(model, EngineSettings):
             return {}
         identity = model.model_validate(self.settings).identity()
         return {"settings": identity} if identity else {}
@@ -94,8 +94,21 @@ async def open_model(model: ModelSource) -> AsyncIterator[tuple[InferenceProxy, 
         await engine.close()
 
 
-def model_source(source: Source, model: Path | None, greedy: bool, seed: int) -> ModelSource:
-    """The model of `source`, or the one in the folder `model`; ConfigurationError when there is none."""
+TinyPolicyMaker = Callable[["RunConfig"], Path]
+"""Gives the folder of the tiny policy that a configuration describes (`envsdk.warm_start`)."""
+
+
+def model_source(
+    source: Source,
+    model: Path | None,
+    greedy: bool,
+    seed: int,
+    make_tiny_policy: TinyPolicyMaker | None = None,
+) -> ModelSource:
+    """The model of `source`, or the one in the folder `model`; ConfigurationError when there is none.
+
+    `make_tiny_policy` is called where `source` names the tiny policy.
+    """
     from envsdk.managers.wiring import generating_settings
 
     config = source.config
@@ -105,7 +118,7 @@ def model_source(source: Source, model: Path | None, greedy: bool, seed: int) ->
         folder = find_model_folder(model)
         check_model(folder)
     else:
-        folder = _pretrained(source)
+        folder = _pretrained(source, make_tiny_policy)
     sequence_length = config.sequence_length
     if source.is_environment and sequence_length == DEFAULT_SEQUENCE_LENGTH:
         sequence_length = min(sequence_length, _max_positions(folder))
@@ -152,13 +165,11 @@ def _max_positions(folder: Path) -> int:
         raise ConfigurationError(f"--model: {path} is damaged: {error}") from error
 
 
-def _pretrained(source: Source) -> Path:
+def _pretrained(source: Source, make_tiny_policy: TinyPolicyMaker | None) -> Path:
     if source.is_environment:
         raise ConfigurationError("--policy model needs --model: a Hugging Face folder or a checkpoint")
     if source.config.pretrain != EMBEDDED_DEFAULT:
         return find_model_folder(Path(source.config.pretrain))
-    require("making the tiny policy", "torch", "transformers", "safetensors")
-    from envsdk.warm_start.prepare import prepare_policy
-
-    folder: Path = prepare_policy(source.config)
-    return folder
+    if make_tiny_policy is None:
+        raise ConfigurationError(f"pretrain: {EMBEDDED_DEFAULT} is made by the caller; name a folder here")
+    return make_tiny_policy(source.config)

@@ -1,7 +1,7 @@
 """What `collect` and `evaluate` share: from ENV or YAML and a policy's name to played episodes.
 
     source = resolve_source("agentic_async.yaml", ["seed=7"])
-    player = make_player(source, split="val", tags=None, policy="oracle")
+    player = make_player(source, tags=["FrozenLake"], policy="oracle")
     player.play(tasks, on_trajectory)
 
 Episodes are played by the same `TrajEnvManager` that training uses, in this process, without Ray.
@@ -37,7 +37,13 @@ from envsdk.env import AnyTextEnv, Isolation
 from envsdk.failures import ConfigurationError
 from envsdk.inference.rate_limits import PacedPolicy, RateGate, RateLimits
 from envsdk.play.env_arguments import short_name, split_overrides, whole_id
-from envsdk.play.model import DEFAULT_SEQUENCE_LENGTH, ModelSource, model_source, open_model
+from envsdk.play.model import (
+    DEFAULT_SEQUENCE_LENGTH,
+    ModelSource,
+    TinyPolicyMaker,
+    model_source,
+    open_model,
+)
 from envsdk.play.options import ENDPOINT, PlayOptions
 from envsdk.play.policies import REQUIRED_ABILITY, make_policy
 from envsdk.plugins import load_plugin
@@ -352,8 +358,12 @@ def make_player(
     model: Path | None = None,
     greedy: bool = False,
     options: PlayOptions | None = None,
+    make_tiny_policy: TinyPolicyMaker | None = None,
 ) -> Player:
-    """Check that the policy can play these tags and gather what it takes. Raises ConfigurationError."""
+    """Check that the policy can play these tags and gather what it takes. Raises ConfigurationError.
+
+    `make_tiny_policy` is called where the policy is the tiny one of `source`, after all other checks.
+    """
     from envsdk.managers.wiring import generating_settings, tag_setup
 
     options = options or PlayOptions()
@@ -398,7 +408,9 @@ def make_player(
         policy=policy,
         epsilon=epsilon,
         seed=seed,
-        model=options.applied_to(model_source(source, model, greedy, seed)) if with_engine else None,
+        model=options.applied_to(model_source(source, model, greedy, seed, make_tiny_policy))
+        if with_engine
+        else None,
         chat=None if with_engine else options.chat_endpoint(generating_settings(config), greedy),
         replies=options.replies,
         concurrency=options.concurrency,

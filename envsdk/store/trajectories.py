@@ -26,8 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from envsdk.failures import Boundary, Failure, StorageError
-from envsdk.lone_surrogates import without_lone_surrogates
+from envsdk.failures import Boundary, Failure, StorageError, without_lone_surrogates
 from envsdk.store.atomic import atomic_file, storage_error
 from envsdk.trajectory import Outcome, Task, TokenArrays, Trajectory, Turn
 
@@ -112,6 +111,10 @@ SCHEMA = pa.schema(
 """Columns of a trajectory file. Readers go by name: a column may be added without a new version."""
 _LATER_COLUMNS = frozenset({"state_hashes"})
 """Columns that files of the present version may lack."""
+
+
+DISCARDED_PREFIX = "discarded_"
+"""Of the names of a run's files with episodes that were played and not used."""
 
 
 def write_trajectories(
@@ -233,12 +236,12 @@ def _open(path: Path) -> pq.ParquetFile:
         # Pages carry checksums, the footer does not: a damaged one shows in names, types and counts.
         if num_rows != str(file.metadata.num_rows).encode():
             raise ValueError("its footer does not know how many trajectories it holds")
-        names = set(file.schema_arrow.names)
+        schema = file.schema_arrow
         for field in SCHEMA:
-            if field.name in _LATER_COLUMNS and field.name not in names:
+            if field.name in _LATER_COLUMNS and field.name not in schema.names:
                 continue
             earlier = _EARLIER_TURNS if field.name == "turns" and int(version) == 1 else field.type
-            if file.schema_arrow.field(field.name).type not in (field.type, earlier):
+            if schema.field(field.name).type not in (field.type, earlier):
                 raise ValueError(f"column {field.name!r} has another type")
     except FileNotFoundError:
         raise StorageError(f"There is no trajectory file {path}.") from None

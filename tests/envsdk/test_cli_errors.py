@@ -17,7 +17,8 @@ import pytest
 import typer
 
 from envsdk import cli, train
-from envsdk.cli import main, run_app, run_command
+from envsdk.cli import main
+from envsdk.display.command_line import run_app, run_command
 from envsdk.failures import (
     ConfigurationError,
     EngineError,
@@ -98,7 +99,7 @@ def test_what_a_command_needs_is_asked_for_before_it_begins(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("envsdk.extras.find_spec", lambda name: None if name == "torch" else name)
+    monkeypatch.setattr("envsdk.settings.extras.find_spec", lambda name: None if name == "torch" else name)
     assert main(command) == 2
     assert "needs torch, not installed here: pip install 'envsdk[train]'" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
@@ -115,7 +116,7 @@ def test_what_a_command_needs_is_asked_for_before_it_begins(
 def test_what_the_plug_ins_of_a_run_need_is_asked_for_before_it_begins(
     example: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("envsdk.extras.find_spec", lambda name: None if name == module else name)
+    monkeypatch.setattr("envsdk.settings.extras.find_spec", lambda name: None if name == module else name)
     assert main(["train", example]) == 2
     assert f"this run needs {module}, not installed here: pip install 'envsdk[{extra}]'" in (
         capsys.readouterr().err
@@ -320,7 +321,7 @@ def test_the_process_itself_exits_2_on_a_wrong_key(command: list[str]) -> None:
 
 def test_a_reader_that_goes_away_is_no_success_and_no_traceback() -> None:
     program = (
-        "import sys; from envsdk.cli import run_command;"
+        "import sys; from envsdk.display.command_line import run_command;"
         "sys.exit(run_command(lambda: [print('x' * 1000) for _ in range(10**4)] and None)())"
     )
     process = subprocess.Popen(
@@ -386,7 +387,7 @@ def test_an_error_that_quotes_somebody_else_does_not_act_on_the_terminal(
 def test_closed_streams_are_no_error_and_no_file_takes_their_place(closed: str, tmp_path: Path) -> None:
     code = (
         "import os, sys\n"
-        "from envsdk.cli import app, main, run_app\n"
+        "from envsdk.cli import main\n"
         "code = main(['explain', 'agentic_async.yaml'])\n"
         f"with open({str(tmp_path / 'file')!r}, 'w') as file: assert file.fileno() > 2\n"
         "sys.exit(code)"

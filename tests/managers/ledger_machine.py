@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from ledger_model import CheckedLedger, LedgerFactory
 
-from envsdk.managers.ledger import LedgerConfig, RolloutLedger
+from envsdk.managers.ledger import RolloutLedger
+from envsdk.managers.ledger_types import LedgerConfig
 
 DEADLINE_S = 100.0
 

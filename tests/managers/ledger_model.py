@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from fractions import Fraction
 
-from envsdk.managers.ledger import (
+from envsdk.managers.ledger import RolloutLedger
+from envsdk.managers.ledger_types import (
     Batch,
     Cancel,
+    CancelReason,
     Command,
     Discard,
     Grant,
@@ -24,8 +26,6 @@ from envsdk.managers.ledger import (
     LeaseEnd,
     LedgerConfig,
     LedgerState,
-    Reason,
-    RolloutLedger,
     Stalled,
 )
 
@@ -253,19 +253,19 @@ class CheckedLedger:
         record = self.records[cancel.lease_id]
         self.promise(1, record.phase is Phase.RUNNING, f"a lease that does not run was cancelled: {cancel}")
         self.promise(1, self.occupied.get(cancel.slot_id) == cancel.lease_id, f"not on this slot: {cancel}")
-        if cancel.reason is Reason.DEADLINE:
+        if cancel.reason is CancelReason.DEADLINE:
             age_s = self.clock - record.granted_at
             self.promise(5, age_s >= self.config.episode_deadline_s - 1e-6, f"ended early, after {age_s} s")
             self._end(record, LeaseEnd.FAILED, is_waste=True)
             record.phase = Phase.FAILED
-        elif cancel.reason is Reason.TOO_OLD:
+        elif cancel.reason is CancelReason.TOO_OLD:
             self._end(record, LeaseEnd.STALE, is_waste=True)
         else:
             self._end(record, LeaseEnd.CANCELLED, is_waste=cancel.reason.is_waste)
 
     def _discarded(self, discard: Discard) -> None:
         record = self.records[discard.lease_id]
-        if discard.reason is Reason.LATE:
+        if discard.reason is CancelReason.LATE:
             self.promise(
                 1, record.phase in (Phase.FAILED, Phase.OVER), f"a live lease was dropped: {discard}"
             )

@@ -7,7 +7,8 @@ from typing import Any
 
 from ledger_model import CheckedLedger, LedgerFactory
 
-from envsdk.managers.ledger import LedgerConfig, RolloutLedger
+from envsdk.managers.ledger import RolloutLedger
+from envsdk.managers.ledger_types import LedgerConfig
 
 DEADLINE_S = 100.0
 

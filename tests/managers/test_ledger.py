@@ -7,16 +7,16 @@ from ledger_model import LedgerFactory
 from ledger_scenarios import DEADLINE_S, SCENARIOS, finish_all, started
 
 from envsdk.failures import ConfigurationError, StorageError
-from envsdk.managers.ledger import (
+from envsdk.managers.ledger import RolloutLedger
+from envsdk.managers.ledger_types import (
     Cancel,
+    CancelReason,
     Discard,
     Grant,
     GroupReady,
     LeaseEnd,
     LedgerConfig,
     LedgerState,
-    Reason,
-    RolloutLedger,
 )
 
 
@@ -114,7 +114,7 @@ class TestStaleness:
         commands = ledger.publish(2, now=3.0)
         cancelled = of_type(commands, Cancel)
         assert {c.lease_id for c in cancelled} == {*running, fourth.lease.lease_id}
-        assert {c.reason for c in cancelled} == {Reason.TOO_OLD}
+        assert {c.reason for c in cancelled} == {CancelReason.TOO_OLD}
         # What had finished is as old, and goes too.
         assert [(d.lease_id, d.end) for d in of_type(commands, Discard)] == [(finished, LeaseEnd.STALE)]
         again = [g.lease for g in of_type(ledger.slots_idle(slots(3), now=3.0), Grant)]
@@ -177,8 +177,8 @@ class TestGroups:
         ledger.finished(fourth.lease.lease_id, now=1.0, oldest_version=0)
         commands = ledger.finished(first.lease.lease_id, now=1.0, oldest_version=0)
         assert commands == [
-            Cancel(lease_id=second.lease.lease_id, slot_id=second.slot_id, reason=Reason.SPARE),
-            Discard(lease_id=third.lease.lease_id, end=LeaseEnd.FAILED, reason=Reason.SPARE),
+            Cancel(lease_id=second.lease.lease_id, slot_id=second.slot_id, reason=CancelReason.SPARE),
+            Discard(lease_id=third.lease.lease_id, end=LeaseEnd.FAILED, reason=CancelReason.SPARE),
             GroupReady(
                 group_id=first.lease.group_id, lease_ids=(first.lease.lease_id, fourth.lease.lease_id)
             ),
@@ -193,7 +193,7 @@ class TestGroups:
         model.finish(four, oldest_version=0)
         batch = model.take(4)
         assert batch is not None
-        assert batch.groups[0].failures == dict.fromkeys((one, three), Reason.EPISODE_FAILED)
+        assert batch.groups[0].failures == dict.fromkeys((one, three), CancelReason.EPISODE_FAILED)
         assert model.ledger.counts.failed == 2
         assert model.ledger.counts.delivered == 2
 
@@ -237,7 +237,9 @@ class TestSlots:
         (grant,) = of_type(ledger.add_slots(slots(1), now=0.0), Grant)
         assert ledger.next_deadline() == 10.0
         (cancel,) = of_type(ledger.tick(now=10.0), Cancel)
-        assert cancel == Cancel(lease_id=grant.lease.lease_id, slot_id=grant.slot_id, reason=Reason.DEADLINE)
+        assert cancel == Cancel(
+            lease_id=grant.lease.lease_id, slot_id=grant.slot_id, reason=CancelReason.DEADLINE
+        )
         assert ledger.counts.failed == 1
         assert len(of_type(ledger.slots_idle([grant.slot_id], now=11.0), Grant)) == 1
 
@@ -246,7 +248,9 @@ class TestSlots:
         (grant,) = of_type(ledger.add_slots(slots(1), now=0.0), Grant)
         ledger.tick(now=10.0)
         discard, again = ledger.finished(grant.lease.lease_id, now=11.0, oldest_version=0)
-        assert discard == Discard(lease_id=grant.lease.lease_id, end=LeaseEnd.FAILED, reason=Reason.LATE)
+        assert discard == Discard(
+            lease_id=grant.lease.lease_id, end=LeaseEnd.FAILED, reason=CancelReason.LATE
+        )
         assert isinstance(again, Grant)
         assert ledger.counts.failed == 1
 
@@ -254,7 +258,7 @@ class TestSlots:
         ledger = RolloutLedger(config(batch_size=4))
         (grant,) = of_type(ledger.add_slots(slots(1), now=0.0), Grant)
         assert ledger.slots_idle([grant.slot_id], now=1.0) == []
-        assert ledger.num_running == 1
+        assert ledger.counts.open == 1
 
     def test_what_a_lost_worker_played_is_played_elsewhere(self) -> None:
         ledger = RolloutLedger(config(batch_size=4))
@@ -278,7 +282,7 @@ class TestSlots:
         batch, _ = ledger.take(4, now=1.0)
         assert batch is not None
         assert batch.lease_ids == ready.lease_ids
-        assert batch.groups[0].failures == {lost.lease.lease_id: Reason.WORKER_LOST}
+        assert batch.groups[0].failures == {lost.lease.lease_id: CancelReason.WORKER_LOST}
         assert (ledger.counts.failed, ledger.counts.cancelled) == (1, 2)
 
     def test_a_group_that_keeps_losing_its_workers_is_given_up(self) -> None:

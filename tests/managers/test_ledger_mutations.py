@@ -34,34 +34,34 @@ MUTATIONS = [
     Mutation(
         1,
         "a failed episode that is leased again is counted a second time",
-        "            commands.append(Discard(lease_id=seat.lease_id, end=LeaseEnd.FAILED, reason=reason))\n",
-        "            self._ends[LeaseEnd.FAILED] += 1\n"
-        "            commands.append(Discard(lease_id=seat.lease_id, end=LeaseEnd.FAILED, reason=reason))\n",
+        "        elif member.status is Status.FAILED:\n            del",
+        "        elif member.status is Status.FAILED:\n"
+        "            self._ends[LeaseEnd.FAILED] += 1\n            del",
     ),
     Mutation(
         1,
         "the leases of a lost worker vanish without an end",
-        "                self._vacate(seat, LeaseEnd.CANCELLED, Reason.WORKER_LOST, commands)\n",
-        "                self._leave_running(seat)\n",
+        "                self._vacate(member, LeaseEnd.CANCELLED, CancelReason.WORKER_LOST)\n",
+        "                self._leave_running(member)\n",
     ),
     Mutation(
         1,
         "a slot is granted while its cancelled episode still runs",
-        "                commands.append(self._cancel(seat, reason))\n",
-        "                commands.append(self._cancel(seat, reason))\n"
-        "                self._pool.free(seat.lease_id)\n",
+        "                self._commands.append(self._cancel(member, reason))\n",
+        "                self._commands.append(self._cancel(member, reason))\n"
+        "                self._pool.free(member.lease_id)\n",
     ),
     Mutation(
         2,
         "the batch in training takes no room",
-        "        return room - self._groups_in_training\n",
-        "        return room\n",
+        "        return capacity - self._groups_in_training\n",
+        "        return capacity\n",
     ),
     Mutation(
         2,
         "the synchronous pipeline starts its spare groups during training",
-        "            return 0\n        room =",
-        "            pass\n        room =",
+        "            return 0\n        capacity =",
+        "            pass\n        capacity =",
     ),
     Mutation(
         2,
@@ -72,14 +72,14 @@ MUTATIONS = [
     Mutation(
         3,
         "no sweep when a batch is taken",
-        "        self._sweep(self._ready.values(), self.version - self.config.max_staleness, commands)\n",
+        "        self._sweep(self._ready.values(), self.version - self.config.max_staleness)\n",
         "",
     ),
     Mutation(
         3,
         "the version at the grant stands for the tokens' versions",
-        "version = seat.version if seat.status is Status.RUNNING else seat.oldest_version",
-        "version = None if seat.status is Status.PENDING else seat.version",
+        "version = member.version if member.status is Status.RUNNING else member.oldest_version",
+        "version = None if member.status is Status.PENDING else member.version",
     ),
     Mutation(
         3,
@@ -90,9 +90,9 @@ MUTATIONS = [
     Mutation(
         4,
         "spare members that finished are delivered too",
-        "                self._vacate(seat, LeaseEnd.CANCELLED, Reason.SPARE, commands)\n",
-        "                if seat.status in (Status.PENDING, Status.RUNNING):\n"
-        "                    self._vacate(seat, LeaseEnd.CANCELLED, Reason.SPARE, commands)\n",
+        "                self._vacate(member, LeaseEnd.CANCELLED, CancelReason.SPARE)\n",
+        "                if member.status in (Status.PENDING, Status.RUNNING):\n"
+        "                    self._vacate(member, LeaseEnd.CANCELLED, CancelReason.SPARE)\n",
     ),
     Mutation(
         4,
@@ -103,15 +103,15 @@ MUTATIONS = [
     Mutation(
         5,
         "groups are delivered in the order they were started",
-        "        if len(self._ready) < num_groups:\n            return None, commands\n",
+        "        if len(self._ready) < num_groups:\n            return None, []\n",
         "        if any(i not in self._ready for i in list(self._groups)[:num_groups]):\n"
-        "            return None, commands\n"
-        "        if len(self._ready) < num_groups:\n            return None, commands\n",
+        "            return None, []\n"
+        "        if len(self._ready) < num_groups:\n            return None, []\n",
     ),
     Mutation(
         5,
         "deadlines are not looked at",
-        "                if seat.deadline > clock:\n",
+        "                if member.deadline > clock:\n",
         "                if True:\n",
     ),
     Mutation(
@@ -123,32 +123,32 @@ MUTATIONS = [
     Mutation(
         5,
         "what is to be played again is never queued",
-        "        self._pool.queue(seat, first=True)\n",
+        "        self._pool.queue(member, first=True)\n",
         "",
     ),
     Mutation(
         6,
         "the cursor goes back to a delivered task",
         "        return delivered\n",
-        "        self._mixture.cursors[group.task.tag] = group.task.index\n        return delivered\n",
+        "        self._task_sampler.cursors[group.task.tag] = group.task.index\n        return delivered\n",
     ),
     Mutation(
         6,
         "a resumed run starts at the first task",
-        "        self._mixture.restore(state.cursors, state.shares, state.tag_weights)\n",
+        "        self._task_sampler.restore(state.cursors, state.shares, state.tag_weights)\n",
         "",
     ),
     Mutation(
         7,
         "the slot is drawn from the global random generator",
-        "yield seat, next(iter(tag.idle))",
-        "yield seat, random.choice(list(tag.idle))",
+        "yield member, next(iter(tag.idle))",
+        "yield member, random.choice(list(tag.idle))",
         module=PARTS,
     ),
     Mutation(
         8,
         "a member is leased again for ever",
-        "        if seat.attempt >= self.config.max_group_attempts:\n",
+        "        if member.attempt >= self.config.max_group_attempts:\n",
         "        if False:\n",
     ),
     Mutation(
@@ -160,7 +160,7 @@ MUTATIONS = [
     Mutation(
         8,
         "nobody is told that a tag has no environments",
-        "                found = found or name\n",
+        "                starved = starved or name\n",
         "                pass\n",
         module=PARTS,
     ),

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from envsdk.managers.ledger import Lease, LedgerConfig
+from envsdk.managers.ledger_types import Lease, LedgerConfig
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "ideal_schedule.py"
 

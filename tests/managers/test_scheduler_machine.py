@@ -365,7 +365,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert scheduler._playing == {slot: w.playing[slot] for w, slot in self._busy()}
         assert scheduler._stopping.keys() == {s for w in self.workers.values() for s in w.told_to_stop}
         assert scheduler._stragglers <= scheduler._playing.keys()
-        assert scheduler._held.keys() <= scheduler._ledger._held.keys(), "a result is kept for nobody"
+        assert scheduler._held.keys() <= scheduler._ledger._finished_members.keys(), (
+            "a result is kept for nobody"
+        )
         assert not scheduler._filtered
         if not self.is_evaluation:
             for worker in self.workers.values():

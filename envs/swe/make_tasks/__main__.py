@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from envsdk.cli import run_app
+from envsdk.display.command_line import run_app
 
 app = typer.Typer(add_completion=False)
 

@@ -11,7 +11,8 @@ import pytest
 from envsdk.config import load_config
 from envsdk.config.loading import LoadedConfig
 from envsdk.failures import ConfigurationError
-from envsdk.managers.ledger import LedgerConfig, LedgerState, RolloutLedger
+from envsdk.managers.ledger import RolloutLedger
+from envsdk.managers.ledger_types import LedgerConfig, LedgerState
 from envsdk.pipeline import lost_runtime
 from envsdk.pipeline.agentic_pipeline import RunFolder, changed_settings, keep_tokenizer, run
 from envsdk.pipeline.checkpoints import RunState, write_checkpoint

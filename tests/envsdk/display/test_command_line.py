@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from envsdk.datasets.command_line import command_line
+from envsdk.display.command_line import canonical_command
 
 
 @pytest.mark.parametrize(
@@ -14,4 +14,4 @@ from envsdk.datasets.command_line import command_line
     ],
 )
 def test_a_command_reads_the_same_whichever_way_it_was_called(argv: list[str]) -> None:
-    assert command_line("collect", argv) == ["envsdk", "collect", "FrozenLake", "--out", "demos"]
+    assert canonical_command("collect", argv) == ["envsdk", "collect", "FrozenLake", "--out", "demos"]
