@@ -123,6 +123,9 @@ class EnvSpec:
     """For the policy's prompt: what a reply must look like."""
     needs: Mapping[str, str] = field(default_factory=dict)
     """Modules that it cannot play without and that its package may lack: the command that installs each."""
+    text_pieces: tuple[str, ...] = ()
+    """Regular expressions (Oniguruma's) of texts that recur in observations: each match is a single token of
+    the tiny policy's tokenizer."""
     prompt: str = ""
     """`package.module:function`, which makes the policy's system prompt from the constructor's keywords: for
     environments whose task they decide. Without it the prompt is `description` and `action_format`."""

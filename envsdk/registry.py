@@ -16,6 +16,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -90,6 +91,15 @@ def make(id_or_spec: str | EnvSpec, /, **kwargs: Any) -> TextEnv:
             f"{env_spec.id}: {env_spec.entry_point!r} made a {type(env).__name__}, which is no envsdk.TextEnv"
         )
     return env
+
+
+def known_text_pieces() -> list[str]:
+    """The `text_pieces` of every spec that loads, for texts whose environment is not known."""
+    pieces: dict[str, None] = {}
+    for id in known_ids():
+        with suppress(ConfigurationError):
+            pieces.update(dict.fromkeys(spec(id).text_pieces))
+    return list(pieces)
 
 
 def missing(env_spec: EnvSpec) -> list[str]:

@@ -20,13 +20,14 @@ from envsdk.failures import ConfigurationError, EnvsdkError, Interrupted
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.pipeline.agentic_pipeline import AgenticPipeline
 from envsdk.pipeline.cluster import Cluster
-from envsdk.pipeline.run_end import close, success_before_and_after, write_run_report
+from envsdk.pipeline.run_end import close, success_before_and_after
 from envsdk.pipeline.run_folder import CONFIG_FILE, TRAJECTORIES, RunFolder, changed_settings, keep_tokenizer
 from envsdk.pipeline.run_origin import model_of_run
 from envsdk.store.atomic import make_folder, write_atomically
 from envsdk.store.file_lock import locked
 from envsdk.tracking import open_trackers
 from envsdk.tracking.timeline import Timeline
+from envsdk.view.export import REPORT, write_report_of_job
 
 LOCK_PATIENCE_S = 5.0
 """A process that was just killed may need a moment to end."""
@@ -59,8 +60,8 @@ def _train(loaded: LoadedConfig) -> None:
     folder = RunFolder.open(config)
     if folder.first_step >= config.max_steps:
         say(f"{folder.path} has all {config.max_steps} steps; raise max_steps or choose another exp_name.")
-        if not (folder.path / "report.html").is_file():
-            say(f"Report: {write_run_report(folder)}")
+        if not (folder.path / REPORT).is_file():
+            say(f"Report: {write_report_of_job(folder.path)}")
         return
     model = model_of_run(config, has_begun=folder.has_begun)
     changes = changed_settings(folder, loaded) if folder.has_begun else []
@@ -96,17 +97,18 @@ async def _run(config: RunConfig, folder: RunFolder, model: Path, changes: Seque
             await pipeline.start()
             await pipeline.run()
         except BaseException as error:
-            # What went wrong is what the user must see, not a report that could not be written either.
+            # The user must see what went wrong, not that closing failed as well.
             with suppress(EnvsdkError):
                 if isinstance(error, Interrupted) and not pipeline.has_trained:
                     # Actors that are still starting would not answer for seconds, and nothing was done.
                     await close(cluster, tracker, timeline, patience_s=0.0)
                 else:
                     await close(cluster, tracker, timeline)
-                    write_run_report(folder)
+                    write_report_of_job(folder.path)
             raise
         await close(cluster, tracker, timeline)
-        report = write_run_report(folder)
+        report = write_report_of_job(folder.path)
     say(success_before_and_after(pipeline.validations))
-    say(f"Report: {report}")
+    if report is not None:
+        say(f"Report: {report}")
     say(f"Trajectories: envsdk view {folder.path}")

@@ -1,13 +1,10 @@
-"""The end of a run: close its processes and files, write the report, print the summary."""
+"""The end of a run: close its processes and files, and sum it up for the console."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from envsdk.pipeline.cluster import Cluster
-from envsdk.pipeline.run_folder import RunFolder
-from envsdk.tracking.jsonl import FILE_NAME as METRICS_FILE
 from envsdk.tracking.timeline import Timeline
 from envsdk.tracking.tracker import Tracker
 
@@ -17,14 +14,6 @@ async def close(cluster: Cluster, tracker: Tracker, timeline: Timeline, *, patie
     await cluster.close(patience_s=patience_s)
     tracker.close()
     timeline.close()
-
-
-def write_run_report(folder: RunFolder) -> Path | None:
-    """The report, if there is anything to report."""
-    from envsdk.report import write_report
-
-    metrics = folder.path / METRICS_FILE
-    return write_report(folder.path) if metrics.is_file() and metrics.stat().st_size else None
 
 
 def success_before_and_after(validations: Mapping[int, Mapping[str, float]]) -> str:

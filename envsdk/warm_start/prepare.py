@@ -212,7 +212,7 @@ def _clone(
     """Write the tokenizer, the random model and then the cloned weights into `folder`."""
     args = config.warm_start
     setups = _setups(config)
-    tokenizer = build_tokenizer(_texts(trajectories, setups), pieces=args.pieces)
+    tokenizer = build_tokenizer(_texts(trajectories, setups), pieces=_pieces(config))
     write_tokenizer(folder, tokenizer, sequence_length=config.sequence_length)
     write_random_model(
         folder,
@@ -242,6 +242,13 @@ def _setups(config: RunConfig) -> dict[str, TagSetup]:
     from envsdk.managers.wiring import tag_setups
 
     return tag_setups(config, config.train_env_manager)
+
+
+def _pieces(config: RunConfig) -> list[str]:
+    """Regular expressions of single tokens: those of the file, then those of its environments."""
+    tags = [config.custom_envs[tag] for tag in config.train_env_manager.tags]
+    declared = [piece for tag in tags for piece in registered(tag.env_type).text_pieces]
+    return list(dict.fromkeys([*config.warm_start.pieces, *declared]))
 
 
 def _texts(trajectories: Sequence[Trajectory], setups: Mapping[str, TagSetup]) -> Iterator[str]:

@@ -130,8 +130,8 @@ def _whole_tensors(
     of_policy = max(all_gather(max((optimizer.num_steps_of(p) for p in own), default=0)))
     of_head = max(all_gather(max((optimizer.num_steps_of(p) for p in in_head), default=0)))
     for kind in get_args(Kind):
-        whole = partial(optimizer.full_tensor, kind=kind)
-        for name, tensor in hf_weights.export(chunks, vocab_size, whole):
+        full = partial(optimizer.full_tensor, kind=kind)
+        for name, tensor in hf_weights.export(chunks, vocab_size, full):
             yield f"{kind}/{name}", tensor
             if kind == "weight":
                 yield f"step/{name}", torch.tensor(float(of_policy))

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar
 
 from envsdk.envs.swe.sandbox.binds import check_binds
-from envsdk.envs.swe.sandbox.contract import Image, Limits, Reason, SandboxError, SandboxUnavailable
+from envsdk.envs.swe.sandbox.contract import ExecEnd, Image, Limits, SandboxError, SandboxUnavailable
 from envsdk.envs.swe.sandbox.process import Process
 from envsdk.envs.swe.sandbox.remote import WAIT, Ended, RemoteSandbox
 from envsdk.envs.swe.sandbox.settings import ContainerSettings, parse_settings
@@ -77,7 +77,7 @@ class CommandLine:
     async def ask(self, *arguments: str, timeout_s: float | None = None) -> str:
         """What it prints. Raises SandboxError: it failed."""
         ended = await self.run(*arguments, timeout_s=timeout_s)
-        if ended.reason is not Reason.EXIT or ended.returncode:
+        if ended.reason is not ExecEnd.EXIT or ended.returncode:
             why = ended.output.text().strip()[-500:] or f"{ended.reason}, code {ended.returncode}"
             raise SandboxError(f"{self.program} {' '.join(arguments[:2])}: {why}")
         return ended.output.text().strip()

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from envsdk.envs.swe.sandbox.binds import check_binds
 from envsdk.envs.swe.sandbox.containers import has_died, this_process
-from envsdk.envs.swe.sandbox.contract import Image, Limits, Reason, SandboxError, SandboxUnavailable
+from envsdk.envs.swe.sandbox.contract import ExecEnd, Image, Limits, SandboxError, SandboxUnavailable
 from envsdk.envs.swe.sandbox.output import HeadTail
 from envsdk.envs.swe.sandbox.remote import WAIT, Ended, RemoteSandbox
 from envsdk.envs.swe.sandbox.settings import ModalSettings, parse_settings
@@ -58,7 +58,7 @@ class ModalContainer:
             ["bash", "-c", _WAITING], stdin=None, env={}, timeout_s=120, keep=64, max_output=64
         )
         self.waiting_process = ended.output.text().strip()
-        if ended.reason is not Reason.EXIT or not self.waiting_process.isdigit():
+        if ended.reason is not ExecEnd.EXIT or not self.waiting_process.isdigit():
             raise SandboxError(f"modal: the sandbox does not answer: {ended.output.text()}")
 
     async def shell(
@@ -73,16 +73,16 @@ class ModalContainer:
     ) -> Ended:
         kept = HeadTail(keep)
         began = time.perf_counter()
-        reason, code = Reason.EXIT, 137
+        reason, code = ExecEnd.EXIT, 137
         try:
             async with asyncio.timeout(timeout_s):
                 code = await self._run(argv, stdin, env, timeout_s, kept, max_output)
         except TimeoutError:
-            reason = Reason.TIMEOUT
+            reason = ExecEnd.TIMEOUT
         except self.sdk.exception.Error as error:
             raise SandboxError(f"modal: {error}") from error
         if kept.total > max_output:
-            reason = Reason.OUTPUT_LIMIT
+            reason = ExecEnd.OUTPUT_LIMIT
         return Ended(reason=reason, returncode=code, output=kept, elapsed_s=time.perf_counter() - began)
 
     async def _run(

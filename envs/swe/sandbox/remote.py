@@ -20,10 +20,10 @@ from typing import IO, Protocol
 
 from envsdk.envs.swe.sandbox import scripts
 from envsdk.envs.swe.sandbox.contract import (
+    ExecEnd,
     ExecResult,
     Image,
     Limits,
-    Reason,
     SandboxError,
     SandboxFileError,
     Snapshot,
@@ -95,7 +95,7 @@ bound and cannot be changed."""
 class Ended:
     """How a shell in a container ended."""
 
-    reason: Reason
+    reason: ExecEnd
     returncode: int
     output: HeadTail
     elapsed_s: float
@@ -217,34 +217,34 @@ class RemoteSandbox:
         except asyncio.CancelledError:
             await self._clean_up()
             raise
-        if ended.reason is not Reason.EXIT or ended.returncode >= 128:
+        if ended.reason is not ExecEnd.EXIT or ended.returncode >= 128:
             await self._clean_up()
         answered = ended.output.drop_start(f"{answer}\n".encode())
         reason = await self._reason(ended, answered)
-        if reason is Reason.INFRASTRUCTURE:
+        if reason is ExecEnd.INFRASTRUCTURE:
             return ExecResult.infrastructure(ended.output.text(), ended.elapsed_s)
         return ExecResult(
             output=ended.output.text(),
-            returncode=ended.returncode if reason is Reason.EXIT else 137,
+            returncode=ended.returncode if reason is ExecEnd.EXIT else 137,
             reason=reason,
             elapsed_s=ended.elapsed_s,
             total_bytes=ended.output.total,
         )
 
-    async def _reason(self, ended: Ended, answered: bool) -> Reason:
+    async def _reason(self, ended: Ended, answered: bool) -> ExecEnd:
         if not answered:
-            return Reason.INFRASTRUCTURE
-        if ended.reason is not Reason.EXIT:
+            return ExecEnd.INFRASTRUCTURE
+        if ended.reason is not ExecEnd.EXIT:
             return ended.reason
         if ended.returncode and not await self.container.is_running():
-            return Reason.INFRASTRUCTURE
+            return ExecEnd.INFRASTRUCTURE
         if ended.returncode:
             kills_before, self._kills = self._kills, await self.container.memory_kills()
             if self._kills > kills_before:
-                return Reason.OUT_OF_MEMORY
+                return ExecEnd.OUT_OF_MEMORY
         if await self.container.disk_bytes() - self._disk_at_start > self.limits.disk_mb << 20:
-            return Reason.DISK_LIMIT
-        return Reason.EXIT
+            return ExecEnd.DISK_LIMIT
+        return ExecEnd.EXIT
 
     async def _clean_up(self) -> None:
         """Kill what a command that was cut off has left; a container in which that fails is removed."""
@@ -271,7 +271,7 @@ class RemoteSandbox:
             keep=1 << 12,
             max_output=1 << 12,
         )
-        return ended.reason is Reason.EXIT and ended.returncode == 0
+        return ended.reason is ExecEnd.EXIT and ended.returncode == 0
 
     async def read(self, path: str, *, max_bytes: int = 32 << 20) -> bytes:
         env = {"SANDBOX_PATH": self._absolute(path), "SANDBOX_MAX_BYTES": str(max_bytes)}
@@ -369,7 +369,7 @@ class RemoteSandbox:
                 keep=1 << 12,
                 max_output=1 << 20,
             )
-        if ended.reason is not Reason.EXIT or ended.returncode:
+        if ended.reason is not ExecEnd.EXIT or ended.returncode:
             why = ended.output.text().strip()
             raise SandboxError(f"sandbox {self.id}: {target} could not be laid out: {why}")
 
@@ -406,7 +406,7 @@ class RemoteSandbox:
             )
         if not ended.output.drop_start(f"{answer}\n".encode()):
             raise SandboxError(f"sandbox {self.id}: {ended.output.text().strip()}")
-        if ended.reason is not Reason.EXIT:
+        if ended.reason is not ExecEnd.EXIT:
             raise SandboxFileError(f"{path}: ended by {ended.reason}")
         if ended.returncode:
             problem = scripts.PROBLEMS.get(ended.returncode, f"exit code {ended.returncode}")
