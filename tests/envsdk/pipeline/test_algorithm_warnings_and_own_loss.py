@@ -64,9 +64,10 @@ def run_file(tmp_path: Path) -> Path:
 
 
 def test_explain_tells_what_the_run_would_tell(run_file: Path) -> None:
-    truncated = load_config(run_file, ["actor_infer.generating_args.top_k=3"])
-    (note,) = [note for note in algorithm_notes(truncated.config) if "top_k" in note]
-    assert note in " ".join(explain(truncated).split())
+    for parameter in ("top_k=3", "top_p=0.9", "min_p=0.1"):
+        truncated = load_config(run_file, [f"actor_infer.generating_args.{parameter}"])
+        (note,) = [note for note in algorithm_notes(truncated.config) if "top_k" in note]
+        assert note in " ".join(explain(truncated).split())
     silent = load_config(run_file, ["ppo_epochs=2"])
     assert algorithm_notes(silent.config) == []
     assert "Notes" not in explain(silent)
