@@ -364,7 +364,7 @@ def make_player(
 
     `make_tiny_policy` is called where the policy is the tiny one of `source`, after all other checks.
     """
-    from envsdk.managers.wiring import generating_settings, tag_setup
+    from envsdk.managers.wiring import tag_setup
 
     options = options or PlayOptions()
     options.check(policy)
@@ -411,7 +411,9 @@ def make_player(
         model=options.applied_to(model_source(source, model, greedy, seed, make_tiny_policy))
         if with_engine
         else None,
-        chat=None if with_engine else options.chat_endpoint(generating_settings(config), greedy),
+        chat=None
+        if with_engine
+        else options.chat_endpoint(config.actor_infer.generating_args.sampling, greedy),
         replies=options.replies,
         concurrency=options.concurrency,
         max_attempts=options.max_attempts,
