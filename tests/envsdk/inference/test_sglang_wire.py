@@ -36,7 +36,6 @@ from envsdk.inference.sglang.weight_folder import heads_that_may_be_left_out, wr
 from envsdk.inference.sglang.wire import (
     Delta,
     generate_body,
-    is_truncated,
     read_kv_usage,
     read_message,
     why_unsupported,
@@ -216,10 +215,11 @@ def test_a_seed_that_would_not_be_heeded_is_not_sent() -> None:
 
 
 def test_the_distribution_is_truncated_unless_every_token_can_be_drawn() -> None:
-    assert is_truncated(SamplingParams(max_new_tokens=1, top_k=5))
-    assert is_truncated(SamplingParams(max_new_tokens=1, top_p=0.9))
-    assert not is_truncated(SamplingParams(max_new_tokens=1, temperature=0.5))
-    assert not is_truncated(SamplingParams(max_new_tokens=1, temperature=0, top_k=5, top_p=0.9))
+    assert SamplingParams(max_new_tokens=1, top_k=5).is_truncated
+    assert SamplingParams(max_new_tokens=1, top_p=0.9).is_truncated
+    assert SamplingParams(max_new_tokens=1, min_p=0.1).is_truncated
+    assert not SamplingParams(max_new_tokens=1, temperature=0.5).is_truncated
+    assert not SamplingParams(max_new_tokens=1, temperature=0, top_k=5, top_p=0.9, min_p=0.1).is_truncated
 
 
 def test_top_p_alone_is_refused_where_its_logprobs_cannot_be_had() -> None:
