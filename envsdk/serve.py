@@ -105,9 +105,7 @@ def command(
         port=port,
         token=token,
         rules=SamplingRules(
-            temperature=generating.temperature,
-            top_p=generating.top_p,
-            top_k=generating.top_k,
+            **generating.shape(),
             max_new_tokens=generating.max_new_tokens if trained_on else None,
             is_fixed=trained_on,
         ),

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envsdk.config import EMBEDDED_DEFAULT
 from envsdk.config.plugins import settings_model
 from envsdk.failures import ConfigurationError
+from envsdk.inference.sampling import SamplingParams, recorded
 from envsdk.inference.settings import EngineSettings
 from envsdk.play.source import DEFAULT_SEQUENCE_LENGTH, Source
 from envsdk.plugins import load_plugin
@@ -38,8 +39,7 @@ class ModelSource:
     settings: Mapping[str, Any]
     """The engine's own."""
     max_running: int
-    generating: Any
-    """GeneratingSettings."""
+    generating: SamplingParams
     sequence_length: int
     turn_timeout_s: float
     seed: int
@@ -51,7 +51,7 @@ class ModelSource:
             "content": content_digest(self.folder),
             "engine": self.engine,
             **self._engine_identity(),
-            "generating": asdict(self.generating),
+            "generating": recorded(self.generating),
             "sequence_length": self.sequence_length,
         }
 
@@ -107,11 +107,9 @@ def model_source(
 
     `make_tiny_policy` is called where `source` names the tiny policy.
     """
-    from envsdk.managers.wiring import generating_settings
-
     config = source.config
-    generating = generating_settings(config)
     infer = config.actor_infer
+    generating = infer.generating_args.sampling
     if model is not None:
         folder = find_model_folder(model)
         check_model(folder)

@@ -23,7 +23,7 @@ from envsdk.config.plugins import (
     environment_class,
     environment_spec,
 )
-from envsdk.env import Isolation, TextEnv
+from envsdk.env import AnyTextEnv, Isolation
 from envsdk.failures import ConfigurationError
 from envsdk.inference.rate_limits import PacedPolicy, RateGate
 from envsdk.play.model import (
@@ -53,7 +53,7 @@ MODEL = "model"
 _CHAT_SLOTS = 16
 """Requests at a time to a chat endpoint that nobody said more about."""
 _BACKGROUND_SLOTS = 16
-"""Episodes at a time where environments run on threads: they wait more than they compute."""
+"""Episodes at a time where environments wait more than they compute: on threads, or awaited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +156,7 @@ class Player:
         if self.model is not None:
             return max(1, self.model.max_running // len(self.setups))
         isolations = {setup.blueprint.isolation for setup in self.setups.values()}
-        if Isolation.THREAD in isolations:
+        if isolations & {Isolation.THREAD, Isolation.ASYNC}:
             return _BACKGROUND_SLOTS
         if Isolation.PROCESS in isolations:
             return max(1, (os.cpu_count() or 1) // len(self.setups))
@@ -235,7 +235,7 @@ def make_player(
     The player is one of `num_processes`, which share the rate limits. `make_tiny_policy` is called where the
     policy is the tiny one of `source`, after all other checks.
     """
-    from envsdk.managers.wiring import generating_settings, tag_setup
+    from envsdk.managers.wiring import tag_setup
 
     policy, epsilon, model = chosen.policy, chosen.epsilon, chosen.model
     options.check(policy)
@@ -282,7 +282,9 @@ def make_player(
         model=options.applied_to(model_source(source, model, greedy, seed, make_tiny_policy))
         if with_engine
         else None,
-        chat=None if with_engine else options.chat_endpoint(generating_settings(config), greedy),
+        chat=None
+        if with_engine
+        else options.chat_endpoint(config.actor_infer.generating_args.sampling, greedy),
         options=options.model_copy(update={"limits": options.limits.share(num_processes)}),
     )
 
@@ -307,7 +309,7 @@ def _abilities(blueprint: EnvBlueprint) -> frozenset[str] | None:
     None where it would have to be made and wants a process of its own.
     """
     constructor: Any = environment_class(blueprint.spec)
-    if isinstance(constructor, type) and issubclass(constructor, TextEnv) and not blueprint.spec.prompt:
+    if isinstance(constructor, type) and issubclass(constructor, AnyTextEnv) and not blueprint.spec.prompt:
         return constructor.abilities()
     if blueprint.isolation is Isolation.PROCESS:
         return None
