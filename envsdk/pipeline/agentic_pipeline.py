@@ -30,9 +30,10 @@ from envsdk.config.models import RunConfig
 from envsdk.display.progress import ProgressDisplay, StepSummary, Validation
 from envsdk.display.terminal import say
 from envsdk.failures import ConfigurationError, EnvsdkError, Interrupted
+from envsdk.managers.batch_files import read_batch
 from envsdk.managers.ledger_types import LedgerState
 from envsdk.managers.ray_runtime import ray_runtime
-from envsdk.managers.scheduler import RolloutBatch
+from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.pipeline.batches import ModelScores, learnable, prepare_batch, token_ids
 from envsdk.pipeline.checkpoints import FOLDER as CHECKPOINTS
 from envsdk.pipeline.checkpoints import Checkpoint, RunState, find_checkpoint, write_checkpoint
@@ -44,7 +45,7 @@ from envsdk.settings.problems import dotted
 from envsdk.settings.validation import shown
 from envsdk.store.atomic import make_folder, write_atomically
 from envsdk.store.file_lock import locked
-from envsdk.store.trajectories import read_metadata, read_trajectories
+from envsdk.store.trajectories import read_metadata
 from envsdk.tracking import open_trackers, read_metrics
 from envsdk.tracking.jsonl import FILE_NAME as METRICS_FILE
 from envsdk.tracking.timeline import Timeline, Track
@@ -372,15 +373,6 @@ class _Timed:
         end = time.time()
         self._metrics[self._key] = self._metrics.get(self._key, 0.0) + end - self._start
         self._timeline.span(self._track, self._name, self._start, end, step=self._step)
-
-
-def read_batch(path: Path) -> RolloutBatch:
-    """A batch as it was delivered, from its file."""
-    metadata = read_metadata(path)
-    group_size = int(metadata["group_size"])
-    trajectories = read_trajectories(path)
-    groups = [trajectories[i : i + group_size] for i in range(0, len(trajectories), group_size)]
-    return RolloutBatch(version=int(metadata["version"]), groups=groups)
 
 
 def earlier_validations(folder: RunFolder) -> dict[int, dict[str, float]]:
