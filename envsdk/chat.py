@@ -33,8 +33,7 @@ import jinja2.parser
 import jinja2.sandbox
 from tokenizers import Encoding, Tokenizer
 
-from envsdk.failures import ConfigurationError
-from envsdk.lone_surrogates import without_lone_surrogates
+from envsdk.failures import ConfigurationError, without_lone_surrogates
 
 # Each text is tokenized on the thread that asks: a pool in every worker would only take the engines' cores.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

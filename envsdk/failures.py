@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from envsdk.lone_surrogates import without_lone_surrogates
-
 
 class Boundary(StrEnum):
     """Who a failure is put down to."""
@@ -85,6 +83,11 @@ def _name_of(kind: type) -> str:
     """Not `kind.__name__`, which a metaclass may define."""
     name: str = vars(type)["__name__"].__get__(kind)
     return name
+
+
+def without_lone_surrogates(text: str) -> str:
+    """`text` as UTF-8 can hold it: U+FFFD for each lone surrogate, each pair as the character it encodes."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _one_line(text: str) -> str:

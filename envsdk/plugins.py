@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
 from functools import cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from envsdk.failures import ConfigurationError
+from envsdk.settings.nearest import suggest
 
 
 @cache
@@ -27,18 +27,24 @@ def load_plugin(group: str, name: str) -> Any:
     Raises ConfigurationError: naming the nearest known name, or what is missing to import it.
     """
     entry = _entry_points(group).get(name)
-    if entry is not None:
-        try:
-            return entry.load()
-        except (ImportError, AttributeError) as error:
-            raise ConfigurationError(f"{name!r} cannot be loaded for {group}: {error}") from error
-    module_name, colon, attribute = name.partition(":")
-    if colon:
-        try:
-            return getattr(importlib.import_module(module_name), attribute)
-        except (ImportError, AttributeError) as error:
-            raise ConfigurationError(f"{name!r} cannot be loaded for {group}: {error}") from error
-    known = plugin_names(group)
-    nearest = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(known)}"
-    raise ConfigurationError(f"{name!r} is not registered under {group}; {hint}")
+    if entry is None and ":" not in name:
+        hint = suggest(name, plugin_names(group), known="known")
+        raise ConfigurationError(f"`{name}` is not registered under {group}; {hint}")
+    try:
+        return load_object(name if entry is None else entry.value)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{name!r} cannot be loaded for {group}: {error}") from error
+
+
+def load_object(dotted_name: str) -> Any:
+    """The object that `package.module:attribute` names; ConfigurationError says why it cannot be loaded."""
+    module, _, attribute = dotted_name.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        if isinstance(error, ImportError) and not f"{module}.".startswith(f"{error.name}."):
+            # The module exists and misses something itself, such as a package that is not installed.
+            raise ConfigurationError(str(error)) from error
+        raise ConfigurationError(
+            f"{dotted_name!r} cannot be loaded (package.module:attribute is expected): {error}"
+        ) from error

@@ -12,16 +12,11 @@ envsdk register in the same way.
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
-from numbers import Integral, Real
 from typing import Any
 
 import gymnasium
@@ -30,6 +25,8 @@ from gymnasium.envs.registration import parse_env_id
 
 from envsdk.env import EnvSpec, TextEnv
 from envsdk.failures import ConfigurationError
+from envsdk.plugins import load_object, load_plugin, plugin_names
+from envsdk.settings.nearest import did_you_mean
 
 ENTRY_POINT_GROUP = "envsdk.envs"
 
@@ -51,20 +48,19 @@ def spec(id: str) -> EnvSpec:
     """The spec registered under `id`; ConfigurationError names the nearest id when there is none."""
     known = _specs.get(id)
     if known is None:
-        point = _entry_points().get(id)
-        if point is None:
-            ids = known_ids()
+        ids = known_ids()
+        if id not in ids:
             raise ConfigurationError(
                 f"no environment {id!r}.{did_you_mean(id, ids)} Known: {', '.join(ids)}. Those of another"
                 " package need it installed, or its module imported so that it calls envsdk.register()."
             )
-        known = _specs[id] = _load_spec(point)
+        known = _specs[id] = _load_spec(id)
     return known
 
 
 def known_ids() -> list[str]:
     """Every id, sorted; nothing is imported for it."""
-    return sorted(_specs.keys() | _entry_points().keys())
+    return sorted({*_specs, *plugin_names(ENTRY_POINT_GROUP)})
 
 
 def list_specs() -> list[EnvSpec]:
@@ -109,8 +105,7 @@ def system_prompt(env_spec: EnvSpec, env_config: Mapping[str, Any]) -> str:
     """
     if not env_spec.prompt:
         return "\n".join(filter(None, (env_spec.description, env_spec.action_format)))
-    module, _, attribute = env_spec.prompt.partition(":")
-    describe: Callable[..., str] = getattr(importlib.import_module(module), attribute)
+    describe: Callable[..., str] = load_object(env_spec.prompt)
     arguments = {**env_spec.kwargs, **env_config}
     _check_keywords(env_spec.id, load_entry_point(env_spec), arguments)
     try:
@@ -123,31 +118,17 @@ def load_entry_point(env_spec: EnvSpec) -> Callable[..., TextEnv]:
     """The class (or function) that `env_spec.entry_point` names."""
     if callable(env_spec.entry_point):
         return env_spec.entry_point
-    module_name, _, attribute = env_spec.entry_point.partition(":")
     try:
-        loaded = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        if isinstance(error, ImportError) and not f"{module_name}.".startswith(f"{error.name}."):
-            # The module is there and lacks something itself, such as an engine that is not installed.
-            raise ConfigurationError(f"{env_spec.id}: {error}") from error
-        raise ConfigurationError(
-            f"{env_spec.id}: cannot load its entry point {env_spec.entry_point!r}"
-            f" (package.module:Class is expected): {error}"
-        ) from error
+        loaded = load_object(env_spec.entry_point)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{env_spec.id}: {error}") from error
     if not callable(loaded):
         raise ConfigurationError(f"{env_spec.id}: its entry point {env_spec.entry_point!r} is not callable")
     constructor: Callable[..., TextEnv] = loaded
     return constructor
 
 
-_PLAIN_TYPES: Mapping[object, tuple[type | tuple[type, ...], str]] = {
-    bool: ((bool, np.bool_), "true or false"),
-    int: (Integral, "a whole number"),
-    float: (Real, "a number"),
-    str: (str, "text"),
-    types.NoneType: (types.NoneType, "null"),
-}
-"""By annotation: what is accepted, and what it is called."""
+_PLAIN_TYPES = {bool, int, float, str, types.NoneType}
 
 
 def wrong_types(constructor: Callable[..., TextEnv], arguments: Mapping[str, Any]) -> dict[str, str]:
@@ -156,6 +137,10 @@ def wrong_types(constructor: Callable[..., TextEnv], arguments: Mapping[str, Any
     Only annotations made of `bool`, `int`, `float`, `str` and `None` are looked at: `is_slippery: "no"` would
     otherwise be true, and `size: "4"` an error of the environment's own code.
     """
+    from pydantic import TypeAdapter, ValidationError
+
+    from envsdk.settings.validation import wrong_value
+
     try:
         parameters = inspect.signature(constructor, eval_str=True).parameters
     except (NameError, AttributeError, TypeError, ValueError):
@@ -164,35 +149,21 @@ def wrong_types(constructor: Callable[..., TextEnv], arguments: Mapping[str, Any
     problems = {}
     for name, value in arguments.items():
         parameter = parameters.get(name)
-        wanted = None if parameter is None else _plain_types(parameter.annotation)
-        if parameter is None or not wanted or value is parameter.default:
+        if parameter is None or value is parameter.default or not _is_plain(parameter.annotation):
             continue
-        if not any(_is_plain(value, annotation) for annotation in wanted):
-            words = " or ".join(_PLAIN_TYPES[annotation][1] for annotation in wanted)
-            shown = "null" if value is None else repr(value)
-            problems[name] = f"must be {words}, not {shown if len(shown) <= 60 else shown[:57] + '...'}"
+        try:
+            TypeAdapter(parameter.annotation).validate_python(
+                value.item() if isinstance(value, np.generic) else value, strict=True
+            )
+        except ValidationError as error:
+            problems[name] = wrong_value(error)
     return problems
 
 
-def _plain_types(annotation: Any) -> tuple[Any, ...]:
-    """The plain types that `annotation` allows; none when it allows others too."""
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        members = typing.get_args(annotation)
-    else:
-        members = (types.NoneType if annotation is None else annotation,)
-    return members if all(isinstance(each, type) and each in _PLAIN_TYPES for each in members) else ()
-
-
-def _is_plain(value: Any, annotation: Any) -> bool:
-    accepted = _PLAIN_TYPES[annotation][0]
-    return isinstance(value, accepted) and (annotation is bool or not isinstance(value, bool))
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """` Did you mean 'x'?` for the nearest of `known`, or nothing when none is near."""
-    by_lower = {name.lower(): name for name in known}
-    nearest = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.5)
-    return f" Did you mean {by_lower[nearest[0]]!r}?" if nearest else ""
+def _is_plain(annotation: Any) -> bool:
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    members = typing.get_args(annotation) if is_union else (annotation,)
+    return all(isinstance(each, type | None) and each in {*_PLAIN_TYPES, None} for each in members)
 
 
 def register_with_gymnasium() -> None:
@@ -202,7 +173,7 @@ def register_with_gymnasium() -> None:
     so `gymnasium.make` needs either an `import envsdk` before it or the form that imports,
     `gymnasium.make("envsdk:envsdk/FrozenLake-v1")`.
     """
-    _register_ids_with_gymnasium(_entry_points())
+    _register_ids_with_gymnasium(plugin_names(ENTRY_POINT_GROUP))
 
 
 def make_for_gymnasium(env_id: str, **kwargs: Any) -> TextEnv:
@@ -221,21 +192,12 @@ def _register_ids_with_gymnasium(ids: Iterable[str]) -> None:
             continue
 
 
-@cache
-def _entry_points() -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
-
-
-def _load_spec(point: EntryPoint) -> EnvSpec:
-    where = f"entry point {point.name!r} = {point.value!r}"
-    try:
-        loaded = point.load()
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"{where}: cannot be loaded: {error}") from error
+def _load_spec(id: str) -> EnvSpec:
+    loaded = load_plugin(ENTRY_POINT_GROUP, id)
     if not isinstance(loaded, EnvSpec):
-        raise ConfigurationError(f"{where}: is a {type(loaded).__name__}, not an envsdk.EnvSpec")
-    if loaded.id != point.name:
-        raise ConfigurationError(f"{where}: its spec has another id, {loaded.id!r}")
+        raise ConfigurationError(f"entry point {id!r}: is a {type(loaded).__name__}, not an envsdk.EnvSpec")
+    if loaded.id != id:
+        raise ConfigurationError(f"entry point {id!r}: its spec has another id, {loaded.id!r}")
     return loaded
 
 

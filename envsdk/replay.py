@@ -26,6 +26,7 @@ from envsdk.datasets.rescoring import scored_by, write_rescored
 from envsdk.display.command_line import canonical_command, run_app
 from envsdk.display.terminal import say
 from envsdk.failures import ConfigurationError, EnvsdkError
+from envsdk.plugins import load_object
 from envsdk.policy import Policy, Reply, SequenceFull, TurnContext
 from envsdk.store.shards import Manifest
 from envsdk.trajectory import Outcome, Trajectory, Turn
@@ -342,15 +343,10 @@ def _env_config(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _function(dotted_name: str) -> Callable[[Trajectory], float | Sequence[float]]:
-    import importlib
-
-    module, colon, attribute = dotted_name.partition(":")
-    if not colon:
-        raise ConfigurationError(f"--rewards: {dotted_name!r} must look like package.module:function")
     try:
-        function: Any = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"--rewards: {dotted_name!r} cannot be imported: {error}") from error
+        function: Any = load_object(dotted_name)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--rewards: {error}") from error
     if not callable(function):
         raise ConfigurationError(f"--rewards: {dotted_name!r} is no function")
     return function  # type: ignore[no-any-return]

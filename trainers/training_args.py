@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from envsdk.settings.strict import StrictSettings
 
 
-class TrainingArgs(BaseModel):
+class TrainingArgs(StrictSettings):
     """The section `actor_train.training_args`, the same for every trainer of the SDK."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     learning_rate: float = Field(default=1e-4, ge=0.0)
     """Peak learning rate of AdamW."""
@@ -43,10 +43,8 @@ class TrainingArgs(BaseModel):
         return self
 
 
-class LoRAArgs(BaseModel):
+class LoRAArgs(StrictSettings):
     """`lora` of `torch` and `fsdp2_train`: train a low-rank adapter instead of the model's own weights."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     rank: int = Field(ge=1)
     """Of the two matrices of each adapted one."""
@@ -61,10 +59,8 @@ class LoRAArgs(BaseModel):
         return self.alpha or 2.0 * self.rank
 
 
-class TransformersArgs(BaseModel):
+class TransformersArgs(StrictSettings):
     """How a `transformers` model is run, on one rank or several."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the forward pass. Weights, optimizer and log-probabilities stay float32."""

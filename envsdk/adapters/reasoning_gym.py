@@ -19,7 +19,7 @@ from envsdk.adapters.hosted import Answer, HostedEnv
 from envsdk.adapters.missing import import_extra
 from envsdk.adapters.text import NO_ANSWER, REPLY_FORMATS, ReplyFormat, tagged, tagged_answer
 from envsdk.env import EnvSpec
-from envsdk.registry import did_you_mean
+from envsdk.settings.nearest import did_you_mean
 
 Split = Literal["all", "train", "val"]
 SPLITS: tuple[Split, ...] = ("all", "train", "val")

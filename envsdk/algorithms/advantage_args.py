@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from envsdk.settings.strict import StrictSettings
 
 ReinforceBaseline = Literal["none", "batch"]
 GAELevel = Literal["token", "turn"]
@@ -14,10 +16,8 @@ DifficultyWeight = Literal["none", "learnability", "hard"]
 KLEstimator = Literal["k1", "k2", "k3"]
 
 
-class AdvantageKeys(BaseModel):
+class AdvantageKeys(StrictSettings):
     """From rewards to one advantage per token: top-level keys of the YAML."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     adv_estimator: str = "grpo"
     """`grpo`, `rloo`, `reinforce`, `reinforce_plus_plus`, `gae` (value head), `gigpo` (state hashes); or an

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from envsdk.settings.strict import StrictSettings
 
 RatioLevel = Literal["token", "segment", "geometric", "sequence"]
 BeyondBounds = Literal["truncate", "mask"]
 
 
-class ISWeightArgs(BaseModel):
+class ISWeightArgs(StrictSettings):
     """Importance weight proximal / behavior in front of the policy loss."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     enabled: bool | None = None
     """Whether the policy loss is multiplied by it; null: yes, unless the loss compares with the behavior
@@ -36,10 +36,8 @@ class ISWeightArgs(BaseModel):
         return self
 
 
-class CorrectionFilter(BaseModel):
+class CorrectionFilter(StrictSettings):
     """Leaves tokens out of the policy loss whose proximal and behavior policies are too far apart."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     enabled: bool = True
     """False keeps the rule in the file and off."""
@@ -71,10 +69,8 @@ class CorrectionFilter(BaseModel):
         return self
 
 
-class TrainInferCorrection(BaseModel):
+class TrainInferCorrection(StrictSettings):
     """Correction for samples that another policy drew than the one before the step."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     is_weight: ISWeightArgs = Field(default_factory=ISWeightArgs)
     """Importance weight in front of the policy loss."""

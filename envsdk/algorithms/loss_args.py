@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from envsdk.algorithms.advantage_args import KLEstimator
 from envsdk.algorithms.correction_args import TrainInferCorrection
+from envsdk.settings.strict import StrictSettings
 
 
-class LossKeys(BaseModel):
+class LossKeys(StrictSettings):
     """What is minimized: top-level keys of the YAML."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     pg_variant: str = "ppo"
     """Policy loss: entry point in `envsdk.policy_losses`, or `package.module:function`."""

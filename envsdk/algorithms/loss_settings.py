@@ -11,6 +11,7 @@ from envsdk.algorithms.loss_args import LossKeys
 from envsdk.algorithms.policy_loss_args import PolicyLossArgs
 from envsdk.failures import ConfigurationError
 from envsdk.plugins import load_plugin, plugin_names
+from envsdk.settings.validation import validated
 
 POLICY_LOSSES = "envsdk.policy_losses"
 """Entry-point group whose names `pg_variant` takes."""
@@ -44,9 +45,6 @@ def settings_of(pg_variant: str) -> type[PolicyLossArgs]:
 def own_args(args: LossKeys) -> PolicyLossArgs:
     """`pg_args` as the loss's model. ConfigurationError names what is wrong with them, or with their
     combination with `train_infer_correction`."""
-    # The configuration imports this module for its checks.
-    from envsdk.settings.validation import validated
-
     own = validated(settings_of(args.pg_variant), args.pg_args, "pg_args", owner=args.pg_variant)
     problem = corrected_twice(args, own)
     if problem is not None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from envsdk.settings.strict import StrictSettings
 
 if TYPE_CHECKING:
     from envsdk.algorithms.args import AlgorithmKeys
@@ -17,10 +19,8 @@ if TYPE_CHECKING:
 RatioOver = Literal["proximal", "behavior"]
 
 
-class PolicyLossArgs(BaseModel):
+class PolicyLossArgs(StrictSettings):
     """Settings of one policy loss. This one takes none: a loss without a ratio."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     @property
     def ratio(self) -> RatioOver | None:

@@ -28,7 +28,7 @@ from envsdk.config.models import (
 )
 from envsdk.env import EnvSpec, Isolation
 from envsdk.failures import ConfigurationError
-from envsdk.inference.settings import StrictSettings
+from envsdk.inference.settings import EngineSettings
 from envsdk.plugins import plugin_names
 from envsdk.prompts import PLACEHOLDERS
 from envsdk.settings.nearest import suggest
@@ -374,7 +374,7 @@ def _plugin_settings(config: RunConfig) -> Iterator[Problem]:
 def _engine_learns(config: RunConfig) -> Iterator[Problem]:
     engine = config.actor_infer.strategy_args.strategy_name
     model = plugins.settings_model("engines", engine, "strategy_config")
-    if model is not None and issubclass(model, StrictSettings) and not model.takes_new_weights:
+    if model is not None and issubclass(model, EngineSettings) and not model.takes_new_weights:
         yield Problem(
             ("actor_infer", "strategy_args", "strategy_name"),
             f"`{engine}` takes no new weights, so nothing it plays could follow the training; use it with "

@@ -46,7 +46,8 @@ from envsdk.inference.engine import (
     WeightReference,
 )
 from envsdk.inference.refusals import in_use, refused, why_impossible
-from envsdk.inference.settings import StrictSettings
+from envsdk.inference.settings import EngineSettings
+from envsdk.settings.strict import StrictSettings
 from envsdk.settings.validation import validated
 from envsdk.trajectory import VersionSpan
 
@@ -100,7 +101,7 @@ class ScriptedFailure(StrictSettings):
     `crash`: the engine dies; every request, this and later ones, ends with `error`."""
 
 
-class MockSettings(StrictSettings):
+class MockSettings(EngineSettings):
     """`strategy_config` of the mock engine."""
 
     reply: TokenIds | Annotated[list[TokenIds], Field(min_length=1)] | Literal["echo", "random"] = "random"

@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
-
 from envsdk.failures import ConfigurationError
+from envsdk.settings.strict import StrictSettings
 
 
-class StrictSettings(BaseModel):
-    """Base of every engine's settings: typed, immutable, and deaf to no key."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+class EngineSettings(StrictSettings):
+    """Base of every engine's settings."""
 
     takes_new_weights: ClassVar[bool] = True
     """Whether the engine can be trained with: its ability `weight_updates`, known without importing it."""

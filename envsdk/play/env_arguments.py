@@ -11,6 +11,7 @@ from typing import Any
 from envsdk import registry
 from envsdk.env import EnvSpec
 from envsdk.failures import ConfigurationError
+from envsdk.settings.nearest import suggest
 
 
 def env_config_from(items: Sequence[str]) -> dict[str, Any]:
@@ -56,7 +57,6 @@ def split_overrides(
         ConfigurationError: Nobody reads a key.
     """
     from envsdk.config import RunConfig
-    from envsdk.settings.nearest import suggest
 
     parameters = inspect.signature(constructor).parameters.values()
     named = {each.name for each in parameters if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)}

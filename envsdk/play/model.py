@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from envsdk.config import EMBEDDED_DEFAULT
 from envsdk.config.plugins import settings_model
 from envsdk.failures import ConfigurationError
-from envsdk.inference.settings import StrictSettings
+from envsdk.inference.settings import EngineSettings
 from envsdk.plugins import load_plugin
 from envsdk.settings.extras import require
 from envsdk.store.model_files import content_digest, is_model_folder, model_problem, weights_problem
@@ -60,7 +60,7 @@ class ModelSource:
     def _engine_identity(self) -> dict[str, Any]:
         """The engine's own word on which of its settings decide the replies; nothing for most engines."""
         model = settings_model("engines", self.engine, "strategy_config")
-        if model is None or not issubclass(model, StrictSettings):
+        if model is None or not issubclass(model, EngineSettings):
             return {}
         identity = model.model_validate(self.settings).identity()
         return {"settings": identity} if identity else {}

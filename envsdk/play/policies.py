@@ -10,13 +10,13 @@ group `envsdk.policies`; it is built without arguments.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
-from importlib.metadata import entry_points
 
 from envsdk.failures import ConfigurationError
+from envsdk.plugins import load_plugin, plugin_names
 from envsdk.policy import Policy, Reply, TurnContext
 from envsdk.seeds import stable_seed
+from envsdk.settings.nearest import suggest
 
 ENTRY_POINT_GROUP = "envsdk.policies"
 _SEED_RANGE = 2**31
@@ -105,20 +105,14 @@ def policy_class(name: str) -> type[Policy]:
     """A policy without a model by name; ConfigurationError when there is none."""
     if name in BUILT_IN:
         return BUILT_IN[name]
-    plugins = {entry.name: entry.value for entry in entry_points(group=ENTRY_POINT_GROUP)}
-    module, separator, attribute = plugins.get(name, name).partition(":")
-    if not separator:
-        from envsdk.settings.nearest import suggest
-
+    plugins = plugin_names(ENTRY_POINT_GROUP)
+    if name not in plugins and ":" not in name:
         others = ("endpoint", "model", "scripted")
         known = suggest(name, [*BUILT_IN, *others, *plugins], known="known policies")
         raise ConfigurationError(
             f"there is no policy {name!r}: {known} A dotted name `package.module:Class` works too."
         )
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"policy {name!r} cannot be imported: {error}") from error
+    found = load_plugin(ENTRY_POINT_GROUP, name)
     if not (isinstance(found, type) and issubclass(found, Policy)):
         raise ConfigurationError(f"policy {name!r} is not a subclass of envsdk.policy.Policy")
     return found

@@ -1,4 +1,4 @@
-"""What somebody who wrote an unknown name may have meant."""
+"""Hints for an unknown name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MAX_LISTED = 12
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
-    """The candidate most like `name`, case aside; None when none is alike."""
+    """The most similar candidate, ignoring case; None when none is similar."""
     by_folded = {candidate.casefold(): candidate for candidate in candidates}
     matches = get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.6)
     return by_folded[matches[0]] if matches else None
@@ -29,3 +29,9 @@ def suggest(name: str, candidates: Iterable[str], *, known: str) -> str:
     listed = ", ".join(sorted(candidates)[:_MAX_LISTED])
     more = ", ..." if len(candidates) > _MAX_LISTED else ""
     return f"{known}: {listed}{more}"
+
+
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+    """A sentence with a space before it, ` Did you mean 'grpo'?`; empty when no candidate is similar."""
+    match = nearest(name, candidates)
+    return f" Did you mean {match!r}?" if match is not None else ""

@@ -32,18 +32,17 @@ _ARTICLES = {
     "model_type": "must be a section of keys",
     "model_attributes_type": "must be a section of keys",
     "path_type": "must be a path",
+    "none_required": "must be null",
 }
 
 
-def validated(
-    model: type[SettingsT], values: Mapping[str, Any], source: str, *, owner: str = ""
-) -> SettingsT:
+def validated(model: type[SettingsT], values: Any, source: str, *, owner: str = "") -> SettingsT:
     """`values` as `model`; ConfigurationError names `source`, every bad key and the nearest known one.
 
     `owner` names the plug-in whose keys they are.
     """
     try:
-        return model.model_validate(dict(values))
+        return model.model_validate(dict(values) if isinstance(values, Mapping) else values)
     except ValidationError as error:
         problems = list(problems_in(error, model, owner=owner))
         raise ConfigurationError(describe(problems, source=source, origin=lambda _: "")) from error
@@ -81,6 +80,15 @@ def _unknown_key(model: type[BaseModel], location: KeyPath, owner: str) -> str:
     return f"unknown key{whose}; {suggest(name, siblings, known='known keys')}"
 
 
+def wrong_value(error: ValidationError) -> str:
+    """What is wrong with one value, over all types of a union it could have had."""
+    first, *others = error.errors(include_url=False)
+    if not others:
+        return _wrong_value(first)
+    rules = [_rule(details).removeprefix("must be ") for details in (first, *others)]
+    return f"must be {' or '.join(rules)}, not {shown(first['input'])}"
+
+
 def _wrong_value(details: Any) -> str:
     kind, value = details["type"], details["input"]
     if kind == "missing":
@@ -100,13 +108,12 @@ def _wrong_value(details: Any) -> str:
     if kind == "too_short":
         least, actual = details["ctx"]["min_length"], details["ctx"]["actual_length"]
         return f"must have at least {least} {'entry' if least == 1 else 'entries'}, not {actual}"
-    rule = _ARTICLES.get(kind) or _rule(details["msg"])
-    return f"{rule}, not {shown(value)}{_quoting_hint(kind, value)}"
+    return f"{_rule(details)}, not {shown(value)}{_quoting_hint(kind, value)}"
 
 
-def _rule(message: str) -> str:
-    """Pydantic's own words for what a value must be, in ours."""
-    rule = re.sub(r"^(Input|Value) should", "must", message)
+def _rule(details: Any) -> str:
+    """What the value must be: our words for pydantic's."""
+    rule = _ARTICLES.get(details["type"]) or re.sub(r"^(Input|Value) should", "must", details["msg"])
     return rule.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
 
 

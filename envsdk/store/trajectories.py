@@ -26,8 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from envsdk.failures import Boundary, Failure, StorageError
-from envsdk.lone_surrogates import without_lone_surrogates
+from envsdk.failures import Boundary, Failure, StorageError, without_lone_surrogates
 from envsdk.store.atomic import atomic_file, storage_error
 from envsdk.trajectory import Outcome, Task, TokenArrays, Trajectory, Turn
 

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import FlakyFailure
 
 from envsdk.failures import ConfigurationError, describe_error
-from envsdk.registry import did_you_mean
+from envsdk.settings.nearest import did_you_mean
 from envsdk.testing.checks import GROUPS, Check, NotApplicable, catalogue
 from envsdk.testing.courses import Fault, build, watch
 from envsdk.testing.reproduction import printable, script_for

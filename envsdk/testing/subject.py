@@ -8,6 +8,7 @@ from typing import Any
 
 from envsdk import registry
 from envsdk.env import EnvSpec, TextEnv
+from envsdk.settings.nearest import did_you_mean
 from envsdk.testing.courses import Factory, build
 from envsdk.testing.time_limits import CallCosts, CallLimits
 
@@ -181,7 +182,7 @@ def options_from(values: Mapping[str, Any]) -> Options:
     for name in values:
         if name not in Options.names():
             raise TypeError(
-                f"no option {name!r}.{registry.did_you_mean(name, Options.names())}"
+                f"no option {name!r}.{did_you_mean(name, Options.names())}"
                 f" Known: {', '.join(Options.names())}."
             )
     return Options(**values)

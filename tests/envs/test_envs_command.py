@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from envsdk import registry
+from envsdk import plugins, registry
 from envsdk.env import EnvSpec
 from envsdk.envs.__main__ import main
 from envsdk.envs.frozen_lake import FrozenLakeEnv
@@ -57,7 +57,7 @@ def test_an_environment_that_lacks_a_package_says_what_installs_it(
     )
     specs = {spec.id: spec for spec in (there, lacking)}
     monkeypatch.setattr(registry, "_specs", specs)
-    monkeypatch.setattr(registry, "_entry_points", dict)
+    monkeypatch.setattr(plugins, "_entry_points", lambda group: {})
     assert main([]) == 0
     of_lacking, of_there = capsys.readouterr().out.splitlines()[1:]
     assert of_lacking.rstrip().endswith("(needs pip install 'mine[all]')")

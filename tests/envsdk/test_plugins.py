@@ -22,7 +22,7 @@ def test_the_names_of_a_group_are_sorted_and_an_unknown_group_has_none() -> None
 
 
 def test_a_misspelled_name_is_answered_with_the_nearest_one() -> None:
-    with pytest.raises(ConfigurationError, match="did you mean 'mock'"):
+    with pytest.raises(ConfigurationError, match="did you mean `mock`"):
         plugins.load_plugin("envsdk.engines", "mok")
 
 

@@ -87,5 +87,5 @@ def test_a_filter_that_breaks_ends_the_run_by_name() -> None:
         GroupFilters([f"{__name__}:raises"], limit=3).judge([], is_awaited=True)
     with pytest.raises(RolloutStalled, match="returned False; it must return a reason"):
         GroupFilters([f"{__name__}:answers_with_a_boolean"], limit=3).judge([], is_awaited=True)
-    with pytest.raises(ConfigurationError, match="did you mean 'zero_variance'"):
+    with pytest.raises(ConfigurationError, match="did you mean `zero_variance`"):
         GroupFilters(["zero_varianc"], limit=3)

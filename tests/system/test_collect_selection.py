@@ -315,7 +315,7 @@ def test_a_script_is_played(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--format", "mesages"], "did you mean 'messages'"),
+        (["--format", "mesages"], "did you mean `messages`"),
         (["--format", "pathlib:Path"], "no subclass of envsdk.datasets.formats.ExportFormat"),
         (["--min-reward", "2", "--max-reward", "1"], "--min-reward=2 is above max-reward=1"),
         (["--max-tokens", "9"], "--max-tokens: the policy oracle keeps no tokens"),

@@ -210,7 +210,7 @@ def test_an_episode_that_takes_another_course_cannot_be_rescored(
             ["data", "--rescore", "--out", "x", "--rewards", "nonsense"],
             "must look like package.module:function",
         ),
-        (["data", "--rescore", "--out", "x", "--rewards", "no.such:f"], "cannot be imported"),
+        (["data", "--rescore", "--out", "x", "--rewards", "no.such:f"], "cannot be loaded"),
         (["data", "--rescore", "--out", "x", "prise=3"], "prise"),
         (["data", "--rescore", "--out", "x", "-n", "3"], "rescored as a whole"),
     ],

@@ -286,7 +286,7 @@ def test_a_killed_worker_is_replaced_and_what_it_played_is_played_again(
 
 
 def test_a_worker_that_cannot_even_start_ends_the_run_with_its_reason(start_rollouts: StartRollouts) -> None:
-    with pytest.raises(ConfigurationError, match="did you mean 'TrajEnvManager'"):
+    with pytest.raises(ConfigurationError, match="did you mean `TrajEnvManager`"):
         start_rollouts(manager_class="TrajEnvManger")
 
 

@@ -7,17 +7,17 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from envsdk.settings.strict import StrictSettings
 
 
-class MegatronStrategyConfig(BaseModel):
+class MegatronStrategyConfig(StrictSettings):
     """The section `actor_train.strategy_args.strategy_config` for `strategy_name: megatron_train`.
 
     `actor_train.device_mapping` sizes the world; what the sizes below leave of it is data parallelism. A
     rank's device is its own: the GPU of its number on its machine, or the CPU where there is none.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     tensor_model_parallel_size: int = Field(default=1, ge=1)
     """Ranks that share out each matrix. It divides the model's attention heads, its key-value heads and the

@@ -8,15 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from envsdk.failures import ConfigurationError
+from envsdk.settings.strict import StrictSettings
+from envsdk.settings.validation import validated
 
 
-class SandboxSettings(BaseModel):
+class SandboxSettings(StrictSettings):
     """Base of every backend's settings: typed, immutable, and deaf to no key."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     commands_at_once: PositiveInt = Field(default_factory=lambda: 2 * (os.cpu_count() or 1))
     """How many commands run at the same time, apart from the number of sandboxes; further ones wait.
@@ -90,13 +89,4 @@ SettingsT = TypeVar("SettingsT", bound=SandboxSettings)
 
 def parse_settings(model: type[SettingsT], values: Mapping[str, Any], *, backend: str) -> SettingsT:
     """`values` as `model`, or a ConfigurationError that names every bad key."""
-    try:
-        return model.model_validate(dict(values))
-    except ValidationError as error:
-        problems = [
-            f"unknown key `{problem['loc'][-1]}`; known keys: {', '.join(sorted(model.model_fields))}"
-            if problem["type"] == "extra_forbidden"
-            else f"`{'.'.join(map(str, problem['loc']))}`: {problem['msg']} (got {problem['input']!r})"
-            for problem in error.errors()
-        ]
-        raise ConfigurationError(f"settings of sandbox backend `{backend}`: " + "; ".join(problems)) from None
+    return validated(model, values, f"settings of sandbox backend `{backend}`")

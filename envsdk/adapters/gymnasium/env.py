@@ -6,7 +6,6 @@ import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from importlib import import_module
 from typing import Any, Literal, get_args
 
 import gymnasium
@@ -22,6 +21,8 @@ from envsdk.adapters.gymnasium.tabular import Transitions, best_actions
 from envsdk.adapters.hosted import Answer, ReplayedEnv
 from envsdk.adapters.text import NO_ANSWER, REPLY_FORMATS, ReplyFormat, tagged, tagged_answer
 from envsdk.env import TextEnv
+from envsdk.failures import ConfigurationError
+from envsdk.plugins import load_object
 
 Renderer = Callable[[gymnasium.Env[Any, Any], Any], object]
 """What a policy is shown, from the environment and its last observation."""
@@ -341,11 +342,10 @@ def _parser(env: gymnasium.Env[Any, Any], actions: Sequence[str] | None) -> Acti
 
 
 def _imported(argument: str, name: str | None) -> Any:
-    module, _, attribute = str(name).partition(":")
     try:
-        function = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{argument}: cannot load {name!r} (package.module:function): {error}") from error
+        function = load_object(str(name))
+    except ConfigurationError as error:
+        raise ValueError(f"{argument}: {error}") from error
     if not callable(function):
         raise ValueError(f"{argument}: {name!r} is not callable")
     return function

@@ -19,7 +19,7 @@ from envsdk.adapters.missing import import_extra
 from envsdk.adapters.tools.definition import Tool, ToolError, ToolUnavailable, tool
 from envsdk.failures import ConfigurationError, describe_error
 from envsdk.inference.endpoint.tool_calls import CLOSING, OPENING, ToolCall, find_tool_calls
-from envsdk.registry import did_you_mean
+from envsdk.settings.nearest import did_you_mean
 
 _LONGEST_REASON = 400
 

@@ -11,7 +11,6 @@ The schema of a Python function is read off its annotations, by pydantic.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 import typing
@@ -23,6 +22,7 @@ import pydantic
 
 from envsdk.failures import ConfigurationError
 from envsdk.play.env_arguments import find_modules_here
+from envsdk.plugins import load_object
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -95,12 +95,11 @@ def tool(function: Callable[..., Any], *, name: str = "", description: str = "")
 
 def load_tool(path: str) -> Tool:
     """The tool that `package.module:attribute` names: a `Tool`, or a function. Raises ConfigurationError."""
-    module_name, _, attribute = path.partition(":")
     find_modules_here()
     try:
-        found = getattr(importlib.import_module(module_name), attribute) if attribute else None
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"tool {path!r}: cannot be loaded: {error}") from error
+        found = load_object(path)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"tool {error}") from error
     if isinstance(found, Tool):
         return found
     if not callable(found):

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from pydantic import ValidationError
-
 from envsdk import registry
 from envsdk.adapters.hosted import Answer, HostedEnv
 from envsdk.adapters.tools.answers import Toolbox
 from envsdk.adapters.tools.definition import Tool, ToolUnavailable, load_tool
 from envsdk.adapters.tools.mcp import McpConnection, McpServer
 from envsdk.env import Info, TextEnv
-from envsdk.failures import ConfigurationError
+from envsdk.settings.validation import validated
 
 ToolList = Literal["observation", "template", "none"]
 
@@ -176,9 +174,4 @@ class ToolUseEnv(HostedEnv):
 def _server(name: str, given: Any) -> McpServer:
     if isinstance(given, McpServer):
         return given
-    try:
-        return McpServer.model_validate(given)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, ("mcp_servers", name, *first["loc"])))
-        raise ConfigurationError(f"{where}: {first['msg']}") from error
+    return validated(McpServer, given, f"mcp_servers.{name}")

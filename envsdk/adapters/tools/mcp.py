@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, model_validato
 from envsdk.adapters.missing import import_extra
 from envsdk.adapters.tools.definition import Tool, ToolError, ToolUnavailable
 from envsdk.failures import ConfigurationError
-from envsdk.registry import did_you_mean
+from envsdk.settings.nearest import did_you_mean
 
 if TYPE_CHECKING:
     import mcp

@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import PositiveInt
 
-from envsdk.inference.settings import StrictSettings
+from envsdk.inference.settings import EngineSettings
 
 
-class EmbeddedSettings(StrictSettings):
+class EmbeddedSettings(EngineSettings):
     """`strategy_config` of the embedded engine."""
 
     num_threads: PositiveInt = 1

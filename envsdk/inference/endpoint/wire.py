@@ -15,10 +15,10 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, PrivateAttr, ValidationError
 
+from envsdk.failures import without_lone_surrogates
 from envsdk.inference.endpoint.errors import ApiError, invalid, unsupported
 from envsdk.inference.endpoint.tool_calls import call_of
 from envsdk.inference.engine import OutputStructure
-from envsdk.lone_surrogates import without_lone_surrogates
 from envsdk.settings.nearest import suggest
 from envsdk.settings.numbers import Temperature
 

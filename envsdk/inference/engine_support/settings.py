@@ -8,11 +8,11 @@ from typing import ClassVar, Self
 from pydantic import ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from envsdk.inference.settings import StrictSettings
+from envsdk.inference.settings import EngineSettings
 from envsdk.settings.nearest import suggest
 
 
-class PassThroughSettings(StrictSettings):
+class PassThroughSettings(EngineSettings):
     """Takes the arguments of the program behind the engine too, by their names there, and no others."""
 
     model_config = ConfigDict(extra="allow")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator
 
-from envsdk.inference.settings import StrictSettings
+from envsdk.inference.settings import EngineSettings
 
 SET_BY_ENGINE = frozenset(
     {"guided_choice", "guided_json", "guided_regex", "json_schema", "logprobs", "max_tokens", "min_p",
@@ -16,7 +16,7 @@ SET_BY_ENGINE = frozenset(
 """Fields of a request that follow from the run's own keys."""
 
 
-class OpenAISettings(StrictSettings):
+class OpenAISettings(EngineSettings):
     """`strategy_config` of the `openai` engine."""
 
     takes_new_weights: ClassVar[bool] = False

@@ -231,7 +231,7 @@ def compass(answer):
         ({"id": "CartPole-v1", "render": "ansi"}, "render: CartPole-v1 has no rendering `ansi`"),
         ({**BLACKJACK, "labels": ["sum"]}, "labels: .* has 3 values to name, not 1"),
         ({"id": "Pendulum-v1", "actions": ["push"]}, "actions: only a discrete action space"),
-        ({**CLIFF, "render": "nowhere:show"}, "render: cannot load 'nowhere:show'"),
+        ({**CLIFF, "render": "nowhere:show"}, "render: 'nowhere:show' cannot be loaded"),
         ({**CLIFF, "parse": "math:pi"}, "parse: 'math:pi' is not callable"),
         ({**CLIFF, "rendr": "ansi"}, "unknown keyword 'rendr'. Did you mean 'render'"),
     ],

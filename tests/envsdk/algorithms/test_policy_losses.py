@@ -389,7 +389,7 @@ def test_the_stated_ratio_is_the_one_that_the_loss_reports_and_reads(variant: st
 
 
 def test_an_unknown_name_a_wrong_setting_and_a_plain_function_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="did you mean 'ppo'"):
+    with pytest.raises(ConfigurationError, match="did you mean `ppo`"):
         load_policy_loss(make("pppo"))
     with pytest.raises(ConfigurationError, match=r"pg_args(.|\n)*clip_hi(.|\n)*`clip_high`"):
         load_policy_loss(make("cispo", pg_args={"clip_hi": 1.0}))

@@ -246,7 +246,7 @@ async def test_a_tensor_whose_end_does_not_come_is_refused_and_the_old_version_s
 
 
 async def test_an_unknown_engine_is_answered_with_the_nearest_one() -> None:
-    with pytest.raises(ConfigurationError, match="did you mean 'mock'"):
+    with pytest.raises(ConfigurationError, match="did you mean `mock`"):
         await EngineHost("mick", EngineConfig(model=None, sequence_length=64)).start()
 
 

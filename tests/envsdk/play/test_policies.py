@@ -125,7 +125,7 @@ def test_a_policy_of_ones_own_is_found_by_dotted_name() -> None:
 
 @pytest.mark.parametrize("name", ["no_such_module:Thing", f"{__name__}:Missing"])
 def test_a_dotted_name_that_cannot_be_imported_is_refused(name: str) -> None:
-    with pytest.raises(ConfigurationError, match="cannot be imported"):
+    with pytest.raises(ConfigurationError, match="cannot be loaded"):
         make_policy(name)
 
 

@@ -154,7 +154,7 @@ def test_a_closed_file_refuses_to_be_written() -> None:
 
 
 def test_an_unknown_tracker_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="did you mean 'tensorboard'"):
+    with pytest.raises(ConfigurationError, match="did you mean `tensorboard`"):
         open_trackers(["jsonl", "tensorbord"], tmp_path)
     with pytest.raises(ConfigurationError, match=r"known: .*jsonl"):
         load_tracker("zzz")

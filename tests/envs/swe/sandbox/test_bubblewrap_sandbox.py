@@ -406,5 +406,5 @@ async def test_settings_are_checked() -> None:
         open_backend("bubblewrap", {"uidd": 1})
     with pytest.raises(ConfigurationError, match="`uid`: Input should be greater than 0"):
         open_backend("bubblewrap", {"uid": 0})
-    with pytest.raises(ConfigurationError, match="did you mean 'bubblewrap'"):
+    with pytest.raises(ConfigurationError, match="did you mean `bubblewrap`"):
         open_backend("bublewrap")

@@ -284,7 +284,7 @@ async def test_a_container_that_cannot_take_its_tree_is_removed(standin: Standin
 
 
 async def test_wrong_settings_and_images_are_refused(standin: Standin, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="unknown key `imagee`"):
+    with pytest.raises(ConfigurationError, match="imagee: unknown key; did you mean `image`"):
         open_backend("docker", {"imagee": "x"})
     backend = DockerBackend({"program": str(standin.program)})
     (tmp_path / "a:b").touch()

@@ -1,0 +1,11 @@
+"""The base of settings: typed, immutable, no unknown keys."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class StrictSettings(BaseModel):
+    """An unknown key is an error; docstrings of fields are their descriptions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
