@@ -1,4 +1,4 @@
-"""From the configuration to what workers and schedulers are told. Pure."""
+"""Turns the configuration into the setups of workers and ledgers. Pure."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from envsdk.prompts import AgentPrompts
 
 VAL_SPLIT = "val"
 FRUITLESS_BATCHES = 10
-"""Batches' worth of trajectories that may be thrown away in a row before the run ends with an error."""
+"""The run ends with an error when this many batches' worth of trajectories are thrown away in a row."""
 
 
 def tag_setup(tag: str, custom: CustomEnv, spec: EnvSpec, *, max_new_tokens: int) -> TagSetup:
-    """One tag: what the YAML says, and the environment's own defaults for what it leaves out."""
+    """The setup of one tag: settings of the YAML file, with the environment's own defaults."""
     max_turns = custom.max_steps or spec.max_steps or UNLIMITED_TURNS
     return TagSetup(
         tag=tag,
@@ -45,7 +45,7 @@ def tag_setup(tag: str, custom: CustomEnv, spec: EnvSpec, *, max_new_tokens: int
 
 
 def output_structure(args: StructuredOutput | None) -> OutputStructure | None:
-    """As engines know it."""
+    """The `structured_output` of the YAML file in the form that engines use."""
     if args is None:
         return None
     schema = args.json_schema
@@ -57,7 +57,7 @@ def output_structure(args: StructuredOutput | None) -> OutputStructure | None:
 
 
 def tag_setups(config: RunConfig, manager: EnvManagerArgs) -> dict[str, TagSetup]:
-    """The tags a manager plays."""
+    """The setup of each tag that a manager plays."""
     from envsdk.registry import spec
 
     return {
@@ -72,7 +72,7 @@ def tag_setups(config: RunConfig, manager: EnvManagerArgs) -> dict[str, TagSetup
 
 
 def generating_settings(config: RunConfig) -> GeneratingSettings:
-    """How replies are sampled."""
+    """The sampling settings of the run."""
     args = config.actor_infer.generating_args
     return GeneratingSettings(
         max_new_tokens=args.max_new_tokens,
@@ -85,9 +85,9 @@ def generating_settings(config: RunConfig) -> GeneratingSettings:
 def worker_setups(
     config: RunConfig, manager: EnvManagerArgs, *, split: str, model: Path, engines: Mapping[str, Any]
 ) -> dict[str, WorkerSetup]:
-    """Every worker with its slots; the slots of a tag are dealt out evenly.
+    """The setup of each worker, by name. The slots of a tag are spread evenly over the workers.
 
-    State hashes are recorded where training needs them, never in an evaluation.
+    State hashes are recorded if training needs them, and never in an evaluation.
     """
     with_state_hashes = config.needs_state_hashes and split != VAL_SPLIT
     setups = {
@@ -121,9 +121,9 @@ def _slot_tags(manager: EnvManagerArgs) -> Iterator[str]:
 
 
 def train_ledger(config: RunConfig) -> LedgerConfig:
-    """The ledger of training episodes."""
+    """The configuration of the ledger of training episodes."""
     manager = config.train_env_manager
-    # What the group filters drop has a limit of its own, which is to be reached first.
+    # Groups dropped by filters have a limit of their own, which must be reached first.
     filtered_batches = math.ceil(config.filtered_groups_limit / config.num_train_groups)
     return LedgerConfig(
         batch_size=config.rollout_batch_size,
@@ -140,7 +140,7 @@ def train_ledger(config: RunConfig) -> LedgerConfig:
 
 
 def validation_ledger(config: RunConfig) -> LedgerConfig:
-    """The ledger of one evaluation: exactly the first tasks of the held-out split, whatever comes of them."""
+    """The configuration of an evaluation's ledger: the first tasks of the held-out split, failed or not."""
     manager = config.val_env_manager
     return LedgerConfig(
         batch_size=config.val_batch_size,

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from envsdk.failures import Boundary, Failure, StorageError, without_lone_surrogates
 from envsdk.store.atomic import atomic_file, storage_error
-from envsdk.trajectory import Outcome, Task, TokenArrays, Trajectory, Turn
+from envsdk.trajectory import FinishReason, Outcome, Task, TokenArrays, Trajectory, Turn
 
 SCHEMA_VERSION = 2
 """Raised when earlier versions of envsdk can no longer read the files. Version 1 had `metrics` as a map."""
@@ -466,7 +466,7 @@ def _turns_from_column(column: pa.StructArray) -> list[Turn]:
             reward=reward,
             response_start=response_start,
             response_end=response_end,
-            finish_reason=finish_reason,
+            finish_reason=FinishReason(finish_reason),
             metrics=dict(zip(names[first:last], numbers[first:last], strict=True)),
         )
         for observation, reply, reward, response_start, response_end, finish_reason, first, last in zip(
