@@ -190,7 +190,7 @@ class EnvWorker(LeaseSource):
         assert self._poll is not None, "not running"
         return self._poll.num_calls + sum(link.num_calls for link in self._links)
 
-    async def lease(self, slot_id: str) -> EpisodeOrder | None:
+    async def lease(self, slot_id: str, tag: str) -> EpisodeOrder | None:
         return await self._orders[slot_id].get()
 
     def submit(self, slot_id: str, lease_id: int, trajectory: Trajectory) -> None:

@@ -61,8 +61,8 @@ class LeaseSource(ABC):
     """Gives a manager its episodes and takes the results."""
 
     @abstractmethod
-    async def lease(self, slot_id: str) -> EpisodeOrder | None:
-        """The next episode to play; None when there are no more."""
+    async def lease(self, slot_id: str, tag: str) -> EpisodeOrder | None:
+        """The next episode of this tag for this slot; None when there are no more."""
 
     @abstractmethod
     def submit(self, slot_id: str, lease_id: int, trajectory: Trajectory) -> None:
@@ -102,7 +102,7 @@ class TrajEnvManager:
         """Play until the lease source has no more."""
         self._loop_task = asyncio.current_task()
         try:
-            while (order := await self._leases.lease(self.slot_id)) is not None:
+            while (order := await self._leases.lease(self.slot_id, self._setup.tag)) is not None:
                 trajectory = await self._play_unless_cancelled(order)
                 if trajectory is None:
                     self._leases.released(self.slot_id, order.lease_id)

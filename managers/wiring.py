@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,12 @@ from envsdk.inference.engine import OutputStructure
 from envsdk.inference.engine_policy import GeneratingSettings
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.env_worker import WorkerSetup
-from envsdk.managers.ledger_types import LedgerConfig
+from envsdk.managers.ledger_types import FRUITLESS_BATCHES, LedgerConfig
 from envsdk.managers.traj_env_manager import UNLIMITED_TURNS, TagSetup
 from envsdk.prompts import AgentPrompts
+from envsdk.registry import spec as spec_of
 
 VAL_SPLIT = "val"
-FRUITLESS_BATCHES = 10
-"""The run ends with an error when this many batches' worth of trajectories are thrown away in a row."""
 
 
 def tag_setup(tag: str, custom: CustomEnv, spec: EnvSpec, *, max_new_tokens: int) -> TagSetup:
@@ -58,13 +57,11 @@ def output_structure(args: StructuredOutput | None) -> OutputStructure | None:
 
 def tag_setups(config: RunConfig, manager: EnvManagerArgs) -> dict[str, TagSetup]:
     """The setup of each tag that a manager plays."""
-    from envsdk.registry import spec
-
     return {
         tag: tag_setup(
             tag,
             config.custom_envs[tag],
-            spec(config.custom_envs[tag].env_type),
+            spec_of(config.custom_envs[tag].env_type),
             max_new_tokens=config.max_response_tokens(tag),
         )
         for tag in manager.tags
@@ -95,8 +92,9 @@ def worker_setups(
         for tag, setup in tag_setups(config, manager).items()
     }
     slots: list[dict[str, str]] = [{} for _ in range(manager.num_workers)]
-    for number, tag in enumerate(_slot_tags(manager)):
-        slots[number % len(slots)][f"{split}/{tag}/{number}"] = tag
+    tags = [tag for tag, count in manager.envs_per_tag.items() for _ in range(count)]
+    for index, tag in enumerate(tags):
+        slots[index % len(slots)][f"{split}/{tag}/{index}"] = tag
     return {
         f"{split}-{index}": WorkerSetup(
             slots=worker_slots,
@@ -113,11 +111,6 @@ def worker_setups(
         )
         for index, worker_slots in enumerate(slots)
     }
-
-
-def _slot_tags(manager: EnvManagerArgs) -> Iterator[str]:
-    for tag, count in manager.envs_per_tag.items():
-        yield from [tag] * count
 
 
 def train_ledger(config: RunConfig) -> LedgerConfig:
