@@ -17,7 +17,7 @@ from typing import Any
 
 from envsdk.managers.ledger_types import LedgerState
 from envsdk.managers.rollout_batch import RolloutBatch
-from envsdk.store.trajectories import read_metadata, read_trajectories, write_trajectories
+from envsdk.store.trajectories import DISCARDED_PREFIX, read_metadata, read_trajectories, write_trajectories
 from envsdk.trajectory import Trajectory
 
 
@@ -61,7 +61,7 @@ class BatchFiles:
 
     def _write_discarded(self) -> Coroutine[Any, Any, None]:
         """The write of the trajectories collected so far; what is discarded later goes into another file."""
-        name = f"discarded_{self._prefix}_{self._next_step:06d}"
+        name = f"{DISCARDED_PREFIX}{self._prefix}_{self._next_step:06d}"
         discarded, self._discarded = self._discarded, []
         part = f"_{self._num_discarded_files}" if self._num_discarded_files else ""
         if not part:

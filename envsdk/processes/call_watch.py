@@ -87,6 +87,21 @@ class EnvCall:
         """The call returned."""
         self._cells[self._at + _DUE] = 0.0
 
+    def resume(self, during: str, limit_s: float) -> list[float]:
+        """The event loop runs code of an awaited call. Pass the returned state to `suspend` when the call
+        waits."""
+        cells, at = self._cells, self._at
+        before: list[float] = [*cells[at : at + _WIDTH]]
+        self.enter(during, limit_s)
+        cells[at + _IS_INLINE] = True
+        return before
+
+    def suspend(self, before: list[float]) -> None:
+        """The call waits: the event loop runs other code."""
+        # In reverse, so that a watcher does not take the deadline of the wait for one of the code.
+        for index in reversed(range(_WIDTH)):
+            self._cells[self._at + index] = before[index]
+
     def abandoned(self) -> EnvCall:
         """A fresh EnvCall for the same place; later writes by the old thread have no effect."""
         self.leave()
@@ -170,9 +185,9 @@ CALLS = CallTable()
 def overdue(cells: memoryview[float], now: float, pid: int) -> OverdueCall | None:
     """The call that blocks process `pid`, or None while the process can end late calls by itself.
 
-    A call in the event loop is overdue when its limit has passed. A call on a thread is ended by the event
-    loop; if it is still open after `GRACE_S`, the loop does not run because some call keeps the interpreter's
-    lock. That is the call whose thread uses the processor.
+    A call whose code runs in the event loop is overdue when its limit has passed. A call on a thread, or one
+    that waits, is ended by the event loop. If it is still open after `GRACE_S`, the loop does not run because
+    some call keeps the interpreter's lock: the one whose thread uses the processor.
     """
     # Read once: the values change meanwhile.
     due = {at: cells[at + _DUE] for at in range(1, 1 + _WIDTH * int(cells[0]), _WIDTH)}
@@ -185,7 +200,9 @@ def overdue(cells: memoryview[float], now: float, pid: int) -> OverdueCall | Non
         return None
     found = late[0]
     if len(calls) > 1:
-        busy = _busiest(pid, {at: int(cells[at + _THREAD]) for at in calls})
+        # Many calls are awaited on the event loop's thread: one that runs there comes before those that wait.
+        threads = {int(cells[at + _THREAD]): at for at in sorted(calls, key=lambda at: at in inline)}
+        busy = _busiest(pid, {at: thread for thread, at in threads.items()})
         if busy in late:
             found = busy
         elif busy is not None and found not in inline:

@@ -40,6 +40,7 @@ class SGLangSettings(PassThroughSettings):
     underscores.
     """
 
+    needs = ("httpx2",)
     argument_names = SERVER_ARG_NAMES
     set_by_engine = SET_BY_ENGINE
 

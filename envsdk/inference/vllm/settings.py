@@ -47,6 +47,7 @@ SET_BY_ENGINE = {
 class VLLMSettings(PassThroughSettings):
     """`strategy_config` of the `vllm` engine. Any other argument of `AsyncEngineArgs` is taken too."""
 
+    needs = ("vllm",)
     argument_names = ENGINE_ARG_NAMES
     set_by_engine = SET_BY_ENGINE
 
