@@ -56,12 +56,7 @@ class Fsdp2Trainer(TorchTrainer):
             settings=strategy,
             seed=config.seed,
         )
-        device, backend = torch.device("cpu"), "gloo"
-        if torch.cuda.is_available():
-            # Objects (metrics, log-probabilities) are on the CPU and go by gloo.
-            device, backend = torch.device("cuda", config.rank.local_rank), "cpu:gloo,cuda:nccl"
-            torch.cuda.set_device(device)
-        join_process_group(config.rank, backend=backend)
+        device = join_process_group(config.rank)
         mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
         shard_model(model, mesh, device, strategy)
         return cls(model, config=config, algorithm=algorithm, training=training)

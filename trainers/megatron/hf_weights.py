@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from envsdk.failures import ConfigurationError
-from envsdk.trainers.megatron.cpu import device
+from envsdk.trainers.megatron.device import device
 
 _EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"

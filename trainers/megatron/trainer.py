@@ -33,8 +33,9 @@ from envsdk.failures import ConfigurationError
 from envsdk.settings.validation import validated
 from envsdk.trainer import TrainerConfig
 from envsdk.trainers.collectives import all_gather, on_first_rank
-from envsdk.trainers.megatron import checkpoint, cpu, hf_weights
+from envsdk.trainers.megatron import checkpoint, hf_weights
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
+from envsdk.trainers.megatron.device import device, require_gpu
 from envsdk.trainers.megatron.hf_config import read_config
 from envsdk.trainers.megatron.model import build_model, initialize_parallelism
 from envsdk.trainers.megatron.optimizer import ParallelOptimizer
@@ -77,7 +78,7 @@ class MegatronTrainer(PolicyTrainer):
         self._models = [hf_weights.unwrapped(chunk) for chunk in chunks]
         if self._is_last_stage:
             if config.with_value_head:
-                add_value_head(self._models[-1], hf_config.hidden_size, cpu.device())
+                add_value_head(self._models[-1], hf_config.hidden_size, device())
             self._head = ScoredHead(self._models[-1])
         self._chunks = _data_parallel(chunks, strategy)
         self._optimizer = ParallelOptimizer(
@@ -100,7 +101,7 @@ class MegatronTrainer(PolicyTrainer):
         algorithm = validated(AlgorithmArgs, config.algorithm, "algorithm")
         training = validated(TrainingArgs, config.training_args, "training_args")
         strategy = validated(MegatronStrategyConfig, config.strategy_config, "strategy_config")
-        cpu.install()
+        cls.check_device()
         hf_config = read_config(config.model)
         initialize_parallelism(strategy, config.rank, config.seed)
         chunks = build_model(hf_config, strategy)
@@ -108,6 +109,11 @@ class MegatronTrainer(PolicyTrainer):
         return cls(
             chunks, hf_config, config=config, algorithm=algorithm, training=training, strategy=strategy
         )
+
+    @classmethod
+    def check_device(cls) -> None:
+        """ConfigurationError where the trainer cannot run."""
+        require_gpu()
 
     @property
     def vocab_size(self) -> int:
@@ -330,4 +336,4 @@ def _packing_layout(strategy: MegatronStrategyConfig) -> PackingLayout:
 
 
 def _on_device(values: NDArray[Any]) -> Tensor:
-    return torch.from_numpy(values).to(cpu.device())
+    return torch.from_numpy(values).to(device())
