@@ -30,7 +30,6 @@ from transformers import AutoModelForCausalLM
 
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.failures import ConfigurationError
-from envsdk.settings.validation import validated
 from envsdk.trainer import TrainerConfig
 from envsdk.trainers.collectives import all_gather, on_first_rank
 from envsdk.trainers.megatron import checkpoint, hf_weights
@@ -44,7 +43,7 @@ from envsdk.trainers.megatron.scored_head import ScoredHead, add_value_head
 from envsdk.trainers.megatron.token_outputs import over_context, vocab_parallel_logprobs_and_entropy
 from envsdk.trainers.objective import TokenOutputs
 from envsdk.trainers.packing import Row
-from envsdk.trainers.policy_trainer import PolicyTrainer, ScoreKind
+from envsdk.trainers.policy_trainer import PolicyTrainer, ScoreKind, validated_settings
 from envsdk.trainers.pretrained_folder import write_pretrained
 from envsdk.trainers.step_metrics import StepMetrics
 from envsdk.trainers.train_rows import TrainRow
@@ -94,13 +93,11 @@ class MegatronTrainer(PolicyTrainer):
             and parallel_state.get_tensor_model_parallel_rank() == 0
             and parallel_state.get_context_parallel_rank() == 0
         )
-        """Whether this is the one of the ranks that compute the same loss that tells of it."""
+        """True on the one rank, among those with the same loss, that reports it."""
 
     @classmethod
     def create(cls, config: TrainerConfig) -> Self:
-        algorithm = validated(AlgorithmArgs, config.algorithm, "algorithm")
-        training = validated(TrainingArgs, config.training_args, "training_args")
-        strategy = validated(MegatronStrategyConfig, config.strategy_config, "strategy_config")
+        algorithm, training, strategy = validated_settings(config, MegatronStrategyConfig)
         cls.check_device()
         hf_config = read_config(config.model)
         initialize_parallelism(strategy, config.rank, config.seed)
@@ -191,9 +188,9 @@ class MegatronTrainer(PolicyTrainer):
         def learn(micro: PackedBatch, outputs: TokenOutputs) -> Tensor:
             found = tally if self._is_reporting_rank else StepMetrics()
             loss = self.objective([rows[index] for index in micro.rows], outputs, found)
-            found.loss += float(loss.detach())
-            found.num_real_tokens += micro.num_real_tokens
-            found.num_padded_tokens += micro.num_tokens
+            found.add_micro_batch(
+                loss, num_real_tokens=micro.num_real_tokens, num_padded_tokens=micro.num_tokens
+            )
             return loss
 
         self._run([row.row for row in rows], learn)
