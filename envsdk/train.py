@@ -55,7 +55,7 @@ def train(
 
     require("this run", *_needed_modules(loaded.config))
 
-    from envsdk.pipeline.agentic_pipeline import run
+    from envsdk.pipeline.run import run
 
     run(loaded)
 

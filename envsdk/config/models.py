@@ -190,7 +190,7 @@ class CustomEnv(Section):
     """User message of each turn: `{observation}`, `{turn_idx}`, `{actions_left}`, `{max_response_length}`."""
     structured_output: StructuredOutput | None = None
     """What the text of each reply must be, where the engine is able to (`embedded`, `vllm`)."""
-    isolation: Literal["inline", "thread", "process"] | None = None
+    isolation: Literal["inline", "thread", "async", "process"] | None = None
     """Where `reset` and `step` run; as the environment asks when absent."""
     start_timeout_s: PositiveFloat | None = None
     """Deadline for importing and constructing the environment; the environment's own when absent."""

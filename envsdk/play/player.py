@@ -33,7 +33,7 @@ from envsdk.config.plugins import (
     environment_spec,
     own_turn_limit,
 )
-from envsdk.env import Isolation, TextEnv
+from envsdk.env import AnyTextEnv, Isolation
 from envsdk.failures import ConfigurationError
 from envsdk.inference.rate_limits import PacedPolicy, RateGate, RateLimits
 from envsdk.play.env_arguments import short_name, split_overrides, whole_id
@@ -68,7 +68,7 @@ DEFAULT_SEED = 42
 _CHAT_SLOTS = 16
 """Requests at a time to a chat endpoint that nobody said more about."""
 _BACKGROUND_SLOTS = 16
-"""Episodes at a time where environments run on threads: they wait more than they compute."""
+"""Episodes at a time where environments wait more than they compute: on threads, or awaited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,7 +284,7 @@ class Player:
         if self.model is not None:
             return max(1, self.model.max_running // len(self.setups))
         isolations = {setup.blueprint.isolation for setup in self.setups.values()}
-        if Isolation.THREAD in isolations:
+        if isolations & {Isolation.THREAD, Isolation.ASYNC}:
             return _BACKGROUND_SLOTS
         if Isolation.PROCESS in isolations:
             return max(1, (os.cpu_count() or 1) // len(self.setups))
@@ -441,7 +441,7 @@ def _abilities(blueprint: EnvBlueprint) -> frozenset[str] | None:
     None where it would have to be made and wants a process of its own.
     """
     constructor: Any = environment_class(blueprint.spec)
-    if isinstance(constructor, type) and issubclass(constructor, TextEnv) and not blueprint.spec.prompt:
+    if isinstance(constructor, type) and issubclass(constructor, AnyTextEnv) and not blueprint.spec.prompt:
         return constructor.abilities()
     if blueprint.isolation is Isolation.PROCESS:
         return None

@@ -168,7 +168,7 @@ class Replayer:
 
 def _setup(record: TagRecord, env_config: Mapping[str, Any], with_state_hashes: bool) -> TagSetup:
     from envsdk.config.plugins import environment_class
-    from envsdk.env import TextEnv
+    from envsdk.env import AnyTextEnv
     from envsdk.managers.env_host import EnvBlueprint
     from envsdk.managers.traj_env_manager import TagSetup
     from envsdk.registry import spec
@@ -180,7 +180,7 @@ def _setup(record: TagRecord, env_config: Mapping[str, Any], with_state_hashes: 
         )
     env_spec = spec(record.env_type)
     constructor: Any = environment_class(env_spec)
-    has_hash = isinstance(constructor, type) and issubclass(constructor, TextEnv)
+    has_hash = isinstance(constructor, type) and issubclass(constructor, AnyTextEnv)
     return TagSetup(
         tag=record.tag,
         blueprint=EnvBlueprint(

@@ -99,7 +99,7 @@ def script_for(
     given = "".join(f", {name}={value!r}" for name, value in {**_options(subject), **example}.items())
     comment = [f"# {line}" for line in f"{check.name}: {message}".splitlines()[:12]]
     lines = [*map(printable, comment), ""]
-    if any("envsdk.make(" in line for line in calls):
+    if any("envsdk." in line for line in calls):
         lines.append("import envsdk")
     lines.append("from envsdk.testing import run_check")
     if subject.imports:

@@ -20,8 +20,8 @@ from envsdk.failures import ConfigurationError
 from envsdk.testing.losses import random_tokens, seeds, taken
 from envsdk.trainers.objective import Objective, TokenOutputs
 from envsdk.trainers.packing import make_row
-from envsdk.trainers.step_metrics import TrainTally
-from envsdk.trainers.train_rows import TrainRow
+from envsdk.trainers.step_metrics import StepMetrics
+from envsdk.trainers.train_rows import TokenFields, TrainRow
 
 LEVELS = ("token", "segment", "geometric", "sequence")
 levels = st.sampled_from(LEVELS)
@@ -159,14 +159,14 @@ def rows_of(tokens: PolicyTokens) -> list[TrainRow]:
                 ("proximal", tokens.proximal_logprobs),
             )
         }
-        rows.append(TrainRow(row=row, weight=1 / len(tokens.logprobs), fields=fields))
+        rows.append(TrainRow(row=row, weight=1 / len(tokens.logprobs), fields=TokenFields(**fields)))
     return rows
 
 
 def objective(tokens: PolicyTokens, **keys: Any) -> tuple[float, torch.Tensor, dict[str, float]]:
     """Loss, gradient and metrics of the objective."""
     current = tokens.logprobs.float().requires_grad_()
-    tally = TrainTally()
+    tally = StepMetrics()
     outputs = TokenOutputs(logprobs_N=current, entropy_N=torch.zeros_like(current))
     loss = Objective(AlgorithmArgs(**keys))(rows_of(tokens), outputs, tally)
     [gradient] = torch.autograd.grad(loss, current)
@@ -199,7 +199,7 @@ def test_the_objective_multiplies_any_loss_and_keeps_masked_tokens_in_the_denomi
 def test_rows_without_proximal_log_probabilities_take_the_current_ones_and_leave_the_others_theirs() -> None:
     tokens = random_tokens(13, spread=0.6)
     rows = rows_of(tokens)
-    without = [replace(row, fields={k: v for k, v in row.fields.items() if k != "proximal"}) for row in rows]
+    without = [replace(row, fields=replace(row.fields, proximal=None)) for row in rows]
     is_known = tokens.sequence_ids % 2 == 0
     proximal = torch.where(is_known, tokens.proximal_logprobs, tokens.logprobs)
     mixed = [rows[i] if i % 2 == 0 else without[i] for i in range(len(rows))]
@@ -208,7 +208,7 @@ def test_rows_without_proximal_log_probabilities_take_the_current_ones_and_leave
     for each in (mixed, given):
         current = tokens.logprobs.float().requires_grad_()
         outputs = TokenOutputs(logprobs_N=current, entropy_N=torch.zeros_like(current))
-        tally = TrainTally()
+        tally = StepMetrics()
         loss = Objective(AlgorithmArgs())(each, outputs, tally)
         results.append((torch.autograd.grad(loss, current)[0], tally.metrics()))
     torch.testing.assert_close(results[0][0], results[1][0])
@@ -252,11 +252,11 @@ def test_the_importance_weight_that_is_reported_is_all_that_stands_before_a_toke
 
 def test_the_metrics_of_ranks_and_steps_add_up_to_those_of_all_tokens() -> None:
     weights = torch.tensor([0.5, 2.0, 1.0, 0.25])
-    whole, parts = TrainTally(), [TrainTally(), TrainTally()]
+    whole, parts = StepMetrics(), [StepMetrics(), StepMetrics()]
     whole.add_weight("is_weight", weights)
     parts[0].add_weight("is_weight", weights[:1])
     parts[1].add_weight("is_weight", weights[1:])
-    assert TrainTally.merge(parts).metrics() == whole.metrics()
+    assert StepMetrics.merge(parts).metrics() == whole.metrics()
 
 
 @pytest.mark.parametrize(

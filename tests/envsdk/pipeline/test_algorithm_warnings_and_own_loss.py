@@ -14,8 +14,8 @@ from envsdk.config.algorithm_warnings import algorithm_notes
 from envsdk.failures import ConfigurationError
 from envsdk.trainers.objective import Objective, TokenOutputs
 from envsdk.trainers.packing import make_row
-from envsdk.trainers.step_metrics import TrainTally
-from envsdk.trainers.train_rows import TrainRow
+from envsdk.trainers.step_metrics import StepMetrics
+from envsdk.trainers.train_rows import TokenFields, TrainRow
 
 RUN = """\
 exp_name: small
@@ -116,9 +116,9 @@ def test_a_loss_named_by_its_module_learns_under_the_settings_of_the_file(with_o
     behavior = np.array([-1.0, -2.0, -0.5], np.float32)
     fields = {"advantages": np.array([1.0, -1.0, 2.0], np.float32), "behavior": behavior}
     current = torch.tensor([-1.5, -1.0, -0.5], requires_grad=True)
-    tally = TrainTally()
+    tally = StepMetrics()
     Objective(args)(
-        [TrainRow(row=row, weight=1.0, fields=fields)],
+        [TrainRow(row=row, weight=1.0, fields=TokenFields(**fields))],
         TokenOutputs(logprobs_N=current, entropy_N=torch.zeros(3)),
         tally,
     ).backward()
