@@ -28,7 +28,7 @@ _HUB_SPLIT = re.compile(r"\w+(\.\w+)*")
 
 
 class License(Options):
-    """Under which the data may be used."""
+    """The license of the data."""
 
     id: Annotated[str, Option("--license", metavar="ID")] = UNKNOWN
     """For the card, as the hub knows it: apache-2.0, cc-by-4.0, other ...."""
@@ -64,7 +64,7 @@ class License(Options):
 
 
 def card_text(manifest: Manifest, *, name: str) -> str:
-    """The whole card of a complete data set. The same manifest gives the same card."""
+    """The card of a complete data set. The same manifest gives the same card."""
     front = yaml.safe_dump(front_matter(manifest, name=name), sort_keys=False, allow_unicode=True)
     sections = [
         f"# {name}",
@@ -78,7 +78,7 @@ def card_text(manifest: Manifest, *, name: str) -> str:
 
 
 def front_matter(manifest: Manifest, *, name: str) -> dict[str, Any]:
-    """What the hub and `datasets.load_dataset` read."""
+    """The front matter that the hub and `datasets.load_dataset` read."""
     split = manifest.config["split"]
     split = split if _HUB_SPLIT.fullmatch(split) else "train"
     environments = sorted({tag["env_type"] for tag in manifest.config["tags"].values()})
@@ -117,8 +117,8 @@ def _summary(manifest: Manifest) -> str:
     if config.get("epsilon"):
         text += f" with a share {config['epsilon']:g} of its moves replaced by random ones"
     license_id = manifest.license.get("license", UNKNOWN)
-    told = "No license was stated." if license_id == UNKNOWN else f"License: {license_id}."
-    return f"{text}. {told}"
+    stated = "No license was stated." if license_id == UNKNOWN else f"License: {license_id}."
+    return f"{text}. {stated}"
 
 
 def _listed(names: Mapping[str, Any]) -> str:

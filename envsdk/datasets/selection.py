@@ -1,4 +1,4 @@
-"""Pure: which of the episodes played are kept.
+"""Pure: which of the played episodes are kept.
 
 filters = EpisodeFilters(success_only=True, max_turns=8)
 filters.reason_to_drop(trajectory)      # None, or "not_solved", "too_long" ...
@@ -20,11 +20,11 @@ from envsdk.settings.options import Options
 from envsdk.trajectory import Outcome, Trajectory
 
 DUPLICATE = "duplicate"
-"""Why an episode was dropped that another one repeats."""
+"""Why a repeated episode was dropped."""
 
 
 class EpisodeFilters(Options):
-    """What an episode must be like to be kept; None asks for nothing. Any filter drops failed episodes."""
+    """Conditions for keeping an episode; None is no condition. Any filter drops failed episodes."""
 
     success_only: bool = False
     """Keep solved episodes alone."""
@@ -51,7 +51,7 @@ class EpisodeFilters(Options):
         return bool(self.to_json())
 
     def to_json(self) -> dict[str, Any]:
-        """Those that are set."""
+        """The conditions that are set."""
         return self.model_dump(exclude_defaults=True)
 
     def reason_to_drop(self, trajectory: Trajectory) -> str | None:
@@ -97,7 +97,7 @@ class Deduplicator:
         self._seen: set[bytes] = set()
 
     def is_new(self, trajectory: Trajectory) -> bool:
-        """Whether no episode like this one was asked about before. Failed ones without a turn are new."""
+        """Whether this is the first episode of its kind. Failed ones without a turn always are."""
         if trajectory.outcome is Outcome.FAILED and not trajectory.turns:
             return True
         digest = episode_digest(trajectory, self._kind)
