@@ -274,7 +274,7 @@ class MockEngine(Engine):
             return
         now = asyncio.get_running_loop().time()
         for running in list(self._running.values()):
-            if mode is PauseMode.ABORT and not running.request.outlasts_updates:
+            if mode is PauseMode.ABORT and not running.request.survives_weight_update:
                 self._end(running, FinishReason.ABORT)
             elif running.since is not None:
                 if running.timer is not None:

@@ -85,7 +85,7 @@ class LocalLink(EngineLink):
 
     def send(self, request: GenerationRequest) -> None:
         # An engine of this process is not lost without it: only who waits for tokens needs them early.
-        if request.is_watched and self._engine.abilities.progress:
+        if request.stream and self._engine.abilities.progress:
             self._watch.opened(request.request_id, None)
             if self._watching is None:
                 self._watching = asyncio.ensure_future(self._watch.run())
@@ -213,7 +213,7 @@ class InferenceProxy:
             lambda done: self._cancelled(request.request_id) if done.cancelled() else None
         )
         if on_tokens is not None:
-            request = replace(request, is_watched=True)
+            request = replace(request, stream=True)
         order = (request.priority, next(self._arrivals))
         pending = self._pending[request.request_id] = _Pending(request, future, on_tokens, order)
         if self._is_closed:
@@ -265,7 +265,9 @@ class InferenceProxy:
             request_id, engine = taken
             pending = self._pending[request_id]
             pending.dispatched_at = _now()
-            request = replace(rest_of(pending.request, pending.so_far), outlasts_updates=self._lasts(pending))
+            request = replace(
+                rest_of(pending.request, pending.so_far), survives_weight_update=self._lasts(pending)
+            )
             self._links[engine].send(request)
 
     def _lasts(self, pending: _Pending) -> bool:

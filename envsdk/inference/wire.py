@@ -66,8 +66,8 @@ def pack_requests(requests: Sequence[GenerationRequest]) -> PackedRequests:
         request_ids=[request.request_id for request in requests],
         session_ids=[request.session_id for request in requests],
         priorities=[request.priority for request in requests],
-        watched=[request.is_watched for request in requests],
-        lasting=[request.outlasts_updates for request in requests],
+        watched=[request.stream for request in requests],
+        lasting=[request.survives_weight_update for request in requests],
         sampling=[
             (p.max_new_tokens, p.temperature, p.top_p, p.top_k, p.stop_token_ids, p.seed, p.structure)
             for p in (request.sampling for request in requests)
@@ -80,7 +80,7 @@ def pack_requests(requests: Sequence[GenerationRequest]) -> PackedRequests:
 def unpack_requests(packed: PackedRequests) -> list[GenerationRequest]:
     requests: list[GenerationRequest] = []
     start = 0
-    for request_id, session_id, priority, is_watched, is_lasting, sampling, count in zip(
+    for request_id, session_id, priority, stream, is_lasting, sampling, count in zip(
         packed.request_ids,
         packed.session_ids,
         packed.priorities,
@@ -106,8 +106,8 @@ def unpack_requests(packed: PackedRequests) -> list[GenerationRequest]:
                 ),
                 session_id=session_id,
                 priority=priority,
-                is_watched=is_watched,
-                outlasts_updates=is_lasting,
+                stream=stream,
+                survives_weight_update=is_lasting,
             )
         )
         start += count

@@ -118,7 +118,7 @@ class StructureTests(EngineHarness):
         async def test(engine: Engine) -> None:
             _needs_structured_output(engine)
             letters = OutputStructure(regex="[a-d]{150}")
-            request = self.structured_request("long", letters, num_tokens=160, outlasts_updates=True)
+            request = self.structured_request("long", letters, num_tokens=160, survives_weight_update=True)
             running = engine.submit(request)
             await self.mid_reply(engine)
             await engine.pause(PauseMode.ABORT)

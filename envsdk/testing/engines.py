@@ -231,7 +231,7 @@ class EngineSuite(StructureTests, AdapterTests):
 
     def test_what_outlasts_updates_goes_on_after_a_pause_that_ended_the_others(self) -> None:
         async def test(engine: Engine) -> None:
-            request = self.long_request("lasting", outlasts_updates=True)
+            request = self.long_request("lasting", survives_weight_update=True)
             lasting, other = engine.submit(request), engine.submit(self.long_request("other"))
             await self.mid_reply(engine, num_running=2)
             await engine.pause(PauseMode.ABORT)
@@ -455,7 +455,7 @@ class EngineSuite(StructureTests, AdapterTests):
                         length=1 + number,
                         num_tokens=1 + number % 6,
                         session_id=session,
-                        outlasts_updates=number % 5 == 2,
+                        survives_weight_update=number % 5 == 2,
                     )
                     requests.append(request)
                     futures.append(engine.submit(request))
@@ -465,7 +465,9 @@ class EngineSuite(StructureTests, AdapterTests):
                 elif action == "pause":
                     mode = list(PauseMode)[number % 3]
                     if mode is PauseMode.ABORT:
-                        aborted.update(each.request_id for each in requests if not each.outlasts_updates)
+                        aborted.update(
+                            each.request_id for each in requests if not each.survives_weight_update
+                        )
                     await engine.pause(mode)
                 elif action == "resume":
                     await engine.resume()

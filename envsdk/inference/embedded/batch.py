@@ -165,7 +165,7 @@ class Batch:
 
     def abort_running(self) -> list[GenerationResult]:
         """End every running request but those that outlast updates; queued ones stay queued."""
-        ended = (number for number, row in enumerate(self._rows) if not row.request.outlasts_updates)
+        ended = (number for number, row in enumerate(self._rows) if not row.request.survives_weight_update)
         return self._end(dict.fromkeys(ended, FinishReason.ABORT))
 
     def swap(self, weights: Any, version: int) -> None:

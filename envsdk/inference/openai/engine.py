@@ -303,7 +303,9 @@ class OpenAIEngine(Engine):
             return
         self._flowing.set()
         if mode is PauseMode.ABORT:
-            lasting = {name for name, running in self._running.items() if running.request.outlasts_updates}
+            lasting = {
+                name for name, running in self._running.items() if running.request.survives_weight_update
+            }
             self.abort([name for name in self._running if name not in lasting])
             if lasting:
                 self._flowing.clear()

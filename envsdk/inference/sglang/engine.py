@@ -359,12 +359,12 @@ class SGLangEngine(Engine):
 
     async def pause(self, mode: PauseMode) -> None:
         self._is_paused = True
-        staying = [reply for reply in self._open.values() if reply.request.outlasts_updates]
+        staying = [reply for reply in self._open.values() if reply.request.survives_weight_update]
         self._is_frozen = mode is PauseMode.KEEP or (mode is PauseMode.ABORT and bool(staying))
         self._let_flow()
         ending = list(self._open.values()) if mode is not PauseMode.KEEP else []
         if mode is PauseMode.ABORT:
-            ending = [reply for reply in ending if not reply.request.outlasts_updates]
+            ending = [reply for reply in ending if not reply.request.survives_weight_update]
             for reply in ending:
                 reply.is_ending = True
                 if reply not in self._sampling:

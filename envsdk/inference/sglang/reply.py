@@ -37,13 +37,13 @@ class Reply:
     @property
     def may_be_told(self) -> bool:
         """Whether its tokens so far are of use: nobody goes on from those of a reply with a structure."""
-        return not self.is_bound or self.request.is_watched
+        return not self.is_bound or self.request.stream
 
     def begin_anew_if_bound(self, failure: Exception) -> None:
         """The server broke it off. ReplyRefused for one with a structure that was read."""
         if not self.is_bound or not self.token_ids:
             return
-        if self.request.is_watched:
+        if self.request.stream:
             raise ReplyRefused(f"a reply with a structure that was partly read cannot go on: {failure}")
         self.token_ids.clear()
         self.logprobs.clear()

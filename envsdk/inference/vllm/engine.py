@@ -240,7 +240,7 @@ class VLLMEngine(Engine):
             await self._until_ended(self._running.values())
             return
         if mode is PauseMode.ABORT:
-            ending = [found for found in self._running.values() if not found.request.outlasts_updates]
+            ending = [found for found in self._running.values() if not found.request.survives_weight_update]
             self.abort([found.request.request_id for found in ending])
             await self._until_ended(ending)
             if not self._running:

@@ -342,7 +342,7 @@ def test_a_training_runs_host_updates_it_in_every_mode(
         await sampled(host._engine, 5)  # type: ignore[arg-type]
         await host.begin_update("u", 1, mode)
         bucket = next(fill_buckets([(TABLE, table(5))], lambda: np.empty(1 << 16, np.uint8)))
-        assert await host.take_bucket("u", 0, bucket.pieces, len(bucket.data), bucket.data)
+        assert await host.take_bucket("u", 0, bucket.chunks, len(bucket.data), bucket.data)
         await host.complete_update("u")
         versions = [span.version for span in (await running).version_spans]
         assert versions == {"continue": [0, 1], "finish": [0], "restart": [0]}[mode]
