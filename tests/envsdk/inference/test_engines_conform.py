@@ -65,15 +65,15 @@ class _SlowedEmbedded(EngineSuite):
 
     def make_engine(self, **changes: Any) -> Engine:
         engine = EmbeddedEngine.create(self.config(**changes))
-        decode = engine._decoder.decode
+        decode = engine.core.decoder.decode
 
         def slowed(tokens: torch.Tensor) -> torch.Tensor:
-            lengths = engine._batch._lengths[: len(tokens)]
+            lengths = engine.core.batch._lengths[: len(tokens)]
             if lengths.max() > 45:  # only the long replies, so that the rest of the suite is quick
                 time.sleep(1.2 * self.long_reply_s / (self.long_reply - 45))
             return decode(tokens)
 
-        engine._decoder.decode = slowed  # type: ignore[method-assign]
+        engine.core.decoder.decode = slowed  # type: ignore[method-assign]
         return engine
 
 

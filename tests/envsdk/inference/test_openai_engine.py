@@ -158,7 +158,7 @@ def test_abort_hangs_up(server: FakeServer) -> None:
     async def ask(engine: OpenAIEngine) -> None:
         server.behavior.slow_after, server.behavior.token_s = 3, 0.02
         running = engine.submit(request(max_new_tokens=50))
-        await until(lambda: len(engine._running["a"].token_ids) >= 3)
+        await until(lambda: any(len(reply.token_ids) >= 3 for reply in engine.core.tasks))
         engine.abort(["a"])
         assert (await running).finish_reason is FinishReason.ABORT
         await until(lambda: server.behavior.num_broken_off == 1)

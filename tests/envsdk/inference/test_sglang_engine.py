@@ -150,8 +150,8 @@ def test_a_reply_interrupted_at_its_stop_token_does_not_go_on(
     async def interrupt(engine: SGLangEngine) -> None:
         slowly(server)
         running = engine.submit(request(max_new_tokens=20, stop_token_ids=(stop,)))
-        await until(lambda: bool(engine._sampling))
-        reply = next(iter(engine._sampling))
+        await until(lambda: bool(engine.core.on_server))
+        reply = next(iter(engine.core.on_server))
         await until(lambda: len(reply.token_ids) >= 1)
         await engine.pause(PauseMode.KEEP)
         # SGLang looks at an abort first, so that an aborted reply may end with its stop token.
@@ -496,7 +496,7 @@ def test_a_server_is_started_updated_and_ended(launched: EngineConfig, other: Pa
         check_logprobs(await engine.submit(request()), [read_table(folder)])
         await engine.load_weights(other, 1)
         check_logprobs(await engine.submit(request()), [read_table(folder), read_table(other)])
-        process = engine._connection._process
+        process = engine.core.connection._process
         assert process is not None
         assert process._process is not None
         return process._process.pid
@@ -511,7 +511,7 @@ def test_a_server_that_ends_breaks_the_engine_at_once(
     monkeypatch.setattr("envsdk.inference.sglang.engine.LOOK_S", 0.02)
 
     async def kill(engine: SGLangEngine) -> None:
-        process = engine._connection._process
+        process = engine.core.connection._process
         assert process is not None
         assert process._process is not None
         for child in psutil.Process(process._process.pid).children(recursive=True):

@@ -103,7 +103,7 @@ def test_a_reply_with_a_structure_that_was_broken_off_begins_anew_unless_it_was_
 
     async def ask(engine: SGLangEngine) -> None:
         result = await engine.submit(bound(stream=True))
-        assert "partly read cannot go on" in result.error
+        assert "partly read cannot continue" in result.error
 
     then(structuring, hang_up_after(9))
     play(config, ask)
