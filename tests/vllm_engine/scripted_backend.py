@@ -85,12 +85,13 @@ class ScriptedBackend:
 
     async def _flows_or(self, aborted: asyncio.Event) -> None:
         """vLLM ends what is aborted at once, also while it is paused."""
-        waits = [asyncio.ensure_future(event.wait()) for event in (self._flowing, aborted)]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+        while not (self._flowing.is_set() or aborted.is_set()):
+            waits = [asyncio.ensure_future(event.wait()) for event in (self._flowing, aborted)]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
 
     def _sample(self, reply: _Reply) -> None:
         token = int(reply.draw.integers(self.vocab_size))
