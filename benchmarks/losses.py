@@ -35,7 +35,7 @@ from envsdk.trainer import TrainBatch
 from envsdk.trainers.causal_lm import CausalLM
 from envsdk.trainers.objective import Objective, TokenOutputs
 from envsdk.trainers.packing import MicroBatch, pack
-from envsdk.trainers.step_metrics import TrainTally
+from envsdk.trainers.step_metrics import StepMetrics
 from envsdk.trainers.train_rows import BatchRows, TrainRow
 from envsdk.trainers.training_args import TorchStrategyConfig
 
@@ -118,7 +118,7 @@ def run_loss(variant: str, args: AlgorithmArgs, parts: Sequence[Part]) -> None:
 
 
 def run_objective(objective: Objective, parts: Sequence[Part]) -> None:
-    tally = TrainTally()
+    tally = StepMetrics()
     for part in parts:
         logprobs_N = part.logprobs_N.requires_grad_()
         outputs = TokenOutputs(logprobs_N=logprobs_N, entropy_N=part.entropy_N)

@@ -37,7 +37,7 @@ from envsdk.config.models import RayArgs
 from envsdk.env import EnvSpec, Info, TextEnv
 from envsdk.inference.engine import EngineConfig
 from envsdk.inference.engine_host import EngineHost
-from envsdk.inference.engine_policy import GeneratingSettings
+from envsdk.inference.sampling import SamplingParams
 from envsdk.inference.weight_transport import Transport, can_share_memory
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.env_worker import WorkerSetup
@@ -92,7 +92,7 @@ def worker_setups(
             slots={f"slot{slot}": setup.tag for slot in range(first, min(first + per_worker, num_envs))},
             setups={setup.tag: setup},
             model=model,
-            generating=GeneratingSettings(max_new_tokens=setup.max_new_tokens),
+            generating=SamplingParams(max_new_tokens=setup.max_new_tokens),
             sequence_length=4096,
             turn_timeout_s=600.0,
             engines=engines,

@@ -1,11 +1,18 @@
-"""What the grid worlds share: four moves, how a reply names one, and the symbols of a map."""
+"""Grid worlds as text: `GridEnv`, the four moves, how a reply names one, and the symbols of a map."""
 
 from __future__ import annotations
 
+import hashlib
 import string
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar
 
+from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Text
+
+from envsdk.env import Info, TextEnv
 
 MOVES = ("Left", "Down", "Right", "Up")
 """In the order of gymnasium's FrozenLake: a move is its index here."""
@@ -21,7 +28,7 @@ NOTES = {
     NO_ANSWER: "Invalid action: no <answer> found.",
     NOT_A_MOVE: "Invalid action: not Left, Down, Right or Up.",
 }
-"""What the observation says about a reply that names no move."""
+"""The observation's last line after a reply that names no move."""
 
 _OPEN, _CLOSE = "<answer>", "</answer>"
 _INDEX = {move.lower(): index for index, move in enumerate(MOVES)}
@@ -79,10 +86,138 @@ def surroundings(view: Sequence[str], cell: int, width: int) -> str:
     return " ".join(f"{move} {symbol}" for move, symbol in zip(MOVES, seen, strict=True))
 
 
-def observation_space(max_length: int, symbols: Mapping[str, str]) -> Text:
-    return Text(min_length=1, max_length=max_length, charset=_PRINTABLE | set(symbols.values()))
+class GridEnv(TextEnv):
+    """A world on a grid: the observation is a map with one symbol per cell, the action one of four moves.
 
+        reset -> playing -> step ... -> ended -> reset -> ...
 
-def action_space() -> Text:
-    """What `sample()` draws from. `step` takes any string, of any length and script."""
-    return Text(min_length=0, max_length=_MAX_REPLY_LENGTH, charset=_PRINTABLE)
+    This class reads replies, counts turns, adds penalties and keeps the text of the map. A subclass draws a
+    world in `_generate`, holds it, and plays one move in `_move`. After the end a step changes nothing.
+    """
+
+    metadata = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012 (gymnasium declares it so)
+
+    SYMBOLS: ClassVar[Mapping[str, str]]
+    """The character of each kind of cell."""
+    LEGEND: ClassVar[Mapping[str, str]]
+    """What the legend calls each kind of cell, in its order."""
+    LEGEND_SEPARATOR: ClassVar[str] = ", "
+
+    def __init__(
+        self,
+        *,
+        max_steps: int,
+        step_penalty: float,
+        invalid_penalty: float,
+        symbols: Mapping[str, str] | None,
+        legend: bool,
+        compass: bool,
+        render_mode: str | None,
+        max_length: int,
+    ) -> None:
+        """Args as in the subclasses; `max_length` bounds the text of the map and its compass."""
+        self.max_steps = max_steps
+        self.render_mode = render_mode
+        self._step_reward = 0.0 - step_penalty
+        self._invalid_penalty = invalid_penalty
+        self._symbols = merge_symbols(self.SYMBOLS, symbols)
+        names = (f"{self._symbols[key]}={name}" for key, name in self.LEGEND.items())
+        self._legend = self.LEGEND_SEPARATOR.join(names) + "\n" if legend else ""
+        self._compass = compass
+        self._max_length = max_length
+        self._view: list[str] = []
+        """The text of the map, one entry per character; empty before the first `reset`."""
+        self._turn = 0
+        self._note = ""
+        """The line about an invalid reply, with the newline before it."""
+        self._ended = True
+        self._terminated = self._success = False
+        """How the episode ended, once `_ended`."""
+
+    @abstractmethod
+    def _generate(self) -> Any:
+        """The state of a new world, drawn with `self.np_random`."""
+
+    @abstractmethod
+    def _state(self) -> Any:
+        """The world and who is where in it, picklable."""
+
+    @abstractmethod
+    def _place(self, state: Any) -> None:
+        """Take over a state and draw it into `_view`."""
+
+    @abstractmethod
+    def _move(self, move: int) -> tuple[float, bool, bool, bool]:
+        """Play a move: reward (from `_step_reward` on), terminated, success, and whether anything moved."""
+
+    @abstractmethod
+    def _bearings(self) -> str:
+        """The compass's lines, each with a newline before it."""
+
+    @cached_property
+    def observation_space(self) -> Text:  # type: ignore[override]
+        max_length = len(self._legend) + self._max_length + max(map(len, NOTES.values()))
+        charset = _PRINTABLE | set(self._symbols.values())
+        return Text(min_length=1, max_length=max_length, charset=charset)
+
+    @cached_property
+    def action_space(self) -> Text:  # type: ignore[override]
+        """What `sample()` draws from. `step` takes any string, of any length and script."""
+        return Text(min_length=0, max_length=_MAX_REPLY_LENGTH, charset=_PRINTABLE)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        super().reset(seed=seed)
+        self._place(self._generate())
+        self._turn, self._note = 0, ""
+        self._ended = self._terminated = self._success = False
+        return self._observation(), {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        if self._ended:
+            return self._step_after_the_end()
+        self._turn += 1
+        move = parse_move(action)
+        if move >= 0:
+            self._note = ""
+            reward, terminated, success, is_effective = self._move(move)
+        else:
+            self._note = "\n" + NOTES[move]
+            reward = self._step_reward - self._invalid_penalty
+            terminated = success = is_effective = False
+        truncated = not terminated and self._turn >= self.max_steps
+        if terminated or truncated:
+            self._ended, self._terminated, self._success = True, terminated, success
+        metrics = {"action_is_valid": float(move >= 0), "action_is_effective": float(is_effective)}
+        return self._text(), reward, terminated, truncated, {"success": success, "metrics": metrics}
+
+    def render(self) -> str | None:
+        return "".join(self._view) if self.render_mode == "ansi" else None
+
+    def snapshot(self) -> Any:
+        course = self._turn, self._note, self._ended, self._terminated, self._success
+        return self._state(), course, self.np_random.bit_generator.state
+
+    def restore(self, snapshot: Any) -> str:
+        state, course, self.np_random.bit_generator.state = snapshot
+        self._place(state)
+        self._turn, self._note, self._ended, self._terminated, self._success = course
+        return self._observation()
+
+    def legal_actions(self) -> Sequence[str]:
+        return () if self._ended else REPLIES
+
+    def state_hash(self) -> str:
+        """Of the map as it looks now. Turns left and the line about an invalid reply do not count."""
+        return hashlib.blake2b("".join(self._view).encode(), digest_size=16).hexdigest()
+
+    def _observation(self) -> str:
+        return (self._legend if self._turn == 0 else "") + self._text()
+
+    def _text(self) -> str:
+        return "".join(self._view) + (self._bearings() if self._compass else "") + self._note
+
+    def _step_after_the_end(self) -> tuple[str, float, bool, bool, Info]:
+        if not self._view:
+            raise ResetNeeded(f"{type(self).__name__.removesuffix('Env')}: call reset() before step()")
+        info = {"success": self._success, "metrics": {}}
+        return self._observation(), 0.0, self._terminated, not self._terminated, info

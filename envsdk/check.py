@@ -10,13 +10,14 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from pydantic import Field
 
 from envsdk import registry
-from envsdk.display.command_line import run_app
+from envsdk.display.model_command import command_of
 from envsdk.display.terminal import say
 from envsdk.failures import ConfigurationError
-from envsdk.play.env_arguments import env_config_from, spec_named, whole_id
+from envsdk.play.env_arguments import EnvArguments, env_config_from, spec_named, whole_id
+from envsdk.settings.options import Argument, Option, Options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,124 +25,86 @@ if TYPE_CHECKING:
     from envsdk.testing import Outcome, Report
     from envsdk.testing.subject import Subject
 
-app = typer.Typer(add_completion=False)
+
+class CheckOptions(Options):
+    """What `envsdk check` takes."""
+
+    environment: Annotated[str | None, Argument("ENV_ID")] = None
+    """A registered environment id (`envsdk envs` lists them), or package.module:Class."""
+    arguments: EnvArguments = ()
+    as_json: Annotated[bool, Option("--json")] = False
+    """Print the report as JSON."""
+    only: Annotated[tuple[str, ...], Option(metavar="CHECK")] = ()
+    """Run this check or group of checks; repeat the option for more."""
+    examples: Annotated[int | None, Option("--examples", "-n"), Field(ge=1)] = None
+    """Examples per check: seeds and scripts of replies; when absent 50, within --budget."""
+    budget: Annotated[float, Option(metavar="SECONDS"), Field(ge=1)] = 60.0
+    """About how long all may take when --examples is absent; at least 5 are tried."""
+    max_turns: Annotated[int, Field(ge=1)] = 1000
+    """Turns within which the oracle must have solved a task."""
+    timeout: Annotated[float | None, Option(metavar="SECONDS"), Field(ge=0.001)] = None
+    """When a call that has not returned is ended; the spec's limits, at least 10, when absent."""
+    luck: bool = False
+    """Luck decides too: the oracle need not solve every task."""
+    one_task: bool = False
+    """There is only one task, whatever the seed."""
+    observations_show_state: bool = False
+    """Observations are a function of the state alone: state hashes must agree with them."""
+    list_checks: Annotated[bool, Option("--list")] = False
+    """List the checks and what they demand."""
+    verbose: Annotated[bool, Option("--verbose", "-v")] = False
+    """Report every check, not only failures."""
 
 
-@app.command()
-def command(
-    environment: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="ENV_ID",
-            help="A registered environment id (`envsdk envs` lists them), or package.module:Class.",
-            show_default=False,
-        ),
-    ] = None,
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Arguments of the environment, such as size=6."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="CHECK", help="Run this check or group of checks; repeat the option for more."),
-    ] = None,
-    examples: Annotated[
-        int | None,
-        typer.Option(
-            "--examples",
-            "-n",
-            min=1,
-            help="Examples per check: seeds and scripts of replies; when absent 50, within --budget.",
-        ),
-    ] = None,
-    budget: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS",
-            min=1,
-            help="About how long all may take when --examples is absent; at least 5 are tried.",
-        ),
-    ] = 60.0,
-    max_turns: Annotated[
-        int, typer.Option(min=1, help="Turns within which the oracle must have solved a task.")
-    ] = 1000,
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS",
-            min=0.001,
-            help="When a call that has not returned is ended; the spec's limits, at least 10, when absent.",
-        ),
-    ] = None,
-    luck: Annotated[
-        bool, typer.Option("--luck", help="Luck decides too: the oracle need not solve every task.")
-    ] = False,
-    one_task: Annotated[
-        bool, typer.Option("--one-task", help="There is only one task, whatever the seed.")
-    ] = False,
-    observations_show_state: Annotated[
-        bool,
-        typer.Option(
-            "--observations-show-state",
-            help="Observations are a function of the state alone: state hashes must agree with them.",
-        ),
-    ] = False,
-    list_checks: Annotated[
-        bool, typer.Option("--list", help="List the checks and what they demand.")
-    ] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Report every check, not only failures.")
-    ] = False,
-) -> int:
+def command(options: CheckOptions) -> int:
     """Check that an environment keeps the contract that training relies on.
 
     Examples are the same in every run. A failure is printed with the smallest script found that shows it.
     The exit code is 0 when no check fails, 1 when one does, 2 for wrong input.
     """
     _need_the_kit()
+    from envsdk.testing import subject as subjects
     from envsdk.testing.runner import chosen, examine, seconds_per_example
-    from envsdk.testing.subject import Options, subject_of
     from envsdk.testing.time_limits import NeverReturned, call, ending_calls
 
-    if list_checks:
-        for check in chosen(only or ()):
+    checks = chosen(options.only)
+    if options.list_checks:
+        for check in checks:
             say(f"{check.name}\n    {check.demand}")
         return 0
-    if environment is None:
+    if options.environment is None:
         raise ConfigurationError(
             "name an environment: an id (`envsdk envs` lists them), or package.module:Class"
         )
-    chosen(only or ())
-    env_config = env_config_from(arguments or ())
-    options = Options(
-        max_examples=examples or MAX_EXAMPLES,
-        max_turns=max_turns,
-        oracle_always_solves=not luck,
-        seeds_give_tasks=not one_task,
-        observations_show_state=observations_show_state,
-        timeout_s=timeout,
+    env_config = env_config_from(options.arguments)
+    limits = subjects.Options(
+        max_examples=options.examples or MAX_EXAMPLES,
+        max_turns=options.max_turns,
+        oracle_always_solves=not options.luck,
+        seeds_give_tasks=not options.one_task,
+        observations_show_state=options.observations_show_state,
+        timeout_s=options.timeout,
         derandomize=True,
     )
-    spec = spec_named(environment)
-    subject = subject_of(whole_id(environment), env_config, options)
-    # What is wrong with the arguments is no fault of the environment; that it is never built, is.
+    spec = spec_named(options.environment)
+    subject = subjects.subject_of(whole_id(options.environment), env_config, limits)
+    # Wrong arguments are no fault of the environment; never finishing its construction is.
     with contextlib.suppress(NeverReturned), ending_calls(subject.call_limits):
         with call("__init__", lambda: "building it"):
             env = registry.make(spec, **env_config)
         env.close()
     began = time.perf_counter()
     # What an environment prints must not get into the JSON.
-    redirect = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
+    redirect = contextlib.redirect_stdout(sys.stderr) if options.as_json else contextlib.nullcontext()
     with redirect:
-        if examples is None and not only:
-            subject = _within(budget, subject, seconds_per_example(subject))
-        with _Progress(environment, len(chosen(only or ()))) as progress:
-            report = examine(subject, only=only or (), on_outcome=progress.show)
-    if as_json:
+        if options.examples is None and not options.only:
+            subject = _within(options.budget, subject, seconds_per_example(subject))
+        with _Progress(options.environment, len(checks)) as progress:
+            report = examine(subject, only=options.only, on_outcome=progress.show)
+    if options.as_json:
         say(json.dumps(report.to_json(), indent=2))
     else:
-        _print(report, time.perf_counter() - began, verbose)
+        _print(report, time.perf_counter() - began, options.verbose)
     return 0 if report.is_sound else 1
 
 
@@ -288,9 +251,7 @@ def _print_failure(console: Console, outcome: Outcome) -> None:
     console.print(Syntax("", "python", background_color="default").highlight(outcome.script), soft_wrap=True)
 
 
-def main(argv: list[str] | None = None) -> int:
-    return run_app(app, argv, name="envsdk check")
-
+app, main = command_of(CheckOptions, command, name="envsdk check")
 
 if __name__ == "__main__":
     sys.exit(main())

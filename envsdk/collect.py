@@ -11,60 +11,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from envsdk.datasets.card import License
-from envsdk.datasets.finishing import (
-    drop_duplicates,
-    refuse_foreign_card,
-    waiting_shards,
-    write_card,
-    write_formats,
-)
-from envsdk.datasets.formats import make_formats
-from envsdk.datasets.reading import tag_records
-from envsdk.datasets.selection import Duplicates, EpisodeFilters, selection_config
+from envsdk.datasets.selection import Duplicates, EpisodeFilters
 from envsdk.display.command_line import canonical_command, run_app
 from envsdk.display.terminal import say
 from envsdk.failures import ConfigurationError, Interrupted, RolloutStalled
 from envsdk.inference.rate_limits import RateLimits
 from envsdk.play.options import PlayOptions, read_body, read_replies
-from envsdk.play.shard_play import Played, ShardJob, play_in_processes, play_shards
-from envsdk.store.atomic import make_folder, remove_leftovers
-from envsdk.store.shards import (
-    PLAYED,
-    Manifest,
-    ShardRecord,
-    account_for_shards,
-    check_same_config,
-    locked_folder,
-    plan_shards,
-    refuse_foreign_shards,
-    utc_now,
-    wait_for_workers,
-)
+from envsdk.warm_start import make_tiny_policy
 
 if TYPE_CHECKING:
     from envsdk.config import RunConfig
-
-_MIN_SHARD_SIZE, _MAX_SHARD_SIZE, _USUAL_NUM_SHARDS = 20, 500, 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collection:
-    """A complete data set on disk."""
-
-    folder: Path
-    manifest: Manifest
-
-    @property
-    def shards(self) -> list[Path]:
-        """Its Parquet files, in order; `envsdk.store.trajectories.read_trajectories` reads one."""
-        return [self.folder / self.manifest.shards[number].file for number in sorted(self.manifest.shards)]
+    from envsdk.play.collection import Collection
+    from envsdk.play.shard_play import Played
 
 
 def collect(
@@ -124,16 +89,17 @@ def collect(
         ConfigurationError: An argument is wrong, or `out` holds a different collection.
         StorageError: `out` cannot be written or is damaged.
     """
-    from envsdk.play.player import make_player, package_versions, resolve_source
+    from envsdk.play.collection import play_into, usual_shard_size
+    from envsdk.play.player import make_player, resolve_source
 
     _check_positive("--episodes", num_episodes)
     _check_positive("--workers", num_workers)
     if shard_size is None:
-        shard_size = min(_MAX_SHARD_SIZE, max(_MIN_SHARD_SIZE, -(-num_episodes // _USUAL_NUM_SHARDS)))
+        shard_size = usual_shard_size(num_episodes)
     _check_positive("--shard-size", shard_size)
     if not split:
         raise ConfigurationError("--split: name a split, such as train or val")
-    options, filters = options or PlayOptions(), filters or EpisodeFilters()
+    options = options or PlayOptions()
     resolved = resolve_source(source, overrides)
     episodes_by_tag = resolved.episodes_by_tag(num_episodes, split=split, tags=tags)
     player = make_player(
@@ -144,76 +110,24 @@ def collect(
         seed=seed,
         model=model,
         options=replace(options, limits=options.limits.share(num_workers)),
+        make_tiny_policy=make_tiny_policy,
     )
-    if filters.max_tokens is not None and player.model is None:
-        raise ConfigurationError(f"--max-tokens: the policy {policy} keeps no tokens; use --max-turns")
-    plans = plan_shards(episodes_by_tag, split=split, shard_size=shard_size)
-    config = {
-        "episodes": dict(episodes_by_tag),
-        "split": split,
-        "shard_size": shard_size,
-        **player.describe(),
-        **selection_config(filters, deduplicate),
-    }
-    wanted = make_formats(formats)
-    for each in wanted:
-        each.check(tag_records(config))
-
-    make_folder(out)
-    with locked_folder(out):
-        wait_for_workers(out)
-        manifest = Manifest.load(out)
-        if manifest is None:
-            refuse_foreign_shards(out)
-            refuse_foreign_card(out)
-            manifest = Manifest(
-                config=config,
-                versions=package_versions(with_model=player.model is not None),
-                command=list(command),
-                num_planned=len(plans),
-                created_at=utc_now(),
-            )
-        check_same_config(out, manifest.config, config)
-        if license is not None:
-            manifest.license = license.to_json()
-        remove_leftovers(out)
-        to_play = account_for_shards(out, plans, manifest)
-        num_waiting = 0
-        if deduplicate is not None:
-            make_folder(out / PLAYED)
-            remove_leftovers(out / PLAYED)
-            waiting = waiting_shards(out, to_play, manifest.fingerprint)
-            num_waiting = sum(plan.num_episodes for plan in to_play if plan.number in waiting)
-            to_play = [plan for plan in to_play if plan.number not in waiting]
-        manifest.save(out)
-        if on_start is not None:
-            on_start(manifest.played.num_episodes + num_waiting, num_episodes)
-
-        def on_event(event: Played | ShardRecord) -> None:
-            if not isinstance(event, ShardRecord):
-                if on_played is not None:
-                    on_played(event)
-            elif deduplicate is None:
-                manifest.shards[event.number] = event
-                manifest.save(out)
-
-        job = ShardJob(
-            player=player,
-            out=out,
-            to=out if deduplicate is None else out / PLAYED,
-            fingerprint=manifest.fingerprint,
-            filters=filters,
-        )
-        if num_workers == 1 and not (supervised and player.may_hang):
-            play_shards(job, to_play, on_event)
-        else:
-            play_in_processes(job, to_play, num_workers, on_event)
-        if deduplicate is not None:
-            drop_duplicates(out, plans, manifest, deduplicate)
-        if manifest.tally.num_episodes:
-            write_formats(out, manifest, wanted)
-        write_card(out, manifest)
-    return Collection(folder=out, manifest=manifest)
+    return play_into(
+        out,
+        player,
+        episodes_by_tag,
+        split=split,
+        shard_size=shard_size,
+        num_workers=num_workers,
+        filters=filters,
+        deduplicate=deduplicate,
+        formats=formats,
+        license=license,
+        command=command,
+        supervised=supervised,
+        on_start=on_start,
+        on_played=on_played,
+    )
 
 
 def _check_positive(option: str, value: int) -> None:

@@ -1,4 +1,4 @@
-"""The environment contract: `TextEnv`, and the `EnvSpec` that registers one."""
+"""The environment contract: `TextEnv`, `AsyncTextEnv`, and the `EnvSpec` that registers one."""
 
 from __future__ import annotations
 
@@ -72,8 +72,72 @@ class TextEnv(gymnasium.Env[str, str]):
     @classmethod
     def abilities(cls) -> frozenset[str]:
         """Names of the optional abilities this class overrides."""
-        names = ("snapshot", "restore", "oracle", "legal_actions", "state_hash")
-        return frozenset(name for name in names if getattr(cls, name) is not getattr(TextEnv, name))
+        return _overridden(cls, TextEnv)
+
+
+class AsyncTextEnv(gymnasium.Env[str, str]):
+    """A `TextEnv` whose calls are coroutines, for environments that wait for sandboxes, servers or tools.
+
+        await reset(seed) -> await step(action) -> ... -> terminated or truncated -> ... -> await close()
+
+    The contract is that of `TextEnv`. With `Isolation.ASYNC` the worker awaits the calls on its own event
+    loop, so hundreds of episodes wait at the same time without a thread for each:
+
+    - Calls of one environment come one at a time, from tasks that may differ, on one event loop.
+    - The constructor runs on a thread without an event loop; what needs a loop is made in `reset`.
+    - A call past its limit is cancelled, and its environment is closed. Code that computes for long, or
+      blocks in any other way, belongs into `asyncio.to_thread`: it holds up every episode of the worker.
+    - `close` is awaited before the loop ends, within `step_timeout_s`.
+
+    `envsdk.as_sync` makes a `TextEnv` of it, as `envsdk.make` and `gymnasium.make` do.
+    """
+
+    @abstractmethod
+    async def reset(  # type: ignore[override]
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, Info]:
+        """As `TextEnv.reset`. Implementations first call `await super().reset(seed=seed)`."""
+        return super().reset(seed=seed, options=options)
+
+    @abstractmethod
+    async def step(self, action: str) -> tuple[str, float, bool, bool, Info]:  # type: ignore[override]
+        """As `TextEnv.step`."""
+
+    async def close(self) -> None:  # type: ignore[override]
+        """Free everything. Idempotent."""
+
+    async def snapshot(self) -> Any:
+        """As `TextEnv.snapshot`."""
+        raise NotImplementedError(f"{type(self).__name__} has no `snapshot`")
+
+    async def restore(self, snapshot: Any) -> str:
+        """As `TextEnv.restore`."""
+        raise NotImplementedError(f"{type(self).__name__} has no `restore`")
+
+    async def oracle(self) -> str:
+        """As `TextEnv.oracle`."""
+        raise NotImplementedError(f"{type(self).__name__} has no `oracle`")
+
+    async def legal_actions(self) -> Sequence[str]:
+        """As `TextEnv.legal_actions`."""
+        raise NotImplementedError(f"{type(self).__name__} has no `legal_actions`")
+
+    async def state_hash(self) -> str:
+        """As `TextEnv.state_hash`."""
+        raise NotImplementedError(f"{type(self).__name__} has no `state_hash`")
+
+    @classmethod
+    def abilities(cls) -> frozenset[str]:
+        """Names of the optional abilities this class overrides."""
+        return _overridden(cls, AsyncTextEnv)
+
+
+AnyTextEnv = TextEnv | AsyncTextEnv
+
+
+def _overridden(cls: type, contract: type) -> frozenset[str]:
+    names = ("snapshot", "restore", "oracle", "legal_actions", "state_hash")
+    return frozenset(name for name in names if getattr(cls, name) is not getattr(contract, name))
 
 
 @create_shared_memory.register(Text)
@@ -91,6 +155,8 @@ class Isolation(StrEnum):
     """In the worker's event loop: for environments whose step takes microseconds."""
     THREAD = "thread"
     """On a thread: for environments that wait (sockets, files)."""
+    ASYNC = "async"
+    """Awaited in the worker's event loop: for an `AsyncTextEnv`."""
     PROCESS = "process"
     """In a process of its own, which is killed at a deadline: for those that compute, leak or crash."""
 
@@ -101,7 +167,7 @@ class EnvSpec:
 
     id: str
     """`namespace/Name-vN`."""
-    entry_point: str | Callable[..., TextEnv]
+    entry_point: str | Callable[..., AnyTextEnv]
     """`package.module:Class`, or the class itself."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Defaults of the constructor; a tag's `env_config` overrides them."""
@@ -123,6 +189,9 @@ class EnvSpec:
     """For the policy's prompt: what a reply must look like."""
     needs: Mapping[str, str] = field(default_factory=dict)
     """Modules that it cannot play without and that its package may lack: the command that installs each."""
+    text_pieces: tuple[str, ...] = ()
+    """Regular expressions (Oniguruma's) of texts that recur in observations: each match is a single token of
+    the tiny policy's tokenizer."""
     prompt: str = ""
     """`package.module:function`, which makes the policy's system prompt from the constructor's keywords: for
     environments whose task they decide. Without it the prompt is `description` and `action_format`."""

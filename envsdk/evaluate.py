@@ -31,6 +31,7 @@ from envsdk.store.atomic import make_folder, write_json_atomically
 from envsdk.store.shards import utc_now
 from envsdk.store.tally import Tally, wilson_interval
 from envsdk.trajectory import Task, Trajectory
+from envsdk.warm_start import make_tiny_policy
 
 if TYPE_CHECKING:
     from envsdk.config import RunConfig
@@ -111,6 +112,7 @@ def evaluate(
         model=model,
         greedy=greedy,
         options=options,
+        make_tiny_policy=make_tiny_policy,
     )
     tasks = [
         Task(tag=tag, split=split, index=index)

@@ -13,12 +13,11 @@ from pathlib import Path
 from string import Template
 from typing import Annotated
 
-import typer
-
 from envsdk import registry
-from envsdk.display.command_line import run_app
+from envsdk.display.model_command import command_of
 from envsdk.display.terminal import say
 from envsdk.failures import ConfigurationError
+from envsdk.settings.options import Argument, Option, Options
 from envsdk.store.atomic import make_folder, storage_error
 
 _SUFFIX = ".txt"
@@ -86,23 +85,22 @@ def _write(folder: Path, names: dict[str, str]) -> None:
         path.write_text(Template(template.read_text()).substitute(names))
 
 
-app = typer.Typer(add_completion=False)
+class InitOptions(Options):
+    """What `envsdk init` takes."""
+
+    name: Annotated[str, Argument("NAME")]
+    """Of the package, such as my_env."""
+    folder: Annotated[Path | None, Option("--dir", "-d", metavar="DIR")] = None
+    """Where it goes; the folder NAME when absent."""
 
 
-@app.command()
-def command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the package, such as my_env.")],
-    folder: Annotated[
-        Path | None,
-        typer.Option("--dir", "-d", metavar="DIR", help="Where it goes; the folder NAME when absent."),
-    ] = None,
-) -> None:
+def command(options: InitOptions) -> None:
     """Make a package with an environment of your own: its code, prompts, tests and a training file.
 
     It passes every check as it is; installed, its environment is known to train, collect and check.
     """
-    folder = Path(name) if folder is None else folder
-    names = scaffold(name, folder)
+    folder = options.folder or Path(options.name)
+    names = scaffold(options.name, folder)
     say(f"{folder}: the environment {names['env_id']}. Next:\n")
     say(f"  cd {folder}")
     say("  python -m pip install -e .")
@@ -112,9 +110,7 @@ def command(
     say("  envsdk view runs")
 
 
-def main(argv: list[str] | None = None) -> int:
-    return run_app(app, argv, name="envsdk init")
-
+app, main = command_of(InitOptions, command, name="envsdk init")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -16,6 +16,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -23,9 +24,10 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import parse_env_id
 
-from envsdk.env import EnvSpec, TextEnv
+from envsdk.env import AnyTextEnv, AsyncTextEnv, EnvSpec, TextEnv
 from envsdk.failures import ConfigurationError
 from envsdk.plugins import load_object, load_plugin, plugin_names
+from envsdk.processes.as_sync import as_sync
 from envsdk.settings.nearest import did_you_mean
 
 ENTRY_POINT_GROUP = "envsdk.envs"
@@ -69,12 +71,29 @@ def list_specs() -> list[EnvSpec]:
 
 
 def make(id_or_spec: str | EnvSpec, /, **kwargs: Any) -> TextEnv:
-    """A new environment; `kwargs` go over the spec's.
+    """A new environment; `kwargs` go over the spec's. An `AsyncTextEnv` comes as `as_sync` of it.
 
     Raises:
         ConfigurationError: The id or a keyword is unknown (the nearest one is named), the entry
             point does not import, or the constructor refuses a value (ValueError, TypeError).
     """
+    env = _make(id_or_spec, kwargs)
+    return as_sync(env) if isinstance(env, AsyncTextEnv) else env
+
+
+def make_async(id_or_spec: str | EnvSpec, /, **kwargs: Any) -> AsyncTextEnv:
+    """As `make`, for awaiting: ConfigurationError for an environment that is no `AsyncTextEnv`."""
+    env = _make(id_or_spec, kwargs)
+    if not isinstance(env, AsyncTextEnv):
+        id = id_or_spec.id if isinstance(id_or_spec, EnvSpec) else id_or_spec
+        raise ConfigurationError(
+            f"{id}: a {type(env).__name__} is no envsdk.AsyncTextEnv and cannot be awaited: choose another"
+            " isolation than async"
+        )
+    return env
+
+
+def _make(id_or_spec: str | EnvSpec, kwargs: dict[str, Any]) -> AnyTextEnv:
     env_spec = id_or_spec if isinstance(id_or_spec, EnvSpec) else spec(id_or_spec)
     constructor = load_entry_point(env_spec)
     arguments = {**env_spec.kwargs, **kwargs}
@@ -85,11 +104,20 @@ def make(id_or_spec: str | EnvSpec, /, **kwargs: Any) -> TextEnv:
         env = constructor(**arguments)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"{env_spec.id}: {error}") from error
-    if not isinstance(env, TextEnv):
+    if not isinstance(env, AnyTextEnv):
         raise ConfigurationError(
             f"{env_spec.id}: {env_spec.entry_point!r} made a {type(env).__name__}, which is no envsdk.TextEnv"
         )
     return env
+
+
+def known_text_pieces() -> list[str]:
+    """The `text_pieces` of every spec that loads, for texts whose environment is not known."""
+    pieces: dict[str, None] = {}
+    for id in known_ids():
+        with suppress(ConfigurationError):
+            pieces.update(dict.fromkeys(spec(id).text_pieces))
+    return list(pieces)
 
 
 def missing(env_spec: EnvSpec) -> list[str]:
@@ -114,7 +142,7 @@ def system_prompt(env_spec: EnvSpec, env_config: Mapping[str, Any]) -> str:
         raise ConfigurationError(f"{env_spec.id}: {error}") from error
 
 
-def load_entry_point(env_spec: EnvSpec) -> Callable[..., TextEnv]:
+def load_entry_point(env_spec: EnvSpec) -> Callable[..., AnyTextEnv]:
     """The class (or function) that `env_spec.entry_point` names."""
     if callable(env_spec.entry_point):
         return env_spec.entry_point
@@ -124,14 +152,14 @@ def load_entry_point(env_spec: EnvSpec) -> Callable[..., TextEnv]:
         raise ConfigurationError(f"{env_spec.id}: {error}") from error
     if not callable(loaded):
         raise ConfigurationError(f"{env_spec.id}: its entry point {env_spec.entry_point!r} is not callable")
-    constructor: Callable[..., TextEnv] = loaded
+    constructor: Callable[..., AnyTextEnv] = loaded
     return constructor
 
 
 _PLAIN_TYPES = {bool, int, float, str, types.NoneType}
 
 
-def wrong_types(constructor: Callable[..., TextEnv], arguments: Mapping[str, Any]) -> dict[str, str]:
+def wrong_types(constructor: Callable[..., AnyTextEnv], arguments: Mapping[str, Any]) -> dict[str, str]:
     """By name, what is wrong with arguments that are not of their annotated type.
 
     Only annotations made of `bool`, `int`, `float`, `str` and `None` are looked at: `is_slippery: "no"` would
@@ -201,7 +229,7 @@ def _load_spec(id: str) -> EnvSpec:
     return loaded
 
 
-def _check_keywords(id: str, constructor: Callable[..., TextEnv], arguments: dict[str, Any]) -> None:
+def _check_keywords(id: str, constructor: Callable[..., AnyTextEnv], arguments: dict[str, Any]) -> None:
     parameters = inspect.signature(constructor).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return

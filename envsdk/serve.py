@@ -19,6 +19,7 @@ import typer
 from envsdk.display.command_line import run_app
 from envsdk.display.terminal import say
 from envsdk.failures import ConfigurationError
+from envsdk.warm_start import make_tiny_policy
 
 if TYPE_CHECKING:
     from envsdk.inference.endpoint.server import EndpointConfig
@@ -104,9 +105,7 @@ def command(
         port=port,
         token=token,
         rules=SamplingRules(
-            temperature=generating.temperature,
-            top_p=generating.top_p,
-            top_k=generating.top_k,
+            **generating.shape(),
             max_new_tokens=generating.max_new_tokens if trained_on else None,
             is_fixed=trained_on,
         ),
@@ -125,7 +124,7 @@ def _model_source(source: str, overrides: list[str] | tuple[()], model: Path | N
         around = resolve_source("envsdk/FrozenLake-v1", overrides)
         return model_source(around, find_model_folder(Path(source)), False, around.config.seed)
     resolved = resolve_source(source, overrides)
-    return model_source(resolved, model, False, resolved.config.seed)
+    return model_source(resolved, model, False, resolved.config.seed, make_tiny_policy)
 
 
 async def _serve(model: ModelSource, config: EndpointConfig, out: Path | None) -> None:

@@ -197,6 +197,7 @@ def _base_model(config: SFTConfig, conversations: Sequence[Conversation], folder
                 f"--sequence-length: {base} takes {longest} tokens, not {config.sequence_length}"
             )
         return base, config.sequence_length or min(longest, _LONGEST)
+    from envsdk.registry import known_text_pieces
     from envsdk.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
 
     sequence_length = config.sequence_length or _TINY_LENGTH
@@ -206,7 +207,7 @@ def _base_model(config: SFTConfig, conversations: Sequence[Conversation], folder
         )
     folder.mkdir()
     texts = (message["content"] for conversation in conversations for message in conversation.messages)
-    tokenizer = build_tokenizer(texts)
+    tokenizer = build_tokenizer(texts, pieces=known_text_pieces())
     write_tokenizer(folder, tokenizer, sequence_length=sequence_length)
     write_random_model(
         folder,

@@ -55,27 +55,22 @@ def train(
 
     require("this run", *_needed_modules(loaded.config))
 
-    from envsdk.pipeline.agentic_pipeline import run
+    from envsdk.pipeline.run import run
 
     run(loaded)
 
 
-_MODULE_OF = {
-    "megatron_train": "megatron",
-    "sglang": "httpx2",
-    "tensorboard": "tensorboard",
-    "vllm": "vllm",
-}
-"""What the plug-ins that ship need besides what every run does."""
-
-
 def _needed_modules(config: RunConfig) -> list[str]:
+    """What every run needs, and what the settings of its engine, its trainer and its trackers declare."""
+    from envsdk.config.plugins import settings_model
+    from envsdk.tracking import load_tracker
+
     plugins = [
-        config.actor_infer.strategy_args.strategy_name,
-        config.actor_train.strategy_args.strategy_name,
-        *config.trackers,
+        settings_model("engines", config.actor_infer.strategy_args.strategy_name, "strategy_config"),
+        settings_model("trainers", config.actor_train.strategy_args.strategy_name, "strategy_config"),
+        *map(load_tracker, config.trackers),
     ]
-    more = {_MODULE_OF[plugin] for plugin in plugins if plugin in _MODULE_OF}
+    more = {module for plugin in plugins for module in getattr(plugin, "needs", ())}
     return ["ray", "psutil", "torch", "transformers", "safetensors", *sorted(more)]
 
 

@@ -125,9 +125,7 @@ class AgentEnvManager(TrajEnvManager):
             group_id=order.group_id,
             seed=order.seed,
             rules=SamplingRules(
-                temperature=policy.generating.temperature,
-                top_p=policy.generating.top_p,
-                top_k=policy.generating.top_k,
+                **policy.generating.shape(),
                 max_new_tokens=policy.max_new_tokens,
                 structure=policy.structure,
                 is_fixed=True,

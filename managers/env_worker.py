@@ -21,8 +21,9 @@ from typing import Any
 
 from envsdk.chat import ChatTokenizer
 from envsdk.inference.engine_host import RayLink
-from envsdk.inference.engine_policy import EnginePolicy, GeneratingSettings
+from envsdk.inference.engine_policy import EnginePolicy
 from envsdk.inference.proxy import InferenceProxy
+from envsdk.inference.sampling import SamplingParams
 from envsdk.managers.traj_env_manager import EpisodeOrder, LeaseSource, TagSetup, TrajEnvManager
 from envsdk.net.long_poll import LongPoll
 from envsdk.plugins import load_plugin
@@ -39,7 +40,7 @@ class WorkerSetup:
     setups: Mapping[str, TagSetup]
     model: Path
     """Folder with the tokenizer and its chat template."""
-    generating: GeneratingSettings
+    generating: SamplingParams
     sequence_length: int
     turn_timeout_s: float
     engines: Mapping[str, Any]

@@ -67,7 +67,7 @@ from envsdk.managers.ledger_types import (
 from envsdk.managers.traj_env_manager import EpisodeOrder
 from envsdk.net.long_poll import Outbox
 from envsdk.processes.call_watch import Note, read_note
-from envsdk.store.trajectories import write_trajectories
+from envsdk.store.trajectories import DISCARDED_PREFIX, write_trajectories
 from envsdk.trajectory import Outcome, Task, TokenArrays, Trajectory
 
 TICK_S = 0.5
@@ -464,7 +464,7 @@ class RolloutScheduler:
 
     def _take_discarded(self, folder: Path) -> tuple[Path, list[tuple[Trajectory, str]]]:
         """What is to be written now, and where: files of one batch after the first end in 1, 2 ..."""
-        name = f"discarded_{self._setup.file_prefix}_{self._next_number:06d}"
+        name = f"{DISCARDED_PREFIX}{self._setup.file_prefix}_{self._next_number:06d}"
         discarded, self._discarded = self._discarded, []
         part = f"_{self._discarded_files}" if self._discarded_files else ""
         if not part:

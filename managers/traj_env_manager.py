@@ -111,6 +111,7 @@ class TrajEnvManager:
                     self._leases.submit(self.slot_id, order.lease_id, trajectory)
         finally:
             self._host.close()
+            await self._host.closed()
 
     def cancel(self, lease_id: int) -> None:
         """Stop playing this lease; a lease that is not being played is ignored."""

@@ -12,7 +12,6 @@ from typing import Any
 from envsdk.config.models import CustomEnv, EnvManagerArgs, RunConfig, StructuredOutput
 from envsdk.env import EnvSpec, Isolation
 from envsdk.inference.engine import OutputStructure
-from envsdk.inference.engine_policy import GeneratingSettings
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.env_worker import WorkerSetup
 from envsdk.managers.ledger_types import LedgerConfig
@@ -71,17 +70,6 @@ def tag_setups(config: RunConfig, manager: EnvManagerArgs) -> dict[str, TagSetup
     }
 
 
-def generating_settings(config: RunConfig) -> GeneratingSettings:
-    """How replies are sampled."""
-    args = config.actor_infer.generating_args
-    return GeneratingSettings(
-        max_new_tokens=args.max_new_tokens,
-        temperature=args.temperature,
-        top_p=args.top_p,
-        top_k=args.top_k,
-    )
-
-
 def worker_setups(
     config: RunConfig, manager: EnvManagerArgs, *, split: str, model: Path, engines: Mapping[str, Any]
 ) -> dict[str, WorkerSetup]:
@@ -102,7 +90,7 @@ def worker_setups(
             slots=worker_slots,
             setups={tag: setups[tag] for tag in dict.fromkeys(worker_slots.values())},
             model=model,
-            generating=generating_settings(config),
+            generating=config.actor_infer.generating_args.sampling,
             sequence_length=config.sequence_length,
             turn_timeout_s=manager.turn_timeout_s,
             engines=engines,

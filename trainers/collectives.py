@@ -12,21 +12,21 @@ from envsdk.failures import StorageError
 Found = TypeVar("Found")
 
 
-def gathered(found: Found) -> list[Found]:
+def all_gather(found: Found) -> list[Found]:
     """What every rank found, in the order of the ranks, on every rank; it is pickled on the way."""
     everything: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everything, found)
     return everything
 
 
-def alike(action: Callable[[], Found]) -> Found:
+def raise_on_all_ranks(action: Callable[[], Found]) -> Found:
     """What `action` returns; a StorageError of one rank is raised on all, so that none waits for it."""
     failure: StorageError | None = None
     try:
         result = action()
     except StorageError as error:
         failure = error
-    for message in gathered(None if failure is None else str(failure)):
+    for message in all_gather(None if failure is None else str(failure)):
         if message is not None:
             raise StorageError(message) from failure
     return result
@@ -34,4 +34,4 @@ def alike(action: Callable[[], Found]) -> Found:
 
 def on_first_rank(action: Callable[[], None]) -> None:
     """`action` on rank 0, while the others wait; its StorageError is raised on all."""
-    alike(action if dist.get_rank() == 0 else lambda: None)
+    raise_on_all_ranks(action if dist.get_rank() == 0 else lambda: None)

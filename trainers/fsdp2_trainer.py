@@ -26,11 +26,11 @@ from envsdk.failures import ConfigurationError
 from envsdk.settings.validation import validated
 from envsdk.trainer import TrainerConfig, TrainerRank
 from envsdk.trainers.causal_lm import CausalLM
-from envsdk.trainers.collectives import alike, gathered, on_first_rank
+from envsdk.trainers.collectives import all_gather, on_first_rank, raise_on_all_ranks
 from envsdk.trainers.packing import Row, divide
 from envsdk.trainers.policy_trainer import ScoreKind
 from envsdk.trainers.process_group import join_process_group
-from envsdk.trainers.sharded import whole
+from envsdk.trainers.sharded import full_tensor
 from envsdk.trainers.torch_checkpoint import StoredCheckpoint, write_state, write_tensors
 from envsdk.trainers.torch_trainer import Found, TorchTrainer
 from envsdk.trainers.training_args import FSDP2StrategyConfig, TrainingArgs
@@ -74,19 +74,19 @@ class Fsdp2Trainer(TorchTrainer):
         mine = set(divide([tensor.numel() for tensor in state.values()], ranks.world_size)[ranks.rank])
         tensors: dict[str, Tensor] = {}
         for index, name in enumerate(names):
-            tensor = whole(state[name])
+            tensor = full_tensor(state[name])
             if index in mine:
                 tensors[name] = tensor.cpu()
         part = f"-{ranks.rank + 1}-of-{ranks.world_size}" if ranks.world_size > 1 else ""
-        written = alike(lambda: write_tensors(folder, tensors, part=part))
-        digests = {name: digest for digests in gathered(written) for name, digest in digests.items()}
+        written = raise_on_all_ranks(lambda: write_tensors(folder, tensors, part=part))
+        digests = {name: digest for digests in all_gather(written) for name, digest in digests.items()}
         on_first_rank(lambda: write_state(folder, digests, num_optimizer_steps=self._optimizer.num_steps))
 
     def load(self, folder: Path) -> None:
         ranks = self.config.rank
-        checkpoint = alike(lambda: StoredCheckpoint(folder))
-        alike(lambda: checkpoint.verify(checkpoint.files[ranks.rank :: ranks.world_size]))
-        alike(lambda: self._restore(checkpoint))
+        checkpoint = raise_on_all_ranks(lambda: StoredCheckpoint(folder))
+        raise_on_all_ranks(lambda: checkpoint.verify(checkpoint.files[ranks.rank :: ranks.world_size]))
+        raise_on_all_ranks(lambda: self._restore(checkpoint))
 
     def save_pretrained(self, folder: Path) -> None:
         state: dict[str, Tensor] = {}
@@ -113,8 +113,8 @@ class Fsdp2Trainer(TorchTrainer):
                 module.reshard()
         return scores
 
-    def _gathered(self, found: Found) -> list[Found]:
-        return gathered(found)
+    def _all_gather(self, found: Found) -> list[Found]:
+        return all_gather(found)
 
 
 def mesh_shape(strategy: FSDP2StrategyConfig, rank: TrainerRank) -> tuple[int, ...]:

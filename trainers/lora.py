@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from envsdk.failures import ConfigurationError
 from envsdk.inference.lora import A_SUFFIX, B_SUFFIX
-from envsdk.trainers.sharded import whole
+from envsdk.trainers.sharded import full_tensor
 from envsdk.trainers.training_args import LoRAArgs
 
 _NAME = "default"
@@ -71,7 +71,7 @@ class LoRA:
         """A weight as of the model without adapter, in full; None for a part of the adapter."""
         if ".lora_" in name:
             return None
-        weight = whole(weight)
+        weight = full_tensor(weight)
         module, is_base, rest = name.partition(_BASE)
         if not is_base:
             return name, weight
@@ -82,4 +82,6 @@ class LoRA:
         return f"{module}.{rest}", weight
 
     def _pair(self, layer: Any) -> tuple[Tensor, Tensor]:
-        return whole(layer.lora_A[_NAME].weight.detach()), whole(layer.lora_B[_NAME].weight.detach())
+        halves = layer.lora_A[_NAME], layer.lora_B[_NAME]
+        a, b = (full_tensor(half.weight.detach()) for half in halves)
+        return a, b

@@ -20,7 +20,7 @@ from envsdk.algorithms.kl import kl_estimate
 from envsdk.algorithms.loss_settings import own_args, weighs
 from envsdk.algorithms.losses import PolicyTokens, load_policy_loss, value_loss
 from envsdk.algorithms.ratios import log_ratio
-from envsdk.trainers.step_metrics import TrainTally
+from envsdk.trainers.step_metrics import StepMetrics
 from envsdk.trainers.train_rows import TrainRow
 
 
@@ -55,7 +55,7 @@ class Objective:
         """Whether the entropy is part of the loss."""
         return self.args.entropy_loss_coef != 0
 
-    def __call__(self, rows: Sequence[TrainRow], outputs: TokenOutputs, tally: TrainTally) -> Tensor:
+    def __call__(self, rows: Sequence[TrainRow], outputs: TokenOutputs, tally: StepMetrics) -> Tensor:
         """The loss, a scalar; what it is made of goes to `tally`, the loss itself does not."""
         args, logprobs_N = self.args, outputs.logprobs_N
         fields = _Fields(rows, logprobs_N.device)
@@ -95,7 +95,7 @@ class Objective:
         tally.add("logprob_gap", gap_N, with_max=True)
         return torch.stack(list(terms.values())).sum()
 
-    def _corrected_policy_loss(self, tokens: PolicyTokens, tally: TrainTally) -> Tensor:
+    def _corrected_policy_loss(self, tokens: PolicyTokens, tally: StepMetrics) -> Tensor:
         """Per token, times the correction's factor."""
         policy = self._policy_loss(tokens, self.args)
         corrected = correction(tokens, self.args.train_infer_correction, weighted=self._weighted)

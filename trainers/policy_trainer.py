@@ -27,7 +27,7 @@ from envsdk.failures import ConfigurationError, TrainerError
 from envsdk.trainer import TrainBatch, Trainer, TrainerConfig
 from envsdk.trainers.objective import Objective
 from envsdk.trainers.packing import Row, make_row
-from envsdk.trainers.step_metrics import TrainTally
+from envsdk.trainers.step_metrics import StepMetrics
 from envsdk.trainers.train_rows import BatchRows, TrainRow, check_sequences
 
 
@@ -57,7 +57,7 @@ class PolicyTrainer(Trainer):
         """Token ids are below it."""
 
     @abstractmethod
-    def _accumulate(self, rows: Sequence[TrainRow], tally: TrainTally) -> None:
+    def _accumulate(self, rows: Sequence[TrainRow], tally: StepMetrics) -> None:
         """Add the gradient of `self.objective` over all rows; `tally` gets what this rank computed."""
 
     @abstractmethod
@@ -85,7 +85,7 @@ class PolicyTrainer(Trainer):
             f"critic_warmup: {type(self).__name__} cannot train the value head alone; set it to 0"
         )
 
-    def _merged(self, tally: TrainTally) -> TrainTally:
+    def _merged(self, tally: StepMetrics) -> StepMetrics:
         """The tally over all ranks."""
         return tally
 
@@ -106,7 +106,7 @@ class PolicyTrainer(Trainer):
         # A step that fails half-way must leave the weights from before the first one.
         restore = self._snapshot() if len(rows.plan) > 1 else None
 
-        tallies: list[TrainTally] = []
+        tallies: list[StepMetrics] = []
         try:
             for members in rows.plan:
                 tally = self._learn(rows.step_rows(members), critic_only=batch.critic_only)
@@ -120,13 +120,13 @@ class PolicyTrainer(Trainer):
                 "learning rate, the advantages and the log-probabilities of this batch"
             ) from error
 
-        metrics = TrainTally.merge(tallies).metrics() | rows.metrics()
+        metrics = StepMetrics.merge(tallies).metrics() | rows.metrics()
         metrics["actor/step_time_s"] = time.perf_counter() - started
         return metrics
 
-    def _learn(self, rows: Sequence[TrainRow], *, critic_only: bool) -> TrainTally:
+    def _learn(self, rows: Sequence[TrainRow], *, critic_only: bool) -> StepMetrics:
         """One optimizer step."""
-        tally = TrainTally()
+        tally = StepMetrics()
         self._accumulate(rows, tally)
         tally = self._merged(tally)
         if not math.isfinite(tally.loss):

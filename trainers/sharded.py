@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """The tensor in full on every rank; all ranks make the call."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 
-class TrainTally:
+class StepMetrics:
     """Sums over micro-batches: (add | add_weight | add_term)* -> [merge, over ranks] -> leave_out -> metrics.
 
     What `add` gets is averaged over the tokens it was computed for, which are not all sampled ones where
@@ -61,7 +61,7 @@ class TrainTally:
         self._learning_rate = learning_rate
 
     @classmethod
-    def merge(cls, parts: Sequence[TrainTally]) -> TrainTally:
+    def merge(cls, parts: Sequence[StepMetrics]) -> StepMetrics:
         """The sum: over ranks before `add_step`, over optimizer steps after it."""
         merged = cls()
         for part in parts:

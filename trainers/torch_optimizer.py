@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from envsdk.failures import TrainerError
-from envsdk.trainers.sharded import placed_like, whole
+from envsdk.trainers.sharded import full_tensor, placed_like
 from envsdk.trainers.training_args import TrainingArgs
 
 
@@ -82,7 +82,7 @@ class Optimizer:
 
     def _step(self) -> tuple[float, float]:
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
-        norm = whole(torch.nn.utils.get_total_norm(gradients))
+        norm = full_tensor(torch.nn.utils.get_total_norm(gradients))
         if not torch.isfinite(norm):
             self.zero_grad()
             raise TrainerError(f"the gradient norm is {float(norm)} at optimizer step {self.num_steps}")

@@ -24,20 +24,20 @@ from envsdk.algorithms.logits import token_logprobs_and_entropy
 from envsdk.failures import StorageError
 from envsdk.settings.validation import validated
 from envsdk.trainer import TrainerConfig
-from envsdk.trainers.base_weights import write_pretrained
 from envsdk.trainers.causal_lm import CausalLM
 from envsdk.trainers.objective import TokenOutputs
 from envsdk.trainers.packing import MicroBatch, Row, make_row, pack
 from envsdk.trainers.policy_trainer import PolicyTrainer, ScoreKind
-from envsdk.trainers.sharded import whole
-from envsdk.trainers.step_metrics import TrainTally
+from envsdk.trainers.pretrained_folder import write_pretrained
+from envsdk.trainers.sharded import full_tensor
+from envsdk.trainers.step_metrics import StepMetrics
 from envsdk.trainers.torch_checkpoint import StoredCheckpoint, write_state, write_tensors
 from envsdk.trainers.torch_optimizer import Optimizer
 from envsdk.trainers.train_rows import TrainRow
 from envsdk.trainers.training_args import TorchStrategyConfig, TrainingArgs
 
 Found = TypeVar("Found")
-_Learn = Callable[[MicroBatch, Sequence[TrainRow], TrainTally], Tensor]
+_Learn = Callable[[MicroBatch, Sequence[TrainRow], StepMetrics], Tensor]
 
 
 class TorchTrainer(PolicyTrainer):
@@ -97,7 +97,7 @@ class TorchTrainer(PolicyTrainer):
         started = time.perf_counter()
         rows = [row for ids, mask in sequences if (row := make_row(ids, mask)) is not None]
         num_tokens = sum(len(row.scored) for row in rows)
-        tally = TrainTally()
+        tally = StepMetrics()
         self._accumulate_with(
             self._imitate, [TrainRow(row=row, weight=1.0 / num_tokens, fields={}) for row in rows], tally
         )
@@ -138,7 +138,7 @@ class TorchTrainer(PolicyTrainer):
         """Weights, each in full, as those of a model without adapter."""
         for name, weight in named:
             if self.model.lora is None:
-                yield name, whole(weight)
+                yield name, full_tensor(weight)
             elif (found := self.model.lora.merged(name, weight)) is not None:
                 yield found
 
@@ -185,22 +185,22 @@ class TorchTrainer(PolicyTrainer):
         num_steps = self._optimizer.num_steps
         return lambda: self._optimizer.restore(copies, num_steps)
 
-    def _accumulate(self, rows: Sequence[TrainRow], tally: TrainTally) -> None:
+    def _accumulate(self, rows: Sequence[TrainRow], tally: StepMetrics) -> None:
         self._accumulate_with(self._reinforce, rows, tally)
 
-    def _accumulate_with(self, learn: _Learn, rows: Sequence[TrainRow], tally: TrainTally) -> None:
+    def _accumulate_with(self, learn: _Learn, rows: Sequence[TrainRow], tally: StepMetrics) -> None:
         for micro in self._pack([row.row for row in rows]):
             members = [rows[index] for index in micro.rows]
             found = tally
             if micro.is_filler:
-                members, found = [replace(row, weight=0.0) for row in members], TrainTally()
+                members, found = [replace(row, weight=0.0) for row in members], StepMetrics()
             loss = learn(micro, members, found)
             loss.backward()  # type: ignore[no-untyped-call]
             found.loss += float(loss.detach())
             found.num_real_tokens += micro.num_real_tokens
             found.num_padded_tokens += micro.input_ids_BT.size
 
-    def _reinforce(self, micro: MicroBatch, rows: Sequence[TrainRow], tally: TrainTally) -> Tensor:
+    def _reinforce(self, micro: MicroBatch, rows: Sequence[TrainRow], tally: StepMetrics) -> Tensor:
         logits_NV, hidden_NH = self.model.forward(micro)
         logprobs_N, entropy_N = token_logprobs_and_entropy(
             logits_NV,
@@ -212,7 +212,7 @@ class TorchTrainer(PolicyTrainer):
         outputs = TokenOutputs(logprobs_N=logprobs_N, entropy_N=entropy_N, values_N=values_N)
         return self.objective(rows, outputs, tally)
 
-    def _imitate(self, micro: MicroBatch, rows: Sequence[TrainRow], tally: TrainTally) -> Tensor:
+    def _imitate(self, micro: MicroBatch, rows: Sequence[TrainRow], tally: StepMetrics) -> Tensor:
         logits_NV, _ = self.model.forward(micro)
         targets_N = self._tensor(micro.targets_N)
         tally.add("accuracy", (logits_NV.detach().argmax(-1) == targets_N).float())
@@ -230,13 +230,13 @@ class TorchTrainer(PolicyTrainer):
             ends = np.cumsum([len(rows[index].scored) for index in micro.rows])
             if not micro.is_filler:
                 found |= zip(micro.rows, np.split(scores_N, ends[:-1]), strict=True)
-        results = {index: scores for part in self._gathered(found) for index, scores in part.items()}
+        results = {index: scores for part in self._all_gather(found) for index, scores in part.items()}
         return [results[index] for index in range(len(rows))]
 
-    def _merged(self, tally: TrainTally) -> TrainTally:
-        return TrainTally.merge(self._gathered(tally))
+    def _merged(self, tally: StepMetrics) -> StepMetrics:
+        return StepMetrics.merge(self._all_gather(tally))
 
-    def _gathered(self, found: Found) -> list[Found]:
+    def _all_gather(self, found: Found) -> list[Found]:
         """What every rank found, in the order of the ranks, on every rank."""
         return [found]
 

@@ -1,6 +1,6 @@
 """The experiment in one SVG: success curves, a panel per variant, and seconds and staleness beside them.
 
-Pure: summaries in, text out. Axes and curves are placed by `envsdk.report.charts`.
+Pure: summaries in, text out.
 """
 
 from __future__ import annotations
@@ -10,17 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
+from axes import Axes, Size, Tick, nice_ticks, short_number
 from results import Spread, Summary
-
-from envsdk.report.charts import (
-    Series,
-    Size,
-    StepChart,
-    Tick,
-    line_chart,
-    nice_ticks,
-    short_number,
-)
 
 _TEMPLATE = Path(__file__).with_name("figure.svg.j2")
 _CURVES = Size(360, 210)
@@ -49,7 +40,7 @@ class CurvePanel:
     y: float
     title: str
     subtitle: str
-    chart: StepChart
+    chart: Axes
     curves: list[Curve]
 
 
@@ -158,25 +149,19 @@ def _curve_panel(
     x: float,
     y: float,
 ) -> CurvePanel:
-    # The charts of the report have no bands: three lines are placed, and two of them make the band.
-    series = [
-        Series(
-            name=f"{one.alpha}",
-            points=[(float(step), pick(spread)) for step, spread in one.curve.items()],
-            color=colors[one.alpha],
-            is_sparse=True,
-        )
-        for one in rows
-        for pick in (_mean, _low, _high)
-    ]
-    chart = line_chart(name, series, size=_CURVES, y_range=y_range, as_percent=True)
-    if chart is None:
+    steps = [step for one in rows for step in one.curve]
+    if not steps:
         raise ValueError(f"{name}: no evaluation to draw")
+    chart = Axes(_CURVES, (min(steps), max(steps)), y_range)
     curves = []
-    for mean, low, high in zip(chart.lines[::3], chart.lines[1::3], chart.lines[2::3], strict=True):
-        outline = [*low.dots, *reversed(high.dots)]
-        band = "M" + "L".join(f"{px:g},{py:g}" for px, py in outline) + "z"
-        curves.append(Curve(color=mean.color, path=mean.path, band=band, dots=mean.dots))
+    for one in rows:
+        mean, low, high = (
+            [(chart.x(step), chart.y(pick(spread))) for step, spread in one.curve.items()]
+            for pick in (_mean, _low, _high)
+        )
+        band = "M" + "L".join(f"{px:g},{py:g}" for px, py in [*low, *reversed(high)]) + "z"
+        path = "M" + "L".join(f"{px:g},{py:g}" for px, py in mean)
+        curves.append(Curve(color=colors[one.alpha], path=path, band=band, dots=mean))
     return CurvePanel(x=x, y=y, title=name, subtitle=subtitle, chart=chart, curves=curves)
 
 

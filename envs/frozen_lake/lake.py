@@ -1,12 +1,11 @@
-"""The lake as a pure core: seeded maps that can be solved, how one slips, and the way to the goal.
+"""The lake as a pure core: seeded maps that can be crossed, slipping, and the best way to the goal.
 
-Cells are numbered row by row with one spare number at the end of each row, where the text of
-the map has its newline: cell `row * (size + 1) + column` is also a position in that text, and
-sets of cells are integers whose shifts never run from one row into the next.
+A cell is a position in the text of the map, whose rows end with a newline: `row * (size + 1) + column`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -20,8 +19,8 @@ class Lake:
     """One map."""
 
     size: int
-    ice: int
-    """Set of cells without a hole, start and goal among them."""
+    ice: frozenset[int]
+    """Cells without a hole, including start and goal."""
     start: int
     goal: int
 
@@ -38,95 +37,103 @@ def generate_lake(
 ) -> Lake:
     """Draw a map whose shortest way from start to goal is within the two distances.
 
-    Draws as `gymnasium.envs.toy_text.frozen_lake.generate_random_map` does, so that a fixed start
-    and goal give the same map for the same seed. Where `p` is so low that hardly any draw has a
-    way through, one is carved into the last draw instead of drawing for ever.
+    Draws as `gymnasium.envs.toy_text.frozen_lake.generate_random_map` does: a fixed start and goal give
+    the same map for the same seed. If no map of many draws can be crossed, a way is carved into the last one.
 
-    Needs `1 <= min_distance <= size - size % 2` (what the farthest corner is away from any cell) and
+    Needs `1 <= min_distance <= size - size % 2` (the least distance of any cell to its farthest corner) and
     `max_distance >= 2 * (size - 1)`.
     """
-    stride = size + 1
-    cells = [row * stride + column for row in range(size) for column in range(size)]
-    start, goal = cells[0], cells[-1]
+    everywhere = cells(size)
+    start, goal = everywhere[0], everywhere[-1]
+    ice: frozenset[int] = frozenset()
     for _ in range(_MAX_DRAWS):
-        ice = 0
-        for cell, draw in zip(cells, rng.random(size * size).tolist(), strict=True):
-            if draw < p:
-                ice |= 1 << cell
+        draws = rng.random(size * size).tolist()
         if random_start or random_goal:
-            start, goal = _draw_ends(rng, cells, stride, min_distance, random_start, random_goal)
-        ice |= 1 << start | 1 << goal
-        if min_distance <= _distance(ice, start, goal, stride) <= max_distance:
+            start, goal = _draw_ends(rng, size, min_distance, random_start, random_goal)
+        ice = frozenset(cell for cell, draw in zip(everywhere, draws, strict=True) if draw < p) | {
+            start,
+            goal,
+        }
+        if min_distance <= _distance(ice, start, goal, size) <= max_distance:
             return Lake(size=size, ice=ice, start=start, goal=goal)
-    return Lake(size=size, ice=ice | _carve(rng, start, goal, stride), start=start, goal=goal)
+    return Lake(size=size, ice=ice | _carve(rng, start, goal, size), start=start, goal=goal)
+
+
+@lru_cache(maxsize=64)
+def cells(size: int) -> tuple[int, ...]:
+    """Every cell, row by row."""
+    return tuple(row * (size + 1) + column for row in range(size) for column in range(size))
+
+
+@lru_cache(maxsize=64)
+def neighbors(size: int) -> Mapping[int, tuple[int, int, int, int]]:
+    """For each cell, where Left, Down, Right and Up lead; a move off the edge stays in place."""
+
+    def around(cell: int) -> tuple[int, int, int, int]:
+        row, column = divmod(cell, size + 1)
+        return (
+            cell - 1 if column > 0 else cell,
+            cell + size + 1 if row < size - 1 else cell,
+            cell + 1 if column < size - 1 else cell,
+            cell - size - 1 if row > 0 else cell,
+        )
+
+    return {cell: around(cell) for cell in cells(size)}
 
 
 def _draw_ends(
-    rng: np.random.Generator,
-    cells: list[int],
-    stride: int,
-    min_distance: int,
-    random_start: bool,
-    random_goal: bool,
+    rng: np.random.Generator, size: int, min_distance: int, random_start: bool, random_goal: bool
 ) -> tuple[int, int]:
     """Start and goal at least `min_distance` apart, counted as if there were no holes."""
+    everywhere = cells(size)
+
+    def draw(candidates: Sequence[int]) -> int:
+        return candidates[int(rng.random() * len(candidates))]
 
     def far_from(cell: int) -> list[int]:
-        row, column = divmod(cell, stride)
-        return [c for c in cells if abs(c // stride - row) + abs(c % stride - column) >= min_distance]
+        row, column = divmod(cell, size + 1)
+        return [
+            there
+            for there in everywhere
+            if abs(there // (size + 1) - row) + abs(there % (size + 1) - column) >= min_distance
+        ]
 
     if not random_start:
-        ends = far_from(cells[0])
-        return cells[0], ends[int(rng.random() * len(ends))]
-    goal = cells[int(rng.random() * len(cells))] if random_goal else cells[-1]
-    starts = far_from(goal)
-    return starts[int(rng.random() * len(starts))], goal
+        return everywhere[0], draw(far_from(everywhere[0]))
+    goal = draw(everywhere) if random_goal else everywhere[-1]
+    return draw(far_from(goal)), goal
 
 
-def _distance(ice: int, start: int, goal: int, stride: int) -> int:
+def _distance(ice: frozenset[int], start: int, goal: int, size: int) -> int:
     """Steps of the shortest way, or -1."""
-    reached, target, distance = 1 << start, 1 << goal, 0
-    while not reached & target:
-        spread = (reached | reached << 1 | reached >> 1 | reached << stride | reached >> stride) & ice
-        if spread == reached:
+    around = neighbors(size)
+    reached = frontier = {start}
+    distance = 0
+    while goal not in frontier:
+        frontier = {there for cell in frontier for there in around[cell] if there in ice} - reached
+        if not frontier:
             return -1
-        reached = spread
+        reached = reached | frontier
         distance += 1
     return distance
 
 
-def _carve(rng: np.random.Generator, start: int, goal: int, stride: int) -> int:
+def _carve(rng: np.random.Generator, start: int, goal: int, size: int) -> set[int]:
     """The cells of a random way from start to goal without detours."""
+    stride = size + 1
     rows, columns = goal // stride - start // stride, goal % stride - start % stride
     steps = [stride if rows > 0 else -stride] * abs(rows) + [1 if columns > 0 else -1] * abs(columns)
-    cell, way = start, 1 << start
+    cell, way = start, {start}
     for index in rng.permutation(len(steps)).tolist():
         cell += steps[index]
-        way |= 1 << cell
+        way.add(cell)
     return way
 
 
-@lru_cache(maxsize=64)
-def neighbors(size: int) -> tuple[tuple[int, int, int, int], ...]:
-    """For each cell, where Left, Down, Right and Up lead; the edge of the lake holds one back."""
-    stride = size + 1
-
-    def around(cell: int) -> tuple[int, int, int, int]:
-        row, column = divmod(cell, stride)
-        return (
-            cell - 1 if column > 0 else cell,
-            cell + stride if row < size - 1 else cell,
-            cell + 1 if column < size - 1 else cell,
-            cell - stride if row > 0 else cell,
-        )
-
-    return tuple(around(cell) for cell in range(size * stride - 1))
-
-
 def slip(move: int, draw: float, success_rate: float) -> int:
-    """Where one goes on slippery ice: ahead with `success_rate`, else to either side alike.
+    """The direction of a move on slippery ice: ahead with `success_rate`, else to one of the sides.
 
-    `draw` is uniform on [0, 1); sides in gymnasium's order, so equal draws slip equally.
+    `draw` is uniform on [0, 1); the sides come in gymnasium's order, so equal draws slip equally.
     """
     to_one_side = (1.0 - success_rate) / 2.0
     if draw < to_one_side:
@@ -134,23 +141,23 @@ def slip(move: int, draw: float, success_rate: float) -> int:
     return move if draw < to_one_side + success_rate else (move + 1) % 4
 
 
-def best_moves(lake: Lake, success_rate: float) -> dict[int, int]:
+@lru_cache(maxsize=64)
+def best_moves(lake: Lake, success_rate: float) -> Mapping[int, int]:
     """For each cell of ice from which the goal can be reached, the move that reaches it best.
 
     With `success_rate` 1 the moves are those of a shortest way. Below it they maximize the
     probability of ever arriving, discounted a little so that of two sure ways the shorter wins.
     """
     around = neighbors(lake.size)
-    cells = [cell for cell in range(len(around)) if lake.ice >> cell & 1 and cell != lake.goal]
     sideways = (1.0 - success_rate) / 2.0
     chances = ((-1, sideways), (0, success_rate), (1, sideways)) if sideways else ((0, 1.0),)
-    value = [0.0] * len(around)
+    value = dict.fromkeys(around, 0.0)
     value[lake.goal] = 1.0
     best: dict[int, int] = {}
     change = 1.0
     while change > 1e-9:
         change = 0.0
-        for cell in cells:
+        for cell in sorted(lake.ice - {lake.goal}):
             there = around[cell]
             worths = [
                 0.99 * sum(chance * value[there[(move + turn) % 4]] for turn, chance in chances)

@@ -2,38 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
-from gymnasium.error import ResetNeeded
-from gymnasium.spaces import Text
-
-from envsdk.env import Info, TextEnv
-from envsdk.envs.grid import (
-    NOTES,
-    REPLIES,
-    action_space,
-    merge_symbols,
-    observation_space,
-    parse_move,
-    surroundings,
-    way,
-)
+from envsdk.envs.grid import REPLIES, GridEnv, surroundings, way
 from envsdk.envs.sokoban.room import Room, bits, generate_room
 from envsdk.envs.sokoban.solver import solve
-
-SYMBOLS = {
-    "wall": "#",
-    "floor": "_",
-    "target": "O",
-    "box": "X",
-    "box_on_target": "V",
-    "player": "P",
-    "player_on_target": "S",
-}
 
 PRESETS: dict[str, dict[str, Any]] = {
     "SimpleSokoban": {"dim": (6, 6), "num_boxes": 1, "max_steps": 30},
@@ -56,9 +31,10 @@ PRESETS: dict[str, dict[str, Any]] = {
 """Configurations by the name of the tag they are for; `preset: NAME` in `env_config` takes one."""
 
 _FEWEST_STEPS_PER_BOX = 8
+_LONGEST_LINE = "\nX Right 99 Down 99 O Right 99 Down 99"
 
 
-class SokobanEnv(TextEnv):
+class SokobanEnv(GridEnv):
     """Push every box onto a target. The observation is the room, one symbol per cell:
 
         ######
@@ -80,7 +56,24 @@ class SokobanEnv(TextEnv):
     there is space for that.
     """
 
-    metadata = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012 (gymnasium declares it so)
+    SYMBOLS = {  # noqa: RUF012
+        "wall": "#",
+        "floor": "_",
+        "target": "O",
+        "box": "X",
+        "box_on_target": "V",
+        "player": "P",
+        "player_on_target": "S",
+    }
+    LEGEND = {  # noqa: RUF012
+        "player": "you",
+        "wall": "wall",
+        "floor": "floor",
+        "box": "box",
+        "target": "target",
+        "box_on_target": "box on target",
+        "player_on_target": "you on target",
+    }
 
     def __init__(
         self,
@@ -136,8 +129,16 @@ class SokobanEnv(TextEnv):
             raise ValueError(f"max_steps: {num_boxes} boxes take at least {fewest}, not {max_steps}")
         if min_pushes < 1:
             raise ValueError(f"min_pushes: must be at least 1, not {min_pushes}")
-        self.max_steps = max_steps
-        self.render_mode = render_mode
+        super().__init__(
+            max_steps=max_steps,
+            step_penalty=step_penalty,
+            invalid_penalty=invalid_penalty,
+            symbols=symbols if symbols is not None else defaults.get("symbols"),
+            legend=legend,
+            compass=compass,
+            render_mode=render_mode,
+            max_length=(width + 1) * height + ((1 + num_boxes) * len(_LONGEST_LINE) if compass else 0),
+        )
         self._room_kwargs = {
             "width": width,
             "height": height,
@@ -145,116 +146,65 @@ class SokobanEnv(TextEnv):
             "max_moves": max_steps,
             "min_pushes": min_pushes,
         }
-        self._step_reward = 0.0 - step_penalty
-        self._invalid_penalty = invalid_penalty
         self._box_on_target_reward = box_on_target_reward
         self._success_reward = success_reward
-        self._symbols = merge_symbols(SYMBOLS, symbols if symbols is not None else defaults.get("symbols"))
-        self._legend = ""
-        if legend:
-            names = {
-                "player": "you",
-                "wall": "wall",
-                "floor": "floor",
-                "box": "box",
-                "target": "target",
-                "box_on_target": "box on target",
-                "player_on_target": "you on target",
-            }
-            self._legend = ", ".join(f"{self._symbols[key]}={name}" for key, name in names.items()) + "\n"
-
-        self._compass = compass
-        self._room: Room | None = None
+        self._room: Room
         self._offsets = (0, 0, 0, 0)
         self._boxes = 0
         self._player = 0
-        self._turn = 0
-        self._note = ""
-        self._ended = True
-        self._view: list[str] = []
-        """The text of the room, one entry per character."""
         self._advice: dict[tuple[int, int], int] = {}
         """The oracle's move by (player, boxes): every position on a plan made in this episode."""
         self._is_given_up = False
         """The oracle found no plan; it does not search again in this episode."""
 
-    @cached_property
-    def observation_space(self) -> Text:  # type: ignore[override]
-        size = (self._room_kwargs["width"] + 1) * self._room_kwargs["height"]
-        longest_note = max(map(len, NOTES.values()))
-        longest_line = len("\nX Right 99 Down 99 O Right 99 Down 99")
-        num_lines = 1 + self._room_kwargs["num_boxes"] if self._compass else 0
-        longest = len(self._legend) + size + num_lines * longest_line + longest_note
-        return observation_space(longest, self._symbols)
+    def _generate(self) -> tuple[Room, int, int]:
+        room = generate_room(random.Random(int(self.np_random.integers(2**63))), **self._room_kwargs)
+        return room, room.player, room.boxes
 
-    @cached_property
-    def action_space(self) -> Text:  # type: ignore[override]
-        return action_space()
+    def _state(self) -> tuple[Room, int, int]:
+        return self._room, self._player, self._boxes
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
-        super().reset(seed=seed)
-        rng = random.Random(int(self.np_random.integers(2**63)))
-        room = generate_room(rng, **self._room_kwargs)
-        self._place(room, player=room.player, boxes=room.boxes, turn=0, note="", ended=False)
-        return self._observation(), {}
+    def _place(self, state: tuple[Room, int, int]) -> None:
+        room, self._player, self._boxes = state
+        if not self._view or room is not self._room:
+            self._advice = {}
+        self._is_given_up = False
+        self._room, self._offsets = room, room.offsets
+        self._view = [self._symbols["wall"]] * ((room.width + 1) * room.height - 1)
+        self._view[room.width :: room.width + 1] = "\n" * (room.height - 1)
+        for cell in bits(room.floor):
+            self._draw(cell, "floor", "target")
+        for cell in bits(self._boxes):
+            self._draw(cell, "box", "box_on_target")
+        self._draw(self._player, "player", "player_on_target")
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        room = self._room
-        if self._ended or room is None:
-            return self._step_after_the_end()
-        self._turn += 1
-        reward = self._step_reward
-        success = is_effective = False
-        move = parse_move(action)
-        if move < 0:
-            self._note = "\n" + NOTES[move]
-            reward -= self._invalid_penalty
-        else:
-            self._note = ""
-            here = self._player
-            offset = self._offsets[move]
-            there = here + offset
-            if self._boxes >> there & 1:
-                beyond = there + offset
-                if (room.floor & ~self._boxes) >> beyond & 1:
-                    is_effective = True
-                    self._boxes ^= 1 << there | 1 << beyond
-                    arrived = (room.targets >> beyond & 1) - (room.targets >> there & 1)
-                    reward += self._box_on_target_reward * arrived
-                    if self._boxes == room.targets:
-                        success = True
-                        reward += self._success_reward
-                    self._draw(beyond, "box", "box_on_target")
-            else:
-                is_effective = bool(room.floor >> there & 1)
-            if is_effective:
-                self._player = there
-                self._draw(here, "floor", "target")
-                self._draw(there, "player", "player_on_target")
-        truncated = not success and self._turn >= self.max_steps
-        self._ended = success or truncated
-        metrics = {"action_is_valid": float(move >= 0), "action_is_effective": float(is_effective)}
-        info = {"success": success, "metrics": metrics}
-        return self._text(), reward, success, truncated, info
-
-    def render(self) -> str | None:
-        return "".join(self._view) if self.render_mode == "ansi" else None
-
-    def snapshot(self) -> Any:
-        state = self.np_random.bit_generator.state
-        return self._room, self._player, self._boxes, self._turn, self._note, self._ended, state
-
-    def restore(self, snapshot: Any) -> str:
-        room, player, boxes, turn, note, ended, state = snapshot
-        self.np_random.bit_generator.state = state
-        self._place(room, player=player, boxes=boxes, turn=turn, note=note, ended=ended)
-        return self._observation()
+    def _move(self, move: int) -> tuple[float, bool, bool, bool]:
+        room, reward, success = self._room, self._step_reward, False
+        offset = self._offsets[move]
+        here, there = self._player, self._player + offset
+        if self._boxes >> there & 1:
+            beyond = there + offset
+            if not (room.floor & ~self._boxes) >> beyond & 1:
+                return reward, False, False, False
+            self._boxes ^= 1 << there | 1 << beyond
+            arrived = (room.targets >> beyond & 1) - (room.targets >> there & 1)
+            reward += self._box_on_target_reward * arrived
+            if self._boxes == room.targets:
+                success = True
+                reward += self._success_reward
+            self._draw(beyond, "box", "box_on_target")
+        elif not room.floor >> there & 1:
+            return reward, False, False, False
+        self._player = there
+        self._draw(here, "floor", "target")
+        self._draw(there, "player", "player_on_target")
+        return reward, success, success, True
 
     def oracle(self) -> str:
         """The next move of a plan: the shortest for one or two boxes, a good one for more.
 
-        Leaving the plan is no matter: another is made from where one is. In a position without a
-        solution, or where none is found in reasonable time, some legal action.
+        After a detour it plans again. In a position without a solution, or where none is found in
+        reasonable time, some legal action.
         """
         here = (self._player, self._boxes)
         move = self._advice.get(here)
@@ -263,16 +213,8 @@ class SokobanEnv(TextEnv):
             move = self._advice.get(here)
         return REPLIES[move or 0]
 
-    def legal_actions(self) -> Sequence[str]:
-        return () if self._ended else REPLIES
-
-    def state_hash(self) -> str:
-        """Of the room as it looks now. Turns left and the line about an invalid reply do not count."""
-        return hashlib.blake2b("".join(self._view).encode(), digest_size=16).hexdigest()
-
     def _plan(self) -> None:
         room = self._room
-        assert room is not None
         plan: Sequence[int] | None = solve(room, player=self._player, boxes=self._boxes)
         is_at_start = (self._player, self._boxes) == (room.player, room.boxes)
         if is_at_start and (plan is None or len(plan) > len(room.solution)):
@@ -288,16 +230,8 @@ class SokobanEnv(TextEnv):
             if boxes >> player & 1:
                 boxes ^= 1 << player | 1 << (player + self._offsets[move])
 
-    def _observation(self) -> str:
-        return (self._legend if self._turn == 0 else "") + self._text()
-
-    def _text(self) -> str:
-        return "".join(self._view) + (self._bearings() if self._compass else "") + self._note
-
     def _bearings(self) -> str:
-        """The compass's lines."""
         room, symbols = self._room, self._symbols
-        assert room is not None
         width, here = room.width, self._player
         text = "\n" + surroundings(self._view, here, width)
         for box in bits(self._boxes):
@@ -308,31 +242,7 @@ class SokobanEnv(TextEnv):
         return text
 
     def _draw(self, cell: int, off_target: str, on_target: str) -> None:
-        assert self._room is not None
         self._view[cell] = self._symbols[on_target if self._room.targets >> cell & 1 else off_target]
-
-    def _place(self, room: Room, *, player: int, boxes: int, turn: int, note: str, ended: bool) -> None:
-        if room is not self._room:
-            self._advice = {}
-        self._is_given_up = False
-        self._room, self._player, self._boxes = room, player, boxes
-        self._turn, self._note, self._ended = turn, note, ended
-        self._offsets = room.offsets
-        self._view = [self._symbols["wall"]] * ((room.width + 1) * room.height - 1)
-        self._view[room.width :: room.width + 1] = "\n" * (room.height - 1)
-        for cell in bits(room.floor):
-            self._draw(cell, "floor", "target")
-        for cell in bits(boxes):
-            self._draw(cell, "box", "box_on_target")
-        self._draw(player, "player", "player_on_target")
-
-    def _step_after_the_end(self) -> tuple[str, float, bool, bool, Info]:
-        """Nothing happens, for no reward."""
-        room = self._room
-        if room is None:
-            raise ResetNeeded("Sokoban: call reset() before step()")
-        success = self._boxes == room.targets
-        return self._observation(), 0.0, success, not success, {"success": success, "metrics": {}}
 
 
 def _distance(start: int, end: int, width: int) -> int:

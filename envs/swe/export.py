@@ -30,9 +30,8 @@ from envsdk.envs.swe.observations import Ending, read_ending
 from envsdk.envs.swe.replies import ACTION_FORMATS, ActionFormat, parse_reply
 from envsdk.envs.swe.task_list import TaskList, task_list
 from envsdk.failures import ConfigurationError
-from envsdk.report.run_data import DISCARDED_PREFIX
 from envsdk.store.atomic import make_folder, write_atomically
-from envsdk.store.trajectories import iter_trajectories
+from envsdk.store.trajectories import DISCARDED_PREFIX, iter_trajectories
 from envsdk.trajectory import Outcome, Trajectory
 
 TRAJECTORY_FORMAT = "mini-swe-agent-1.1"

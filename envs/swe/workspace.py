@@ -27,13 +27,12 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from envsdk.envs.swe.evaluator import Evaluation, evaluate
-from envsdk.envs.swe.evaluator import Reason as Verdict
+from envsdk.envs.swe.evaluator import Evaluation, Verdict, evaluate
 from envsdk.envs.swe.evaluator.validation import validate
 from envsdk.envs.swe.sandbox import (
+    ExecEnd,
     ExecResult,
     Limits,
-    Reason,
     Sandbox,
     SandboxBackend,
     SandboxError,
@@ -54,10 +53,10 @@ NOTHING_CHANGED = Evaluation(resolved=False, reason=Verdict.TESTS_FAILED, detail
 """On an empty patch: tasks of which it is the solution are refused when they are loaded."""
 
 _ENDED_BY = {
-    Reason.TIMEOUT: "The command was killed: it took longer than {timeout_s:g} s.",
-    Reason.OUTPUT_LIMIT: "The command was killed: it printed too much.",
-    Reason.DISK_LIMIT: "The command was killed: it wrote too much.",
-    Reason.OUT_OF_MEMORY: "The command was killed: it used too much memory.",
+    ExecEnd.TIMEOUT: "The command was killed: it took longer than {timeout_s:g} s.",
+    ExecEnd.OUTPUT_LIMIT: "The command was killed: it printed too much.",
+    ExecEnd.DISK_LIMIT: "The command was killed: it wrote too much.",
+    ExecEnd.OUT_OF_MEMORY: "The command was killed: it used too much memory.",
 }
 
 
@@ -213,7 +212,7 @@ class Workspace:
         """Run a command in a new shell. Raises SandboxError when the sandbox fails."""
         script = command.encode(errors="replace").decode()
         result = self._workshop.run(self._exec(script, timeout_s))
-        if result.reason is Reason.INFRASTRUCTURE:
+        if result.reason is ExecEnd.INFRASTRUCTURE:
             raise SandboxError(
                 f"{self._task.instance_id}: the sandbox failed: {result.output.strip()[-300:]}"
             )

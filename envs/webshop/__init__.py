@@ -13,6 +13,7 @@ SPEC = EnvSpec(
         "Reply with one action: <action>search[words]</action>, or <action>click[label]</action> "
         "with a label of the page."
     ),
+    text_pieces=(r" \[SEP\] ",),
     needs=dict.fromkeys(("bm25s", "regex", "Stemmer"), "pip install 'envsdk[webshop]'"),
 )
 

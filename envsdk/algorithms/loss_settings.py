@@ -91,7 +91,7 @@ def notes(
 ) -> list[str]:
     """What the user of these settings may expect of them and will not get; shown once per run.
 
-    `truncated_sampling`: replies are sampled with `top_p`, `top_k` or a structure.
+    `truncated_sampling`: replies are sampled with `top_p`, `top_k`, `min_p` or a structure.
     """
     own = own_args(args)
     found: list[str] = []
@@ -109,8 +109,9 @@ def notes(
             else "the gradient is that of a distribution which nothing was sampled from"
         )
         found.append(
-            "replies are sampled with top_p, top_k or structured_output, and the trainer computes "
-            f"log-probabilities without them: {effect}; use top_p=1, top_k=0 and no structured_output"
+            "replies are sampled with top_p, top_k, min_p or structured_output, and the trainer computes "
+            f"log-probabilities without them: {effect}; use top_p=1, top_k=0, min_p=0 and no "
+            "structured_output"
         )
     if not own.clips:
         for name in ("pg_clip_low", "pg_clip_high", "dual_clip"):

@@ -9,14 +9,14 @@ from envsdk.config.models import RunConfig
 def algorithm_notes(config: RunConfig) -> list[str]:
     """Sentences about what the policy loss of this run does not do; see `loss_settings.notes`."""
     infer = config.actor_infer
-    sampling = infer.generating_args
+    sampling = infer.generating_args.sampling
     is_structured = any(env.structured_output is not None for env in config.custom_envs.values())
     mini_batch = config.ppo_mini_batch_size or config.rollout_batch_size
     found = loss_settings.notes(
         config,
         one_optimizer_step=config.ppo_epochs == 1 and mini_batch >= config.rollout_batch_size,
         max_staleness=config.max_staleness,
-        truncated_sampling=sampling.top_p < 1 or sampling.top_k > 0 or is_structured,
+        truncated_sampling=sampling.is_truncated or is_structured,
     )
     if infer.settings.get("logprobs") == "raw" and sampling.temperature not in (0, 1):
         found.append(

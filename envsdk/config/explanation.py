@@ -50,7 +50,9 @@ def _notes(config: RunConfig) -> Iterator[str]:
     if found:
         yield from ("", "Notes")
     for note in found:
-        yield textwrap.fill(note, _NOTE_WIDTH, initial_indent="- ", subsequent_indent="  ")
+        yield textwrap.fill(
+            note, _NOTE_WIDTH, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False
+        )
 
 
 def derived(config: RunConfig) -> list[tuple[str, str]]:

@@ -32,13 +32,12 @@ from pydantic import (
 from envsdk import run_limits
 from envsdk.algorithms.args import AlgorithmArgs, AlgorithmKeys
 from envsdk.config.ranges import parse_index_list
-from envsdk.settings.numbers import Temperature
+from envsdk.inference.sampling import MinP, SamplingParams, Temperature, TopK, TopP
 from envsdk.settings.validation import NAME_PATTERN
 
 EMBEDDED_DEFAULT = "embedded_default"
 """Value of `pretrain` that stands for the tiny warm-started policy."""
 
-Probability = Annotated[float, Field(gt=0, le=1)]
 FolderPath = Annotated[Path, Field(strict=False)]
 
 
@@ -191,7 +190,7 @@ class CustomEnv(Section):
     """User message of each turn: `{observation}`, `{turn_idx}`, `{actions_left}`, `{max_response_length}`."""
     structured_output: StructuredOutput | None = None
     """What the text of each reply must be, where the engine is able to (`embedded`, `vllm`)."""
-    isolation: Literal["inline", "thread", "process"] | None = None
+    isolation: Literal["inline", "thread", "async", "process"] | None = None
     """Where `reset` and `step` run; as the environment asks when absent."""
     start_timeout_s: PositiveFloat | None = None
     """Deadline for importing and constructing the environment; the environment's own when absent."""
@@ -210,10 +209,17 @@ class GeneratingArgs(Section):
     """Longest reply."""
     temperature: Temperature = 1.0
     """0 is greedy."""
-    top_p: Probability = 1.0
+    top_p: TopP = 1.0
     """Share of the probability mass that is sampled from."""
-    top_k: NonNegativeInt = 0
+    top_k: TopK = 0
     """Most likely tokens that are sampled from; 0 is off."""
+    min_p: MinP = 0.0
+    """Tokens less likely than this share of the most likely one's probability are not sampled; 0 is off."""
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """What engines are asked for."""
+        return SamplingParams(**self.model_dump())
 
 
 class StrategyArgs(Section):

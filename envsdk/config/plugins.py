@@ -23,7 +23,7 @@ from pydantic import BaseModel
 
 from envsdk import registry
 from envsdk.config.models import Role, RunConfig
-from envsdk.env import EnvSpec, Isolation, TextEnv
+from envsdk.env import AnyTextEnv, EnvSpec, Isolation
 from envsdk.failures import ConfigurationError
 from envsdk.plugins import load_plugin, plugin_names
 from envsdk.settings.problems import KeyPath
@@ -139,7 +139,7 @@ def environment_spec(env_id: str) -> EnvSpec:
     return registry.spec(env_id)
 
 
-def environment_class(spec: EnvSpec) -> Callable[..., TextEnv]:
+def environment_class(spec: EnvSpec) -> Callable[..., AnyTextEnv]:
     """The environment's constructor; ConfigurationError when its module cannot be imported."""
     return registry.load_entry_point(spec)
 
@@ -160,7 +160,7 @@ def own_turn_limit(spec: EnvSpec, env_config: Mapping[str, Any]) -> int | None:
     return limit if isinstance(limit, int) else None
 
 
-def argument_names(constructor: Callable[..., TextEnv]) -> tuple[str, ...] | None:
+def argument_names(constructor: Callable[..., AnyTextEnv]) -> tuple[str, ...] | None:
     """Names of the arguments that `constructor` takes; None when it takes any."""
     parameters = inspect.signature(constructor).parameters.values()
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):

@@ -10,7 +10,6 @@ futures it returns are resolved on the loop. Engines register under the entry-po
 from __future__ import annotations
 
 import asyncio
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from envsdk.inference.sampling import OutputStructure as OutputStructure
+from envsdk.inference.sampling import SamplingParams as SamplingParams
+from envsdk.inference.sampling import TaggedJson as TaggedJson
 from envsdk.trajectory import VersionSpan
 
 
@@ -56,62 +58,6 @@ class EngineFailure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaggedJson:
-    """JSON between two fixed texts, such as a tool call."""
-
-    begin: str
-    """Before the JSON; not empty."""
-    json_schema: str
-    """What the JSON may be, itself JSON. References stay within it."""
-    end: str
-    """Behind the JSON; not empty."""
-
-    def __post_init__(self) -> None:
-        """ValueError for a schema that is not JSON."""
-        json.loads(self.json_schema)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputStructure:
-    """What the text of a reply must be; exactly one kind is given.
-
-    Tokens that lead away from it have no probability. A stop token has some only where the text is complete,
-    and is then the only way on when nothing can follow. `max_new_tokens` may still cut the text short.
-    """
-
-    regex: str | None = None
-    """Matches the whole text. Without look-around and back references, which no engine takes."""
-    json_schema: str | None = None
-    """The text is JSON that this schema, itself JSON, allows."""
-    choices: tuple[str, ...] = ()
-    """The text is one of these."""
-    tagged: tuple[TaggedJson, ...] = ()
-    """The text is one of these. An engine that knows other kinds alone answers with an error."""
-
-    def __post_init__(self) -> None:
-        given = (self.regex is not None, self.json_schema is not None, bool(self.choices), bool(self.tagged))
-        if sum(given) != 1:
-            raise ValueError(f"give one of regex, json_schema, choices and tagged, not {sum(given)} of them")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How a reply is sampled."""
-
-    max_new_tokens: int
-    temperature: float = 1.0
-    """0 is greedy; log-probabilities are then those of temperature 1."""
-    top_p: float = 1.0
-    top_k: int = 0
-    """0 is off."""
-    stop_token_ids: tuple[int, ...] = ()
-    seed: int | None = None
-    """Sampling depends on nothing but this, the prompt and the weights; None draws a fresh one."""
-    structure: OutputStructure | None = None
-    """What the text must be, of an engine with the ability `structured_output`; needs a stop token."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """One reply to sample."""
 
@@ -138,8 +84,8 @@ class GenerationResult:
     token_ids: NDArray[np.int32]
     """`[num_sampled]`, a stop token included."""
     logprobs: NDArray[np.float32]
-    """`[num_sampled]`, nats, under the sampling distribution (after structure, temperature, top_p, top_k), as
-    far as the abilities `logprobs` and `processed_logprobs` go."""
+    """`[num_sampled]`, nats, under the sampling distribution (after structure and `SamplingShape`), as far as
+    the abilities `logprobs` and `processed_logprobs` go."""
     version_spans: tuple[VersionSpan, ...]
     """Cover `[0, num_sampled)` in order."""
     finish_reason: FinishReason

@@ -5,28 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
 from envsdk.chat import ChatTokenizer, TooManyTokens
 from envsdk.failures import Boundary, Failure
-from envsdk.inference.engine import FinishReason, GenerationRequest, OutputStructure, SamplingParams
+from envsdk.inference.engine import FinishReason, GenerationRequest
 from envsdk.inference.proxy import InferenceProxy
+from envsdk.inference.sampling import OutputStructure, SamplingParams
 from envsdk.policy import Policy, PolicyFailed, Reply, SequenceFull, TurnContext
 
 LONG_TEXT = 1 << 14
 """Characters above which a text is tokenized beside the event loop: a millisecond or more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GeneratingSettings:
-    """How replies are sampled; `actor_infer.generating_args`."""
-
-    max_new_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
 
 
 class EnginePolicy(Policy):
@@ -41,7 +32,7 @@ class EnginePolicy(Policy):
         self,
         proxy: InferenceProxy,
         chat: ChatTokenizer,
-        generating: GeneratingSettings,
+        generating: SamplingParams,
         *,
         sequence_length: int,
         max_new_tokens: int | None = None,
@@ -74,16 +65,13 @@ class EnginePolicy(Policy):
                 sequence_length=self.sequence_length,
             )
         log.append_prompt(ids)
-        generating = self.generating
         result = await self.proxy.generate(
             GenerationRequest(
                 request_id=f"{self._prefix}{next(self._ids)}",
                 prompt_ids=np.array(log.ids, np.int32),
-                sampling=SamplingParams(
+                sampling=replace(
+                    self.generating,
                     max_new_tokens=self.max_new_tokens,
-                    temperature=generating.temperature,
-                    top_p=generating.top_p,
-                    top_k=generating.top_k,
                     stop_token_ids=self.chat.stop_token_ids,
                     seed=turn.seed,
                     structure=self.structure,

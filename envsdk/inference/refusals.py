@@ -13,6 +13,7 @@ from envsdk.inference.engine import (
     GenerationResult,
     SamplingParams,
 )
+from envsdk.inference.sampling import out_of_range
 
 
 def why_impossible(
@@ -29,6 +30,8 @@ def why_impossible(
         )
     if request.sampling.max_new_tokens < 1:
         return EngineFailure(f"max_new_tokens is {request.sampling.max_new_tokens}; it must be at least 1")
+    if problem := out_of_range(request.sampling):
+        return EngineFailure(problem)
     return _why_unstructured(request.sampling, abilities)
 
 

@@ -12,6 +12,8 @@ from envsdk.settings.strict import StrictSettings
 class EngineSettings(StrictSettings):
     """Base of every engine's settings."""
 
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Modules of optional packages that a run with this engine needs."""
     takes_new_weights: ClassVar[bool] = True
     """Whether the engine can be trained with: its ability `weight_updates`, known without importing it."""
 

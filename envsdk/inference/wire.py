@@ -7,7 +7,9 @@ a handful of flat arrays and lists costs next to nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +20,13 @@ from envsdk.inference.engine import (
     FinishReason,
     GenerationRequest,
     GenerationResult,
-    OutputStructure,
     SamplingParams,
     TokenDelta,
 )
 from envsdk.trajectory import VersionSpan
 
-_SamplingTuple = tuple[int, float, float, int, tuple[int, ...], int | None, OutputStructure | None]
+_SAMPLING = tuple(field.name for field in fields(SamplingParams))
+_sampling_values = attrgetter(*_SAMPLING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,8 @@ class PackedRequests:
     priorities: list[int]
     watched: list[bool]
     lasting: list[bool]
-    sampling: list[_SamplingTuple]
+    sampling: list[tuple[Any, ...]]
+    """Of each, the fields of `SamplingParams` in their order."""
     num_prompt_tokens: list[int]
     prompt_ids: NDArray[np.int32]
 
@@ -68,10 +71,7 @@ def pack_requests(requests: Sequence[GenerationRequest]) -> PackedRequests:
         priorities=[request.priority for request in requests],
         watched=[request.stream for request in requests],
         lasting=[request.survives_weight_update for request in requests],
-        sampling=[
-            (p.max_new_tokens, p.temperature, p.top_p, p.top_k, p.stop_token_ids, p.seed, p.structure)
-            for p in (request.sampling for request in requests)
-        ],
+        sampling=[_sampling_values(request.sampling) for request in requests],
         num_prompt_tokens=[len(request.prompt_ids) for request in requests],
         prompt_ids=_joined([request.prompt_ids for request in requests], np.int32),  # type: ignore[arg-type]
     )
@@ -90,20 +90,11 @@ def unpack_requests(packed: PackedRequests) -> list[GenerationRequest]:
         packed.num_prompt_tokens,
         strict=True,
     ):
-        max_new_tokens, temperature, top_p, top_k, stop_token_ids, seed, structure = sampling
         requests.append(
             GenerationRequest(
                 request_id=request_id,
                 prompt_ids=packed.prompt_ids[start : start + count],
-                sampling=SamplingParams(
-                    max_new_tokens=max_new_tokens,
-                    temperature=temperature,
-                    top_p=top_p,
-                    top_k=top_k,
-                    stop_token_ids=stop_token_ids,
-                    seed=seed,
-                    structure=structure,
-                ),
+                sampling=SamplingParams(**dict(zip(_SAMPLING, sampling, strict=True))),
                 session_id=session_id,
                 priority=priority,
                 stream=stream,

@@ -116,8 +116,13 @@ class Cluster:
         return report.metrics() if report is not None else {}
 
     async def train_step(self, batch: TrainBatch) -> dict[str, float]:
-        """Metrics of the step."""
-        return await self.call(self.engines.train_step(batch))
+        """Train on the batch while no engine is given weights; returns the metrics of the step."""
+
+        async def step() -> dict[str, float]:
+            async with self.engines.weights_moving():
+                return await self.trainer.train_step(batch)
+
+        return await self.call(step())
 
     async def validate(self, version: int, number: int) -> RolloutBatch:
         """The frozen held-out tasks under the weights the engines have now."""

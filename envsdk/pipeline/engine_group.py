@@ -1,7 +1,7 @@
 """Shell: the engines of one run as Ray actors. One that is lost, hangs or is slow is started again, gets the
 newest weights and joins the workers; their number follows the load where it may.
 
-    start -> (publish -> train_step)* -> close
+    start -> (publish -> weights_moving)* -> close
              looks at engines, losses, time -> EnginePool's commands: end, start, update, join, leave
              the last one cannot come back -> `failed` has its error
 """
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,6 @@ from envsdk.pipeline.engine_placement import EnginePlace, device_bundle, engine_
 from envsdk.pipeline.reservation import KEEP_DEVICES, Reservation, show_only
 from envsdk.pipeline.trainer_group import TrainerGroup, reason_of_death
 from envsdk.pipeline.weight_update import TransferReport, update_engines
-from envsdk.trainer import TrainBatch
 
 HEALTH_CHECK_S = 1.0
 CLOSE_TIMEOUT_S = 5.0
@@ -165,11 +164,12 @@ class EngineGroup:
             )
         return report
 
-    async def train_step(self, batch: TrainBatch) -> dict[str, float]:
-        """Metrics of the step. Engines that come back meanwhile wait for the next `publish`."""
+    @asynccontextmanager
+    async def weights_moving(self) -> AsyncIterator[None]:
+        """The trainer may change its weights here; engines that come back wait for the next `publish`."""
         async with self._weights:
             self._pool.weights_move()
-            return await self._trainer.train_step(batch)
+            yield
 
     async def health(self) -> dict[str, EngineHealth]:
         """One look at every engine that runs."""

@@ -8,7 +8,6 @@ It takes the place of the process that trained (`ray_runtime`), of which nothing
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 from envsdk.display.command_line import run_command
@@ -17,14 +16,10 @@ from envsdk.failures import EnvsdkError
 
 @run_command
 def main(argv: list[str]) -> None:
-    from envsdk.report import write_report
-    from envsdk.tracking.jsonl import FILE_NAME
+    from envsdk.view.export import write_report_of_job
 
     folder, what_died = Path(argv[0]), argv[1]
-    metrics = folder / FILE_NAME
-    with suppress(EnvsdkError):
-        if metrics.is_file() and metrics.stat().st_size:
-            write_report(folder)
+    write_report_of_job(folder)
     raise EnvsdkError(
         f"{what_died}. The checkpoints and batches in {folder} are whole: the same command continues from "
         "them"

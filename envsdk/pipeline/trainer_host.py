@@ -51,7 +51,7 @@ class TrainerHost:
         self._trainer = trainer_class.create(replace(self._config, rank=rank))
 
     @property
-    def _answers(self) -> bool:
+    def _is_reporting_rank(self) -> bool:
         return self._rank.rank == 0
 
     def train_step(self, batch: TrainBatch) -> dict[str, float]:
@@ -60,16 +60,16 @@ class TrainerHost:
 
     def logprobs(self, sequences: Sequence[NDArray[np.int32]]) -> Scores | None:
         scores = self._trainer.logprobs(sequences)
-        return scores if self._answers else None
+        return scores if self._is_reporting_rank else None
 
     def values(self, sequences: Sequence[NDArray[np.int32]]) -> Scores | None:
         values = self._trainer.values(sequences)
-        return values if self._answers else None
+        return values if self._is_reporting_rank else None
 
     def send_weights(self, transfer: WeightTransfer) -> TransferReport | None:
         """Rank 0 sends the current weights to the engines."""
         weights = self._trainer.adapter() if transfer.as_adapter else self._trainer.weights()
-        if not self._answers:
+        if not self._is_reporting_rank:
             for _ in weights:  # the other ranks take part in collecting each
                 pass
             return None

@@ -6,22 +6,34 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from envsdk import registry
 from envsdk.env import EnvSpec
 from envsdk.failures import ConfigurationError
 from envsdk.settings.nearest import suggest
+from envsdk.settings.options import Argument
+
+EnvArguments = Annotated[
+    tuple[str, ...],
+    Argument("KEY=VALUE"),
+    Field(description="Arguments of the environment, such as size=6."),
+]
 
 
-def env_config_from(items: Sequence[str]) -> dict[str, Any]:
-    """`["size=6", "dim=[8,8]"]` as keyword arguments. Raises ConfigurationError."""
+def env_config_from(items: Sequence[str], *, called: str = "argument") -> dict[str, Any]:
+    """`["size=6", "dim=[8,8]"]` as keyword arguments. Raises ConfigurationError.
+
+    `called` names an item in the message.
+    """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     for item in items:
         if not item.partition("=")[0] or "=" not in item:
-            raise ConfigurationError(f"{item!r} is no argument; write key=value, such as size=6")
+            raise ConfigurationError(f"{item!r} is no {called}; write key=value, such as size=6")
     try:
         config = OmegaConf.to_container(OmegaConf.from_dotlist(list(items)), resolve=True)
     except (OmegaConfBaseException, ValueError) as error:

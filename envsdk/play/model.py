@@ -1,28 +1,29 @@
 """The model behind a policy: found in a folder, a checkpoint or a run, and run by an engine of this process.
 
-source = model_source(resolve_source("agentic_async.yaml"), Path("runs/NAME"), greedy=False, seed=42)
+source = model_source(resolve_source("FrozenLake"), Path("runs/NAME"), greedy=False, seed=42)
 async with open_model(source) as (proxy, chat): ...
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envsdk.config import EMBEDDED_DEFAULT
 from envsdk.config.plugins import settings_model
 from envsdk.failures import ConfigurationError
+from envsdk.inference.sampling import SamplingParams, recorded
 from envsdk.inference.settings import EngineSettings
 from envsdk.plugins import load_plugin
-from envsdk.settings.extras import require
 from envsdk.store.model_files import content_digest, is_model_folder, model_problem, weights_problem
 
 if TYPE_CHECKING:
     from envsdk.chat import ChatTokenizer
+    from envsdk.config import RunConfig
     from envsdk.inference.proxy import InferenceProxy
     from envsdk.play.player import Source
 
@@ -40,8 +41,7 @@ class ModelSource:
     settings: Mapping[str, Any]
     """The engine's own."""
     max_running: int
-    generating: Any
-    """GeneratingSettings."""
+    generating: SamplingParams
     sequence_length: int
     turn_timeout_s: float
     seed: int
@@ -53,7 +53,7 @@ class ModelSource:
             "content": content_digest(self.folder),
             "engine": self.engine,
             **self._engine_identity(),
-            "generating": asdict(self.generating),
+            "generating": recorded(self.generating),
             "sequence_length": self.sequence_length,
         }
 
@@ -94,18 +94,29 @@ async def open_model(model: ModelSource) -> AsyncIterator[tuple[InferenceProxy, 
         await engine.close()
 
 
-def model_source(source: Source, model: Path | None, greedy: bool, seed: int) -> ModelSource:
-    """The model of `source`, or the one in the folder `model`; ConfigurationError when there is none."""
-    from envsdk.managers.wiring import generating_settings
+TinyPolicyMaker = Callable[["RunConfig"], Path]
+"""Gives the folder of the tiny policy that a configuration describes (`envsdk.warm_start`)."""
 
+
+def model_source(
+    source: Source,
+    model: Path | None,
+    greedy: bool,
+    seed: int,
+    make_tiny_policy: TinyPolicyMaker | None = None,
+) -> ModelSource:
+    """The model of `source`, or the one in the folder `model`; ConfigurationError when there is none.
+
+    `make_tiny_policy` is called where `source` names the tiny policy.
+    """
     config = source.config
-    generating = generating_settings(config)
     infer = config.actor_infer
+    generating = infer.generating_args.sampling
     if model is not None:
         folder = find_model_folder(model)
         check_model(folder)
     else:
-        folder = _pretrained(source)
+        folder = _pretrained(source, make_tiny_policy)
     sequence_length = config.sequence_length
     if source.is_environment and sequence_length == DEFAULT_SEQUENCE_LENGTH:
         sequence_length = min(sequence_length, _max_positions(folder))
@@ -152,13 +163,11 @@ def _max_positions(folder: Path) -> int:
         raise ConfigurationError(f"--model: {path} is damaged: {error}") from error
 
 
-def _pretrained(source: Source) -> Path:
+def _pretrained(source: Source, make_tiny_policy: TinyPolicyMaker | None) -> Path:
     if source.is_environment:
         raise ConfigurationError("--policy model needs --model: a Hugging Face folder or a checkpoint")
     if source.config.pretrain != EMBEDDED_DEFAULT:
         return find_model_folder(Path(source.config.pretrain))
-    require("making the tiny policy", "torch", "transformers", "safetensors")
-    from envsdk.warm_start.prepare import prepare_policy
-
-    folder: Path = prepare_policy(source.config)
-    return folder
+    if make_tiny_policy is None:
+        raise ConfigurationError(f"pretrain: {EMBEDDED_DEFAULT} is made by the caller; name a folder here")
+    return make_tiny_policy(source.config)

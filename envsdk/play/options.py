@@ -13,8 +13,8 @@ from envsdk.inference.rate_limits import RateLimits
 from envsdk.inference.settings import api_key_of
 
 if TYPE_CHECKING:
-    from envsdk.inference.engine_policy import GeneratingSettings
     from envsdk.inference.openai.chat import ChatEndpoint
+    from envsdk.inference.sampling import SamplingParams
     from envsdk.play.model import ModelSource
 
 ENDPOINT = "endpoint"
@@ -91,7 +91,7 @@ class PlayOptions:
         before = model.settings if model.engine == _OPENAI_ENGINE else {}
         return replace(model, engine=_OPENAI_ENGINE, settings={**before, **settings})
 
-    def chat_endpoint(self, generating: GeneratingSettings, greedy: bool) -> ChatEndpoint | None:
+    def chat_endpoint(self, generating: SamplingParams, greedy: bool) -> ChatEndpoint | None:
         """The endpoint as a server of chat completions; None when there is none."""
         if self.endpoint is None or self.endpoint_model is None:
             return None

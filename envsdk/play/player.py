@@ -1,7 +1,7 @@
 """What `collect` and `evaluate` share: from ENV or YAML and a policy's name to played episodes.
 
     source = resolve_source("agentic_async.yaml", ["seed=7"])
-    player = make_player(source, split="val", tags=None, policy="oracle")
+    player = make_player(source, tags=["FrozenLake"], policy="oracle")
     player.play(tasks, on_trajectory)
 
 Episodes are played by the same `TrajEnvManager` that training uses, in this process, without Ray.
@@ -33,11 +33,17 @@ from envsdk.config.plugins import (
     environment_spec,
     own_turn_limit,
 )
-from envsdk.env import Isolation, TextEnv
+from envsdk.env import AnyTextEnv, Isolation
 from envsdk.failures import ConfigurationError
 from envsdk.inference.rate_limits import PacedPolicy, RateGate, RateLimits
 from envsdk.play.env_arguments import short_name, split_overrides, whole_id
-from envsdk.play.model import DEFAULT_SEQUENCE_LENGTH, ModelSource, model_source, open_model
+from envsdk.play.model import (
+    DEFAULT_SEQUENCE_LENGTH,
+    ModelSource,
+    TinyPolicyMaker,
+    model_source,
+    open_model,
+)
 from envsdk.play.options import ENDPOINT, PlayOptions
 from envsdk.play.policies import REQUIRED_ABILITY, make_policy
 from envsdk.plugins import load_plugin
@@ -62,7 +68,7 @@ DEFAULT_SEED = 42
 _CHAT_SLOTS = 16
 """Requests at a time to a chat endpoint that nobody said more about."""
 _BACKGROUND_SLOTS = 16
-"""Episodes at a time where environments run on threads: they wait more than they compute."""
+"""Episodes at a time where environments wait more than they compute: on threads, or awaited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,7 +284,7 @@ class Player:
         if self.model is not None:
             return max(1, self.model.max_running // len(self.setups))
         isolations = {setup.blueprint.isolation for setup in self.setups.values()}
-        if Isolation.THREAD in isolations:
+        if isolations & {Isolation.THREAD, Isolation.ASYNC}:
             return _BACKGROUND_SLOTS
         if Isolation.PROCESS in isolations:
             return max(1, (os.cpu_count() or 1) // len(self.setups))
@@ -352,9 +358,13 @@ def make_player(
     model: Path | None = None,
     greedy: bool = False,
     options: PlayOptions | None = None,
+    make_tiny_policy: TinyPolicyMaker | None = None,
 ) -> Player:
-    """Check that the policy can play these tags and gather what it takes. Raises ConfigurationError."""
-    from envsdk.managers.wiring import generating_settings, tag_setup
+    """Check that the policy can play these tags and gather what it takes. Raises ConfigurationError.
+
+    `make_tiny_policy` is called where the policy is the tiny one of `source`, after all other checks.
+    """
+    from envsdk.managers.wiring import tag_setup
 
     options = options or PlayOptions()
     options.check(policy)
@@ -398,8 +408,12 @@ def make_player(
         policy=policy,
         epsilon=epsilon,
         seed=seed,
-        model=options.applied_to(model_source(source, model, greedy, seed)) if with_engine else None,
-        chat=None if with_engine else options.chat_endpoint(generating_settings(config), greedy),
+        model=options.applied_to(model_source(source, model, greedy, seed, make_tiny_policy))
+        if with_engine
+        else None,
+        chat=None
+        if with_engine
+        else options.chat_endpoint(config.actor_infer.generating_args.sampling, greedy),
         replies=options.replies,
         concurrency=options.concurrency,
         max_attempts=options.max_attempts,
@@ -427,7 +441,7 @@ def _abilities(blueprint: EnvBlueprint) -> frozenset[str] | None:
     None where it would have to be made and wants a process of its own.
     """
     constructor: Any = environment_class(blueprint.spec)
-    if isinstance(constructor, type) and issubclass(constructor, TextEnv) and not blueprint.spec.prompt:
+    if isinstance(constructor, type) and issubclass(constructor, AnyTextEnv) and not blueprint.spec.prompt:
         return constructor.abilities()
     if blueprint.isolation is Isolation.PROCESS:
         return None

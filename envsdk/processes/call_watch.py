@@ -85,6 +85,20 @@ class EnvCall:
     def leave(self) -> None:
         self._cells[self._at + _DUE] = 0.0
 
+    def resume(self, during: str, limit_s: float) -> list[float]:
+        """From now on the event loop runs code of an awaited call, until `suspend` gets what this returns."""
+        cells, at = self._cells, self._at
+        before: list[float] = [*cells[at : at + _WIDTH]]
+        self.enter(during, limit_s)
+        cells[at + _IS_INLINE] = True
+        return before
+
+    def suspend(self, before: list[float]) -> None:
+        """The call waits: the event loop runs other code."""
+        # From the last on: a watcher does not take the deadline of the wait for one of the code.
+        for index in reversed(range(_WIDTH)):
+            self._cells[self._at + index] = before[index]
+
     def abandoned(self) -> EnvCall:
         """The place for the next call; what the thread of this one still says goes nowhere."""
         self.leave()
@@ -166,9 +180,9 @@ CALLS = CallTable()
 def overdue(cells: memoryview[float], now: float, pid: int) -> OverdueCall | None:
     """The call that keeps process `pid` from going on, or None while it can help itself.
 
-    A call in the event loop is overdue once its limit has passed. One on a thread is ended by the event loop;
-    that it is still open after `GRACE_S` means that the loop does not run, because a call keeps the
-    interpreter's lock: the one whose thread computes.
+    A call whose code runs in the event loop is overdue once its limit has passed. One on a thread, or one
+    that waits, is ended by the event loop; that it is open after `GRACE_S` means that the loop does not run,
+    because a call keeps the interpreter's lock: the one whose thread computes.
     """
     # Read once: they change meanwhile.
     due = {at: cells[at + _DUE] for at in range(1, 1 + _WIDTH * int(cells[0]), _WIDTH)}
@@ -181,7 +195,9 @@ def overdue(cells: memoryview[float], now: float, pid: int) -> OverdueCall | Non
         return None
     found = late[0]
     if len(calls) > 1:
-        busy = _busiest(pid, {at: int(cells[at + _THREAD]) for at in calls})
+        # Many calls are awaited on the event loop's thread: one that runs there comes before those that wait.
+        threads = {int(cells[at + _THREAD]): at for at in sorted(calls, key=lambda at: at in inline)}
+        busy = _busiest(pid, {at: thread for thread, at in threads.items()})
         if busy in late:
             found = busy
         elif busy is not None and found not in inline:

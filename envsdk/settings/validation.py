@@ -67,7 +67,7 @@ def problems_in(
         if details["type"] == "extra_forbidden":
             yield Problem(full, _unknown_key(model, location, owner))
         else:
-            yield Problem(full, _wrong_value(details))
+            yield Problem(full, value_problem(details))
 
 
 def _unknown_key(model: type[BaseModel], location: KeyPath, owner: str) -> str:
@@ -84,12 +84,12 @@ def wrong_value(error: ValidationError) -> str:
     """What is wrong with one value, over all types of a union it could have had."""
     first, *others = error.errors(include_url=False)
     if not others:
-        return _wrong_value(first)
+        return value_problem(first)
     rules = [_rule(details).removeprefix("must be ") for details in (first, *others)]
     return f"must be {' or '.join(rules)}, not {shown(first['input'])}"
 
 
-def _wrong_value(details: Any) -> str:
+def value_problem(details: Any) -> str:
     kind, value = details["type"], details["input"]
     if kind == "missing":
         return "is required and missing"
@@ -149,13 +149,13 @@ def known_keys(model: type[BaseModel], location: KeyPath) -> list[str]:
     """Keys that may stand at `location` in a file described by `model`."""
     current: Any = model
     for part in location:
-        nested = _model_in(current)
+        nested = model_in(current)
         if nested is not None:
             info = nested.model_fields.get(str(part))
             current = info.annotation if info is not None else None
         else:
-            current = _inside(_unwrap(current), part)
-    nested = _model_in(current)
+            current = _inside(unwrapped(current), part)
+    nested = model_in(current)
     return list(nested.model_fields) if nested is not None else []
 
 
@@ -163,7 +163,7 @@ def _inside(annotation: Any, part: str | int) -> Any:
     """What `part` leads to: in a union of models the one of that kind, else an item or a value."""
     arguments = typing.get_args(annotation)
     for member in arguments:
-        model = _model_in(member)
+        model = model_in(member)
         if model and any(part in typing.get_args(info.annotation) for info in model.model_fields.values()):
             return model
     return arguments[-1] if arguments else None
@@ -174,25 +174,25 @@ def key_paths(model: type[BaseModel], prefix: KeyPath = ()) -> Iterator[KeyPath]
     for name, info in model.model_fields.items():
         path: KeyPath = (*prefix, name)
         yield path
-        annotation = _unwrap(info.annotation)
-        nested = _model_in(annotation)
+        annotation = unwrapped(info.annotation)
+        nested = model_in(annotation)
         if nested is None and typing.get_origin(annotation) is dict:
-            nested, path = _model_in(typing.get_args(annotation)[1]), (*path, "TAG")
+            nested, path = model_in(typing.get_args(annotation)[1]), (*path, "TAG")
         if nested is not None:
             yield from key_paths(nested, path)
 
 
-def _unwrap(annotation: Any) -> Any:
+def unwrapped(annotation: Any) -> Any:
     """The type inside `Annotated[...]` and `... | None`."""
     origin = typing.get_origin(annotation)
     if origin is typing.Annotated:
-        return _unwrap(typing.get_args(annotation)[0])
+        return unwrapped(typing.get_args(annotation)[0])
     if origin in (Union, types.UnionType):
         members = [each for each in typing.get_args(annotation) if each is not type(None)]
-        return _unwrap(members[0]) if len(members) == 1 else annotation
+        return unwrapped(members[0]) if len(members) == 1 else annotation
     return annotation
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    annotation = _unwrap(annotation)
+def model_in(annotation: Any) -> type[BaseModel] | None:
+    annotation = unwrapped(annotation)
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None

@@ -113,6 +113,10 @@ _LATER_COLUMNS = frozenset({"state_hashes"})
 """Columns that files of the present version may lack."""
 
 
+DISCARDED_PREFIX = "discarded_"
+"""Of the names of a run's files with episodes that were played and not used."""
+
+
 def write_trajectories(
     path: Path, trajectories: Iterable[Trajectory], *, metadata: Mapping[str, bytes | str] | None = None
 ) -> int:
@@ -232,12 +236,12 @@ def _open(path: Path) -> pq.ParquetFile:
         # Pages carry checksums, the footer does not: a damaged one shows in names, types and counts.
         if num_rows != str(file.metadata.num_rows).encode():
             raise ValueError("its footer does not know how many trajectories it holds")
-        names = set(file.schema_arrow.names)
+        schema = file.schema_arrow
         for field in SCHEMA:
-            if field.name in _LATER_COLUMNS and field.name not in names:
+            if field.name in _LATER_COLUMNS and field.name not in schema.names:
                 continue
             earlier = _EARLIER_TURNS if field.name == "turns" and int(version) == 1 else field.type
-            if file.schema_arrow.field(field.name).type not in (field.type, earlier):
+            if schema.field(field.name).type not in (field.type, earlier):
                 raise ValueError(f"column {field.name!r} has another type")
     except FileNotFoundError:
         raise StorageError(f"There is no trajectory file {path}.") from None

@@ -17,6 +17,7 @@ from envsdk.inference.engine import (
     SamplingParams,
     WeightReference,
 )
+from envsdk.inference.sampling import SHAPE
 
 _PATIENCE_S = 60.0
 
@@ -77,9 +78,7 @@ class EngineHarness:
         """A short request whose prompt and seed follow from its name."""
         number = sum(str(name).encode())
         sampling = {"max_new_tokens": num_tokens, "seed": number} | {
-            key: changes.pop(key)
-            for key in ("temperature", "top_p", "top_k", "stop_token_ids", "seed", "structure")
-            if key in changes
+            key: changes.pop(key) for key in (*SHAPE, "stop_token_ids", "seed", "structure") if key in changes
         }
         prompt = changes.pop("prompt_ids", self.prompt(length, number))
         return GenerationRequest(

@@ -10,12 +10,15 @@ from typing import Any
 
 from envsdk.env import TextEnv
 from envsdk.testing.checks import Check
-from envsdk.testing.courses import Factory, short
+from envsdk.testing.courses import Factory, short, watch
 from envsdk.testing.subject import Options, Subject
+from envsdk.testing.time_limits import ending_calls
 
 _METHODS = ("reset", "step", "snapshot", "restore", "oracle", "legal_actions", "state_hash", "close")
 _MOST_CALLS = 60
 _ANSWER_LENGTH = 100
+SLOWEST = "slowest call, in seconds"
+"""In a subject's memory: the longest time of a call that returned."""
 
 
 @dataclass(slots=True)
@@ -96,7 +99,7 @@ def script_for(
     given = "".join(f", {name}={value!r}" for name, value in {**_options(subject), **example}.items())
     comment = [f"# {line}" for line in f"{check.name}: {message}".splitlines()[:12]]
     lines = [*map(printable, comment), ""]
-    if any("envsdk.make(" in line for line in calls):
+    if any("envsdk." in line for line in calls):
         lines.append("import envsdk")
     lines.append("from envsdk.testing import run_check")
     if subject.imports:
@@ -109,8 +112,6 @@ def script_for(
 
 
 def _calls(check: Check, subject: Subject, example: Mapping[str, Any]) -> list[str]:
-    from envsdk.testing.runner import call_check
-
     tape = Tape(subject.expression, subject.make)
     # That it fails is what is being shown.
     with contextlib.suppress(Exception):
@@ -119,6 +120,17 @@ def _calls(check: Check, subject: Subject, example: Mapping[str, Any]) -> list[s
         left = len(tape.lines) - _MOST_CALLS
         return [*tape.lines[:_MOST_CALLS], f"# and {left} more calls"]
     return tape.lines
+
+
+def call_check(check: Check, subject: Subject, example: Mapping[str, Any]) -> None:
+    """Call it once. Raises what it raises, and NeverReturned for a call that does not."""
+    with ending_calls(subject.call_limits, subject.costs) as clock:
+        if check.looks_on:
+            check.function(subject, watch(subject.make, example["seed"], example["script"]))
+        else:
+            check.function(subject, **example)
+    slowest_s = subject.memory.get(SLOWEST, 0.0)
+    subject.memory[SLOWEST] = max(slowest_s, clock.slowest_s)
 
 
 def _options(subject: Subject) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from envsdk.failures import ConfigurationError, describe_error
 from envsdk.settings.nearest import did_you_mean
 from envsdk.testing.checks import GROUPS, Check, NotApplicable, catalogue
 from envsdk.testing.courses import Fault, build, watch
-from envsdk.testing.reproduction import printable, script_for
+from envsdk.testing.reproduction import SLOWEST, call_check, printable, script_for
 from envsdk.testing.strategies import histories, replies, scripts, seeds
 from envsdk.testing.subject import Options, Subject, Target, options_from, subject_of
 from envsdk.testing.time_limits import CallCosts, NeverReturned, ending_calls
@@ -282,20 +282,8 @@ def described(outcome: Outcome) -> str:
     return "\n\n".join(parts)
 
 
-def call_check(check: Check, subject: Subject, example: Mapping[str, Any]) -> None:
-    """Call it once. Raises what it raises, and NeverReturned for a call that does not."""
-    with ending_calls(subject.call_limits, subject.costs) as clock:
-        if check.looks_on:
-            check.function(subject, watch(subject.make, example["seed"], example["script"]))
-        else:
-            check.function(subject, **example)
-    slowest_s = subject.memory.get(_SLOWEST, 0.0)
-    subject.memory[_SLOWEST] = max(slowest_s, clock.slowest_s)
-
-
 _STUCK = "stuck"
 """In a subject's memory: the check that met a call which never returned."""
-_SLOWEST = "slowest call, in seconds"
 
 
 class _Blocked(Exception):
@@ -398,7 +386,7 @@ def _stuck(check: Check, subject: Subject, found: Found) -> Outcome:
     subject.memory[_STUCK] = check.name
     limits = subject.call_limits
     limit_s = max(limits.reset_s, limits.step_s)
-    wait_s = min(limit_s, max(_SHORTEST_WAIT_S, _WAIT_OVER_SLOWEST * subject.memory.get(_SLOWEST, 0.0)))
+    wait_s = min(limit_s, max(_SHORTEST_WAIT_S, _WAIT_OVER_SLOWEST * subject.memory.get(SLOWEST, 0.0)))
     if check.parameters:
         search_s = min(limit_s, _LONGEST_SEARCH_S)
         smaller = _shrunk(check, subject.with_timeout(wait_s), search_s)

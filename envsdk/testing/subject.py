@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from envsdk import registry
-from envsdk.env import EnvSpec, TextEnv
+from envsdk.env import AnyTextEnv, AsyncTextEnv, EnvSpec, TextEnv
+from envsdk.processes.as_sync import as_sync
 from envsdk.settings.nearest import did_you_mean
 from envsdk.testing.courses import Factory, build
 from envsdk.testing.time_limits import CallCosts, CallLimits
@@ -17,7 +18,7 @@ _SHORTEST_TIMEOUT_S = 10.0
 _BUILDING_OVER_RESET = 5.0
 """The first one built may fill caches, and no spec says how long that takes."""
 
-Target = str | EnvSpec | Callable[..., TextEnv]
+Target = str | EnvSpec | Callable[..., AnyTextEnv]
 """A registered id, `package.module:Class`, a spec, a class, or a function that builds one."""
 
 
@@ -121,6 +122,16 @@ class Subject:
         env.close()
 
 
+def synchronous(make: Callable[[], AnyTextEnv]) -> Factory:
+    """`make`, with `as_sync` of the asynchronous environments that it returns."""
+
+    def made() -> TextEnv:
+        env = make()
+        return as_sync(env) if isinstance(env, AsyncTextEnv) else env
+
+    return made
+
+
 def subject_of(
     target: Target, env_config: Mapping[str, Any] | None = None, options: Options | None = None
 ) -> Subject:
@@ -142,7 +153,7 @@ def subject_of(
     if not isinstance(target, type):
         return Subject(
             name=getattr(target, "__qualname__", repr(target)),
-            make=lambda: target(**env_config),
+            make=synchronous(lambda: target(**env_config)),
             env_config=env_config,
             options=options,
         )
@@ -163,7 +174,10 @@ def _subject(
     name: str | None = None,
 ) -> Subject:
     arguments = "".join(f", {key}={value!r}" for key, value in env_config.items())
+    constructor = registry.load_entry_point(spec) if not is_registered else None
     expression = f"envsdk.make({builds}{arguments})" if is_registered else f"{builds}({arguments[2:]})"
+    if isinstance(constructor, type) and issubclass(constructor, AsyncTextEnv):
+        expression = f"envsdk.as_sync({expression})"
     return Subject(
         name=name or spec.id,
         make=lambda: registry.make(spec, **env_config),

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from envsdk.env import TextEnv
+from envsdk.env import AnyTextEnv
 from envsdk.testing.checks import Check, catalogue
 from envsdk.testing.runner import Status, demand_of, described, run
-from envsdk.testing.subject import Options, Subject, Target, options_from, subject_of
+from envsdk.testing.subject import Options, Subject, Target, options_from, subject_of, synchronous
 
 
 class TextEnvSuite:
@@ -49,7 +49,7 @@ class TextEnvSuite:
         attributes = {"target": staticmethod(target) if callable(target) else target, **options}
         return type("TextEnvSuiteOf", (cls,), {**attributes, "env_config": dict(env_config or {})})
 
-    def make_env(self) -> TextEnv:
+    def make_env(self) -> AnyTextEnv:
         raise NotImplementedError("make_env() must return a new environment")
 
     def subject(self) -> Subject:
@@ -60,7 +60,9 @@ class TextEnvSuite:
         if "_memory" not in vars(kind):
             kind._memory = {}
         if self.target is None:
-            return Subject(name=kind.__name__, make=self.make_env, options=options, memory=kind._memory)
+            return Subject(
+                name=kind.__name__, make=synchronous(self.make_env), options=options, memory=kind._memory
+            )
         return replace(subject_of(self.target, self.env_config, options), memory=kind._memory)
 
     _memory: ClassVar[dict[str, Any]] = {}
@@ -88,7 +90,7 @@ for _check in catalogue().values():
     setattr(TextEnvSuite, test_name(_check), _test(_check))
 
 
-def check_text_env(make_env: Callable[[], TextEnv], **options: Any) -> list[str]:
+def check_text_env(make_env: Callable[[], AnyTextEnv], **options: Any) -> list[str]:
     """Run every check without pytest; returns the names of those that passed.
 
     Args:
@@ -99,7 +101,7 @@ def check_text_env(make_env: Callable[[], TextEnv], **options: Any) -> list[str]
         AssertionError: A demand is not met; the message names it and gives a script that shows it.
         TypeError: There is no such option.
     """
-    subject = Subject(name="make_env", make=make_env, options=options_from(options))
+    subject = Subject(name="make_env", make=synchronous(make_env), options=options_from(options))
     passed = []
     for check in catalogue().values():
         outcome = run(check, subject)

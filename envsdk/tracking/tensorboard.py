@@ -16,6 +16,8 @@ FOLDER_NAME = "tensorboard"
 class TensorBoardTracker(Tracker):
     """Scalars in `tensorboard/`; `tensorboard --logdir runs` shows all runs side by side."""
 
+    needs = ("tensorboard",)
+
     def __init__(self, folder: Path) -> None:
         try:
             from tensorboard.compat.proto import event_pb2, summary_pb2

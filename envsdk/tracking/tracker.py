@@ -18,7 +18,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from envsdk.failures import ConfigurationError, EnvsdkError
 from envsdk.plugins import load_plugin
@@ -30,6 +30,9 @@ _logger = logging.getLogger(__name__)
 
 class Tracker(ABC):
     """Keeps one run's metrics. Used from one thread."""
+
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Modules of optional packages without which `create` fails."""
 
     @classmethod
     @abstractmethod

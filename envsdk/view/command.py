@@ -15,11 +15,12 @@ import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from pydantic import Field
 
-from envsdk.display.command_line import run_app
+from envsdk.display.model_command import command_of
 from envsdk.display.terminal import say
 from envsdk.failures import ConfigurationError, StorageError
+from envsdk.settings.options import Argument, Option, Options
 
 if TYPE_CHECKING:
     from envsdk.view.library import Library
@@ -29,59 +30,39 @@ MIN_TOKEN_LENGTH = 16
 GRACE_S = 2
 """How long answers that are under way are waited for at the end, seconds."""
 
-app = typer.Typer(add_completion=False)
+
+class ViewOptions(Options):
+    """What `envsdk view` takes."""
+
+    folder: Annotated[Path, Argument("FOLDER")]
+    """A run (runs/NAME), a data set, or a folder with several of them (runs)."""
+    export: Annotated[Path | None, Option(metavar="FILE.html")] = None
+    """Write the pages of one run or data set to one file and serve nothing."""
+    trajectories: Annotated[int, Option(metavar="N"), Field(ge=0)] = 200
+    """With --export: trajectories in the file, taken evenly, as whole groups."""
+    tokenizer: Annotated[Path | None, Option(metavar="FOLDER")] = None
+    """Hugging Face folder, or its tokenizer.json, that the tokens were made with; a run's own is found by
+    itself."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """0 takes a free one."""
+    host: str = "127.0.0.1"
+    """Address to serve on. Anything but loopback sends token and texts unencrypted: only in a network you
+    trust."""
+    open_browser: Annotated[bool, Option("--open")] = False
+    """Open the page in this machine's browser."""
 
 
-@app.command()
-def view(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FOLDER",
-            help="A run (runs/NAME), a data set, or a folder with several of them (runs).",
-        ),
-    ],
-    export: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.html", help="Write the pages of one run or data set to one file and serve nothing."
-        ),
-    ] = None,
-    trajectories: Annotated[
-        int,
-        typer.Option(
-            min=0, metavar="N", help="With --export: trajectories in the file, taken evenly, as whole groups."
-        ),
-    ] = 200,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Hugging Face folder, or its tokenizer.json, that the tokens were made with; "
-            "a run's own is found by itself.",
-        ),
-    ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
-    host: Annotated[
-        str,
-        typer.Option(
-            help="Address to serve on. Anything but loopback sends token and texts unencrypted: only in a "
-            "network you trust."
-        ),
-    ] = "127.0.0.1",
-    open_browser: Annotated[
-        bool, typer.Option("--open", help="Open the page in this machine's browser.")
-    ] = False,
-) -> None:
+def view(options: ViewOptions) -> None:
     """Look at runs and data sets in a browser: curves, progress, trajectories token by token, failures.
 
     Works without a network. A page of a run that is still going on keeps up with it.
     """
     from envsdk.view.library import Library
 
-    library = Library(folder, tokenizer=tokenizer)
+    library = Library(options.folder, tokenizer=options.tokenizer)
+    folder, export = options.folder, options.export
     if export is None:
-        _serve(library, host=host, port=port, open_browser=open_browser)
+        _serve(library, options)
         return
 
     from envsdk.view.export import write_export
@@ -90,16 +71,17 @@ def view(
     if len(sources) > 1:
         names = ", ".join(each.source.name for each in sources[:5])
         raise ConfigurationError(f"--export: {folder} holds {len(sources)} sources ({names} ...): name one")
-    number = write_export(sources[0], export, num_trajectories=trajectories)
+    number = write_export(sources[0], export, num_trajectories=options.trajectories)
     problems = sources[0].problems()
     for problem in problems:
         say(f"warning: not in the file: {problem}", err=True)
-    if problems and number == 0 < trajectories:
+    if problems and number == 0 < options.trajectories:
         raise StorageError(f"{export} has no trajectories: none of {folder} could be read")
     say(f"{export} with {number} trajectories")
 
 
-def _serve(library: Library, *, host: str, port: int, open_browser: bool) -> None:
+def _serve(library: Library, options: ViewOptions) -> None:
+    host = options.host
     try:
         from envsdk.net.web_server import WebServer
         from envsdk.view.app import make_app
@@ -114,7 +96,9 @@ def _serve(library: Library, *, host: str, port: int, open_browser: bool) -> Non
     # A machine that listens everywhere goes by names that only its network knows.
     is_everywhere = host in ("0.0.0.0", "::")
     hosts = None if is_everywhere else frozenset({f"[{host}]" if ":" in host else host, "localhost"})
-    server = WebServer(make_app(library, token=token, hosts=hosts), host=host, port=port, grace_s=GRACE_S)
+    server = WebServer(
+        make_app(library, token=token, hosts=hosts), host=host, port=options.port, grace_s=GRACE_S
+    )
 
     async def serve() -> None:
         stop = asyncio.Event()
@@ -132,7 +116,7 @@ def _serve(library: Library, *, host: str, port: int, open_browser: bool) -> Non
             url = f"http://{socket.gethostname()}:{number}" if is_everywhere else server.url
             address = f"{url}/?token={token}"
             say(f"{library.root}: {address}\nCtrl-C ends it.", flush=True)
-            if open_browser:
+            if options.open_browser:
                 webbrowser.open(address)
             await stop.wait()
         finally:
@@ -141,5 +125,4 @@ def _serve(library: Library, *, host: str, port: int, open_browser: bool) -> Non
     asyncio.run(serve())
 
 
-def main(argv: list[str] | None = None) -> int:
-    return run_app(app, argv, name="envsdk view")
+app, main = command_of(ViewOptions, view, name="envsdk view")

@@ -20,16 +20,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from envsdk.failures import EnvsdkError, StorageError
 from envsdk.store.atomic import make_folder
 from envsdk.store.cache import cache_folder
 from envsdk.view.filters import Filter, FilterError
 from envsdk.view.rows import COLUMNS, IndexRow, rows_of_file
-from envsdk.view.sources import Source, file_role
-
-T = TypeVar("T")
+from envsdk.view.sources import Source, file_role, spread
 
 _FORMAT = 1
 """Raised when the tables change; an index of another format is made anew."""
@@ -201,6 +199,23 @@ class TrajectoryIndex:
             by_tag = [dict(row) for row in db.execute(query)]
         return {"count": sum(row["count"] for row in by_tag), "by_tag": by_tag}
 
+    def examples(self) -> list[dict[str, str]]:
+        """Of each tag the best, the worst and the last failed trajectory: `tag`, `why` and `key`.
+
+        Of several that are equally good or bad it is the last.
+        """
+        found = []
+        with self._connect() as db:
+            for why, (where, order) in _EXAMPLES.items():
+                ranked = (
+                    f"SELECT *, row_number() OVER (PARTITION BY tag ORDER BY {order} id DESC) AS place"
+                    f" FROM trajectories WHERE {where}"
+                )
+                joined = f"({ranked}) t JOIN files f ON f.id = t.file"
+                query = f"SELECT t.tag, f.name, t.row FROM {joined} WHERE place = 1"
+                found += [{"tag": tag, "why": why, "key": key(*row)} for tag, *row in db.execute(query)]
+        return sorted(found, key=lambda one: (one["tag"], list(_EXAMPLES).index(one["why"])))
+
     def count(self) -> int:
         """Trajectories in it."""
         with self._connect() as db:
@@ -208,10 +223,13 @@ class TrajectoryIndex:
         return int(count)
 
     def sample(self, number: int) -> list[dict[str, Any]]:
-        """At most `number` trajectories in the order of writing, taken evenly: see `pick`."""
+        """At most `number` trajectories in the order of writing: see `pick`. Examples are among them."""
+        places = [parse_key(one["key"]) for one in self.examples()]
+        examples = [self.locate(*place) for place in places if place is not None]
         with self._connect() as db:
             query = "SELECT id, origin || '/' || grp, outcome = 'failed' FROM trajectories ORDER BY id"
-            ids = pick([tuple(row) for row in db.execute(query)], number)
+            rows = [tuple(row) for row in db.execute(query)]
+            ids = pick(rows, number, first=[one["id"] for one in examples if one is not None])
             listed = f"SELECT {_LISTED} FROM {_JOINED} WHERE t.id = ?"
             return [dict(db.execute(listed, (each,)).fetchone()) for each in ids]
 
@@ -253,7 +271,8 @@ class TrajectoryIndex:
             same = "SELECT 1 FROM files WHERE name = ? AND size = ? AND mtime_ns = ?"
             if db.execute(same, (path.name, size, mtime_ns)).fetchone():
                 return
-            self._forget(db, path.name)
+            if db.execute("SELECT 1 FROM files WHERE name = ?", (path.name,)).fetchone():
+                self._forget(db, path.name)
             # Text of what was forgotten stays in `texts`, under ids that are never used again.
             (first,) = db.execute("SELECT id FROM next").fetchone()
             error, num_rows = "", 0
@@ -323,6 +342,13 @@ def _limited(db: sqlite3.Connection) -> Iterator[None]:
         db.set_progress_handler(None, 0)
 
 
+_EXAMPLES = {
+    "best": ("outcome <> 'failed'", "success DESC, reward DESC,"),
+    "worst": ("outcome <> 'failed'", "success, reward,"),
+    "failed": ("outcome = 'failed'", ""),
+}
+"""Trajectories worth reading: which are candidates, and in which order."""
+
 _FACETS = {
     "tag": "t.tag",
     "use": "t.use",
@@ -331,32 +357,27 @@ _FACETS = {
 }
 
 
-def pick(rows: Sequence[tuple[int, str, int]], number: int) -> list[int]:
+def pick(rows: Sequence[tuple[int, str, int]], number: int, *, first: Sequence[int] = ()) -> list[int]:
     """Ids of at most `number` of the rows `(id, group, is_failed)`, in their order.
 
-    Up to a quarter are failed ones; the others are whole groups, spread evenly, as far as they fit.
+    The ids in `first` come first. Of the rest up to a quarter are failed ones; the others are complete
+    groups, those of `first` and then others at even distances, as far as they fit.
     """
-    failed = [row for row, _, is_failed in rows if is_failed]
-    picked = set(_spread(failed, number // 4))
+    picked = set(first[:number])
+    failed = [row for row, _, is_failed in rows if is_failed and row not in picked]
+    picked.update(spread(failed, min(number // 4, number - len(picked))))
     groups: dict[str, list[int]] = {}
     for row, group, is_failed in rows:
         if not is_failed:
             groups.setdefault(group, []).append(row)
-    sizes = [len(members) for members in groups.values()]
-    if sizes:
-        fitting = max(1, int((number - len(picked)) / (sum(sizes) / len(sizes))))
-        for members in _spread(list(groups.values()), fitting):
-            picked.update(members[: number - len(picked)])
+    begun = [members for members in groups.values() if picked.intersection(members)]
+    others = [members for members in groups.values() if not picked.intersection(members)]
+    room = number - len(picked) - sum(len(set(members) - picked) for members in begun)
+    if others:
+        begun += spread(others, max(1, int(room * len(others) / sum(map(len, others)))))
+    for members in begun:
+        picked.update([row for row in members if row not in picked][: number - len(picked)])
     return sorted(picked)
-
-
-def _spread(values: Sequence[T], number: int) -> list[T]:
-    """`number` of the values, or all, at even distances, the first and the last among them."""
-    if number >= len(values):
-        return list(values)
-    if number <= 1:
-        return list(values[:number])
-    return [values[round(at * (len(values) - 1) / (number - 1))] for at in range(number)]
 
 
 def key(file: str, row: int) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,24 @@ from envsdk.store.trajectories import read_rows
 from envsdk.tracking import jsonl, timeline
 from envsdk.view.filters import Filter
 from envsdk.view.index import TrajectoryIndex, key, parse_key
-from envsdk.view.run_view import QUIET_S, RunFiles, curves_view, facts_view, headline_view, progress_view
-from envsdk.view.sources import CONFIG_FILE, Kind, Source, find_sources
+from envsdk.view.run_view import (
+    QUIET_S,
+    RunFiles,
+    curves_view,
+    ended_view,
+    facts_view,
+    failed_view,
+    headline,
+    headline_view,
+    headlines_view,
+    percent,
+    progress_view,
+    staleness_view,
+)
+from envsdk.view.sources import CONFIG_FILE, TRAJECTORY_FOLDER, Kind, Source, find_sources
 from envsdk.view.token_text import Decode, find_tokenizer, load_decoder, token_texts
 from envsdk.view.trajectory_view import finite, group_view, row_view, trajectory_view
-from envsdk.view.waiting import timeline_view
+from envsdk.view.waiting import MAX_SPANS, timeline_view
 
 MAX_MEMBERS = 64
 """Of a group, shown side by side."""
@@ -104,13 +117,22 @@ class OpenSource:
         """What the first page of a source shows; the index is brought up to date meanwhile."""
         self.refresh_soon()
         about = self.listed(now) | {"folder": str(self.source.folder), "indexing": self.indexing()}
+        index = self.index()
         about["problems"] = self.problems()
-        about["summary"] = self.index().summary()
+        about["summary"] = index.summary()
+        about["examples"] = index.examples()
+        about["files_left_out"] = self.source.num_files_left_out()
+        headlines = []
         if self.source.kind is Kind.RUN:
             run = self.run_files()
-            about |= {"facts": facts_view(run.config), "curves": curves_view(run.metrics)}
-            about["config"] = yaml.safe_dump(dict(run.config), sort_keys=False) if run.config else ""
-        return about
+            headlines = headlines_view(run)
+            about["problems"] = [*run.missing, *about["problems"]]
+            about |= {"facts": facts_view(run), "curves": curves_view(run.metrics)}
+            about |= {"staleness": staleness_view(run), "config": _yaml_text(run.config)}
+        elif about["success_rate"] is not None:
+            share, episodes = percent(about["success_rate"]), f"of {about['episodes']:,} episodes"
+            headlines = [headline(share, "success", episodes)]
+        return about | {"headlines": [*headlines, _num_trajectories(about)]}
 
     def progress(self, now: float) -> dict[str, Any]:
         """What changes while a run goes on; `stamp` changes when anything else did."""
@@ -125,22 +147,18 @@ class OpenSource:
         stamp = f"{facts['state']}-{facts['shards']}-{indexing['trajectories']}"
         return {"indexing": indexing, "state": facts["state"], "stamp": stamp}
 
-    def timeline(self) -> dict[str, Any]:
+    def timeline(self, max_spans: int = MAX_SPANS) -> dict[str, Any]:
         """`timeline_view` of the run so far."""
-        return timeline_view(self.run_files().timeline if self.source.kind is Kind.RUN else [])
+        return timeline_view(self.run_files().timeline if self.source.kind is Kind.RUN else [], max_spans)
 
     def failures(self) -> dict[str, Any]:
         """Failed episodes by boundary, kind and tag, and how episodes ended."""
-        found = self.index().failures()
+        found = {"failures": self.index().failures(), "files_left_out": self.source.num_files_left_out()}
         if self.source.kind is Kind.DATA:
-            return {"failures": found, "curves": {}}
-        curves = curves_view(self.run_files().metrics)
-        kept = {
-            name: points
-            for name, points in curves.items()
-            if name.startswith(("failures/", "ledger/", "filter/", "waste/"))
-        }
-        return {"failures": found, "curves": kept}
+            return found | {"curves": {}, "ended": [], "totals": []}
+        run = self.run_files()
+        curves = curves_view(run.metrics, ("failures/", "filter/", "waste/"))
+        return found | {"curves": curves, "ended": ended_view(run), "totals": failed_view(run)}
 
     def search(self, wanted: Filter) -> dict[str, Any]:
         """One page of a filter's trajectories, with counts."""
@@ -284,12 +302,22 @@ class OpenSource:
     def _read_run(self, folder: Path) -> RunFiles:
         metrics, trace = folder / jsonl.FILE_NAME, folder / timeline.FILE_NAME
         has_trace = trace.is_file()
+        config, problem = _read_config(folder / CONFIG_FILE)
+        rows = tracking.read_metrics(metrics) if metrics.is_file() else []
+        events = timeline.read_timeline(trace) if has_trace else []
+        missing = {
+            problem: bool(problem),
+            f"{metrics.name}: nothing has been logged, so there are no curves": not rows,
+            f"{trace.name}: nothing is recorded of what ran when": not events,
+            f"{TRAJECTORY_FOLDER}/: there are no trajectories": not self.source.trajectory_files(),
+        }
         return RunFiles(
-            config=_read_yaml(folder / CONFIG_FILE),
-            metrics=tracking.read_metrics(metrics) if metrics.is_file() else [],
-            timeline=timeline.read_timeline(trace) if has_trace else [],
+            config=config,
+            metrics=rows,
+            timeline=events,
             is_closed=has_trace and trace.read_bytes()[-16:].rstrip().endswith(b"]"),
             written_at=self._written_at(),
+            missing=[sentence for sentence, is_missing in missing.items() if is_missing],
         )
 
     def _written_at(self) -> float:
@@ -330,9 +358,25 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return stat.st_size, stat.st_mtime_ns
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def _read_config(path: Path) -> tuple[dict[str, Any], str]:
+    """The settings of a run, and a sentence when there are none."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return {str(name): value for name, value in content.items()} if isinstance(content, dict) else {}
+    except FileNotFoundError:
+        return {}, f"{path.name}: there is none, so no settings are shown"
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        return {}, f"{path.name} cannot be read ({' '.join(str(error).split())[:200]})"
+    return ({str(name): value for name, value in content.items()} if isinstance(content, dict) else {}), ""
+
+
+def _yaml_text(content: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(content), sort_keys=False) if content else ""
+
+
+def _num_trajectories(about: Mapping[str, Any]) -> dict[str, str]:
+    count, failed = about["summary"]["count"], sum(row["failed"] for row in about["summary"]["by_tag"])
+    if about["indexing"]["is_running"] and not count:
+        return headline("…", "trajectories", "being read")
+    if left_out := about["files_left_out"]:
+        return headline(f"{count:,}", "trajectories read", f"{left_out:,} of the files were left out")
+    return headline(f"{count:,}", "trajectories", f"{failed:,} failed" if failed else "none failed")

@@ -5,8 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
 from importlib.resources import files
 from typing import Any
+
+from envsdk.view.run_view import number
 
 STYLES = ("view.css",)
 SCRIPTS = (
@@ -32,11 +37,15 @@ def served_page() -> str:
     """The page of a server: it loads its style and scripts from there."""
     links = "".join(f'<link rel="stylesheet" href="/assets/{name}">' for name in STYLES)
     scripts = "".join(f'<script defer src="/assets/{name}"></script>' for name in SCRIPTS)
-    return _page(links + scripts, "")
+    main = "<noscript>This page needs JavaScript, all of which is in it.</noscript>"
+    return _page("envsdk view", links + scripts, main, "")
 
 
-def exported_page(data: Any) -> str:
-    """The page as one file that holds `data` (JSON-ready) and may neither load nor run anything else."""
+def exported_page(data: Any, *, name: str = "envsdk view", summary: str = "") -> str:
+    """The page as one file that holds `data` (JSON-ready) and may neither load nor run anything else.
+
+    `summary` is markup that is shown until the scripts draw the page, or for good where none may run.
+    """
     style = "\n".join(_read(name) for name in STYLES)
     script = "\n".join(_read(name) for name in SCRIPTS)
     content = json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
@@ -48,12 +57,32 @@ def exported_page(data: Any) -> str:
     )
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}"><style>{style}</style>'
     body = f'<script type="application/json" id="data">{content}</script><script>{script}</script>'
-    return _page(head, body)
+    return _page(name, head, summary, body)
 
 
-def _page(head: str, body: str) -> str:
+def summary(
+    source: Mapping[str, Any], failures: Mapping[str, Any], metrics: Sequence[tuple[str, *tuple[float, ...]]]
+) -> str:
+    """The figures of a source as markup that needs no scripts: headlines, facts and tables.
+
+    `source` and `failures` are those pages' data; `metrics` is what `metrics_view` returns.
+    """
+    from jinja2 import Environment
+
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["number"] = number
+    tables = [
+        ("How episodes ended", ("Ending", "Episodes"), failures["ended"]),
+        ("Failed episodes", ("Boundary and kind", "Episodes"), failures["totals"]),
+        ("Metrics", ("Name", "First", "Last", "Lowest", "Highest"), metrics),
+    ]
+    return environment.from_string(_read("summary.html.j2")).render(source=source, tables=tables)
+
+
+def _page(title: str, head: str, main: str, body: str) -> str:
     page = _read("page.html")
-    return page.replace("<!-- head -->", head).replace("<!-- body -->", body)
+    parts = {"title": escape(title), "head": head, "main": main, "body": body}
+    return re.sub("<!-- (title|head|main|body) -->", lambda match: parts[match[1]], page)
 
 
 def _read(name: str) -> str:

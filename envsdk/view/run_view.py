@@ -1,10 +1,11 @@
-"""Pure: the state of a run and its curves, as JSON-ready values."""
+"""Pure: the state of a run, its headlines and its curves, as JSON-ready values."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from envsdk.tracking.timeline import TimelineEvent
@@ -19,16 +20,19 @@ _QUIET_STEPS = 5.0
 _FIRST_QUIET_S = 1800.0
 """The same before its first step is over: how long one takes is not known yet."""
 
-_HEADLINES = {
+_SETTINGS = {
     "async_generation_ratio": "alpha",
     "rollout_batch_size": "batch",
     "adv_estimator": "advantages",
     "pg_variant": "policy loss",
+    "ppo_epochs": "epochs per batch",
     "sequence_length": "sequence length",
     "pretrain": "model",
     "seed": "seed",
 }
 """Settings shown at the top: key of the YAML and the word for it."""
+_NO_METRICS = {"step", "time_unix_s"}
+"""Keys of a row of metrics.jsonl that say which row it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,16 @@ class RunFiles:
     """Whether the timeline was closed, as a run does however it ends, unless it is killed."""
     written_at: float
     """When anything in the folder was last written, Unix time."""
+    missing: Sequence[str] = ()
+    """One sentence for each file that is missing or cannot be read."""
+
+    def known(self, name: str) -> list[float]:
+        """The finite values of a metric, in order of the steps."""
+        return [row[name] for row in self.metrics if name in row and math.isfinite(row[name])]
+
+    def names(self, prefix: str) -> list[str]:
+        """Names of metrics that begin with `prefix`, sorted."""
+        return sorted({name for row in self.metrics for name in row if name.startswith(prefix)})
 
 
 def progress_view(run: RunFiles, now: float) -> dict[str, Any]:
@@ -76,24 +90,160 @@ def progress_view(run: RunFiles, now: float) -> dict[str, Any]:
     }
 
 
-def facts_view(config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """A run's main settings in words."""
-    return [
-        (word, str(config[name]))
-        for name, word in _HEADLINES.items()
-        if config.get(name) is not None and not isinstance(config[name], dict | list)
+def facts_view(run: RunFiles) -> list[tuple[str, str]]:
+    """What happened to a run, and its main settings, in words."""
+    facts = []
+    times = [row["time_unix_s"] for row in run.metrics if "time_unix_s" in row]
+    begins = [event.start_s for event in run.timeline] or times
+    if times and max(times) > min(begins):
+        facts.append(("took", _duration(max(times) - min(begins))))
+    if delivered := run.known("ledger/delivered"):
+        facts.append(("episodes trained on", f"{delivered[-1]:,.0f}"))
+    for name in run.names("without_episodes/"):
+        tag, count = name.removeprefix("without_episodes/"), math.fsum(run.known(name))
+        facts.append((f"batches without {tag}", f"{count:.0f}: all of its episodes failed"))
+    # The counter begins at 0 again in every process of a run.
+    restarts = sum(
+        max(0.0, after - before) for before, after in pairwise([0.0, *run.known("engine/restarts")])
+    )
+    if restarts:
+        facts.append(("engine restarts", f"{restarts:,.0f}"))
+    return facts + [
+        (word, str(run.config[name]))
+        for name, word in _SETTINGS.items()
+        if run.config.get(name) is not None and not isinstance(run.config[name], dict | list)
     ]
 
 
-def curves_view(metrics: Sequence[Mapping[str, float]]) -> dict[str, list[list[float]]]:
-    """`{name: [[step, value], ...]}` of every metric, at most `MAX_POINTS` each, unknown values left out."""
-    names = sorted({name for row in metrics for name in row} - {"step", "time_unix_s"})
-    curves = {}
+def headline(value: str, name: str, about: str = "") -> dict[str, str]:
+    """One figure as all pages show it."""
+    return {"value": value, "name": name, "about": about}
+
+
+def headlines_view(run: RunFiles) -> list[dict[str, str]]:
+    """The figures that a run is judged by at first sight, each with what it covers."""
+    found = _held_out_headlines(run)
+    if success := run.known("success/mean"):
+        rewards = run.known("reward/mean")
+        about = f"reward {number(rewards[-1])}" if rewards else ""
+        found.append(headline(percent(success[-1]), "success in the newest batch", about))
+    if (step_s := math.fsum(run.known("time/step_s"))) and run.known("time/wait_batch_s"):
+        share = math.fsum(run.known("time/wait_batch_s")) / step_s
+        found.append(
+            headline(percent(share), "trainer waited", "share of all steps in which it had no batch")
+        )
+    idle = [
+        (row["time/engine_idle_share"], row.get("time/step_s", 1.0))
+        for row in run.metrics
+        if math.isfinite(row.get("time/engine_idle_share", math.nan))
+    ]
+    if weight := math.fsum(seconds for _, seconds in idle):
+        share = math.fsum(share * seconds for share, seconds in idle) / weight
+        found.append(headline(percent(share), "engines waited", "share in which they had nothing to sample"))
+    if speeds := run.known("rollout/tokens_per_s"):
+        mean = math.fsum(speeds) / len(speeds)
+        found.append(
+            headline(
+                f"{speeds[-1]:,.0f}", "tokens per second", f"sampled, newest step; {mean:,.0f} on average"
+            )
+        )
+    prompts, computed = run.known("engine/prompt_tokens"), run.known("engine/prefilled_tokens")
+    if prompts and computed and prompts[-1] > 0:
+        about = "prompt tokens that engines did not compute again"
+        found.append(headline(percent(1 - computed[-1] / prompts[-1]), "prefixes reused", about))
+    if stale := run.known("staleness/max"):
+        bound = run.config.get("async_generation_ratio")
+        about = (
+            f"the bound is {math.ceil(bound)}" if isinstance(bound, int | float) else "largest of all samples"
+        )
+        found.append(headline(number(max(stale)), "versions stale at most", about))
+    if wasted := math.fsum(run.known("waste/tokens")):
+        found.append(
+            headline(f"{wasted:,.0f}", "tokens thrown away", "sampled, of episodes that were not used")
+        )
+    return found
+
+
+def _held_out_headlines(run: RunFiles) -> list[dict[str, str]]:
+    """Of all tags first; with one tag its mean would say the same twice."""
+    names = run.names("val/success/")
+    mean = "val/success/mean"
+    if mean in names:
+        names.remove(mean)
+        names = [mean] if len(names) == 1 else [mean, *names]
+    found = []
     for name in names:
-        points = [[row["step"], row[name]] for row in metrics if name in row and math.isfinite(row[name])]
-        if points:
-            curves[name] = thinned(points, MAX_POINTS)
-    return curves
+        if values := run.known(name):
+            word = "held-out success" if name == mean else f"held out: {name.removeprefix('val/success/')}"
+            about = "one validation so far"
+            if len(values) > 1:
+                about = f"{percent(values[0])} before, {100 * (values[-1] - values[0]):+.1f} points"
+            found.append(headline(percent(values[-1]), word, about.replace("-", "−")))
+    return found
+
+
+def percent(share: float) -> str:
+    """`45.0%`."""
+    return f"{share:.1%}"
+
+
+def number(value: float) -> str:
+    """Four digits, or all of an integer: `0.03125`, `-1.5`, `12,345`."""
+    return (f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}").replace("-", "−")
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def ended_view(run: RunFiles) -> list[tuple[str, float]]:
+    """How the episodes of a run ended, and how many so: the ledger counts from its start."""
+    names = [name for name in run.names("ledger/") if name != "ledger/started" and run.known(name)]
+    return [(name.removeprefix("ledger/"), run.known(name)[-1]) for name in names]
+
+
+def failed_view(run: RunFiles) -> list[tuple[str, float]]:
+    """Failed episodes of a run by `boundary/kind`, the most frequent first: logged step by step."""
+    counts = [(name.removeprefix("failures/"), math.fsum(run.known(name))) for name in run.names("failures/")]
+    return sorted((one for one in counts if one[1]), key=lambda one: -one[1])
+
+
+def staleness_view(run: RunFiles) -> list[list[float]]:
+    """`[staleness, trajectories]` over the run, in order."""
+    prefix = "staleness/count_"
+    counts = {int(name.removeprefix(prefix)): math.fsum(run.known(name)) for name in run.names(prefix)}
+    return [[staleness, counts[staleness]] for staleness in sorted(counts)]
+
+
+def metrics_view(run: RunFiles) -> list[tuple[str, float, float, float, float]]:
+    """Of each metric its name and the first, last, lowest and highest value.
+
+    Left out are values that are not finite, and each engine's own metrics, of which there may be hundreds.
+    """
+    names = [name for name in run.names("") if name not in _NO_METRICS and not is_of_one_engine(name)]
+    known = ((name, run.known(name)) for name in names)
+    return [(name, values[0], values[-1], min(values), max(values)) for name, values in known if values]
+
+
+def is_of_one_engine(name: str) -> bool:
+    """Whether a metric is `engine/<name>/...`."""
+    return name.startswith("engine/") and name.count("/") > 1
+
+
+def curves_view(
+    metrics: Sequence[Mapping[str, float]], prefixes: tuple[str, ...] = ("",)
+) -> dict[str, list[list[float]]]:
+    """`{name: [[step, value], ...]}` of metrics with a prefix: at most `MAX_POINTS`, all finite."""
+    curves: dict[str, list[list[float]]] = {}
+    for row in metrics:
+        for name, value in row.items():
+            if name not in _NO_METRICS and name.startswith(prefixes) and math.isfinite(value):
+                curves.setdefault(name, []).append([row["step"], value])
+    return {name: thinned(curves[name], MAX_POINTS) for name in sorted(curves)}
 
 
 def thinned(points: Sequence[Sequence[float]], limit: int) -> list[list[float]]:

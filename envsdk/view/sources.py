@@ -12,9 +12,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import TypeVar
 
 from envsdk.failures import ConfigurationError
 from envsdk.store.shards import FORMAT, MANIFEST
@@ -25,6 +27,10 @@ TRAJECTORY_FOLDER = "trajectories"
 _RUN_FILES = (CONFIG_FILE, jsonl.FILE_NAME, timeline.FILE_NAME)
 _SHARD_PREFIX = "part-"
 _MAX_SOURCES = 500
+_SAMPLED_FILES = 100
+_SAMPLED_BYTES = 64 * 1024**2
+
+T = TypeVar("T")
 
 
 class Kind(StrEnum):
@@ -57,18 +63,47 @@ class Source:
     kind: Kind
     folder: Path
     """Absolute."""
+    is_sampled: bool = False
+    """Only some of the trajectory files are read: see `spread_files`."""
 
     @property
     def trajectory_folder(self) -> Path:
         return self.folder / TRAJECTORY_FOLDER if self.kind is Kind.RUN else self.folder
 
     def trajectory_files(self) -> list[Path]:
-        """Its Parquet files in the order they were written, as far as their names tell."""
+        """The Parquet files to read, in the order they were written, as far as their names tell."""
+        return spread_files(self._all_files()) if self.is_sampled else self._all_files()
+
+    def num_files_left_out(self) -> int:
+        """Trajectory files that are not read."""
+        files = self._all_files() if self.is_sampled else []
+        return len(files) - len(spread_files(files))
+
+    def _all_files(self) -> list[Path]:
         files = list(self.trajectory_folder.glob("*.parquet"))
         if self.kind is Kind.DATA:
             # Beside its shards a collection may hold the same episodes in other formats.
             files = [path for path in files if path.name.startswith(_SHARD_PREFIX)] or files
         return sorted(files, key=lambda path: file_order(path.name))
+
+
+def spread_files(files: Sequence[Path]) -> list[Path]:
+    """Some of the files at even distances, with the first and the last: at most `_SAMPLED_FILES`.
+
+    Fewer where files are large: together they have about `_SAMPLED_BYTES`, but for at least two.
+    """
+    sizes = [path.stat().st_size for path in files]
+    fitting = int(len(files) * _SAMPLED_BYTES / max(1, sum(sizes)))
+    return spread(files, min(_SAMPLED_FILES, max(2, fitting)))
+
+
+def spread(values: Sequence[T], number: int) -> list[T]:
+    """`number` of the values, or all, at even distances, the first and the last among them."""
+    if number >= len(values):
+        return list(values)
+    if number <= 1:
+        return list(values[:number])
+    return [values[round(at * (len(values) - 1) / (number - 1))] for at in range(number)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +165,17 @@ def find_sources(folder: Path) -> list[Source]:
     return found[:_MAX_SOURCES]
 
 
+def run_source(folder: Path) -> Source:
+    """The run in `folder`, sampled. Raises ConfigurationError, naming runs nearby, when there is none."""
+    if not folder.is_dir():
+        raise ConfigurationError(f"there is no run folder {folder}. {_runs_nearby(folder)}")
+    known = (*_RUN_FILES, TRAJECTORY_FOLDER)
+    if not any((folder / name).exists() for name in known):
+        raise ConfigurationError(f"{folder} is not a run folder: it has none of {', '.join(known)}")
+    root = folder.resolve()
+    return replace(_source(root, root.name, Kind.RUN), is_sampled=True)
+
+
 def kind_of(folder: Path) -> Kind | None:
     """What `folder` itself is; None when it is neither a run nor a data set."""
     if (folder / TRAJECTORY_FOLDER).is_dir() or any((folder / name).is_file() for name in _RUN_FILES[1:]):
@@ -172,3 +218,12 @@ def _nearby(folder: Path) -> str:
     return (
         f"In {folder.parent} there are: {', '.join(names[:10])}" if names else f"{folder.parent} has no runs."
     )
+
+
+def _runs_nearby(folder: Path) -> str:
+    if not folder.parent.is_dir():
+        return "Name the folder that the run printed when it started."
+    runs = sorted(file.parent.name for file in folder.parent.glob(f"*/{CONFIG_FILE}"))
+    if not runs:
+        return f"There are no runs in {folder.parent.absolute()}."
+    return f"Runs in {folder.parent.absolute()}: {', '.join(runs[:10])}"

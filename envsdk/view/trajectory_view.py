@@ -5,6 +5,7 @@ Texts are plain text. What shows them puts them into the page as text, never as 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -69,6 +70,31 @@ def trajectory_view(
         "turns": turns,
         "turns_left_out": max(0, len(trajectory.turns) - TURN_LIMIT),
     }
+
+
+def shortened(view: dict[str, Any], limit: int) -> dict[str, Any]:
+    """A `trajectory_view` of about `limit` characters as JSON: first tokens are left out, then texts cut."""
+    if _size(view) <= limit:
+        return view
+    turns = [
+        {name: turn[name] for name in turn if name not in ("prompt", "tokens")} for turn in view["turns"]
+    ]
+    view = view | {"turns": turns, "has_tokens": False, "has_token_texts": False}
+    if _size(view) <= limit:
+        return view
+    kept = turns[: max(1, limit // 2_000)]
+    room = limit // (2 * len(kept) + 1)
+    for turn in kept:
+        turn |= {name: _cut(turn[name], room) for name in ("observation", "reply")}
+    return view | {
+        "turns": kept,
+        "turns_left_out": view["turns_left_out"] + len(turns) - len(kept),
+        "final_observation": _cut(view["final_observation"], room),
+    }
+
+
+def _size(view: Mapping[str, Any]) -> int:
+    return len(json.dumps(view, ensure_ascii=False))
 
 
 def row_view(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,6 +198,6 @@ def _at(values: Sequence[str], index: int) -> str | None:
     return values[index] if index < len(values) else None
 
 
-def _cut(text: str) -> str:
-    rest = len(text) - TEXT_LIMIT
-    return text if rest <= 0 else f"{text[:TEXT_LIMIT]}\n… {rest:,} more characters"
+def _cut(text: str, limit: int = TEXT_LIMIT) -> str:
+    rest = len(text) - limit
+    return text if rest <= 0 else f"{text[:limit]}\n… {rest:,} more characters"

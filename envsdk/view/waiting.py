@@ -8,8 +8,10 @@ when the trainer waits as well, to the environments, whose turn it then is.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 from envsdk.tracking.timeline import TimelineEvent, Track
@@ -24,8 +26,10 @@ CAUSES = {
 }
 """Each recorded moment of a run is one of these."""
 
-MAX_SPANS = 20_000
-"""Of one lane; beyond that, neighbors too close to be told apart are drawn as one."""
+MAX_SPANS = 10_000
+"""Of one lane: in a longer one, short neighbors are drawn as one span, about as many as spans that stay."""
+MAX_STEPS = 500
+"""Of the bars by step; in a longer run, a bar is the mean of neighboring steps."""
 
 Interval = tuple[float, float]
 """`[start, end)`, Unix seconds."""
@@ -69,7 +73,7 @@ def segments(events: Sequence[TimelineEvent]) -> Iterator[tuple[float, float, st
         active[name] += change
 
 
-def timeline_view(events: Sequence[TimelineEvent]) -> dict[str, Any]:
+def timeline_view(events: Sequence[TimelineEvent], max_spans: int = MAX_SPANS) -> dict[str, Any]:
     """Lanes of spans in seconds from the first event, and who waited for whom, in all and by step.
 
     A step here is the time from the end of the training before it to the end of its own.
@@ -85,7 +89,7 @@ def timeline_view(events: Sequence[TimelineEvent]) -> dict[str, Any]:
     return {
         "start": start_s,
         "seconds": end_s - start_s,
-        "lanes": [_lane(track, spans, start_s, end_s) for track in tracks],
+        "lanes": [_lane(track, spans, start_s, end_s, max_spans) for track in tracks],
         "waits": _sum(parts),
         "steps": _by_step(spans, parts, start_s),
         "causes": CAUSES,
@@ -139,25 +143,50 @@ def _by_step(
             seconds[step][cause] += cut - start
             start, step = cut, step + 1
     lows = [start_s, *ends]
-    return [
-        {"step": step, "start": low - start_s, "end": end - start_s, "waits": waits}
+    steps = [
+        {"step": step, "last": step, "start": low - start_s, "end": end - start_s, "waits": waits}
         for low, (end, step), waits in zip(lows, trained, seconds, strict=False)
     ]
+    size = -(-len(steps) // MAX_STEPS) or 1
+    return [_mean_step(steps[first : first + size]) for first in range(0, len(steps), size)]
 
 
-def _lane(track: str, spans: Sequence[TimelineEvent], start_s: float, end_s: float) -> dict[str, Any]:
+def _mean_step(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    waits = {cause: math.fsum(step["waits"][cause] for step in steps) / len(steps) for cause in CAUSES}
+    return steps[0] | {"last": steps[-1]["step"], "end": steps[-1]["end"], "waits": waits}
+
+
+def _lane(
+    track: str, spans: Sequence[TimelineEvent], start_s: float, end_s: float, max_spans: int
+) -> dict[str, Any]:
     own = sorted((e for e in spans if e.track == track), key=lambda event: event.start_s)
-    resolution = (end_s - start_s) / MAX_SPANS if len(own) > MAX_SPANS else 0.0
-    drawn: list[list[Any]] = []
-    for event in own:
-        step = event.args.get("step")
-        start, seconds = event.start_s - start_s, event.end_s - event.start_s
-        if resolution and drawn and drawn[-1][2] == event.name:
-            end = drawn[-1][0] + drawn[-1][1]
-            if start - end < resolution and seconds < resolution:
-                drawn[-1][1] = max(drawn[-1][1], start + seconds - drawn[-1][0])
-                continue
-        drawn.append([start, seconds, event.name, step if isinstance(step, int) else None])
+    resolution = (end_s - start_s) / max_spans if len(own) > max_spans else 0.0
+    drawn: list[tuple[float, float, str, int | None]] = []
+    # Spans that are shorter than a cell become one, with the name that has most of its seconds.
+    for (_, is_short), group in groupby(own, key=lambda e: _cell(e, start_s, resolution)):
+        together = list(group)
+        if is_short:
+            names: dict[str, float] = {}
+            for event in together:
+                names[event.name] = names.get(event.name, 0.0) + event.end_s - event.start_s
+            start, end = together[0].start_s, max(event.end_s for event in together)
+            drawn.append((start, end - start, max(names, key=names.__getitem__), _step(together[0])))
+        else:
+            drawn += [(e.start_s, e.end_s - e.start_s, e.name, _step(e)) for e in together]
     busy_s = sum(b - a for a, b in union((e.start_s, e.end_s) for e in own if e.name != "wait"))
-    rounded = [[round(start, 4), round(seconds, 4), name, step] for start, seconds, name, step in drawn]
+    rounded = [
+        [round(start - start_s, 4), round(length, 4), name, step] for start, length, name, step in drawn
+    ]
     return {"track": track, "busy_s": busy_s, "spans": rounded}
+
+
+def _cell(event: TimelineEvent, start_s: float, resolution: float) -> tuple[int, bool]:
+    """The cell of the lane in which an event begins, and whether it is shorter than one."""
+    if not resolution:
+        return 0, False
+    return int((event.start_s - start_s) / resolution), event.end_s - event.start_s < resolution
+
+
+def _step(event: TimelineEvent) -> int | None:
+    step = event.args.get("step")
+    return step if isinstance(step, int) else None

@@ -23,7 +23,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,13 +33,13 @@ from rich.console import Console
 
 import envsdk
 from envsdk.chat import ChatTokenizer
-from envsdk.collect import collect
 from envsdk.config import EMBEDDED_DEFAULT
 from envsdk.display.console import TerminalConsole
 from envsdk.display.episode_progress import EpisodeProgress
 from envsdk.failures import ConfigurationError
+from envsdk.play.collection import play_into, usual_shard_size
 from envsdk.play.options import ENDPOINT
-from envsdk.play.player import MODEL, make_player, resolve_source
+from envsdk.play.player import MODEL, Player, make_player, resolve_source
 from envsdk.play.policies import OraclePolicy, policy_class
 from envsdk.prompts import AgentPrompts, conversation
 from envsdk.registry import load_entry_point
@@ -113,14 +113,23 @@ def _describe(config: RunConfig) -> dict[str, Any]:
             f"warm_start.demonstrator: `{args.demonstrator}` needs a model, and there is none yet; "
             "name a policy without one, such as oracle"
         )
-    source = resolve_source(config)
+    player = _demonstrator(config, config.train_env_manager.tags)
+    return {
+        "recipe": _RECIPE,
+        "envsdk": envsdk.__version__,
+        "sequence_length": config.sequence_length,
+        "warm_start": settings,
+        "episodes": _episodes_by_tag(config),
+        "demonstrator": player.describe(),
+        "sources": _sources(config),
+    }
+
+
+def _demonstrator(config: RunConfig, tags: Iterable[str]) -> Player:
+    args = config.warm_start
     try:
-        player = make_player(
-            source,
-            tags=config.train_env_manager.tags,
-            policy=args.demonstrator,
-            epsilon=args.epsilon,
-            seed=args.seed,
+        return make_player(
+            resolve_source(config), tags=tags, policy=args.demonstrator, epsilon=args.epsilon, seed=args.seed
         )
     except ConfigurationError as error:
         if args.demonstrator != OraclePolicy.name:
@@ -129,15 +138,10 @@ def _describe(config: RunConfig) -> dict[str, Any]:
             f"pretrain: {EMBEDDED_DEFAULT} is warm-started by the environments' own oracles, and one cannot "
             f"play ({error}); set `pretrain` to the folder of a model instead"
         ) from error
-    return {
-        "recipe": _RECIPE,
-        "envsdk": envsdk.__version__,
-        "sequence_length": config.sequence_length,
-        "warm_start": settings,
-        "episodes": source.episodes_by_tag(args.num_episodes, split="train", tags=None),
-        "demonstrator": player.describe(),
-        "sources": _sources(config),
-    }
+
+
+def _episodes_by_tag(config: RunConfig) -> dict[str, int]:
+    return resolve_source(config).episodes_by_tag(config.warm_start.num_episodes, split="train", tags=None)
 
 
 def _sources(config: RunConfig) -> str:
@@ -178,15 +182,15 @@ def _make(config: RunConfig, description: Mapping[str, Any], folder: Path, conso
 
 
 def _collect(config: RunConfig, out: Path, console: Console) -> list[Trajectory]:
-    args = config.warm_start
-    with EpisodeProgress("warm start: demonstrations", total=args.num_episodes, console=console) as progress:
-        collection = collect(
-            config,
+    num_episodes = config.warm_start.num_episodes
+    episodes_by_tag = _episodes_by_tag(config)
+    with EpisodeProgress("warm start: demonstrations", total=num_episodes, console=console) as progress:
+        collection = play_into(
             out,
-            num_episodes=args.num_episodes,
-            policy=args.demonstrator,
-            epsilon=args.epsilon,
-            seed=args.seed,
+            _demonstrator(config, episodes_by_tag),
+            episodes_by_tag,
+            split="train",
+            shard_size=usual_shard_size(num_episodes),
             on_start=progress.start,
             on_played=lambda played: progress.played(
                 played.num_episodes, played.num_successes, played.num_failed
@@ -208,7 +212,7 @@ def _clone(
     """Write the tokenizer, the random model and then the cloned weights into `folder`."""
     args = config.warm_start
     setups = _setups(config)
-    tokenizer = build_tokenizer(_texts(trajectories, setups), pieces=args.pieces)
+    tokenizer = build_tokenizer(_texts(trajectories, setups), pieces=_pieces(config))
     write_tokenizer(folder, tokenizer, sequence_length=config.sequence_length)
     write_random_model(
         folder,
@@ -238,6 +242,13 @@ def _setups(config: RunConfig) -> dict[str, TagSetup]:
     from envsdk.managers.wiring import tag_setups
 
     return tag_setups(config, config.train_env_manager)
+
+
+def _pieces(config: RunConfig) -> list[str]:
+    """Regular expressions of single tokens: those of the file, then those of its environments."""
+    tags = [config.custom_envs[tag] for tag in config.train_env_manager.tags]
+    declared = [piece for tag in tags for piece in registered(tag.env_type).text_pieces]
+    return list(dict.fromkeys([*config.warm_start.pieces, *declared]))
 
 
 def _texts(trajectories: Sequence[Trajectory], setups: Mapping[str, TagSetup]) -> Iterator[str]:

@@ -32,12 +32,6 @@ _PIECES = "|".join(
         # A short answer with its tags: one token for the engine to sample.
         r"<answer>[\p{L}\p{N} ]{1,24}</answer>",
         r"</?[A-Za-z_]+>",
-        # What stands between the parts of a page, as in WebShop.
-        r" \[SEP\] ",
-        # The frame of a walled room is the same in every room. Its cells stay tokens of their own.
-        r"^#+\n#",
-        r"#\n#+$",
-        r"#\n#",
         # A word and its one-character value, as in `Left # Down 2`.
         r" ?\p{L}+ [^\s\p{L}](?!\S)",
         r" ?\p{L}+",
@@ -54,8 +48,9 @@ def build_tokenizer(
 ) -> Tokenizer:
     """A tokenizer whose vocabulary is the commonest pieces of `texts`, and all bytes.
 
-    `pieces` are regular expressions (Oniguruma's) of what else can become a single token, tried before the
-    usual ones; ValueError names one that is none. The same texts in any order give the same tokenizer.
+    `pieces` are regular expressions (Oniguruma's) of other texts that can become a single token, such as an
+    environment's `text_pieces`; they are tried before the usual ones. ValueError names an invalid expression.
+    The same texts in any order give the same tokenizer.
     """
     check_pieces(pieces)
     splitter = pre_tokenizers.Sequence(

@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks" / "staleness"
 @pytest.fixture(scope="module")
 def modules() -> Iterator[dict[str, ModuleType]]:
     """The modules of the folder, which import one another by their bare names."""
-    names = ("experiment", "results", "figure", "__main__")
+    names = ("experiment", "results", "axes", "figure", "__main__")
     loaded = {}
     for name in names:
         known_as = "staleness_main" if name == "__main__" else name

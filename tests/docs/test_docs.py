@@ -24,6 +24,7 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
     *sorted(ROOT.glob("docs/**/*.md")),
+    *sorted(ROOT.glob("envs/*/README.md")),
 ]
 
 OPTIONAL = {

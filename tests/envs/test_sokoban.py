@@ -204,7 +204,7 @@ def push_into_a_corner(env: SokobanEnv) -> None:
         for _ in range(20):
             if any(env.step(MOVES[rng.randrange(4)])[2:4]):
                 break
-            room, player, boxes, *_ = env.snapshot()
+            (room, player, boxes), *_ = env.snapshot()
             if solve(room, player=player, boxes=boxes) is None:
                 return
     raise AssertionError("never lost")
@@ -228,7 +228,7 @@ def test_the_oracle_solves_the_room_after_a_detour_unless_the_detour_lost_it(see
         env.oracle()
         if any(env.step(MOVES[move])[2:4]):
             return
-    room, player, boxes, *_ = env.snapshot()
+    (room, player, boxes), *_ = env.snapshot()
     can_be_solved = solve(room, player=player, boxes=boxes) is not None
     success = over = False
     while not over:
@@ -258,8 +258,8 @@ def test_four_boxes_are_solved_after_a_detour():
 def place(env: SokobanEnv, *rows: str) -> None:
     env.reset(seed=0)
     room = read_room(*rows)
-    *_, state = env.snapshot()
-    env.restore((room, room.player, room.boxes, 0, "", False, state))
+    _, course, generator = env.snapshot()
+    env.restore(((room, room.player, room.boxes), course, generator))
 
 
 def test_moves_push_boxes_and_rewards_follow():

@@ -1,3 +1,5 @@
+"""`report.html`: the viewer's page of a run, written by the run, readable with scripts off."""
+
 from __future__ import annotations
 
 import base64
@@ -9,34 +11,23 @@ import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
-from xml.etree import ElementTree
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envsdk.failures import Boundary, ConfigurationError, Failure
-from envsdk.report import main, write_report
-from envsdk.report.charts import (
-    MIDDLE,
-    Series,
-    bar_chart,
-    lane_chart,
-    line_chart,
-    nice_ticks,
-    short_number,
-    smoothed,
-    stack_chart,
-    time_ticks,
-)
+from envsdk.pipeline import lost_runtime
+from envsdk.report import main
 from envsdk.store.trajectories import write_trajectories
 from envsdk.tracking import JsonlTracker
-from envsdk.tracking.timeline import Timeline, TimelineEvent, Track
+from envsdk.tracking.timeline import Timeline, Track
 from envsdk.trajectory import Outcome, Task, TokenLog, Trajectory, Turn, VersionSpan
+from envsdk.view.export import write_report, write_report_of_job
 
 ATTACK = "</pre><script>alert('x')</script><img src=https://example.org/x>"
 TAGS = ("FrozenLake", "SimpleSokoban")
-FINITE = st.floats(-1e9, 1e9)
 
 
 def make_trajectory(
@@ -154,7 +145,7 @@ PIECES: dict[str, Callable[[Path], None]] = {
 
 
 class Reader(HTMLParser):
-    """Collects what a browser would load and run, and the text it would show."""
+    """What a browser would load and run, and the text it would show with scripts off."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -162,32 +153,41 @@ class Reader(HTMLParser):
         self.links: list[str] = []
         self.scripts: list[str] = []
         self.shown: list[str] = []
-        self._open: list[str] = []
+        self._open = ""
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self._open.append(tag)
+        self._open = tag
         self.links += [value or "" for name, value in attrs if name in ("src", "href", "data", "action")]
         assert not [name for name, _ in attrs if name.startswith("on")], "no inline handlers"
 
     def handle_endtag(self, tag: str) -> None:
-        self._open.append(f"/{tag}")
+        self._open = ""
 
     def handle_data(self, data: str) -> None:
-        if self._open and self._open[-1] == "script":
+        if self._open == "script":
             self.scripts.append(data)
-        else:
+        elif self._open != "style":
             self.shown.append(data)
 
     @property
     def text(self) -> str:
         return " ".join(" ".join(self.shown).split())
 
+    @property
+    def data(self) -> Any:
+        """What the scripts draw the pages from."""
+        return json.loads(self.scripts[0])
+
+
+def read_report(folder: Path) -> Reader:
+    return Reader(write_report(folder).read_text())
+
 
 @pytest.fixture(scope="module")
 def html(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("runs") / "night"
+    folder = tmp_path_factory.mktemp("runs") / "night & day"
     folder.mkdir()
     for write in PIECES.values():
         write(folder)
@@ -196,17 +196,29 @@ def html(tmp_path_factory: pytest.TempPathFactory) -> str:
     return path.read_text()
 
 
-def test_the_report_says_what_was_learned(html: str) -> None:
+def test_the_report_says_without_scripts_what_was_learned(html: str) -> None:
     text = Reader(html).text
     assert "night & day" in text
-    assert "25% → 45% +20 points" in text
-    assert "30 of 30" in text
-    assert "25% trainer waited" in text
-    assert "12% engines waited" in text
-    assert "the bound is 1" in text
-    assert "environment/step_timeout 60 100.0%" in text
-    assert "delivered 1,920 97.0%" in text
-    assert "not complete" not in text
+    for figures in (
+        "held out: FrozenLake 45.0% 25.0% before, +20.0 points",
+        "trainer waited 25.0%",
+        "engines waited 12.5%",
+        "versions stale at most 1 the bound is 1",
+        "Step 30 of 30",
+        "environment/step_timeout 60",
+        "delivered 1,920",
+        "actor/entropy 1 0.03333 0.03333 1",
+    ):
+        assert figures in text, figures
+    assert "Not everything is here" not in text
+
+
+def test_the_report_has_the_charts_of_staleness_and_of_the_trainer_s_time(html: str) -> None:
+    data = Reader(html).data
+    assert data["source"]["staleness"] == [[0, 1200.0], [1, 720.0]]
+    assert data["source"]["curves"]["time/train_s"][0] == [0, 5.0]
+    assert data["failures"]["curves"]["waste/tokens"][0] == [0, 100.0]
+    assert data["failures"]["totals"] == [["environment/step_timeout", 60.0]]
 
 
 @pytest.mark.parametrize(("counts", "shown"), [((0, 2, 2, 0, 1), 3), ((1, 1), 1), ((0, 0), None)])
@@ -217,48 +229,51 @@ def test_engine_restarts_are_counted_over_a_run_that_was_continued(
     for step, count in enumerate(counts):
         tracker.log(step, {"engine/restarts": float(count), "reward/mean": 0.0}, time_unix_s=1000.0 + step)
     tracker.close()
-    text = Reader(write_report(tmp_path).read_text()).text
+    text = read_report(tmp_path).text
     assert ("engine restarts" in text) == (shown is not None)
-    assert shown is None or f"engine restarts {shown} " in text or f"{shown} engine restarts" in text
+    assert shown is None or f"engine restarts {shown} " in text
 
 
-def test_the_report_shows_each_tag_s_best_worst_and_failed_trajectory(html: str) -> None:
-    text = Reader(html).text
+def test_the_report_has_each_tag_s_best_worst_and_failed_trajectory(html: str) -> None:
+    data = Reader(html).data
+    found = {(one["tag"], one["why"]): data["trajectories"][one["key"]] for one in data["source"]["examples"]}
+    assert set(found) == {(tag, why) for tag in TAGS for why in ("best", "worst", "failed")}
     for tag in TAGS:
-        for why in ("best", "worst", "failed"):
-            assert f"{why} {tag} train task" in text
-    assert "versions 4 to 5" in text
-    assert "waited 30 s" in text
+        assert found[tag, "best"]["success"]
+        assert not found[tag, "worst"]["success"]
+        assert found[tag, "failed"]["failure"]["message"] == "waited 30 s"
 
 
 def test_what_a_model_wrote_is_shown_as_text_and_never_run(html: str) -> None:
     page = Reader(html)
-    assert ATTACK in page.text
+    assert ATTACK in [turn["reply"] for one in page.data["trajectories"].values() for turn in one["turns"]]
     assert "img" not in page.tags
-    assert len(page.scripts) == 1
+    assert len(page.scripts) == 2
+
+
+def test_names_of_metrics_tags_and_folders_are_text_without_scripts(tmp_path: Path) -> None:
+    folder = tmp_path / "<img src=x>"
+    folder.mkdir()
+    tracker = JsonlTracker(folder / "metrics.jsonl")
+    tracker.log(0, {ATTACK: 1.0, f"val/success/{ATTACK}": 0.5, f"failures/{ATTACK}": 1.0}, time_unix_s=1.0)
+    tracker.close()
+    (folder / "config.yaml").write_text(f"pretrain: {json.dumps(ATTACK)}\n")
+    page = read_report(folder)
+    assert "img" not in page.tags
+    assert len(page.scripts) == 2
+    assert page.text.count(ATTACK) >= 5
 
 
 def test_the_report_loads_nothing_and_runs_only_its_own_script(html: str) -> None:
     page = Reader(html)
-    assert all(link.startswith("#") for link in page.links)
-    assert not {"link", "iframe", "object", "embed", "form", "base"} & set(page.tags)
+    assert all(link.startswith(("#", "data:")) for link in page.links)
+    assert page.tags.count("link") == 1, "the empty icon"
+    assert not {"iframe", "object", "embed", "form", "base"} & set(page.tags)
     assert "url(" not in html
-    digest = base64.b64encode(hashlib.sha256(page.scripts[0].encode()).digest()).decode()
+    digest = base64.b64encode(hashlib.sha256(page.scripts[1].encode()).digest()).decode()
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', html)
     assert "default-src 'none'" in policy
     assert f"script-src 'sha256-{digest}'" in policy
-
-
-def test_every_chart_is_well_formed_and_keeps_within_its_frame(html: str) -> None:
-    charts = re.findall(r"<svg class=\"chart\".*?</svg>", html, re.DOTALL)
-    assert len(charts) >= 8
-    for chart in charts:
-        root = ElementTree.fromstring(chart.replace(" data-lanes>", ">"))
-        width, height = map(float, root.attrib["viewBox"].split()[2:])
-        for element in root.iter():
-            for name, limit in (("x", width), ("x1", width), ("cx", width), ("y", height), ("cy", height)):
-                assert 0 <= float(element.get(name, 0)) <= limit
-            assert "nan" not in element.get("d", "").lower()
 
 
 @settings(max_examples=16)
@@ -270,10 +285,14 @@ def test_a_run_with_missing_pieces_gets_a_report_that_names_them(
     folder.mkdir()
     for name in present:
         PIECES[name](folder)
-    text = Reader(write_report(folder).read_text()).text
-    assert ("This report is not complete." in text) == (present != set(PIECES))
-    notice = text.partition("not complete.")[2].partition("Learning")[0]
-    assert [name for name in PIECES if name in notice] == [name for name in PIECES if name not in present]
+    page = read_report(folder)
+    assert ("Not everything is here" in page.text) == (present != set(PIECES))
+    named = [
+        name
+        for name in PIECES
+        if any(problem.startswith(name) for problem in page.data["source"]["problems"])
+    ]
+    assert named == [name for name in PIECES if name not in present]
 
 
 def test_a_damaged_piece_is_named_and_the_rest_is_shown(tmp_path: Path) -> None:
@@ -283,11 +302,11 @@ def test_a_damaged_piece_is_named_and_the_rest_is_shown(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("exp_name: [unclosed")
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 30, "rew')
-    text = Reader(write_report(tmp_path).read_text()).text
-    assert "trajectories/step_10.parquet cannot be read" in text
-    assert "config.yaml cannot be read" in text
-    assert "best FrozenLake" in text
-    assert "+20 points" in text
+    page = read_report(tmp_path)
+    assert "step_10.parquet" in page.text
+    assert "config.yaml cannot be read" in page.text
+    assert "+20.0 points" in page.text
+    assert [one["tag"] for one in page.data["source"]["examples"]] == [TAGS[0]] * 3
 
 
 def test_long_texts_are_cut_so_that_the_file_stays_small(tmp_path: Path) -> None:
@@ -298,10 +317,61 @@ def test_long_texts_are_cut_so_that_the_file_stays_small(tmp_path: Path) -> None
     ]
     write_trajectories(tmp_path / "trajectories" / "step_0.parquet", episodes)
     path = write_report(tmp_path)
-    assert path.stat().st_size < 5_000_000
-    text = Reader(path.read_text()).text
-    assert "more characters" in text
-    assert "20 more turns are not shown" in text
+    assert path.stat().st_size < 12_000_000
+    shown = list(Reader(path.read_text()).data["trajectories"].values())
+    assert len(shown) == 12
+    for one in shown:
+        assert "more characters" in one["turns"][0]["observation"]
+        assert len(one["turns"]) + one["turns_left_out"] == 80
+
+
+def test_a_long_run_has_a_small_page_and_reads_files_of_all_of_it(tmp_path: Path) -> None:
+    (tmp_path / "trajectories").mkdir()
+    for step in range(250):
+        write_trajectories(
+            tmp_path / "trajectories" / f"step_{step:06d}.parquet", [make_trajectory(step, TAGS[0])]
+        )
+    rows = [
+        json.dumps({"step": step, "time_unix_s": 1000.0 + step} | {f"actor/{i}": step / 7 for i in range(20)})
+        for step in range(5_000)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    with Timeline(tmp_path / "timeline.json") as timeline:
+        for step in range(6_000):
+            timeline.span(
+                Track.TRAINER, "wait" if step % 2 else "train", 1000.0 + step, 1000.9 + step, step=step
+            )
+    page = read_report(tmp_path)
+    data = page.data
+    assert all(len(points) <= 300 for points in data["source"]["curves"].values())
+    assert data["source"]["files_left_out"] == 150
+    assert "150 of the files were left out" in page.text
+    assert (data["rows"][0]["step"], data["rows"][-1]["step"]) == (0, 249)
+    (lane,) = data["timeline"]["lanes"]
+    assert len(lane["spans"]) <= 2_000
+    assert len(data["timeline"]["steps"]) <= 500
+    assert "actor/0 0 714.1 0 714.1" in page.text
+
+
+def test_a_report_that_cannot_be_written_costs_a_run_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert write_report_of_job(tmp_path) is None, "before the first step"
+    write_metrics(tmp_path)
+    (tmp_path / "report.html").mkdir()
+    assert write_report_of_job(tmp_path) is None
+    assert "report.html" in capsys.readouterr().err
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    (tmp_path / "report.html").rmdir()
+    assert write_report_of_job(tmp_path) is None
+    assert "was not written" in capsys.readouterr().err
+
+
+def test_a_run_whose_runtime_died_gets_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_metrics(tmp_path)
+    assert lost_runtime.main([str(tmp_path), "Ray died"]) == 1
+    assert (tmp_path / "report.html").is_file()
+    assert "Ray died" in capsys.readouterr().err
 
 
 def test_the_command_prints_where_the_report_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -322,84 +392,3 @@ def test_the_command_refuses_a_folder_that_is_not_a_run_and_names_those_that_are
     assert main([str(tmp_path)]) == ConfigurationError.exit_code
     assert "is not a run folder" in capsys.readouterr().err
     assert not (tmp_path / "report.html").exists()
-
-
-@given(low=FINITE, width=st.floats(1e-6, 1e9), most=st.integers(2, 10))
-def test_ticks_are_in_order_within_the_range_and_few(low: float, width: float, most: int) -> None:
-    high = low + width
-    ticks = nice_ticks(low, high, most)
-    slack = width * 1e-6 + abs(low) * 1e-9
-    assert ticks == sorted(ticks)
-    assert len(ticks) <= most + 1
-    assert all(low - slack <= tick <= high + slack for tick in ticks)
-
-
-@given(seconds=st.floats(0.001, 1e7))
-def test_time_ticks_begin_at_zero_and_are_few(seconds: float) -> None:
-    ticks = time_ticks(seconds, 8)
-    assert ticks[0] == 0
-    assert len(ticks) <= 9
-    assert ticks[-1] <= seconds * (1 + 1e-9)
-
-
-@given(value=st.floats(-1e12, 1e12))
-def test_a_short_number_is_short_and_close(value: float) -> None:
-    text = short_number(value)
-    assert len(text) <= len("-4.5e-117")
-    units = {"k": 1e3, "M": 1e6, "G": 1e9}
-    number = float(text[:-1]) * units[text[-1]] if text[-1] in units else float(text)
-    assert math.isclose(number, value, rel_tol=0.06, abs_tol=1e-300)
-
-
-@given(ys=st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), min_size=1, max_size=400))
-def test_a_line_chart_places_any_values_within_its_frame_or_is_none(ys: list[float]) -> None:
-    chart = line_chart("any", [Series(name="a", points=list(enumerate(ys)), color=0)])
-    if chart is None:
-        assert not any(map(math.isfinite, ys))
-        return
-    numbers = [tuple(map(float, pair.split(","))) for pair in re.split("[ML]", chart.lines[0].path)[1:]]
-    assert numbers
-    assert all(chart.left <= x <= chart.right and chart.top <= y <= chart.bottom for x, y in numbers)
-    json.dumps(chart.hover, allow_nan=False)
-
-
-@given(constant=FINITE, count=st.integers(1, 50))
-def test_smoothing_leaves_a_constant_as_it_is(constant: float, count: int) -> None:
-    points = [(float(x), constant) for x in range(count)]
-    assert all(math.isclose(y, constant, rel_tol=1e-9, abs_tol=1e-12) for _, y in smoothed(points))
-
-
-def test_the_layers_of_a_stack_add_up() -> None:
-    train = Series(name="train", points=[(0, 3.0), (1, 3.0)], color=0)
-    wait = Series(name="wait", points=[(0, 1.0)], color=1)
-    chart = stack_chart("time", [train, wait])
-    assert chart is not None
-    bars = [re.findall(r"M[\d.]+,([\d.]+)V([\d.]+)h", layer.path) for layer in chart.layers]
-    assert [len(layer) for layer in bars] == [2, 1]
-    (_, top_of_train), (bottom_of_wait, top_of_wait) = bars[0][0], bars[1][0]
-    assert top_of_train == bottom_of_wait
-    height = chart.bottom - float(top_of_train)
-    assert math.isclose((float(bottom_of_wait) - float(top_of_wait)) * 3, height, abs_tol=0.5)
-
-
-def test_the_bars_of_a_histogram_are_in_proportion() -> None:
-    chart = bar_chart("staleness", {"0": 30, "1": 10})
-    assert chart is not None
-    assert [bar.share_label for bar in chart.bars] == ["75.0%", "25.0%"]
-    assert math.isclose(chart.bars[0].height, 3 * chart.bars[1].height, abs_tol=0.3)
-    assert bar_chart("staleness", {"0": 0}) is None
-
-
-def test_a_long_run_has_no_more_spans_than_can_be_seen() -> None:
-    events = [
-        TimelineEvent(track="trainer", name=name, start_s=start_s, end_s=start_s + 0.1)
-        for step in range(20_000)
-        for name, start_s in (("wait", step * 0.3), ("train", step * 0.3 + 0.1))
-    ]
-    chart = lane_chart(
-        "all", events, ["trainer"], {"wait": -1, "train": 0}, start_s=0.0, end_s=events[-1].end_s
-    )
-    assert chart is not None
-    assert len(chart.lanes[0].spans) < 2 * MIDDLE.width * 3
-    assert chart.lanes[0].busy_label == "33% busy"
-    assert all(0 < span.opacity <= 1 for span in chart.lanes[0].spans)

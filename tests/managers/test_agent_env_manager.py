@@ -14,9 +14,10 @@ import pytest
 from envsdk.collect import collect
 from envsdk.failures import Boundary
 from envsdk.inference.engine import EngineConfig
-from envsdk.inference.engine_policy import EnginePolicy, GeneratingSettings
+from envsdk.inference.engine_policy import EnginePolicy
 from envsdk.inference.mock import MockEngine
 from envsdk.inference.proxy import InferenceProxy, LocalLink
+from envsdk.inference.sampling import SamplingParams
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.traj_env_manager import EpisodeOrder, LeaseSource, TagSetup, TrajEnvManager
 from envsdk.play.local_runner import play_tasks
@@ -54,7 +55,7 @@ async def play(
     await engine.start()
     proxy = InferenceProxy({"mock": LocalLink(engine)})
     proxy.start()
-    policy = EnginePolicy(proxy, CHAT, GeneratingSettings(max_new_tokens=8), sequence_length=sequence_length)
+    policy = EnginePolicy(proxy, CHAT, SamplingParams(max_new_tokens=8), sequence_length=sequence_length)
     played: dict[int, Trajectory] = {}
     try:
         await play_tasks(
@@ -225,7 +226,7 @@ async def test_a_canceled_episode_ends_its_program(monkeypatch: pytest.MonkeyPat
         return started[-1]
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", spy)
-    policy = EnginePolicy(InferenceProxy({}), CHAT, GeneratingSettings(max_new_tokens=8), sequence_length=512)
+    policy = EnginePolicy(InferenceProxy({}), CHAT, SamplingParams(max_new_tokens=8), sequence_length=512)
     leases = OneLease()
     manager = lake_agents.HangingProgram(slot_id="s", setup=setup(), policy=policy, leases=leases)
     looping = asyncio.create_task(manager.run_rollout_loop())

@@ -13,10 +13,19 @@ from envsdk.env import EnvSpec, Info, Isolation
 from envsdk.managers.env_host import EnvBlueprint, EpisodeFailed, open_host, reset_result, step_result
 from envsdk.processes.interrupts import noticing_ctrl_c
 from envsdk.trajectory import Task
-from tests.managers.toy_envs import COUNTING, RAISED, TROUBLESOME, CountingEnv
+from tests.managers.toy_envs import (
+    ASYNC_COUNTING,
+    ASYNC_TROUBLESOME,
+    COUNTING,
+    RAISED,
+    TROUBLESOME,
+    AsyncCountingEnv,
+    CountingEnv,
+)
 
 EVERYWHERE = list(Isolation)
-OUTSIDE = [Isolation.THREAD, Isolation.PROCESS]
+OUTSIDE = [Isolation.THREAD, Isolation.ASYNC, Isolation.PROCESS]
+HERE = [Isolation.INLINE, Isolation.THREAD, Isolation.ASYNC]
 CALLS = {
     "start": lambda host: host.reset(0),
     "reset": lambda host: host.reset(0),
@@ -26,7 +35,10 @@ CALLS = {
 
 
 def blueprint(isolation: Isolation, **env_config: object) -> EnvBlueprint:
-    spec = TROUBLESOME if env_config else COUNTING
+    if isolation is Isolation.ASYNC:
+        spec = ASYNC_TROUBLESOME if env_config else ASYNC_COUNTING
+    else:
+        spec = TROUBLESOME if env_config else COUNTING
     return EnvBlueprint(
         spec=spec, env_config=env_config, isolation=isolation, reset_timeout_s=20.0, step_timeout_s=0.5
     )
@@ -102,7 +114,8 @@ def signals_are_noticed() -> Iterator[None]:
 async def test_an_interrupt_raised_by_any_method_is_the_environment_s(
     isolation: Isolation, verb: str, signals_are_noticed: None
 ) -> None:
-    spec = EnvSpec(id="toy/Interrupting-v0", entry_point="tests.managers.test_env_host:InterruptingEnv")
+    kind = "AsyncInterruptingEnv" if isolation is Isolation.ASYNC else "InterruptingEnv"
+    spec = EnvSpec(id="toy/Interrupting-v0", entry_point=f"tests.managers.test_env_host:{kind}")
     host = open_host(EnvBlueprint(spec=spec, isolation=isolation))
     await host.reset(0)
     if verb != "close":
@@ -110,6 +123,20 @@ async def test_an_interrupt_raised_by_any_method_is_the_environment_s(
             await getattr(host, verb)()
         assert caught.value.failure.kind == f"{verb}_raised"
     host.close()
+    await host.closed()
+
+
+class AsyncInterruptingEnv(AsyncCountingEnv):
+    """As if the user had pressed Ctrl-C."""
+
+    async def oracle(self) -> str:
+        raise KeyboardInterrupt
+
+    async def legal_actions(self) -> list[str]:
+        raise KeyboardInterrupt
+
+    async def close(self) -> None:  # type: ignore[override]
+        raise KeyboardInterrupt
 
 
 class InterruptingEnv(CountingEnv):
@@ -166,7 +193,7 @@ async def test_text_leaves_the_environment_without_its_code(isolation: Isolation
 
 
 @pytest.mark.parametrize("how", ["raise", "exit"])
-@pytest.mark.parametrize("isolation", [Isolation.INLINE, Isolation.THREAD])
+@pytest.mark.parametrize("isolation", HERE)
 async def test_an_environment_that_cannot_be_closed_is_thrown_away(isolation: Isolation, how: str) -> None:
     host = open_host(blueprint(isolation, how=how, where="close"))
     await host.reset(0)
@@ -190,7 +217,7 @@ async def test_an_error_that_names_a_boundary_is_put_down_to_it(isolation: Isola
 @pytest.mark.parametrize("isolation", EVERYWHERE)
 async def test_an_environment_that_lists_its_tasks_is_told_which_one_to_play(isolation: Isolation) -> None:
     task = Task(tag="toy", split="val", index=17)
-    spec = replace(COUNTING, lists_tasks=True)
+    spec = replace(ASYNC_COUNTING if isolation is Isolation.ASYNC else COUNTING, lists_tasks=True)
     host = open_host(EnvBlueprint(spec=spec, isolation=isolation))
     try:
         options = host.blueprint.reset_options(task)

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from ray.exceptions import RayActorError
 
 from envsdk.failures import Boundary, Failure
-from envsdk.inference.engine_policy import GeneratingSettings
+from envsdk.inference.sampling import SamplingParams
 from envsdk.managers import scheduler as scheduler_module
 from envsdk.managers.env_worker import (
     Control,
@@ -172,7 +172,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 slots=dict.fromkeys(slots, "a"),
                 setups={},
                 model=Path(),
-                generating=GeneratingSettings(max_new_tokens=1),
+                generating=SamplingParams(max_new_tokens=1),
                 sequence_length=9,
                 turn_timeout_s=1.0,
                 engines={},

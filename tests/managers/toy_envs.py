@@ -11,7 +11,7 @@ from typing import Any
 
 import gymnasium
 
-from envsdk.env import EnvSpec, Info, TextEnv
+from envsdk.env import AsyncTextEnv, EnvSpec, Info, TextEnv
 from envsdk.failures import Boundary, EnvsdkError
 
 
@@ -132,6 +132,71 @@ class TroublesomeEnv(CountingEnv):
         self._misbehave("close")
 
 
+class AsyncCountingEnv(AsyncTextEnv):
+    """A `CountingEnv` that is awaited."""
+
+    observation_space = CountingEnv.observation_space
+    action_space = CountingEnv.action_space
+
+    def __init__(self, num_turns: int = 3) -> None:
+        self.env = CountingEnv(num_turns)
+        self.is_closed = False
+
+    async def reset(  # type: ignore[override]
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, Info]:
+        await asyncio.sleep(0)
+        return self.env.reset(seed=seed, options=options)
+
+    async def step(self, action: str) -> tuple[str, float, bool, bool, Info]:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return self.env.step(action)
+
+    async def oracle(self) -> str:
+        return self.env.oracle()
+
+    async def legal_actions(self) -> list[str]:
+        return self.env.legal_actions()
+
+    async def state_hash(self) -> str:
+        await asyncio.sleep(0)
+        return self.env.state_hash()
+
+    async def close(self) -> None:  # type: ignore[override]
+        await asyncio.sleep(0)
+        self.env.close()
+        self.is_closed = True
+
+
+class AsyncTroublesomeEnv(AsyncCountingEnv):
+    """A `TroublesomeEnv` that is awaited: what hangs awaits for ever. It may `block` the event loop, too."""
+
+    def __init__(self, how: str, where: str = "step", share: float = 1.0, num_turns: int = 3) -> None:
+        super().__init__()
+        self.env = TroublesomeEnv(
+            "hang" if how == "block" else "" if how == "hang" else how, where, share, num_turns
+        )
+        self._hangs_in = where if how == "hang" else ""
+
+    async def reset(  # type: ignore[override]
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, Info]:
+        await self._hang_in("reset")
+        return await super().reset(seed=seed, options=options)
+
+    async def step(self, action: str) -> tuple[str, float, bool, bool, Info]:  # type: ignore[override]
+        await self._hang_in("step")
+        return await super().step(action)
+
+    async def close(self) -> None:  # type: ignore[override]
+        await self._hang_in("close")
+        await super().close()
+
+    async def _hang_in(self, where: str) -> None:
+        if where == self._hangs_in:
+            await asyncio.get_running_loop().create_future()
+
+
 class SlowlyBuiltEnv(CountingEnv):
     """Takes its time to be there."""
 
@@ -140,5 +205,9 @@ class SlowlyBuiltEnv(CountingEnv):
         time.sleep(seconds)
 
 
+ASYNC_COUNTING = EnvSpec(id="toy/AsyncCounting-v0", entry_point="tests.managers.toy_envs:AsyncCountingEnv")
+ASYNC_TROUBLESOME = EnvSpec(
+    id="toy/AsyncTroublesome-v0", entry_point="tests.managers.toy_envs:AsyncTroublesomeEnv"
+)
 COUNTING = EnvSpec(id="toy/Counting-v0", entry_point="tests.managers.toy_envs:CountingEnv")
 TROUBLESOME = EnvSpec(id="toy/Troublesome-v0", entry_point="tests.managers.toy_envs:TroublesomeEnv")

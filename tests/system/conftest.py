@@ -18,7 +18,7 @@ from envsdk.config.models import RayArgs
 from envsdk.env import EnvSpec, Isolation
 from envsdk.inference.engine import EngineConfig
 from envsdk.inference.engine_host import EngineHost
-from envsdk.inference.engine_policy import GeneratingSettings
+from envsdk.inference.sampling import SamplingParams
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.env_worker import WorkerSetup
 from envsdk.managers.ledger_types import LedgerConfig, LedgerState
@@ -185,7 +185,7 @@ def start_rollouts(running_ray: None, tokenizer_folder: Path) -> Iterator[StartR
                 slots={f"w{index}/{tag}/{slot}": tag for tag in setups for slot in range(slots_per_tag)},
                 setups=setups,
                 model=tokenizer_folder,
-                generating=GeneratingSettings(max_new_tokens=8),
+                generating=SamplingParams(max_new_tokens=8),
                 sequence_length=sequence_length,
                 turn_timeout_s=turn_timeout_s,
                 engines=engines,

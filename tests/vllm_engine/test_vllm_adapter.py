@@ -350,7 +350,8 @@ def test_a_request_never_outgrows_its_context_and_stops_at_its_own_tokens_alone(
     [
         ({"temperature": 0.001}, "samples at 0 and from 0.01 to 2"),
         ({"temperature": 2.5}, "samples at 0 and from 0.01 to 2"),
-        ({"top_p": 0.0}, "top_p in"),
+        ({"top_p": 0.0}, "top_p must be"),
+        ({"min_p": 1.5}, "min_p must be"),
         ({"top_k": -1}, "top_k must be"),
     ],
 )

@@ -5,7 +5,7 @@ configuration layer can check them.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -18,6 +18,9 @@ class MegatronStrategyConfig(StrictSettings):
     `actor_train.device_mapping` sizes the world; what the sizes below leave of it is data parallelism. A
     rank's device is its own: the GPU of its number on its machine, or the CPU where there is none.
     """
+
+    needs: ClassVar[tuple[str, ...]] = ("megatron",)
+    """Modules of optional packages that a run with this trainer needs."""
 
     tensor_model_parallel_size: int = Field(default=1, ge=1)
     """Ranks that share out each matrix. It divides the model's attention heads, its key-value heads and the

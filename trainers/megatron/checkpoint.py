@@ -20,7 +20,7 @@ from megatron.core import parallel_state
 from torch import Tensor, nn
 
 from envsdk.failures import ConfigurationError, StorageError
-from envsdk.trainers.collectives import alike, gathered, on_first_rank
+from envsdk.trainers.collectives import all_gather, on_first_rank, raise_on_all_ranks
 from envsdk.trainers.megatron import cpu, hf_weights
 from envsdk.trainers.megatron.optimizer import Kind, ParallelOptimizer
 from envsdk.trainers.torch_checkpoint import StoredCheckpoint, write_state, write_tensors
@@ -48,7 +48,7 @@ def save(
         if writer == rank:
             mine[name] = tensor.cpu()
     part = f"-{rank + 1}-of-{world_size}" if world_size > 1 else ""
-    digests = gathered(alike(lambda: write_tensors(folder, mine, part=part)))
+    digests = all_gather(raise_on_all_ranks(lambda: write_tensors(folder, mine, part=part)))
     merged = {name: digest for part_digests in digests for name, digest in part_digests.items()}
     on_first_rank(lambda: write_state(folder, merged, num_optimizer_steps=optimizer.num_steps))
 
@@ -58,9 +58,9 @@ def load(folder: Path, chunks: Sequence[nn.Module], optimizer: ParallelOptimizer
 
     Nothing has changed then.
     """
-    stored = alike(lambda: StoredCheckpoint(folder))
-    alike(lambda: stored.verify(stored.files[dist.get_rank() :: dist.get_world_size()]))
-    alike(lambda: _check(stored, chunks))
+    stored = raise_on_all_ranks(lambda: StoredCheckpoint(folder))
+    raise_on_all_ranks(lambda: stored.verify(stored.files[dist.get_rank() :: dist.get_world_size()]))
+    raise_on_all_ranks(lambda: _check(stored, chunks))
     head = _value_head(chunks)
     steps = {name: int(stored[name]) for name in stored if name.startswith("step/")}
     is_fresh = not steps  # it was saved before the first step
@@ -127,11 +127,11 @@ def _whole_tensors(
     head = _value_head(chunks)
     in_head = set(head.values())
     own = [p for chunk in chunks for p in chunk.parameters() if p not in in_head]
-    of_policy = max(gathered(max((optimizer.num_steps_of(p) for p in own), default=0)))
-    of_head = max(gathered(max((optimizer.num_steps_of(p) for p in in_head), default=0)))
+    of_policy = max(all_gather(max((optimizer.num_steps_of(p) for p in own), default=0)))
+    of_head = max(all_gather(max((optimizer.num_steps_of(p) for p in in_head), default=0)))
     for kind in get_args(Kind):
-        whole = partial(optimizer.whole, kind=kind)
-        for name, tensor in hf_weights.export(chunks, vocab_size, whole):
+        full = partial(optimizer.full_tensor, kind=kind)
+        for name, tensor in hf_weights.export(chunks, vocab_size, full):
             yield f"{kind}/{name}", tensor
             if kind == "weight":
                 yield f"step/{name}", torch.tensor(float(of_policy))
@@ -144,7 +144,7 @@ def _whole_tensors(
             tensor = (
                 torch.empty(shape, device=cpu.device())
                 if parameter is None
-                else optimizer.whole(parameter, kind)
+                else optimizer.full_tensor(parameter, kind)
             )
             dist.broadcast(tensor, dist.get_global_rank(stages, stages.size() - 1), group=stages)
             yield f"{kind}/{_HEAD}{name}", tensor

@@ -134,9 +134,9 @@ def export(
     stages = parallel_state.get_pipeline_model_parallel_group()
     experts = parallel_state.get_expert_model_parallel_group()
     mine = list(_held(chunks, with_tied_head=False))
-    described = _gathered([_described(held, vocab_size, dtype) for held in mine], stages)
+    described = _all_gather_objects([_described(held, vocab_size, dtype) for held in mine], stages)
     # In the order of the expert ranks: the same weights, of other experts.
-    by_expert_rank = _gathered(described, experts)
+    by_expert_rank = _all_gather_objects(described, experts)
     for stage in range(stages.size()):
         for index, weight in enumerate(described[stage]):
             parts: list[Tensor] | None = None
@@ -152,7 +152,7 @@ def export(
                 if not weight.is_expert:
                     yield weight.names[place], part
                     continue
-                of_experts = _all_gathered(part, experts)
+                of_experts = _all_gather_tensors(part, experts)
                 for rank, expert in enumerate(of_experts):
                     yield by_expert_rank[rank][stage][index].names[place], expert
 
@@ -348,7 +348,7 @@ def _matching(name: str) -> tuple[tuple[str, ...], _Copied, list[int]]:
 
 
 def _whole(held: _Held, of: Callable[[nn.Parameter], Tensor], vocab_size: int) -> list[Tensor]:
-    shards = _all_gathered(of(held.parameter), held.group)
+    shards = _all_gather_tensors(of(held.parameter), held.group)
     whole = held.kind.join_shards(shards)
     return held.kind.part(held.config, whole[:vocab_size] if held.is_vocabulary else whole)
 
@@ -365,7 +365,7 @@ def _described(held: _Held, vocab_size: int, dtype: torch.dtype | None) -> _Desc
     )
 
 
-def _all_gathered(part: Tensor, group: Any) -> list[Tensor]:
+def _all_gather_tensors(part: Tensor, group: Any) -> list[Tensor]:
     if group.size() == 1:
         return [part.clone()]
     parts = [torch.empty_like(part) for _ in range(group.size())]
@@ -373,7 +373,7 @@ def _all_gathered(part: Tensor, group: Any) -> list[Tensor]:
     return parts
 
 
-def _gathered(found: Any, group: Any) -> list[Any]:
+def _all_gather_objects(found: Any, group: Any) -> list[Any]:
     everything: list[Any] = [None] * group.size()
     dist.all_gather_object(everything, found, group=group)
     return everything

@@ -131,7 +131,7 @@ class ParallelOptimizer:
         part = self._parts.get(parameter)
         return 0 if part is None else int(part.state["step"])
 
-    def whole(self, parameter: nn.Parameter, kind: Kind) -> Tensor:
+    def full_tensor(self, parameter: nn.Parameter, kind: Kind) -> Tensor:
         """Float32, in the parameter's shape, from the parts of all data-parallel ranks."""
         flat = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
         part = self._parts.get(parameter)
@@ -144,7 +144,7 @@ class ParallelOptimizer:
 
     @torch.no_grad()
     def put(self, parameter: nn.Parameter, values: Tensor, *, kind: Kind) -> None:
-        """The opposite of `whole`; `values` are whole too. A weight is also put into the parameter itself."""
+        """Set this rank's part from full `values`. A weight is also put into the parameter itself."""
         part = self._parts.get(parameter)
         if part is not None:
             tensor = part.tensor(kind)

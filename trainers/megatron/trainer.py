@@ -32,8 +32,7 @@ from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.failures import ConfigurationError
 from envsdk.settings.validation import validated
 from envsdk.trainer import TrainerConfig
-from envsdk.trainers.base_weights import write_pretrained
-from envsdk.trainers.collectives import gathered, on_first_rank
+from envsdk.trainers.collectives import all_gather, on_first_rank
 from envsdk.trainers.megatron import checkpoint, cpu, hf_weights
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
 from envsdk.trainers.megatron.hf_config import read_config
@@ -45,7 +44,8 @@ from envsdk.trainers.megatron.token_outputs import over_context, vocab_parallel_
 from envsdk.trainers.objective import TokenOutputs
 from envsdk.trainers.packing import Row
 from envsdk.trainers.policy_trainer import PolicyTrainer, ScoreKind
-from envsdk.trainers.step_metrics import TrainTally
+from envsdk.trainers.pretrained_folder import write_pretrained
+from envsdk.trainers.step_metrics import StepMetrics
 from envsdk.trainers.train_rows import TrainRow
 from envsdk.trainers.training_args import TrainingArgs
 
@@ -88,7 +88,7 @@ class MegatronTrainer(PolicyTrainer):
             overlap_param_gather=strategy.overlap_param_gather,
         )
         self._layout = _packing_layout(strategy)
-        self._reports = (
+        self._is_reporting_rank = (
             self._is_last_stage
             and parallel_state.get_tensor_model_parallel_rank() == 0
             and parallel_state.get_context_parallel_rank() == 0
@@ -181,9 +181,9 @@ class MegatronTrainer(PolicyTrainer):
     def _snapshot(self) -> Callable[[], None]:
         return self._optimizer.snapshot()
 
-    def _accumulate(self, rows: Sequence[TrainRow], tally: TrainTally) -> None:
+    def _accumulate(self, rows: Sequence[TrainRow], tally: StepMetrics) -> None:
         def learn(micro: PackedBatch, outputs: TokenOutputs) -> Tensor:
-            found = tally if self._reports else TrainTally()
+            found = tally if self._is_reporting_rank else StepMetrics()
             loss = self.objective([rows[index] for index in micro.rows], outputs, found)
             found.loss += float(loss.detach())
             found.num_real_tokens += micro.num_real_tokens
@@ -202,16 +202,16 @@ class MegatronTrainer(PolicyTrainer):
             scores = outputs.logprobs_N if kind is ScoreKind.LOGPROBS else outputs.values_N
             assert scores is not None
             ends = np.cumsum([len(rows[index].scored) for index in micro.rows])
-            if self._reports:
+            if self._is_reporting_rank:
                 found.update(zip(micro.rows, np.split(scores.cpu().numpy(), ends[:-1]), strict=True))
             return scores.sum()
 
         self._run(rows, keep, forward_only=True)
-        results = {index: scores for part in gathered(found) for index, scores in part.items()}
+        results = {index: scores for part in all_gather(found) for index, scores in part.items()}
         return [results[index] for index in range(len(rows))]
 
-    def _merged(self, tally: TrainTally) -> TrainTally:
-        return TrainTally.merge(gathered(tally))
+    def _merged(self, tally: StepMetrics) -> StepMetrics:
+        return StepMetrics.merge(all_gather(tally))
 
     def _run(self, rows: Sequence[Row], use: _Use, *, forward_only: bool = False) -> None:
         """All rows through the model, in this rank's share of micro-batches and by the pipeline schedule."""

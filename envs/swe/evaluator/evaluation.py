@@ -9,7 +9,7 @@ from enum import StrEnum
 from envsdk.envs.swe.tasks.task import Outcome
 
 
-class Reason(StrEnum):
+class Verdict(StrEnum):
     """Why a patch scored as it did."""
 
     RESOLVED = "resolved"
@@ -34,7 +34,7 @@ class Evaluation:
     """The verdict on one patch."""
 
     resolved: bool
-    reason: Reason
+    reason: Verdict
     detail: str
     """One line for a person."""
     outcomes: Mapping[str, Outcome] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Evaluation:
     @property
     def infrastructure(self) -> bool:
         """The sample is to be masked, never scored 0."""
-        return self.reason is Reason.INFRASTRUCTURE
+        return self.reason is Verdict.INFRASTRUCTURE
 
     @property
     def reward(self) -> float | None:

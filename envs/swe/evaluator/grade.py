@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from envsdk.envs.swe.evaluator.evaluation import Evaluation, Reason
+from envsdk.envs.swe.evaluator.evaluation import Evaluation, Verdict
 from envsdk.envs.swe.evaluator.introspection import look
 from envsdk.envs.swe.evaluator.layout import tests_folder
 from envsdk.envs.swe.evaluator.limits import allowed_s, came_through, gold_again
@@ -21,16 +21,15 @@ from envsdk.envs.swe.evaluator.sealing import SealedTests, sealed_tests
 from envsdk.envs.swe.evaluator.stripping import Installed, RefusedPatch, installed_for, strip
 from envsdk.envs.swe.evaluator.trial import DoesNotApply, try_patch
 from envsdk.envs.swe.evaluator.trial import Ended as TrialEnded
-from envsdk.envs.swe.sandbox.contract import ExecResult, Image, SandboxBackend, SandboxError
-from envsdk.envs.swe.sandbox.contract import Reason as Ended
+from envsdk.envs.swe.sandbox.contract import ExecEnd, ExecResult, Image, SandboxBackend, SandboxError
 from envsdk.envs.swe.tasks.images import installed_modules, prepare_image
 from envsdk.envs.swe.tasks.task import Outcome, Task
 
 _RAN_OUT = {
-    Ended.TIMEOUT: "of time",
-    Ended.OUT_OF_MEMORY: "of memory",
-    Ended.DISK_LIMIT: "of disk",
-    Ended.OUTPUT_LIMIT: "of output",
+    ExecEnd.TIMEOUT: "of time",
+    ExecEnd.OUT_OF_MEMORY: "of memory",
+    ExecEnd.DISK_LIMIT: "of disk",
+    ExecEnd.OUTPUT_LIMIT: "of output",
 }
 
 
@@ -54,7 +53,7 @@ async def evaluate(task: Task, patch: str, backend: SandboxBackend, *, strict: b
     try:
         verdict = await _evaluate(task, patch, backend, strict)
     except SandboxError as error:
-        verdict = Evaluation(resolved=False, reason=Reason.INFRASTRUCTURE, detail=str(error))
+        verdict = Evaluation(resolved=False, reason=Verdict.INFRASTRUCTURE, detail=str(error))
     return replace(verdict, elapsed_s=time.monotonic() - started)
 
 
@@ -69,7 +68,7 @@ async def _evaluate(task: Task, patch: str, backend: SandboxBackend, strict: boo
         return await grading.verdict(patch, task.limits.timeout_s)
     limit_s = allowed_s(task.limits.timeout_s, tests.seal.gold_s)
     verdict = await grading.verdict(patch, limit_s)
-    if verdict.reason is Reason.EXHAUSTED:
+    if verdict.reason is Verdict.EXHAUSTED:
         gold = await gold_again(task, limit_s, lambda limit: grading.verdict(task.gold_patch, limit))
         verdict = _blamed(verdict, gold, limit_s)
     return verdict
@@ -83,7 +82,7 @@ def _blamed(verdict: Evaluation, gold: Evaluation, limit_s: float) -> Evaluation
     told = gold.detail if gold.run_s <= limit_s else f"{gold.run_s:.1f} s"
     return replace(
         verdict,
-        reason=Reason.INFRASTRUCTURE,
+        reason=Verdict.INFRASTRUCTURE,
         detail=f"{verdict.detail}; but the gold patch does not come through well either: {told}",
     )
 
@@ -103,7 +102,7 @@ class _Grading:
         try:
             stripped = await asyncio.to_thread(strip, patch, self.task, self.installed)
         except RefusedPatch as error:
-            return Evaluation(resolved=False, reason=Reason.PATCH_REFUSED, detail=str(error))
+            return Evaluation(resolved=False, reason=Verdict.PATCH_REFUSED, detail=str(error))
         marks: list[str] = []
         try:
             run = await try_patch(
@@ -115,7 +114,7 @@ class _Grading:
                 timeout_s=limit_s,
             )
         except DoesNotApply as error:
-            verdict = Evaluation(resolved=False, reason=Reason.PATCH_REFUSED, detail=str(error))
+            verdict = Evaluation(resolved=False, reason=Verdict.PATCH_REFUSED, detail=str(error))
         except TrialEnded as error:
             verdict = _ended(error.result, "applying the patch")
         else:
@@ -125,7 +124,7 @@ class _Grading:
                 marks = await asyncio.to_thread(look, self.image.tree, stripped, self.task.gold_patch)
                 if marks and self.strict and self.tests.seal.problem:
                     detail = _suspicion(marks)
-                    verdict = replace(verdict, resolved=False, reason=Reason.SUSPICIOUS, detail=detail)
+                    verdict = replace(verdict, resolved=False, reason=Verdict.SUSPICIOUS, detail=detail)
         return replace(
             verdict,
             stripped=stripped.removed,
@@ -143,10 +142,10 @@ def _suspicion(marks: Sequence[str]) -> str:
 
 def _ended(result: ExecResult, what: str) -> Evaluation:
     """The verdict where a command of the evaluation did not end by itself."""
-    if result.reason is Ended.INFRASTRUCTURE:
-        reason, detail = Reason.INFRASTRUCTURE, f"{what}: {result.output.strip()[-500:]}"
+    if result.reason is ExecEnd.INFRASTRUCTURE:
+        reason, detail = Verdict.INFRASTRUCTURE, f"{what}: {result.output.strip()[-500:]}"
     else:
-        reason = Reason.EXHAUSTED
+        reason = Verdict.EXHAUSTED
         detail = f"{what} ran out {_RAN_OUT[result.reason]} after {result.elapsed_s:.0f} s"
     tail = result.output[-2000:]
     return Evaluation(resolved=False, reason=reason, detail=detail, output_tail=tail, run_s=result.elapsed_s)
@@ -155,13 +154,13 @@ def _ended(result: ExecResult, what: str) -> Evaluation:
 def _judge(task: Task, run: TestRun) -> Evaluation:
     """The verdict on a run: every test that decides must have come out as the task says."""
     tail = run.result.output[-2000:]
-    if run.result.reason is not Ended.EXIT:
+    if run.result.reason is not ExecEnd.EXIT:
         return _ended(run.result, "the tests")
     if run.report is None or run.distrusted is not None:
         assert run.distrusted is not None
         return Evaluation(
             resolved=False,
-            reason=Reason.TAMPERED,
+            reason=Verdict.TAMPERED,
             detail=run.distrusted,
             output_tail=tail,
             run_s=run.result.elapsed_s,
@@ -174,14 +173,14 @@ def _judge(task: Task, run: TestRun) -> Evaluation:
         wanted = dict.fromkeys((*task.fail_to_pass, *task.pass_to_pass), Outcome.PASSED)
     outcomes = {test: look_up(seen, test, run.report.aliases) for test in wanted}
     wrong = [test for test, outcome in wanted.items() if outcomes[test] is not outcome]
-    reason = Reason.TESTS_FAILED if wrong or not wanted else Reason.RESOLVED
+    reason = Verdict.TESTS_FAILED if wrong or not wanted else Verdict.RESOLVED
     detail = f"{len(wanted) - len(wrong)} of {len(wanted)} tests came out as they must"
     if wrong:
         detail += f"; {outcomes[wrong[0]].value}: {wrong[0]}"
     if run.report.collect_errors:
         detail += f"; cannot be collected: {_first_error(run.report.collect_errors)}"
     return Evaluation(
-        resolved=reason is Reason.RESOLVED,
+        resolved=reason is Verdict.RESOLVED,
         reason=reason,
         detail=detail,
         outcomes=outcomes,

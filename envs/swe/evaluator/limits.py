@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from weakref import WeakKeyDictionary
 
-from envsdk.envs.swe.evaluator.evaluation import Evaluation, Reason
+from envsdk.envs.swe.evaluator.evaluation import Evaluation, Verdict
 from envsdk.envs.swe.tasks.task import Task
 
 FLOOR_S = 30.0
@@ -32,7 +32,7 @@ def allowed_s(limit_s: float, gold_s: float) -> float:
 
 def came_through(verdict: Evaluation, limit_s: float) -> bool:
     """Whether this verdict on the gold patch shows that the machine is fit to grade under the limit."""
-    ended_by_itself = verdict.reason not in (Reason.EXHAUSTED, Reason.INFRASTRUCTURE)
+    ended_by_itself = verdict.reason not in (Verdict.EXHAUSTED, Verdict.INFRASTRUCTURE)
     return ended_by_itself and verdict.run_s <= WELL_WITHIN * limit_s
 
 

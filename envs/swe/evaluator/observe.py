@@ -10,7 +10,7 @@ from envsdk.envs.swe.evaluator.layout import laid_paths, tests_folder
 from envsdk.envs.swe.evaluator.report import Report
 from envsdk.envs.swe.evaluator.run import TestRun, lay, run_tests
 from envsdk.envs.swe.evaluator.scratch import scratch_folder
-from envsdk.envs.swe.sandbox.contract import Limits, Reason, SandboxBackend, SandboxError
+from envsdk.envs.swe.sandbox.contract import ExecEnd, Limits, SandboxBackend, SandboxError
 from envsdk.envs.swe.tasks.images import prepare_image
 from envsdk.envs.swe.tasks.task import Outcome, Task
 
@@ -54,7 +54,7 @@ async def observe(
             )
         finally:
             await sandbox.close()
-    if run.result.reason is Reason.INFRASTRUCTURE:
+    if run.result.reason is ExecEnd.INFRASTRUCTURE:
         raise SandboxError(f"{task.instance_id}: {run.result.output}")
     return run
 

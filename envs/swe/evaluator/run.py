@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from envsdk.envs.swe.evaluator.canaries import Canary, make_canary
 from envsdk.envs.swe.evaluator.layout import copy_laid
 from envsdk.envs.swe.evaluator.report import Report, distrust, read_report
-from envsdk.envs.swe.sandbox.contract import ExecResult, Image, Reason, Sandbox, SandboxFileError
+from envsdk.envs.swe.sandbox.contract import ExecEnd, ExecResult, Image, Sandbox, SandboxFileError
 from envsdk.envs.swe.tasks.images import SITE
 from envsdk.envs.swe.tasks.task import Runner, TestPlan
 
@@ -117,7 +117,7 @@ async def run_tests(
             "LANG": "C.UTF-8",
         },
     )
-    if result.reason is not Reason.EXIT:
+    if result.reason is not ExecEnd.EXIT:
         return TestRun(result=result, report=None, distrusted=None)
     try:
         data = await sandbox.read(report_path, max_bytes=_MAX_REPORT_BYTES)

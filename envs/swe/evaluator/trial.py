@@ -10,7 +10,7 @@ from envsdk.envs.swe.evaluator.layout import laid_paths
 from envsdk.envs.swe.evaluator.run import TestRun, lay, run_tests
 from envsdk.envs.swe.evaluator.scratch import scratch_folder
 from envsdk.envs.swe.evaluator.stripping import Stripped
-from envsdk.envs.swe.sandbox.contract import ExecResult, Image, Limits, Reason, Sandbox, SandboxBackend
+from envsdk.envs.swe.sandbox.contract import ExecEnd, ExecResult, Image, Limits, Sandbox, SandboxBackend
 from envsdk.envs.swe.tasks.task import Task
 
 _APPLY = "git -c core.fsmonitor=false -c core.hooksPath=/dev/null apply --whitespace=nowarn"
@@ -66,7 +66,7 @@ async def _apply(sandbox: Sandbox, patch: Stripped) -> None:
     path = f"/tmp/{secrets.token_hex(8)}"
     await sandbox.write(path, patch.text.encode(errors="surrogateescape"))
     result = await sandbox.exec(f"{_APPLY} {path} && rm {path}", timeout_s=_APPLY_TIMEOUT_S, env=_GIT_ENV)
-    if result.reason is not Reason.EXIT:
+    if result.reason is not ExecEnd.EXIT:
         raise Ended("applying the patch", result)
     if not result.ok:
         lines = result.output.strip().splitlines() or ["git apply failed"]

@@ -19,7 +19,7 @@ from typing import Any
 
 from envsdk.display.console import TerminalConsole
 from envsdk.display.terminal import say
-from envsdk.envs.swe.evaluator import Evaluation, Reason, evaluate, validate
+from envsdk.envs.swe.evaluator import Evaluation, Verdict, evaluate, validate
 from envsdk.envs.swe.evaluator.validation import VERSION
 from envsdk.envs.swe.export import file_name
 from envsdk.envs.swe.grade.predictions import Prediction, read_predictions
@@ -191,7 +191,7 @@ def _keep(
             "model_name_or_path": prediction.model,
             "resolved": verdict is not None and verdict.resolved,
             "told": told,
-            "reason": verdict.reason.value if verdict else Reason.TESTS_FAILED.value,
+            "reason": verdict.reason.value if verdict else Verdict.TESTS_FAILED.value,
             "stripped": list(verdict.stripped) if verdict else [],
             "num_left_out": verdict.num_left_out if verdict else 0,
             "hidden_bits": verdict.hidden_bits if verdict else 0.0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from envsdk.envs.swe.evaluator import Evaluation, Reason
+from envsdk.envs.swe.evaluator import Evaluation, Verdict
 from envsdk.envs.swe.grade.predictions import Prediction
 from envsdk.envs.swe.tasks import Outcome, Task
 
@@ -15,7 +15,7 @@ def instance_report(task: Task, prediction: Prediction, verdict: Evaluation | No
     report: dict[str, Any] = {
         "patch_is_None": prediction.patch is None,
         "patch_exists": prediction.patch is not None,
-        "patch_successfully_applied": verdict is not None and verdict.reason is not Reason.PATCH_REFUSED,
+        "patch_successfully_applied": verdict is not None and verdict.reason is not Verdict.PATCH_REFUSED,
         "resolved": verdict is not None and verdict.resolved,
     }
     if verdict is not None and verdict.outcomes:

@@ -10,7 +10,7 @@ from envsdk.envs.swe.evaluator.observe import observe, passed
 from envsdk.envs.swe.evaluator.report import Report
 from envsdk.envs.swe.evaluator.run import TestRun
 from envsdk.envs.swe.make_tasks.package import Package
-from envsdk.envs.swe.sandbox.contract import WORKDIR, Reason, SandboxBackend
+from envsdk.envs.swe.sandbox.contract import WORKDIR, ExecEnd, SandboxBackend
 from envsdk.envs.swe.tasks.task import Task, TaskLimits, TestPlan, TreeSource
 from envsdk.failures import ConfigurationError
 
@@ -112,7 +112,7 @@ async def measure(
 
 
 def _believed(run: TestRun, package: Package) -> Report:
-    if run.report is None or run.distrusted is not None or run.result.reason is not Reason.EXIT:
+    if run.report is None or run.distrusted is not None or run.result.reason is not ExecEnd.EXIT:
         problem = run.distrusted or run.result.reason.value
         raise ConfigurationError(
             f"{package.label}: its tests cannot be run: {problem}\n{run.result.output[-1500:]}"

@@ -31,7 +31,7 @@ from envsdk.envs.swe.make_tasks.journal import Journal
 from envsdk.envs.swe.make_tasks.mutations import Mutation, NotDifferent, Source, apply, mutations
 from envsdk.envs.swe.make_tasks.package import Package
 from envsdk.envs.swe.make_tasks.statement import describe
-from envsdk.envs.swe.sandbox.contract import Reason, SandboxBackend
+from envsdk.envs.swe.sandbox.contract import ExecEnd, SandboxBackend
 from envsdk.envs.swe.tasks.patches import diff
 from envsdk.envs.swe.tasks.task import Outcome, Task, TaskLimits, TestPlan
 from envsdk.store.atomic import make_folder, write_atomically, write_json_atomically
@@ -241,7 +241,7 @@ class _Maker:
     async def _failing(self, path: str, text: str, hash_seed: int) -> dict[str, str] | str:
         """The stable tests that fail in the mutant, with their messages; else why it is no task."""
         run = await observe(self._task, self._backend, hash_seed=hash_seed, files={path: text})
-        if run.result.reason is not Reason.EXIT:
+        if run.result.reason is not ExecEnd.EXIT:
             return run.result.reason.value
         if run.report is None or run.distrusted is not None or run.report.collect_errors:
             return "broken"

@@ -1,10 +1,10 @@
 """Sandboxes: one contract (`contract`), chosen by name (`open_backend`)."""
 
 from envsdk.envs.swe.sandbox.contract import (
+    ExecEnd,
     ExecResult,
     Image,
     Limits,
-    Reason,
     Sandbox,
     SandboxBackend,
     SandboxError,
@@ -15,10 +15,10 @@ from envsdk.envs.swe.sandbox.contract import (
 from envsdk.envs.swe.sandbox.registry import open_backend
 
 __all__ = [
+    "ExecEnd",
     "ExecResult",
     "Image",
     "Limits",
-    "Reason",
     "Sandbox",
     "SandboxBackend",
     "SandboxError",

@@ -3,7 +3,7 @@
     backend.probe() -> start(image) -> exec | read | write | diff | snapshot | restore ... -> close()
 
 What a command does to itself (fails, runs too long, prints or stores too much) is a result. What the
-machine does to a command is `Reason.INFRASTRUCTURE` from `exec` and SandboxError from everything else:
+machine does to a command is `ExecEnd.INFRASTRUCTURE` from `exec` and SandboxError from everything else:
 such an episode is masked, never scored 0.
 
     backend = open_backend("bubblewrap", {})
@@ -42,7 +42,7 @@ INSTALLED_FOLDERS = ("node_modules", "site-packages", "dist-packages")
 """Folders of installed packages."""
 
 
-class Reason(StrEnum):
+class ExecEnd(StrEnum):
     """Why a command ended."""
 
     EXIT = "exit"
@@ -65,8 +65,8 @@ class ExecResult:
     with a line between that counts what is left out. Invalid UTF-8 is U+FFFD; control characters other
     than newline, tab and carriage return are written out (`\\x1b`), so that printing it is harmless."""
     returncode: int | None
-    """Of the shell; 128 + N after signal N. None with `Reason.INFRASTRUCTURE`; 137 where a limit ended it."""
-    reason: Reason
+    """Of the shell; 128 + N after signal N. None with `ExecEnd.INFRASTRUCTURE`; 137 after a limit."""
+    reason: ExecEnd
     elapsed_s: float
     """Of the command itself; waiting for a slot is not counted."""
     total_bytes: int
@@ -74,7 +74,7 @@ class ExecResult:
 
     @property
     def ok(self) -> bool:
-        return self.reason is Reason.EXIT and self.returncode == 0
+        return self.reason is ExecEnd.EXIT and self.returncode == 0
 
     @classmethod
     def infrastructure(cls, message: str, elapsed_s: float = 0.0) -> ExecResult:
@@ -82,7 +82,7 @@ class ExecResult:
         return cls(
             output=message,
             returncode=None,
-            reason=Reason.INFRASTRUCTURE,
+            reason=ExecEnd.INFRASTRUCTURE,
             elapsed_s=elapsed_s,
             total_bytes=len(message),
         )

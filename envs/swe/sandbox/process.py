@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from envsdk.envs.swe.sandbox.contract import Reason
+from envsdk.envs.swe.sandbox.contract import ExecEnd
 from envsdk.envs.swe.sandbox.output import HeadTail
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -35,7 +35,7 @@ GONE_TIMEOUT_S = 20.0
 class Finished:
     """How a launcher ended."""
 
-    reason: Reason
+    reason: ExecEnd
     returncode: int
     """Of the launcher; negative after a signal."""
     output: HeadTail
@@ -78,7 +78,7 @@ class Process:
     _status: _Status = field(default_factory=_Status)
     _inside_fd: int | None = None
     _returncode: int | None = None
-    _reason: Reason | None = None
+    _reason: ExecEnd | None = None
     _deadline: asyncio.TimerHandle | None = None
 
     @classmethod
@@ -153,7 +153,7 @@ class Process:
         loop.add_reader(self._exit_fd, self._on_exit)
         return self
 
-    def end(self, reason: Reason) -> None:
+    def end(self, reason: ExecEnd) -> None:
         """Kill everything, for this reason."""
         if self._returncode is None:
             self._reason = self._reason or reason
@@ -169,11 +169,11 @@ class Process:
         Where processes do not end although they were killed, the reason is `INFRASTRUCTURE`. Cancelling ends
         the processes first.
         """
-        timer = self._loop.call_later(timeout_s, self.end, Reason.TIMEOUT)
+        timer = self._loop.call_later(timeout_s, self.end, ExecEnd.TIMEOUT)
         try:
             await asyncio.shield(self._gone)
         except asyncio.CancelledError:
-            self.end(Reason.INFRASTRUCTURE)
+            self.end(ExecEnd.INFRASTRUCTURE)
             await asyncio.shield(self._gone)
             raise
         finally:
@@ -182,7 +182,7 @@ class Process:
                 self._deadline.cancel()
             self._close()
         return Finished(
-            reason=self._reason or Reason.EXIT,
+            reason=self._reason or ExecEnd.EXIT,
             returncode=-signal.SIGKILL if self._returncode is None else self._returncode,
             output=self._kept,
             elapsed_s=time.perf_counter() - self._started,
@@ -195,7 +195,7 @@ class Process:
             self._deadline = self._loop.call_later(GONE_TIMEOUT_S, self._give_up)
 
     def _give_up(self) -> None:
-        self._reason = Reason.INFRASTRUCTURE
+        self._reason = ExecEnd.INFRASTRUCTURE
         if not self._gone.done():
             self._gone.set_result(None)
 
@@ -215,7 +215,7 @@ class Process:
             return True
         self._kept.feed(chunk)
         if self._kept.total > self._max_output:
-            self.end(Reason.OUTPUT_LIMIT)
+            self.end(ExecEnd.OUTPUT_LIMIT)
         return bool(chunk)
 
     def _on_status(self) -> bool:

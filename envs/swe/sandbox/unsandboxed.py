@@ -16,10 +16,10 @@ from typing import Any
 
 from envsdk.envs.swe.sandbox import scripts
 from envsdk.envs.swe.sandbox.contract import (
+    ExecEnd,
     ExecResult,
     Image,
     Limits,
-    Reason,
     SandboxError,
     SandboxFileError,
     SandboxUnavailable,
@@ -75,7 +75,7 @@ class Unsandboxed:
                 )
             except OSError as error:
                 return ExecResult.infrastructure(str(error))
-        ended = finished.reason is Reason.EXIT
+        ended = finished.reason is ExecEnd.EXIT
         code = finished.returncode if finished.returncode >= 0 else 128 - finished.returncode
         return ExecResult(
             output=finished.output.text(),
@@ -113,7 +113,7 @@ class Unsandboxed:
                 2 * _MAX_PATCH_BYTES,
                 _MAX_PATCH_BYTES,
             )
-        if finished.reason is not Reason.EXIT or finished.returncode:
+        if finished.reason is not ExecEnd.EXIT or finished.returncode:
             raise SandboxFileError(f"the tree cannot be compared: {finished.reason}, {finished.returncode}")
         return finished.output.content().decode("utf-8", "surrogateescape")
 

@@ -68,9 +68,6 @@ class FilePatch:
         modes = [mode for mode in (self.old_mode, self.new_mode) if mode]
         return not self.binary and all(mode in _REGULAR_MODES for mode in modes)
 
-    def added_lines(self) -> list[str]:
-        return [line[1:] for hunk in self.hunks for line in hunk.lines if line.startswith("+")]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:

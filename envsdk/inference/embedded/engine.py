@@ -108,8 +108,6 @@ class EmbeddedCore(Core):
             return EngineFailure(
                 f"the prompt holds a token id outside the vocabulary of {self.decoder.vocab_size}"
             )
-        if sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
-            return EngineFailure(f"temperature and top_k must be at least 0 and top_p in (0, 1]: {sampling}")
         if sampling.structure is not None and self._guides is not None:
             return self._guides.problem(sampling.structure, sampling.stop_token_ids)
         return None

@@ -32,21 +32,19 @@ class SamplingPlan:
     inverse_temperature_B1: Tensor | None
     greedy_B: Tensor | None
     filtered_rows: Tensor | None
-    """Rows with top_k or top_p; the next two have one entry, `[num_filtered, 1]`, for each."""
+    """Rows that leave tokens out; the next three have one entry, `[num_filtered, 1]`, for each."""
     top_k: Tensor | None
     top_p: Tensor | None
+    log_min_p: Tensor | None
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], vocab_size: int, device: torch.device) -> SamplingPlan:
         temperatures = [p.temperature or 1.0 for p in params]
         greedy = [p.temperature == 0 for p in params]
-        filtered = [
-            row
-            for row, p in enumerate(params)
-            if p.temperature > 0 and (p.top_p < 1.0 or 0 < p.top_k < vocab_size)
-        ]
+        filtered = [row for row, p in enumerate(params) if p.is_truncated]
         top_k = [[min(params[row].top_k or vocab_size, vocab_size)] for row in filtered]
         top_p = [[params[row].top_p] for row in filtered]
+        min_p = [[params[row].min_p] for row in filtered]
 
         return cls(
             inverse_temperature_B1=None
@@ -56,6 +54,7 @@ class SamplingPlan:
             filtered_rows=torch.tensor(filtered, device=device) if filtered else None,
             top_k=torch.tensor(top_k, device=device) if filtered else None,
             top_p=torch.tensor(top_p, device=device) if filtered else None,
+            log_min_p=torch.tensor(min_p, device=device).log() if filtered else None,
         )
 
 
@@ -66,7 +65,8 @@ def sample(logits_BV: Tensor, uniforms_B: Tensor, plan: SamplingPlan) -> tuple[T
     if plan.filtered_rows is not None:
         assert plan.top_k is not None
         assert plan.top_p is not None
-        kept = _filter(logits_BV[plan.filtered_rows], plan.top_k, plan.top_p)
+        assert plan.log_min_p is not None
+        kept = _filter(logits_BV[plan.filtered_rows], plan.top_k, plan.top_p, plan.log_min_p)
         logits_BV = logits_BV.index_copy(0, plan.filtered_rows, kept)
     probabilities_BV = torch.softmax(logits_BV, -1)
     cumulative_BV = torch.cumsum(probabilities_BV, -1)
@@ -81,13 +81,14 @@ def sample(logits_BV: Tensor, uniforms_B: Tensor, plan: SamplingPlan) -> tuple[T
     return tokens_B1.squeeze(1), probabilities_BV.gather(1, tokens_B1).squeeze(1).log_().clamp_(max=0.0)
 
 
-def _filter(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """-inf outside the `top_k` likeliest tokens, then outside the smallest set that holds `top_p`."""
+def _filter(logits: Tensor, top_k: Tensor, top_p: Tensor, log_min_p: Tensor) -> Tensor:
+    """-inf outside the `top_k` likeliest tokens, then outside the smallest set that holds `top_p`, then below
+    `min_p` times the likeliest token's probability."""
     ordered, order = logits.sort(dim=-1, descending=True)
     ordered = ordered.masked_fill(ordered < ordered.gather(1, top_k - 1), -torch.inf)
     probabilities = ordered.softmax(-1)
     before = probabilities.cumsum(-1) - probabilities
-    outside = before >= top_p
+    outside = (before >= top_p) | (ordered < ordered[:, :1] + log_min_p)
     outside[:, 0] = False
     ordered = ordered.masked_fill(outside, -torch.inf)
     return torch.empty_like(logits).scatter_(1, order, ordered)

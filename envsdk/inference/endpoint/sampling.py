@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from envsdk.inference.endpoint.errors import ApiError, unsupported
 from envsdk.inference.endpoint.wire import SamplingFields
-from envsdk.inference.engine import OutputStructure, SamplingParams
+from envsdk.inference.sampling import SHAPE, OutputStructure, SamplingParams, SamplingShape
 from envsdk.seeds import stable_seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingRules:
+class SamplingRules(SamplingShape):
     """How replies are sampled where a request says nothing."""
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
     max_new_tokens: int | None = None
     """Longest reply; a request that asks for more gets this. None leaves it to the context."""
     structure: OutputStructure | None = None
@@ -62,9 +60,6 @@ def sampling_params(
     """
     if rules.is_fixed:
         _check_fixed(asked, rules)
-    temperature = rules.temperature if asked.temperature is None else asked.temperature
-    top_p = rules.top_p if asked.top_p is None else asked.top_p
-    top_k = rules.top_k if asked.top_k is None else max(asked.top_k, 0)
     stops = [*(() if asked.ignore_eos else stop_token_ids), *(asked.stop_token_ids or ())]
     seed = asked.seed
     if seed is not None:
@@ -72,21 +67,22 @@ def sampling_params(
     elif rules.seed is not None:
         seed = stable_seed(rules.seed, number)
     return SamplingParams(
+        **{**rules.shape(), **_asked_shape(asked)},
         max_new_tokens=_longest_reply(asked, rules, num_prompt_tokens, sequence_length, default_max_tokens),
-        temperature=float(temperature),
-        top_p=float(top_p),
-        top_k=top_k,
         stop_token_ids=tuple(dict.fromkeys(stops)),
         seed=seed,
         structure=asked.structure or rules.structure,
     )
 
 
+def _asked_shape(asked: SamplingFields) -> dict[str, Any]:
+    return {name: value for name in SHAPE if (value := getattr(asked, name)) is not None}
+
+
 def _check_fixed(asked: SamplingFields, rules: SamplingRules) -> None:
-    given = {"temperature": asked.temperature, "top_p": asked.top_p, "top_k": asked.top_k}
-    for name, value in given.items():
+    for name, value in _asked_shape(asked).items():
         fixed = getattr(rules, name)
-        if value is not None and max(value, 0) != fixed:
+        if value != fixed:
             raise unsupported(
                 name, f"is {value:g}, but this session is trained on and samples at {fixed:g}: leave it out"
             )

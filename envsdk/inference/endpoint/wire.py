@@ -13,14 +13,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, PrivateAttr, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, PrivateAttr, ValidationError
 
 from envsdk.failures import without_lone_surrogates
 from envsdk.inference.endpoint.errors import ApiError, invalid, unsupported
 from envsdk.inference.endpoint.tool_calls import call_of
-from envsdk.inference.engine import OutputStructure
+from envsdk.inference.sampling import MinP, OutputStructure, Temperature, TopK, TopP
 from envsdk.settings.nearest import suggest
-from envsdk.settings.numbers import Temperature
 
 MAX_CHOICES = 128
 """Most replies to one prompt."""
@@ -44,7 +43,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "function_call": (),
     "functions": (),
     "logit_bias": ({},),
-    "min_p": (0,),
     "modalities": (["text"],),
     "presence_penalty": (0,),
     "reasoning_effort": (),
@@ -137,9 +135,10 @@ class SamplingFields(BaseModel):
 
     model: str
     temperature: Temperature | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    top_p: TopP | None = None
+    top_k: Annotated[TopK, BeforeValidator(lambda k: 0 if k == -1 else k)] | None = None
     """0 and -1 are off."""
+    min_p: MinP | None = None
     seed: int | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None

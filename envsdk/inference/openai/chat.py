@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import random
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,15 +20,17 @@ import httpx2
 from pydantic import BaseModel, ValidationError
 
 from envsdk.failures import Boundary, Failure
-from envsdk.inference.engine_policy import GeneratingSettings
 from envsdk.inference.engine_support.failures import ReplyRefused, Unavailable, wait_s
 from envsdk.inference.engine_support.http import http_client, refusal, unavailable
 from envsdk.inference.rate_limits import RateGate
+from envsdk.inference.sampling import SamplingParams, recorded
 from envsdk.inference.settings import api_key_of
 from envsdk.policy import Policy, PolicyFailed, Reply, TurnContext
 from envsdk.prompts import AgentPrompts, conversation
 
 _CONNECT_TIMEOUT_S = 10.0
+_IN_PROTOCOL = ("temperature", "top_p")
+"""Sampling parameters of OpenAI's protocol; others are sent where they are on."""
 _FINISH_REASONS = frozenset({"stop", "length"})
 
 
@@ -40,7 +42,7 @@ class ChatEndpoint:
     """Where `/chat/completions` is, such as `http://127.0.0.1:8000/v1`."""
     model: str
     """Name of the model as the server knows it."""
-    generating: GeneratingSettings
+    generating: SamplingParams
     api_key_env: str | None = None
     """Name of the environment variable that holds the server's key; no key is sent when absent."""
     extra_body: Mapping[str, Any] = field(default_factory=dict)
@@ -53,7 +55,7 @@ class ChatEndpoint:
         """What decides its replies, as JSON."""
         return {
             "endpoint_model": self.model,
-            "generating": asdict(self.generating),
+            "generating": recorded(self.generating),
             **({"extra_body": dict(self.extra_body)} if self.extra_body else {}),
         }
 
@@ -63,13 +65,14 @@ class ChatEndpoint:
             "model": self.model,
             "messages": messages,
             "max_tokens": max_tokens,
-            "temperature": self.generating.temperature,
-            "top_p": self.generating.top_p,
             "seed": seed,
+            **{
+                name: value
+                for name, value in self.generating.shape().items()
+                if value or name in _IN_PROTOCOL
+            },
+            **self.extra_body,
         }
-        if self.generating.top_k:
-            body["top_k"] = self.generating.top_k
-        body |= self.extra_body
         return {name: value for name, value in body.items() if value is not None}
 
 

@@ -56,8 +56,8 @@ _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 def completion_body(settings: OpenAISettings, request: GenerationRequest, max_tokens: int) -> dict[str, Any]:
     """The request as JSON.
 
-    `min_p` and `repetition_penalty` are named because servers take defaults from a model's
-    `generation_config.json`, which would bend the distribution behind the run's back.
+    Parameters that are off are sent too: servers take defaults from a model's `generation_config.json`, which
+    would change the distribution without the run's knowledge.
     """
     sampling = request.sampling
     body = {
@@ -65,10 +65,8 @@ def completion_body(settings: OpenAISettings, request: GenerationRequest, max_to
         "model": settings.model,
         "prompt": [int(token) for token in request.prompt_ids],
         "max_tokens": max_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
+        **sampling.shape(),
         "top_k": sampling.top_k or -1,
-        "min_p": 0.0,
         "repetition_penalty": 1.0,
         "stop_token_ids": list(sampling.stop_token_ids),
         "n": 1,

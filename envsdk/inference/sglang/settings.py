@@ -49,6 +49,7 @@ class SGLangSettings(PassThroughSettings):
     underscores.
     """
 
+    needs = ("httpx2",)
     common_arguments = COMMON_ARGUMENTS
     set_by_engine = SET_BY_ENGINE
 

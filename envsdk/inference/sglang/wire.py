@@ -55,20 +55,13 @@ class ServerFacts:
     takes_adapters: bool
 
 
-def is_truncated(sampling: SamplingParams) -> bool:
-    """Whether some tokens cannot be drawn: SGLang's plain log-probabilities are then of another distribution.
-
-    At temperature 0 they are those of temperature 1, as the contract has it.
-    """
-    return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1)
-
-
 def why_unsupported(settings: SGLangSettings, sampling: SamplingParams) -> EngineFailure | None:
     """Why SGLang cannot answer with these settings; None when it can."""
-    if settings.logprobs == "sampling" and is_truncated(sampling) and sampling.top_k == 0:
+    if settings.logprobs == "sampling" and sampling.is_truncated and sampling.top_k == 0:
         return EngineFailure(
-            f"SGLang tells log-probabilities after top_p={sampling.top_p} only together with a top_k; "
-            "set top_k as well, or top_p to 1, or `logprobs: untruncated`"
+            f"SGLang gives log-probabilities after top_p={sampling.top_p:g} and min_p={sampling.min_p:g} "
+            "only together with a top_k; set top_k as well, or top_p to 1 and min_p to 0, or "
+            "`logprobs: untruncated`"
         )
     return None
 
@@ -109,10 +102,8 @@ def generate_body(
     """One request to `/generate`. Penalties are named because a server may have other defaults."""
     sampling_params: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
+        **sampling.shape(),
         "top_k": sampling.top_k or -1,
-        "min_p": 0.0,
         "frequency_penalty": 0.0,
         "presence_penalty": 0.0,
         "repetition_penalty": 1.0,
@@ -130,7 +121,7 @@ def generate_body(
         "sampling_params": sampling_params,
         "stream": True,
         "return_logprob": settings.logprobs != "none",
-        "return_sampling_mask": settings.logprobs == "sampling" and is_truncated(sampling),
+        "return_sampling_mask": settings.logprobs == "sampling" and sampling.is_truncated,
     }
 
 
@@ -236,7 +227,7 @@ def _logprobs(
         if values is None:
             raise ReplyRefused(
                 f"the server gave no output_token_sampling_logprobs, as SGLang {RELEASE} does; set "
-                "`logprobs: untruncated`, or top_p to 1 and top_k to 0"
+                "`logprobs: untruncated`, or top_p to 1, top_k and min_p to 0"
             )
     known = [value for value in values or () if value is not None and math.isfinite(value)]
     if len(known) != num_new:

@@ -46,6 +46,7 @@ SET_BY_ENGINE = {
 class VLLMSettings(PassThroughSettings):
     """`strategy_config` of the `vllm` engine. Any other argument of `AsyncEngineArgs` is taken too."""
 
+    needs = ("vllm",)
     set_by_engine = SET_BY_ENGINE
 
     logprobs: Literal["sampling", "raw"] = "sampling"

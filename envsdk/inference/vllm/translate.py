@@ -35,9 +35,7 @@ def sampling_options(sampling: SamplingParams, *, room: int) -> dict[str, Any]:
     """Arguments of vLLM's `SamplingParams`; `room` is what the context leaves for the reply, in tokens."""
     return {
         "max_tokens": min(sampling.max_new_tokens, room),
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
+        **sampling.shape(),
         "seed": sampling.seed,
         "stop_token_ids": list(sampling.stop_token_ids),
         # Only the request's own stop tokens end a reply, not those of the model's generation_config.json.
@@ -72,8 +70,6 @@ def why_refused(
             f"temperature is {sampling.temperature:g}; vLLM samples at 0 and from {MIN_TEMPERATURE:g} "
             f"to {MAX_TEMPERATURE:g}"
         )
-    if not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
-        return EngineFailure(f"top_k must be at least 0 and top_p in (0, 1]: {sampling}")
     if sampling.structure is not None and end_token not in sampling.stop_token_ids:
         return bad_structure(
             f"vLLM ends the text with the tokenizer's end token {end_token}, which is none of "

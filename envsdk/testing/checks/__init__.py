@@ -22,6 +22,7 @@ GROUPS = (
     "contract",
     "seeds",
     "isolation",
+    "event_loop",
     "text",
     "rewards",
     "end",

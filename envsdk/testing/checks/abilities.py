@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from envsdk.env import TextEnv
+from envsdk.env import AnyTextEnv, AsyncTextEnv, TextEnv
+from envsdk.processes.as_sync import SyncEnv
 from envsdk.testing.checks import NotApplicable, check
 from envsdk.testing.courses import (
     Course,
@@ -29,8 +30,10 @@ def snapshot_and_restore_come_together(subject: Subject) -> None:
 
 @check("`abilities()` names what is overridden, and nothing else: policies are chosen by it.")
 def declared_is_what_is_overridden(subject: Subject) -> None:
-    kind = type(subject.make())
-    overridden = TextEnv.abilities.__func__(kind)  # type: ignore[attr-defined]
+    env = subject.make()
+    kind: type[AnyTextEnv] = type(env.asynchronous if isinstance(env, SyncEnv) else env)
+    contract: type[AnyTextEnv] = AsyncTextEnv if issubclass(kind, AsyncTextEnv) else TextEnv
+    overridden = contract.abilities.__func__(kind)  # type: ignore[attr-defined]
     declared = frozenset(kind.abilities())
     assert declared == overridden, (
         f"abilities() says {sorted(declared)}, and the class overrides {sorted(overridden)}"

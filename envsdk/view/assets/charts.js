@@ -139,19 +139,19 @@
   };
 
   // bars: [{label, parts: [{name, value, color}]}], one for each step.
-  View.stackedBars = (title, bars, format) => {
+  View.stackedBars = (title, bars, format, { size = "wide", legend = [] } = {}) => {
     const totals = bars.map((bar) => bar.parts.reduce((sum, part) => sum + part.value, 0));
     const high = Math.max(...totals, 1e-9);
     // Durations take room: 1 min 40 s.
     const longest = Math.max(...ticks(0, high, 4).map((tick) => format(tick).length));
-    const width = 1120, height = 190, left = Math.max(46, 14 + 6.5 * longest), right = width - 8, top = 8, bottom = height - 24;
+    const width = size === "wide" ? 1120 : 560, height = size === "wide" ? 190 : 217, left = Math.max(46, 14 + 6.5 * longest), right = width - 8, top = 8, bottom = height - 24;
     const slot = (right - left) / bars.length;
     const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "plot", role: "img", "aria-label": title });
     for (const tick of ticks(0, high, 4)) {
       const y = bottom - tick / high * (bottom - top);
       picture.append(svg("line", { class: "axis", x1: left, x2: right, y1: y, y2: y }), svg("text", { x: left - 7, y: y + 4, "text-anchor": "end" }, format(tick)));
     }
-    const every = Math.max(1, Math.ceil(bars.length / 16));
+    const every = Math.max(1, Math.ceil(bars.length / (size === "wide" ? 16 : 8)));
     bars.forEach((bar, at) => {
       let y = bottom;
       const group = svg("g", {});
@@ -166,6 +166,23 @@
       picture.append(group);
       if (at % every === 0) picture.append(svg("text", { x: left + (at + 0.5) * slot, y: height - 6, "text-anchor": "middle" }, bar.tick));
     });
-    return h("figure", { class: "card chart wide" }, h("figcaption", {}, title), picture);
+    const names = legend.map((one) => h("span", {}, h("i", { class: `b${one.color}` }), one.name));
+    return h("figure", { class: `card chart ${size}` }, h("figcaption", {}, title), names.length ? h("div", { class: "legend" }, names) : null, picture);
+  };
+
+  // counts: [[value, count]]; one bar for each value, with its count and its share.
+  View.histogram = (title, counts) => {
+    const [width, height] = SIZES.large;
+    const total = counts.reduce((sum, [, count]) => sum + count, 0), high = Math.max(...counts.map(([, count]) => count));
+    const top = 36, bottom = height - 24, slot = (width - 24) / counts.length, wide = Math.min(90, slot * 0.7);
+    const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "plot", role: "img", "aria-label": `${title}: ${counts.map(([value, count]) => `${value}: ${View.percent(count / total)}`).join(", ")}` });
+    counts.forEach(([value, count], at) => {
+      const middle = 12 + (at + 0.5) * slot, y = bottom - count / high * (bottom - top);
+      const texts = [[y - 19, View.count(count), "strong"], [y - 5, View.percent(count / total)], [height - 6, value]];
+      picture.append(svg("rect", { class: "f0", x: middle - wide / 2, y, width: wide, height: bottom - y, rx: 3 }),
+        ...texts.map(([place, words, kind]) => svg("text", { class: kind, x: middle, y: place, "text-anchor": "middle" }, words)));
+    });
+    picture.append(svg("line", { class: "axis", x1: 12, x2: width - 12, y1: bottom, y2: bottom }));
+    return h("figure", { class: "card chart large" }, h("figcaption", {}, title), picture);
   };
 })();

@@ -16,16 +16,17 @@
   View.failuresPage = async (id) => {
     const element = h("div", {});
     const update = async () => {
-      const { failures, curves } = await View.data.get(`/sources/${id}/failures`);
+      const { failures, curves, ended, totals, files_left_out: leftOut } = await View.data.get(`/sources/${id}/failures`);
       const boundaries = [...new Set(failures.map((row) => row.boundary))];
       const parts = [];
-      const ended = Object.keys(curves).filter((name) => name.startsWith("ledger/") && name !== "ledger/started");
       const colors = { delivered: "2", filtered: "4", stale: "1", failed: "3", cancelled: "wait" };
-      const shares = ended.map((name) => ({ name: name.slice(7), value: curves[name].at(-1)[1], color: colors[name.slice(7)] || "5" }));
+      const shares = ended.map(([name, value]) => ({ name, value, color: colors[name] || "5" }));
       if (shares.some((part) => part.value > 0)) parts.push(View.card(h("h2", {}, "How episodes ended"), View.shareBar(shares, View.count),
         h("p", { class: "quiet hint" }, "Every episode that was begun and has ended. One that was cancelled while it ran, as most stale ones are, left no trajectory; “not used” on the page of trajectories counts those that were finished and then thrown away.")));
+      if (totals.length) parts.push(View.card(h("h2", {}, "Failed episodes, by boundary and kind"), View.shareBar(totals.map(([name, value], at) => ({ name, value, color: String(at % 6) })), View.count)));
+      if (leftOut && boundaries.length) parts.push(h("p", { class: "quiet" }, `Below: failed episodes of the files that were read. ${View.count(leftOut)} files were left out.`));
       parts.push(...boundaries.map((boundary) => table(id, boundary, failures.filter((row) => row.boundary === boundary))));
-      if (!boundaries.length) parts.push(View.empty("No episode failed", "Failures of environments, engines, agents, sandboxes and rewards would be listed here, each put down to one boundary."));
+      if (!boundaries.length && !totals.length) parts.push(View.empty("No episode failed", "Failures of environments, engines, agents, sandboxes and rewards would be listed here, each under one boundary."));
       const names = Object.keys(curves).filter((name) => name.startsWith("failures/"));
       if (names.length) parts.push(View.lineChart("Failed episodes, by step", names.map((name, at) => ({ name: name.slice(9), color: at % 6, points: curves[name] })), { low: 0, size: "wide" }));
       const lost = Object.keys(curves).filter((name) => name.startsWith("filter/") || name === "waste/tokens");

@@ -34,24 +34,19 @@
     h("div", { class: "row" }, View.statePill(source), h("b", {}, `${View.count(source.shards)} of ${View.count(source.planned_shards)} files`), h("span", { class: "quiet" }, `last written ${View.ago(source.written_at)}`)),
     h("div", { class: "track" }, h("div", { class: source.state === "running" ? "done live" : "done", vars: { width: `${100 * source.shards / source.planned_shards}%` } })));
 
-  const kpi = (value, name, about) => h("div", { class: "card kpi" }, h("div", { class: "quiet" }, name), h("div", { class: "big" }, value), about ? h("div", { class: "quiet" }, about) : null);
+  const kpi = ({ value, name, about }) => h("div", { class: "card kpi" }, h("div", { class: "quiet" }, name), h("div", { class: "big" }, value), about ? h("div", { class: "quiet" }, about) : null);
+  const kpis = (source) => h("div", { class: "grid kpis" }, source.headlines.map(kpi));
 
-  const kpis = (source) => {
-    const cards = [];
-    const last = (name) => (source.curves && source.curves[name] ? source.curves[name].at(-1)[1] : null);
-    if (View.known(source.before)) {
-      const gain = View.known(source.after) ? source.after - source.before : null;
-      cards.push(kpi(View.known(source.after) ? View.percent(source.after) : View.percent(source.before), "held-out success",
-        gain === null ? "before training" : `${View.percent(source.before)} before, ${View.signed(100 * gain, (one) => one.toFixed(1))} points`));
-    }
-    if (View.known(source.success_rate)) cards.push(kpi(View.percent(source.success_rate), "success", `of ${View.count(source.episodes)} episodes`));
-    if (last("success/mean") !== null) cards.push(kpi(View.percent(last("success/mean")), "success in the newest batch", `reward ${View.minus(View.number(last("reward/mean")))}`));
-    if (last("rollout/tokens_per_s") !== null) cards.push(kpi(View.count(last("rollout/tokens_per_s")), "tokens per second", "sampled, newest step"));
-    if (last("staleness/max") !== null) cards.push(kpi(View.number(last("staleness/max")), "versions stale at most", `${View.number(last("staleness/mean"))} on average, newest batch`));
-    const failed = source.summary.by_tag.reduce((sum, row) => sum + row.failed, 0);
-    const isFirst = source.indexing.is_running && !source.summary.count;
-    cards.push(isFirst ? kpi("…", "trajectories", "being read") : kpi(View.count(source.summary.count), "trajectories", failed ? `${View.count(failed)} failed` : "none failed"));
-    return h("div", { class: "grid kpis" }, cards);
+  // What asynchronous training costs and brings: how old the samples were, and where the trainer's time went.
+  const TRAINER_PARTS = [["train", "0"], ["publish", "3"], ["validate", "4"], ["checkpoint", "1"], ["wait_batch", "wait"]];
+  const paceCharts = (source) => {
+    const charts = [];
+    if (source.staleness.some(([, count]) => count > 0)) charts.push(View.histogram("Staleness when trained on", source.staleness));
+    const parts = TRAINER_PARTS.map(([name, color]) => ({ name: name.replace("_batch", ""), color, values: new Map(source.curves[`time/${name}_s`] || []) })).filter((part) => [...part.values.values()].some((value) => value > 0));
+    const steps = [...new Set(parts.flatMap((part) => [...part.values.keys()]))].sort((a, b) => a - b);
+    const bars = steps.map((step) => ({ label: `step ${View.count(step)}`, tick: View.count(step), parts: parts.map(({ name, color, values }) => ({ name, color, value: values.get(step) || 0 })) }));
+    if (bars.length) charts.push(View.stackedBars("The trainer’s seconds, by step", bars, View.seconds, { size: "large", legend: parts }));
+    return charts.length ? h("div", { class: "grid" }, charts) : null;
   };
 
   const USES = { train: "trained on", validation: "validation", discarded: "not used", data: "data set" };
@@ -61,7 +56,11 @@
     const rows = source.summary.by_tag;
     if (!rows.length) return null;
     const link = (row) => `#/s/${source.id}/trajectories?${new URLSearchParams({ tag: row.tag, use: row.use })}`;
-    return View.card(h("h2", {}, "Trajectories"), h("div", { class: "scroll" }, h("table", {},
+    const examples = source.examples.map(({ tag, why, key }) => h("a", { href: `#/s/${source.id}/t/${encodeURIComponent(key)}` }, `${why} of ${tag}`));
+    return View.card(h("h2", {}, "Trajectories"),
+      source.files_left_out ? h("p", { class: "quiet" }, `Of some of the files, taken evenly over the run; ${View.count(source.files_left_out)} were not read.`) : null,
+      h("p", { class: "examples" }, examples),
+      h("div", { class: "scroll" }, h("table", {},
       h("thead", {}, h("tr", {}, ["Tag", "Use", "Count", "Success", "Mean reward", "Mean turns", "Sampled tokens", "Failed"].map((word, at) => h("th", { class: at > 1 ? "right" : null }, word)))),
       h("tbody", {}, rows.map((row) => h("tr", {},
         h("td", {}, h("a", { href: link(row) }, row.tag)), h("td", {}, View.useWord(row.use)),
@@ -70,7 +69,7 @@
   };
 
   const problems = (source) => (source.problems.length
-    ? h("div", { class: "notice", role: "status" }, h("b", {}, "Not everything can be read"), h("ul", {}, source.problems.slice(0, 8).map((line) => h("li", {}, line)), source.problems.length > 8 ? h("li", {}, `and ${source.problems.length - 8} more`) : null))
+    ? h("div", { class: "notice", role: "status" }, h("b", {}, "Not everything is here"), h("ul", {}, source.problems.slice(0, 8).map((line) => h("li", {}, line)), source.problems.length > 8 ? h("li", {}, `and ${source.problems.length - 8} more`) : null))
     : null);
 
   View.indexingNotice = (indexing) => (indexing && indexing.is_running && indexing.files
@@ -90,7 +89,7 @@
     }
     parts.push(kpis(source));
     if (source.kind === "run") {
-      if (Object.keys(source.curves).length) parts.push(h("div", { class: "grid" }, View.learningCharts(source.curves)));
+      if (Object.keys(source.curves).length) parts.push(h("div", { class: "grid" }, View.learningCharts(source.curves)), paceCharts(source));
       else parts.push(View.empty("No step has been logged yet", "The curves begin with the first line of metrics.jsonl."));
     }
     parts.push(summaryTable(source));
@@ -111,6 +110,8 @@
   View.overviewPage = (id) => live(id, "Overview", draw)();
 
   const GROUPS = [["val/", "Held out"], ["success/", "Success"], ["reward/", "Reward"], ["actor/", "Policy"], ["critic/", "Critic"], ["advantage/", "Advantages"], ["kl_reward/", "KL in the reward"], ["staleness/", "Staleness"], ["rollout/", "Rollouts"], ["env/", "Environments"], ["time/", "Time"], ["weight_update/", "Weight updates"], ["engine/", "Engines"], ["ledger/", "Ledger, since the start"], ["failures/", "Failures"], ["filter/", "Filters"], ["waste/", "Waste"]];
+  const FIRST = ["loss", "entropy", "clip", "kl", "logprob", "ratio", "grad", "lr", "learning_rate"];
+  const rank = (name) => { const at = FIRST.findIndex((word) => name.split("/").at(-1).includes(word)); return at < 0 ? FIRST.length : at; };
   let wanted = "";
 
   View.metricsPage = async (id) => {
@@ -120,7 +121,7 @@
       const names = Object.keys(curves).filter((name) => name.toLowerCase().includes(wanted.toLowerCase()));
       const rest = new Set(names);
       const sections = GROUPS.map(([prefix, title]) => {
-        const own = names.filter((name) => name.startsWith(prefix));
+        const own = names.filter((name) => name.startsWith(prefix)).sort((a, b) => rank(a) - rank(b));
         own.forEach((name) => rest.delete(name));
         return [title, own];
       });

@@ -130,7 +130,7 @@
         element.replaceChildren(View.empty("Nothing has been recorded", "A run writes timeline.json from its first publication of weights on; data sets have none."));
         return;
       }
-      const bars = timeline.steps.map((step) => ({ label: `step ${step.step}`, tick: View.count(step.step), parts: parts(step.waits, timeline.causes) }));
+      const bars = timeline.steps.map((step) => ({ label: step.last === step.step ? `step ${step.step}` : `steps ${step.step} to ${step.last}, mean`, tick: View.count(step.step), parts: parts(step.waits, timeline.causes) }));
       element.replaceChildren(
         View.card(h("h2", {}, "Who waited for whom"), h("p", { class: "quiet" }, `Of ${View.seconds(Object.values(timeline.waits).reduce((sum, value) => sum + value, 0))} that are on record.`), View.shareBar(parts(timeline.waits, timeline.causes), View.seconds)),
         canvasLanes(timeline));

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import pytest
 import pytest_asyncio
 
-from envsdk.envs.swe.evaluator import Evaluation, Reason, evaluate
+from envsdk.envs.swe.evaluator import Evaluation, Verdict, evaluate
 from envsdk.envs.swe.sandbox import SandboxBackend, open_backend
 from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.patches import diff
@@ -40,7 +40,7 @@ EXIT = {"os": "import os; os._exit({})", "sys": "import sys; sys.exit({})"}
 @dataclass(frozen=True)
 class Attack:
     patch: Callable[[], str]
-    expected: frozenset[Reason]
+    expected: frozenset[Verdict]
 
 
 ATTACKS: dict[str, Attack] = {}
@@ -82,11 +82,11 @@ def text(patch: str) -> Callable[[], str]:
     return lambda: patch
 
 
-def attack(name: str, patch: Callable[[], str], *expected: Reason) -> None:
+def attack(name: str, patch: Callable[[], str], *expected: Verdict) -> None:
     ATTACKS[name] = Attack(patch, frozenset(expected))
 
 
-FAILED, TAMPERED, REFUSED = Reason.TESTS_FAILED, Reason.TAMPERED, Reason.PATCH_REFUSED
+FAILED, TAMPERED, REFUSED = Verdict.TESTS_FAILED, Verdict.TAMPERED, Verdict.PATCH_REFUSED
 HONEST_TEST = "def test_touching_spans_are_one():\n    pass\n"
 
 # Files that pytest or Python would pick up.
@@ -453,8 +453,8 @@ async def test_an_attack_does_not_pay(name: str, verdicts: dict[str, Evaluation]
 @pytest.mark.asyncio(loop_scope="module")
 async def test_the_gold_patch_pays_and_an_empty_one_does_not(backend: SandboxBackend) -> None:
     gold, empty = await asyncio.gather(*(evaluate(TASK, patch, backend) for patch in (TASK.gold_patch, "")))
-    assert (gold.reward, gold.reason) == (1.0, Reason.RESOLVED), gold
-    assert (empty.reward, empty.reason) == (0.0, Reason.TESTS_FAILED), empty
+    assert (gold.reward, gold.reason) == (1.0, Verdict.RESOLVED), gold
+    assert (empty.reward, empty.reason) == (0.0, Verdict.TESTS_FAILED), empty
 
 
 def limited(task: Task, **limits: float) -> Task:
@@ -474,7 +474,7 @@ async def test_a_patch_that_only_exhausts_its_grading_scores_zero_with_that_reas
     code: str, limits: dict[str, float], said: str, backend: SandboxBackend
 ) -> None:
     verdict = await evaluate(limited(TASK, **limits), appends(code)(), backend)
-    assert (verdict.reason, verdict.reward) == (Reason.EXHAUSTED, 0.0), verdict.detail
+    assert (verdict.reason, verdict.reward) == (Verdict.EXHAUSTED, 0.0), verdict.detail
     assert f"ran out {said}" in verdict.detail
     assert "the gold patch takes" in verdict.detail
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from envsdk.envs.swe.evaluator import Evaluation, Reason
+from envsdk.envs.swe.evaluator import Evaluation, Verdict
 from envsdk.envs.swe.grade.__main__ import main
 from envsdk.envs.swe.grade.predictions import Prediction, read_predictions
 from envsdk.envs.swe.grade.reports import instance_report, run_report
@@ -112,7 +112,7 @@ def test_the_report_of_an_instance_is_swe_benchs() -> None:
     task = TASKS[ONE]
     outcomes = dict.fromkeys((*task.fail_to_pass, *task.pass_to_pass), Outcome.PASSED)
     outcomes[task.pass_to_pass[0]] = Outcome.SKIPPED
-    verdict = Evaluation(resolved=False, reason=Reason.TESTS_FAILED, detail="", outcomes=outcomes)
+    verdict = Evaluation(resolved=False, reason=Verdict.TESTS_FAILED, detail="", outcomes=outcomes)
     report = instance_report(task, prediction(ONE, PATCH), verdict)[ONE]
     assert report["patch_successfully_applied"] is True
     assert report["tests_status"]["FAIL_TO_PASS"] == {"success": list(task.fail_to_pass), "failure": []}

@@ -7,7 +7,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.envs.swe.evaluator import Evaluation, Reason
+from envsdk.envs.swe.evaluator import Evaluation, Verdict
 from envsdk.envs.swe.evaluator.limits import (
     FLOOR_S,
     allowed_s,
@@ -19,8 +19,8 @@ from tests.envs.swe.toy_tasks import TASK
 SECONDS = st.floats(0.01, 1e5)
 
 
-def verdict(reason: Reason, run_s: float = 1.0) -> Evaluation:
-    return Evaluation(resolved=reason is Reason.RESOLVED, reason=reason, detail="", run_s=run_s)
+def verdict(reason: Verdict, run_s: float = 1.0) -> Evaluation:
+    return Evaluation(resolved=reason is Verdict.RESOLVED, reason=reason, detail="", run_s=run_s)
 
 
 class Gold:
@@ -50,15 +50,15 @@ def test_where_the_gold_patchs_time_is_not_known_the_tasks_own_limit_holds() -> 
 
 
 def test_the_machine_is_fit_only_where_the_gold_patch_ends_by_itself_in_half_of_the_time() -> None:
-    assert came_through(verdict(Reason.RESOLVED, 4.9), 10)
-    assert came_through(verdict(Reason.TESTS_FAILED, 4.9), 10)
-    assert not came_through(verdict(Reason.RESOLVED, 5.1), 10)
-    assert not came_through(verdict(Reason.EXHAUSTED, 1), 10)
-    assert not came_through(verdict(Reason.INFRASTRUCTURE, 0), 10)
+    assert came_through(verdict(Verdict.RESOLVED, 4.9), 10)
+    assert came_through(verdict(Verdict.TESTS_FAILED, 4.9), 10)
+    assert not came_through(verdict(Verdict.RESOLVED, 5.1), 10)
+    assert not came_through(verdict(Verdict.EXHAUSTED, 1), 10)
+    assert not came_through(verdict(Verdict.INFRASTRUCTURE, 0), 10)
 
 
 async def test_patches_that_run_out_at_the_same_time_share_one_run_of_the_gold_patch() -> None:
-    gold = Gold(verdict(Reason.RESOLVED), verdict(Reason.RESOLVED, 9))
+    gold = Gold(verdict(Verdict.RESOLVED), verdict(Verdict.RESOLVED, 9))
     again = await asyncio.gather(*(gold_again(TASK, 40, gold) for _ in range(8)))
     assert [found.run_s for found in again] == [1.0] * 8
     assert (await gold_again(TASK, 40, gold)).run_s == 9, "the machine may have changed since"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from envsdk.envs.swe.evaluator import Reason, evaluate
+from envsdk.envs.swe.evaluator import Verdict, evaluate
 from envsdk.envs.swe.sandbox import open_backend
 from envsdk.envs.swe.tasks.archives import unpack_tar
 from envsdk.envs.swe.tasks.loaders import load_tasks
@@ -65,9 +65,9 @@ async def test_a_planted_bug_is_graded_by_the_projects_own_tests(repo: str, tmp_
     backend = open_backend("bubblewrap")
     try:
         gold = await evaluate(task, task.gold_patch, backend)
-        assert (gold.reward, gold.reason) == (1.0, Reason.RESOLVED), gold
+        assert (gold.reward, gold.reason) == (1.0, Verdict.RESOLVED), gold
         empty = await evaluate(task, "", backend)
-        assert (empty.reward, empty.reason) == (0.0, Reason.TESTS_FAILED), empty
+        assert (empty.reward, empty.reason) == (0.0, Verdict.TESTS_FAILED), empty
         leaving = task.gold_patch + diff({}, {f"{project.file}c": "import os\nos._exit(1)\n"})
         assert (await evaluate(task, leaving, backend)).stripped == (f"{project.file}c",)
     finally:

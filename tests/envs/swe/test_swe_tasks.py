@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from envsdk.envs.swe.evaluator import Reason, Validation, evaluate, layout, validate
+from envsdk.envs.swe.evaluator import Validation, Verdict, evaluate, layout, validate
 from envsdk.envs.swe.sandbox import Image, Limits, Sandbox, SandboxBackend, SandboxError, open_backend
 from envsdk.envs.swe.sandbox.bubblewrap.system import shown_folders, this_system
 from envsdk.envs.swe.tasks import GitSource, ImageSource, Outcome, Split, Task, TestPlan, TreeSource
@@ -407,7 +407,7 @@ async def test_memory_that_only_a_patch_uses_up_is_held_against_it(
     task = replace(task, limits=replace(task.limits, memory_mb=128, timeout_s=60))
     hungry = SOLVED + "\nkept = []\nwhile True:\n    kept.append(bytearray(b'x' * (1 << 20)))\n"
     verdict = await evaluate(task, diff({"calc.py": BUG}, {"calc.py": hungry}), backend)
-    assert (verdict.reason, verdict.reward) == (Reason.EXHAUSTED, 0.0), verdict
+    assert (verdict.reason, verdict.reward) == (Verdict.EXHAUSTED, 0.0), verdict
     assert "ran out of memory" in verdict.detail
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 
-from envsdk.envs.swe.evaluator import Evaluation, Reason, evaluate
+from envsdk.envs.swe.evaluator import Evaluation, Verdict, evaluate
 from envsdk.envs.swe.evaluator.run import KIT
 from envsdk.envs.swe.sandbox import SandboxBackend, open_backend
 from envsdk.envs.swe.tasks import Outcome, Runner, Task, TestPlan, TreeSource
@@ -109,8 +109,8 @@ async def test_the_gold_patch_pays_and_an_empty_one_does_not(task: Task, backend
         evaluate(task, "", backend),
         evaluate(named, task.gold_patch, backend),
     )
-    assert (gold.reward, gold.reason) == (1.0, Reason.RESOLVED), gold
-    assert (empty.reward, empty.reason) == (0.0, Reason.TESTS_FAILED), empty
+    assert (gold.reward, gold.reason) == (1.0, Verdict.RESOLVED), gold
+    assert (empty.reward, empty.reason) == (0.0, Verdict.TESTS_FAILED), empty
     assert empty.outcomes == {
         task.fail_to_pass[0]: Outcome.FAILED,
         task.fail_to_pass[1]: Outcome.FAILED,
@@ -130,33 +130,33 @@ async def test_only_what_ran_and_passed_is_a_pass(task: Task, backend: SandboxBa
     listed = replace(task, fail_to_pass=tuple(expected), pass_to_pass=())
     verdict = await evaluate(listed, task.gold_patch, backend)
     assert verdict.outcomes == expected
-    assert verdict.reason is Reason.TESTS_FAILED
+    assert verdict.reason is Verdict.TESTS_FAILED
 
 
 ATTACKS = {
-    "leaves early": ("import os\nos._exit(1)\n", Reason.TAMPERED),
-    "raises SystemExit": ("raise SystemExit(0)\n", Reason.TESTS_FAILED),
-    "skips everything": ("import unittest\nraise unittest.SkipTest\n", Reason.TESTS_FAILED),
+    "leaves early": ("import os\nos._exit(1)\n", Verdict.TAMPERED),
+    "raises SystemExit": ("raise SystemExit(0)\n", Verdict.TESTS_FAILED),
+    "skips everything": ("import unittest\nraise unittest.SkipTest\n", Verdict.TESTS_FAILED),
     "makes every case pass": (
         "import unittest\nunittest.TestCase.run = lambda self, result: (result.startTest(self), "
         "result.addSuccess(self), result.stopTest(self))\n",
-        Reason.TAMPERED,
+        Verdict.TAMPERED,
     ),
     "makes every assertion pass": (
         "import unittest\nunittest.TestCase.assertEqual = lambda *arguments: None\n",
-        Reason.TAMPERED,
+        Verdict.TAMPERED,
     ),
     "drops failures": (
         "import unittest\nunittest.case._Outcome.testPartExecutor = "
         "__import__('contextlib').contextmanager(lambda self, *a, **k: iter([None]))\n",
-        Reason.TAMPERED,
+        Verdict.TAMPERED,
     ),
     "reports by itself": (
         "import sys\nfor module in list(sys.modules.values()):\n"
         "    if hasattr(module, 'Result'):\n"
         "        module.Result.addFailure = module.Result.addError = lambda self, test, err: "
         "self.addSuccess(test)\n        module.Result.addSubTest = lambda *arguments: None\n",
-        Reason.TAMPERED,
+        Verdict.TAMPERED,
     ),
 }
 

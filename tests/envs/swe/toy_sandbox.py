@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from envsdk.envs.swe.sandbox import ExecResult, Image, Limits, Reason, SandboxFileError
+from envsdk.envs.swe.sandbox import ExecEnd, ExecResult, Image, Limits, SandboxFileError
 
 NAME = "tests.envs.swe.toy_sandbox:ToyBackend"
 
@@ -33,8 +33,8 @@ class ToySandbox:
         self, script: str, *, timeout_s: float, env: Mapping[str, str] | None = None, cwd: str | None = None
     ) -> ExecResult:
         if script.startswith("#toy "):
-            reason = Reason(script.removeprefix("#toy ").strip())
-            return self._result("half an output", None if reason is Reason.INFRASTRUCTURE else 137, reason)
+            reason = ExecEnd(script.removeprefix("#toy ").strip())
+            return self._result("half an output", None if reason is ExecEnd.INFRASTRUCTURE else 137, reason)
         script = re.sub(r"(?<![.\w])/tmp", f"{self._folder}/tmp", script)
         process = await asyncio.create_subprocess_exec(
             "bash",
@@ -47,9 +47,9 @@ class ToySandbox:
             env={"PATH": "/usr/bin:/bin", "HOME": str(self._folder), "PYTHONDONTWRITEBYTECODE": "1"},
         )
         output, _ = await asyncio.wait_for(process.communicate(), timeout_s)
-        return self._result(output.decode(errors="replace"), process.returncode, Reason.EXIT)
+        return self._result(output.decode(errors="replace"), process.returncode, ExecEnd.EXIT)
 
-    def _result(self, output: str, returncode: int | None, reason: Reason) -> ExecResult:
+    def _result(self, output: str, returncode: int | None, reason: ExecEnd) -> ExecResult:
         return ExecResult(
             output=output, returncode=returncode, reason=reason, elapsed_s=0.1, total_bytes=len(output)
         )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from envsdk.envs.swe.env import SWEEnv
-from envsdk.envs.swe.evaluator import Evaluation, Reason
+from envsdk.envs.swe.evaluator import Evaluation, Verdict
 from envsdk.envs.swe.tasks import Outcome, Task, TestPlan, TreeSource
 
 GOLD = """diff --git a/calc.py b/calc.py
@@ -41,13 +41,13 @@ class Evaluator:
     async def __call__(self, task: Task, patch: str, backend: object, *, strict: bool = True) -> Evaluation:
         self.graded.append(patch)
         if "hang" in patch:
-            return Evaluation(resolved=False, reason=Reason.INFRASTRUCTURE, detail="the tests took too long")
+            return Evaluation(resolved=False, reason=Verdict.INFRASTRUCTURE, detail="the tests took too long")
         resolved = "+    return a + b" in patch
         outcomes = dict.fromkeys(task.fail_to_pass, Outcome.PASSED if resolved else Outcome.FAILED)
         outcomes |= dict.fromkeys(task.pass_to_pass, Outcome.PASSED)
         return Evaluation(
             resolved=resolved,
-            reason=Reason.RESOLVED if resolved else Reason.TESTS_FAILED,
+            reason=Verdict.RESOLVED if resolved else Verdict.TESTS_FAILED,
             detail="3 of 3" if resolved else "1 of 3",
             outcomes=outcomes,
         )

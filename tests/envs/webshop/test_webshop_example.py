@@ -5,7 +5,7 @@ import pytest
 from envsdk.chat import ChatTokenizer
 from envsdk.collect import collect
 from envsdk.config import load_config
-from envsdk.envs.webshop.env import WebShopEnv
+from envsdk.envs.webshop import SPEC, WebShopEnv
 from envsdk.envs.webshop.replies import format_reply
 from envsdk.managers.wiring import tag_setups
 from envsdk.store.trajectories import read_trajectories
@@ -34,7 +34,7 @@ def chat(example, trajectories, tmp_path_factory):
         text for played in trajectories for turn in played.turns for text in (turn.observation, turn.reply)
     ]
     folder = tmp_path_factory.mktemp("tokenizer")
-    tokenizer = build_tokenizer(texts, pieces=example.warm_start.pieces)
+    tokenizer = build_tokenizer(texts, pieces=[*example.warm_start.pieces, *SPEC.text_pieces])
     write_tokenizer(folder, tokenizer, sequence_length=example.sequence_length)
     return ChatTokenizer.load(folder)
 

@@ -13,7 +13,8 @@ import envsdk
 from envsdk.adapters.tools import SPEC, ToolUnavailable, tool
 from envsdk.env import Info
 from envsdk.failures import ConfigurationError
-from envsdk.inference.engine_policy import EnginePolicy, GeneratingSettings
+from envsdk.inference.engine_policy import EnginePolicy
+from envsdk.inference.sampling import SamplingParams
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.traj_env_manager import TagSetup
 from envsdk.play.local_runner import play_tasks
@@ -65,7 +66,7 @@ async def test_a_models_chat_template_writes_them_into_its_first_prompt() -> Non
     chat = CHATS["qwen_like_chat"]
     replies = ['<tool_call>\n{"name": "double", "arguments": {"number": 4}}\n</tool_call>', "Up", "Up"]
     proxy = ScriptedProxy(*(chat.reply(reply) for reply in replies))
-    generating = GeneratingSettings(max_new_tokens=64)
+    generating = SamplingParams(max_new_tokens=64)
     blueprint = EnvBlueprint(spec=SPEC, env_config={**LAKE, "tools": [double], "tool_list": "template"})
     played: list[Trajectory] = []
     await play_tasks(

@@ -20,7 +20,7 @@ from envsdk.failures import ConfigurationError
 from envsdk.testing.losses import random_tokens, seeds, taken
 from envsdk.trainers.objective import Objective, TokenOutputs
 from envsdk.trainers.packing import make_row
-from envsdk.trainers.step_metrics import TrainTally
+from envsdk.trainers.step_metrics import StepMetrics
 from envsdk.trainers.train_rows import TrainRow
 
 LEVELS = ("token", "segment", "geometric", "sequence")
@@ -166,7 +166,7 @@ def rows_of(tokens: PolicyTokens) -> list[TrainRow]:
 def objective(tokens: PolicyTokens, **keys: Any) -> tuple[float, torch.Tensor, dict[str, float]]:
     """Loss, gradient and metrics of the objective."""
     current = tokens.logprobs.float().requires_grad_()
-    tally = TrainTally()
+    tally = StepMetrics()
     outputs = TokenOutputs(logprobs_N=current, entropy_N=torch.zeros_like(current))
     loss = Objective(AlgorithmArgs(**keys))(rows_of(tokens), outputs, tally)
     [gradient] = torch.autograd.grad(loss, current)
@@ -208,7 +208,7 @@ def test_rows_without_proximal_log_probabilities_take_the_current_ones_and_leave
     for each in (mixed, given):
         current = tokens.logprobs.float().requires_grad_()
         outputs = TokenOutputs(logprobs_N=current, entropy_N=torch.zeros_like(current))
-        tally = TrainTally()
+        tally = StepMetrics()
         loss = Objective(AlgorithmArgs())(each, outputs, tally)
         results.append((torch.autograd.grad(loss, current)[0], tally.metrics()))
     torch.testing.assert_close(results[0][0], results[1][0])
@@ -252,11 +252,11 @@ def test_the_importance_weight_that_is_reported_is_all_that_stands_before_a_toke
 
 def test_the_metrics_of_ranks_and_steps_add_up_to_those_of_all_tokens() -> None:
     weights = torch.tensor([0.5, 2.0, 1.0, 0.25])
-    whole, parts = TrainTally(), [TrainTally(), TrainTally()]
+    whole, parts = StepMetrics(), [StepMetrics(), StepMetrics()]
     whole.add_weight("is_weight", weights)
     parts[0].add_weight("is_weight", weights[:1])
     parts[1].add_weight("is_weight", weights[1:])
-    assert TrainTally.merge(parts).metrics() == whole.metrics()
+    assert StepMetrics.merge(parts).metrics() == whole.metrics()
 
 
 @pytest.mark.parametrize(

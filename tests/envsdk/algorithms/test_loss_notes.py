@@ -53,7 +53,7 @@ def test_an_asynchronous_run_without_any_correction_is_named() -> None:
 
 def test_truncated_sampling_is_told_with_what_it_does_to_the_loss() -> None:
     for keys in ({}, {"pg_variant": "cispo"}, {"train_infer_correction": {**OFF, "filters": [{}]}}):
-        assert "top_p, top_k or structured_output" in said(truncated=True, **keys)
+        assert "top_p, top_k, min_p or structured_output" in said(truncated=True, **keys)
         assert "ratios to the behavior policy compare two different" in said(truncated=True, **keys)
     assert "the gradient is that of a distribution which nothing" in said(
         truncated=True, train_infer_correction=OFF

@@ -174,15 +174,18 @@ def test_bfloat16_stays_near_float32(folders: Callable[[str], Path]) -> None:
     temperature=st.floats(0.2, 3.0),
     top_p=st.floats(0.05, 1.0),
     top_k=st.integers(0, 70),
+    min_p=st.floats(0.0, 1.0),
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=60, deadline=None)
 def test_processed_logprobs_equal_an_independent_computation(
-    temperature: float, top_p: float, top_k: int, seed: int
+    temperature: float, top_p: float, top_k: int, min_p: float, seed: int
 ) -> None:
     logits = np.random.default_rng(seed).normal(size=(4, VOCAB_SIZE)).astype(np.float32) * 2
     plain = SamplingParams(max_new_tokens=1)
-    filtered = SamplingParams(max_new_tokens=1, temperature=temperature, top_p=top_p, top_k=top_k)
+    filtered = SamplingParams(
+        max_new_tokens=1, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p
+    )
     plan = SamplingPlan.of([filtered, plain, filtered, plain], VOCAB_SIZE, torch.device("cpu"))
     draws = torch.from_numpy(uniforms(seed, 4))
     tokens, logprobs = sample(torch.from_numpy(logits), draws, plan)
@@ -192,11 +195,15 @@ def test_processed_logprobs_equal_an_independent_computation(
         order = np.argsort(-scaled, kind="stable")
         if params.top_k:
             order = order[: params.top_k]
-        probabilities = np.exp(scaled[order] - scaled.max())
+        relative = np.exp(scaled[order] - scaled.max())
+        probabilities = relative.copy()
         probabilities /= probabilities.sum()
         before = np.cumsum(probabilities) - probabilities
-        # A cut within rounding of top_p may fall on either side.
-        sizes = {max(1, int((before < params.top_p + slack).sum())) for slack in (-1e-5, 1e-5)}
+        # A cut within rounding of top_p or min_p may fall on either side.
+        sizes = {
+            max(1, int(((before < params.top_p + slack) & (relative >= params.min_p * (1 - slack))).sum()))
+            for slack in (-1e-5, 1e-5)
+        }
         candidates = [dict(zip(order[:n], probabilities[:n] / probabilities[:n].sum())) for n in sizes]  # noqa: B905
         errors = [
             abs(np.log(kept[int(tokens[row])]) - float(logprobs[row]))

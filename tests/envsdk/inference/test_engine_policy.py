@@ -17,9 +17,10 @@ from envsdk.inference.engine import (
     GenerationRequest,
     GenerationResult,
 )
-from envsdk.inference.engine_policy import EnginePolicy, GeneratingSettings
+from envsdk.inference.engine_policy import EnginePolicy
 from envsdk.inference.mock import MockEngine
 from envsdk.inference.proxy import InferenceProxy, LocalLink
+from envsdk.inference.sampling import SamplingParams
 from envsdk.policy import EnvView, PolicyFailed, Reply, SequenceFull, TurnContext
 from envsdk.trajectory import NO_VERSION, TokenLog, VersionSpan
 from envsdk.warm_start.tiny_policy import CHAT_TEMPLATE, build_tokenizer
@@ -75,7 +76,7 @@ class ScriptedProxy(InferenceProxy):
 
 
 def policy(proxy: InferenceProxy, *, sequence_length: int = 512, **options: int) -> EnginePolicy:
-    generating = GeneratingSettings(max_new_tokens=16, temperature=0.7, top_p=0.9, top_k=5)
+    generating = SamplingParams(max_new_tokens=16, temperature=0.7, top_p=0.9, top_k=5)
     return EnginePolicy(proxy, CHAT, generating, sequence_length=sequence_length, **options)
 
 

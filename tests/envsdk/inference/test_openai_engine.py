@@ -123,10 +123,12 @@ def test_logprobs_are_those_of_the_distribution_that_tokens_were_drawn_from(serv
 
 
 def test_a_prompt_goes_as_token_ids_with_all_that_shapes_the_distribution(server: FakeServer) -> None:
-    one_reply(config_for(server, extra_body={"ignore_eos": True}), stop_token_ids=(200,), temperature=0.5)
+    one_reply(
+        config_for(server, extra_body={"ignore_eos": True}), stop_token_ids=(200,), temperature=0.5, min_p=0.1
+    )
     assert server.behavior.bodies[-1] == {
         "ignore_eos": True, "model": "table", "prompt": [3, 1, 4], "max_tokens": 6, "temperature": 0.5,
-        "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "stop_token_ids": [200],
+        "top_p": 1.0, "top_k": -1, "min_p": 0.1, "repetition_penalty": 1.0, "stop_token_ids": [200],
         "seed": 11, "n": 1, "stream": True, "return_token_ids": True, "logprobs": 0,
     }  # fmt: skip
 

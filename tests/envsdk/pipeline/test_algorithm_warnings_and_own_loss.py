@@ -14,7 +14,7 @@ from envsdk.config.algorithm_warnings import algorithm_notes
 from envsdk.failures import ConfigurationError
 from envsdk.trainers.objective import Objective, TokenOutputs
 from envsdk.trainers.packing import make_row
-from envsdk.trainers.step_metrics import TrainTally
+from envsdk.trainers.step_metrics import StepMetrics
 from envsdk.trainers.train_rows import TrainRow
 
 RUN = """\
@@ -64,9 +64,10 @@ def run_file(tmp_path: Path) -> Path:
 
 
 def test_explain_tells_what_the_run_would_tell(run_file: Path) -> None:
-    truncated = load_config(run_file, ["actor_infer.generating_args.top_k=3"])
-    (note,) = [note for note in algorithm_notes(truncated.config) if "top_k" in note]
-    assert note in " ".join(explain(truncated).split())
+    for parameter in ("top_k=3", "top_p=0.9", "min_p=0.1"):
+        truncated = load_config(run_file, [f"actor_infer.generating_args.{parameter}"])
+        (note,) = [note for note in algorithm_notes(truncated.config) if "top_k" in note]
+        assert note in " ".join(explain(truncated).split())
     silent = load_config(run_file, ["ppo_epochs=2"])
     assert algorithm_notes(silent.config) == []
     assert "Notes" not in explain(silent)
@@ -115,7 +116,7 @@ def test_a_loss_named_by_its_module_learns_under_the_settings_of_the_file(with_o
     behavior = np.array([-1.0, -2.0, -0.5], np.float32)
     fields = {"advantages": np.array([1.0, -1.0, 2.0], np.float32), "behavior": behavior}
     current = torch.tensor([-1.5, -1.0, -0.5], requires_grad=True)
-    tally = TrainTally()
+    tally = StepMetrics()
     Objective(args)(
         [TrainRow(row=row, weight=1.0, fields=fields)],
         TokenOutputs(logprobs_N=current, entropy_N=torch.zeros(3)),

@@ -49,6 +49,7 @@ class Group(EngineGroup):
         self.joined: list[tuple[str, int]] = []
         self.left: list[str] = []
         self.said: list[str] = []
+        self.trainer = trainer
         super().__init__(spec, trainer, self._note, self.said.append)
 
     async def _note(self, name: str, actor: Any | None) -> None:
@@ -164,7 +165,8 @@ def one_step() -> TrainBatch:
 
 async def test_a_killed_engine_comes_back_with_the_weights_of_the_others(tmp_path: Path) -> None:
     async with engine_group(tmp_path, "one", "two") as group:
-        await group.train_step(one_step())
+        async with group.weights_moving():
+            await group.trainer.train_step(one_step())
         assert (await group.publish(7)) is not None
         os.kill(min(engine_processes()), signal.SIGKILL)
         await until(lambda: group.joined != [])
@@ -184,7 +186,8 @@ async def test_an_engine_that_comes_back_while_the_trainer_learns_waits_for_its_
 ) -> None:
     async with engine_group(tmp_path, "one") as group:
         await group.publish(0)
-        await group.train_step(one_step())
+        async with group.weights_moving():
+            await group.trainer.train_step(one_step())
         os.kill(min(engine_processes()), signal.SIGKILL)
         await until(lambda: group.num_restarts == 1)
         await until(lambda: group.num_running == 1)
@@ -270,7 +273,8 @@ async def test_engines_come_with_the_queue_and_go_with_it(tmp_path: Path) -> Non
     demand = DemandConfig(places=4, grow_s=1.0, idle_s=3.0)
     async with engine_group(tmp_path, "one", "two", strategy=BUSY, num_started=1, demand=demand) as group:
         await group.publish(0)
-        await group.train_step(one_step())
+        async with group.weights_moving():
+            await group.trainer.train_step(one_step())
         await group.publish(1)
         assert len(engine_processes()) == 1
         (tmp_path / "one" / "crowded").touch()

@@ -13,7 +13,8 @@ import pytest
 from envsdk.config import load_config
 from envsdk.display.progress import ProgressDisplay
 from envsdk.failures import Interrupted
-from envsdk.pipeline.agentic_pipeline import AgenticPipeline, RunFolder
+from envsdk.pipeline.agentic_pipeline import AgenticPipeline
+from envsdk.pipeline.run_folder import RunFolder
 from envsdk.tracking.timeline import Timeline
 
 Part = Callable[[AgenticPipeline], Awaitable[Any]]

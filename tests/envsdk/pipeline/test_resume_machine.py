@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from envsdk.config import RunConfig, load_config
 from envsdk.managers.ledger import RolloutLedger
 from envsdk.managers.ledger_types import Grant, LedgerConfig
-from envsdk.pipeline.agentic_pipeline import RunFolder
 from envsdk.pipeline.checkpoints import RunState, find_checkpoint, write_checkpoint
+from envsdk.pipeline.run_folder import RunFolder
 from envsdk.store.trajectories import read_trajectories, write_trajectories
 from envsdk.trajectory import Outcome, Trajectory
 

@@ -14,8 +14,9 @@ from envsdk.failures import ConfigurationError
 from envsdk.managers.ledger import RolloutLedger
 from envsdk.managers.ledger_types import LedgerConfig, LedgerState
 from envsdk.pipeline import lost_runtime
-from envsdk.pipeline.agentic_pipeline import RunFolder, changed_settings, keep_tokenizer, run
 from envsdk.pipeline.checkpoints import RunState, write_checkpoint
+from envsdk.pipeline.run import run
+from envsdk.pipeline.run_folder import RunFolder, changed_settings, keep_tokenizer
 from envsdk.pipeline.run_origin import initial_model
 from envsdk.store.file_lock import locked
 from envsdk.store.trajectories import write_trajectories
@@ -55,7 +56,7 @@ def ledger_state(next_group_id: int) -> LedgerState:
 
 
 def test_no_second_process_trains_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("envsdk.pipeline.agentic_pipeline.LOCK_PATIENCE_S", 0.0)
+    monkeypatch.setattr("envsdk.pipeline.run.LOCK_PATIENCE_S", 0.0)
     (tmp_path / "run").mkdir()
     lock = locked(tmp_path / "run" / ".lock", patience_s=0)
     with lock, pytest.raises(ConfigurationError, match="another process is training in"):

@@ -63,13 +63,13 @@ def test_a_body_must_be_an_object(text: str) -> None:
 
 
 def test_an_endpoint_goes_over_the_engine_of_the_yaml() -> None:
-    from envsdk.inference.engine_policy import GeneratingSettings
+    from envsdk.inference.sampling import SamplingParams
     from envsdk.play.model import ModelSource
 
     def source(engine: str, **settings: Any) -> ModelSource:
         return ModelSource(
             folder=Path("model"), engine=engine, settings=settings, max_running=8,
-            generating=GeneratingSettings(max_new_tokens=4), sequence_length=64, turn_timeout_s=1.0, seed=0,
+            generating=SamplingParams(max_new_tokens=4), sequence_length=64, turn_timeout_s=1.0, seed=0,
         )  # fmt: skip
 
     options = PlayOptions(endpoint="http://here/v1", endpoint_model="qwen", concurrency=3)

@@ -25,7 +25,9 @@ from envsdk.testing.subject import options_from, subject_of
 from envsdk.testing.suite import test_name as name_of_test
 from tests.envsdk.testing.broken_envs import BROKEN, Broken, Line
 from tests.envsdk.testing.broken_envs.abilities import LegalActionDoesNotParse
+from tests.envsdk.testing.broken_envs.async_line import AsyncLine
 from tests.envsdk.testing.broken_envs.contract import OnlyOneAtATime, ResetNeverReturns, SwitchDoesNotWork
+from tests.envsdk.testing.broken_envs.event_loop import StepRaises
 from tests.envsdk.testing.broken_envs.resources import LeavesAFileOpen, LeavesAProcess, LeavesAThread
 from tests.envsdk.testing.broken_envs.rewards import RewardIsNotANumber
 from tests.envsdk.testing.broken_envs.seeds import CountsItsResets, GetsTired
@@ -75,7 +77,33 @@ def test_a_sound_environment_passes_every_check() -> None:
     report = examine(Line, max_examples=10, observations_show_state=True, derandomize=True)
     assert report.is_sound, [(outcome.check.name, outcome.message) for outcome in report.failed]
     skipped = {outcome.check.name for outcome in report.having(Status.SKIPPED)}
-    assert skipped == {"contract.spec_tells_what_to_reply", "isolation.threads_may_change"}
+    assert skipped == {
+        "contract.spec_tells_what_to_reply",
+        "isolation.threads_may_change",
+        "event_loop.asynchronous_ones_are_awaited",
+        "event_loop.calls_do_not_block_the_event_loop",
+        "event_loop.event_loops_may_change",
+    }
+
+
+def test_a_sound_asynchronous_environment_passes_every_check() -> None:
+    report = examine(AsyncLine, max_examples=10, observations_show_state=True, derandomize=True)
+    assert report.is_sound, [(outcome.check.name, outcome.message) for outcome in report.failed]
+    skipped = {outcome.check.name for outcome in report.having(Status.SKIPPED)}
+    assert skipped == {
+        "contract.spec_tells_what_to_reply",
+        "isolation.threads_may_change",
+        "event_loop.asynchronous_ones_are_awaited",
+    }
+
+
+def test_a_script_of_an_asynchronous_environment_runs() -> None:
+    (outcome,) = examine(StepRaises, only=["text.any_reply_is_answered"], derandomize=True).failed
+    assert "env_1 = envsdk.as_sync(StepRaises())" in outcome.script
+    done = subprocess.run(
+        [sys.executable, "-c", outcome.script], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert "the server is gone" in done.stderr
 
 
 def test_there_are_checks_in_every_group_and_each_says_what_it_demands_in_one_line() -> None:

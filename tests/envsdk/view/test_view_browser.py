@@ -117,7 +117,7 @@ def watch(browser: Browser, serve: Serve) -> Iterator[Open]:
 
 
 def settled(page: Page) -> None:
-    page.wait_for_selector("main:not([aria-busy]) > :not(noscript)")
+    page.wait_for_selector("main:not([aria-busy]) > :not(noscript, #summary)")
 
 
 def go(page: Page, fragment: str) -> None:

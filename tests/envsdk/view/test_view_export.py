@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envsdk.view import main
-from envsdk.view.export import export_data, write_export
+from envsdk.view.export import Detail, export_data, write_export
 from envsdk.view.library import Library, OpenSource
 from envsdk.view.page import exported_page
 from tests.envsdk.view.view_runs import ATTACK, write_run
@@ -66,13 +66,13 @@ def test_the_file_holds_the_run_and_whole_groups_of_it(source: OpenSource, tmp_p
 
 
 def test_no_path_of_this_machine_is_in_the_file(source: OpenSource) -> None:
-    page = exported_page(export_data(source, num_trajectories=5, now=0.0))
+    page = exported_page(export_data(source, Detail(num_trajectories=5), now=0.0))
     assert str(source.source.folder.parent) not in page
 
 
 @pytest.mark.parametrize("number", [0, 1, 1000])
 def test_any_number_of_trajectories_may_be_asked_for(source: OpenSource, number: int) -> None:
-    data = export_data(source, num_trajectories=number, now=0.0)
+    data = export_data(source, Detail(num_trajectories=number), now=0.0)
     assert len(data["rows"]) == min(number, 38)
 
 

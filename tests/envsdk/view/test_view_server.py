@@ -283,7 +283,13 @@ def test_an_empty_run_has_pages(tmp_path: Path) -> None:
     assert get(client, at)["curves"] == {}
     assert get(client, f"{at}/trajectories")["total"] == 0
     assert get(client, f"{at}/timeline")["lanes"] == []
-    assert get(client, f"{at}/failures") == {"failures": [], "curves": {}}
+    assert get(client, f"{at}/failures") == {
+        "failures": [],
+        "curves": {},
+        "ended": [],
+        "totals": [],
+        "files_left_out": 0,
+    }
 
 
 def test_a_damaged_run_is_shown_as_far_as_it_can_be_read(tmp_path: Path) -> None:
@@ -298,8 +304,8 @@ def test_a_damaged_run_is_shown_as_far_as_it_can_be_read(tmp_path: Path) -> None
     (source,) = get(client, "")["sources"]
     at = f"/{source['id']}"
     view = get(client, at)
-    assert len(view["problems"]) == 1
-    assert "step_000003.parquet" in view["problems"][0]
+    assert "step_000003.parquet" in view["problems"][-1]
+    assert "config.yaml cannot be read" in view["problems"][0]
     assert view["curves"]["reward/mean"]
     shown = get(client, f"{at}/trajectories/step_000001:0")
     assert shown["has_tokens"]

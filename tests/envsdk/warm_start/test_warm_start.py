@@ -20,6 +20,7 @@ from envsdk.chat import ChatTokenizer
 from envsdk.config import RunConfig, load_config
 from envsdk.env import TextEnv
 from envsdk.envs.frozen_lake import FrozenLakeEnv
+from envsdk.envs.sokoban import SPEC as SOKOBAN
 from envsdk.envs.sokoban import SokobanEnv
 from envsdk.failures import ConfigurationError, StorageError
 from envsdk.managers.wiring import tag_setups
@@ -307,7 +308,8 @@ def test_every_epoch_holds_every_demonstration_once(count: int, size: int, epoch
 
 def test_a_cell_a_frame_and_an_answer_are_one_token_each() -> None:
     room = "######\n#_O_##\n#_X_##\n#_P__#\n##___#\n######"
-    tokenizer = build_tokenizer([room, "<answer>Up</answer>", "Left # Down 2"])
+    texts = [room, "<answer>Up</answer>", "Left # Down 2"]
+    tokenizer = build_tokenizer(texts, pieces=SOKOBAN.text_pieces)
     frame, joint = "######Ċ#", "#Ċ#"
     expected = [frame, *"_O_#", joint, *"_X_#", joint, *"_P__", joint, *"#___", "#Ċ######"]
     assert tokenizer.encode(room).tokens == expected
@@ -342,3 +344,8 @@ def test_the_vocabulary_is_bounded() -> None:
     texts = [chr(ord("a") + i) + chr(ord("a") + j) for i in range(26) for j in range(26)]
     assert build_tokenizer(texts, max_vocab_size=300).get_vocab_size() == 300
     assert len(SPECIAL_TOKENS) + 256 < 300
+
+
+def test_texts_that_environments_declare_become_tokens_after_those_of_the_file() -> None:
+    config = small_config("warm_start.pieces=['a+']", "train_env_manager.tags=[SimpleSokoban]")
+    assert warm_start._pieces(config) == ["a+", *SOKOBAN.text_pieces]

@@ -34,8 +34,7 @@ from envsdk.envs.swe.evaluator.sealing.rewrite import Choices, Claim, rewrite
 from envsdk.envs.swe.evaluator.sealing.values import fields_of
 from envsdk.envs.swe.evaluator.stripping import Installed, Stripped, strip
 from envsdk.envs.swe.evaluator.trial import try_patch
-from envsdk.envs.swe.sandbox.contract import Image, SandboxBackend, SandboxError
-from envsdk.envs.swe.sandbox.contract import Reason as Ended
+from envsdk.envs.swe.sandbox.contract import ExecEnd, Image, SandboxBackend, SandboxError
 from envsdk.envs.swe.tasks.runtime import install, swe_cache
 from envsdk.envs.swe.tasks.task import Outcome, Runner, Task
 from envsdk.envs.swe.tasks.trees import building
@@ -195,9 +194,9 @@ class _Maker:
         if files:
             limit_s = allowed_s(limit_s, self._seal.gold_s)
         run = await self._try(files, self._gold, limit_s)
-        if run.result.reason is not Ended.EXIT:
+        if run.result.reason is not ExecEnd.EXIT:
             told = f"{run.result.reason.value} after {run.result.elapsed_s:.0f} s"
-            if files and run.result.reason is not Ended.INFRASTRUCTURE:
+            if files and run.result.reason is not ExecEnd.INFRASTRUCTURE:
                 # A claim does not end a test as a failed assertion does: it may wait for what never comes.
                 raise _Unsealable(f"with rewritten tests the gold patch comes to {told}")
             raise SandboxError(f"{self._task.instance_id}: sealing its tests with the gold patch: {told}")
@@ -299,7 +298,7 @@ class _Maker:
         """What the base tree does not meet, a patch that solves nothing would have to guess."""
         limit_s = allowed_s(self._task.limits.timeout_s, self._seal.gold_s)
         run = await self._try(self._sealed, Stripped((), ()), limit_s)
-        if run.result.reason is Ended.INFRASTRUCTURE:
+        if run.result.reason is ExecEnd.INFRASTRUCTURE:
             raise SandboxError(f"{self._task.instance_id}: sealing its tests: {run.result.output[-500:]}")
         claims = run.report.claims if run.report is not None else {}
         sent = {self._seal.ids.get(test, test): seen for test, seen in claims.items()}

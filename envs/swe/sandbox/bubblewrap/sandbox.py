@@ -29,10 +29,10 @@ from envsdk.envs.swe.sandbox.bubblewrap.launch import (
 from envsdk.envs.swe.sandbox.bubblewrap.state import LayerSnapshot, Owner, State, Usage, bind_line
 from envsdk.envs.swe.sandbox.bubblewrap.watch import Watch, Watched, allowed_usage, is_over
 from envsdk.envs.swe.sandbox.contract import (
+    ExecEnd,
     ExecResult,
     Image,
     Limits,
-    Reason,
     SandboxError,
     SandboxFileError,
     Snapshot,
@@ -106,11 +106,11 @@ class BubblewrapSandbox:
                 )
             except OSError as error:
                 return ExecResult.infrastructure(f"the sandbox could not be launched: {error}")
-        if finished.reason is Reason.INFRASTRUCTURE:
+        if finished.reason is ExecEnd.INFRASTRUCTURE:
             return ExecResult.infrastructure(finished.output.text(), finished.elapsed_s)
         return ExecResult(
             output=finished.output.text(),
-            returncode=finished.returncode if finished.reason is Reason.EXIT else 137,
+            returncode=finished.returncode if finished.reason is ExecEnd.EXIT else 137,
             reason=finished.reason,
             elapsed_s=finished.elapsed_s,
             total_bytes=finished.output.total,
@@ -186,7 +186,7 @@ class BubblewrapSandbox:
         """End the running command and refuse all others; the files stay. False: that was done before."""
         first, self._closed = not self._closed, True
         if self._process is not None:
-            self._process.end(Reason.INFRASTRUCTURE)
+            self._process.end(ExecEnd.INFRASTRUCTURE)
         async with self._lock:
             if first:
                 try:
@@ -231,9 +231,9 @@ class BubblewrapSandbox:
                 stdin=stdin,
                 shows_repository=shows_repository,
             )
-        if finished.reason is Reason.INFRASTRUCTURE:
+        if finished.reason is ExecEnd.INFRASTRUCTURE:
             raise SandboxError(f"sandbox {self.id}: {finished.output.text().strip()}")
-        if finished.reason is not Reason.EXIT:
+        if finished.reason is not ExecEnd.EXIT:
             raise SandboxFileError(f"{path}: ended by {finished.reason}")
         if finished.returncode:
             problem = scripts.PROBLEMS.get(finished.returncode, f"exit code {finished.returncode}")
@@ -281,14 +281,14 @@ class BubblewrapSandbox:
             self._usage = await asyncio.to_thread(self.state.usage)
         return replace(finished, reason=self._reason(finished, watched))
 
-    def _reason(self, finished: Finished, watched: Watched) -> Reason:
-        if finished.reason is not Reason.EXIT:
+    def _reason(self, finished: Finished, watched: Watched) -> ExecEnd:
+        if finished.reason is not ExecEnd.EXIT:
             return finished.reason
         if watched.kills():
-            return Reason.OUT_OF_MEMORY
+            return ExecEnd.OUT_OF_MEMORY
         if is_over(self._usage, watched.allowed):
-            return Reason.DISK_LIMIT
-        return Reason.EXIT if finished.command_exited else Reason.INFRASTRUCTURE
+            return ExecEnd.DISK_LIMIT
+        return ExecEnd.EXIT if finished.command_exited else ExecEnd.INFRASTRUCTURE
 
     def _launch(
         self,

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from envsdk.envs.swe.sandbox.bubblewrap.cgroups import Cgroup
 from envsdk.envs.swe.sandbox.bubblewrap.state import Usage
-from envsdk.envs.swe.sandbox.contract import Limits, Reason
+from envsdk.envs.swe.sandbox.contract import ExecEnd, Limits
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class Endable(Protocol):
     @property
     def pid(self) -> int: ...
 
-    def end(self, reason: Reason) -> None: ...
+    def end(self, reason: ExecEnd) -> None: ...
 
 
 class Countable(Protocol):
@@ -89,7 +89,7 @@ class Watch:
                     watched.process.end(reason)
 
 
-def _over_limits(running: Iterable[Watched]) -> list[tuple[Watched, Reason]]:
+def _over_limits(running: Iterable[Watched]) -> list[tuple[Watched, ExecEnd]]:
     running = list(running)
     found = []
     memory = (
@@ -99,9 +99,9 @@ def _over_limits(running: Iterable[Watched]) -> list[tuple[Watched, Reason]]:
     )
     for watched in running:
         if watched.kills() or memory.get(watched.process.pid, 0) > watched.limits.memory_mb << 20:
-            found.append((watched, Reason.OUT_OF_MEMORY))
+            found.append((watched, ExecEnd.OUT_OF_MEMORY))
         elif time.monotonic() >= watched.next_look and _is_over_disk(watched):
-            found.append((watched, Reason.DISK_LIMIT))
+            found.append((watched, ExecEnd.DISK_LIMIT))
     return found
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from envsdk.envs.swe.sandbox import Limits, SandboxBackend
-from envsdk.envs.swe.sandbox import Reason as Ended
+from envsdk.envs.swe.sandbox import ExecEnd, Limits, SandboxBackend
 from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.images import prepare_image
 from tests.envs.swe.grading.subjects import hidden_tests
@@ -29,7 +28,7 @@ class Plain:
     elapsed_s: float
     """Of the command that ran the tests."""
     output: str
-    ended: Ended = Ended.EXIT
+    ended: ExecEnd = ExecEnd.EXIT
 
 
 async def grade_plainly(task: Task, patch: str, backend: SandboxBackend, *, timeout_s: float = 60.0) -> Plain:

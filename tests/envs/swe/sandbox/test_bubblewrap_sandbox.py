@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from envsdk.envs.swe.sandbox import (
+    ExecEnd,
     Image,
     Limits,
-    Reason,
     SandboxError,
     SandboxFileError,
     SandboxUnavailable,
@@ -41,7 +41,7 @@ async def test_a_result_says_how_the_command_ended(sandbox) -> None:
     assert (result.output, result.returncode, result.reason, result.total_bytes) == (
         "out\nerr\n",
         3,
-        Reason.EXIT,
+        ExecEnd.EXIT,
         8,
     )
     assert not result.ok
@@ -137,12 +137,12 @@ async def test_what_a_snapshot_holds_counts_towards_the_disk(start: Start) -> No
     await sandbox.exec("head -c 20M /dev/zero > a", timeout_s=30)
     await sandbox.snapshot()
     result = await sandbox.exec("head -c 20M /dev/zero > b", timeout_s=30)
-    assert result.reason is Reason.DISK_LIMIT
+    assert result.reason is ExecEnd.DISK_LIMIT
 
 
 async def test_a_full_sandbox_can_be_cleaned_up(start: Start) -> None:
     sandbox = await start(limits=Limits(disk_mb=8))
-    assert (await sandbox.exec("head -c 9M /dev/zero > a", timeout_s=30)).reason is Reason.DISK_LIMIT
+    assert (await sandbox.exec("head -c 9M /dev/zero > a", timeout_s=30)).reason is ExecEnd.DISK_LIMIT
     assert (await sandbox.exec("rm a; echo x > b", timeout_s=30)).ok
 
 
@@ -154,7 +154,7 @@ async def test_a_closed_sandbox_says_so(start: Start) -> None:
     assert not await sandbox.alive()
     assert not sandbox.folder.exists()
     result = await sandbox.exec("true", timeout_s=30)
-    assert (result.reason, result.returncode) == (Reason.INFRASTRUCTURE, None)
+    assert (result.reason, result.returncode) == (ExecEnd.INFRASTRUCTURE, None)
     with pytest.raises(SandboxError, match="closed"):
         await sandbox.read("lib.py")
 
@@ -164,7 +164,7 @@ async def test_closing_ends_the_command_that_runs(start: Start) -> None:
     running = asyncio.ensure_future(sandbox.exec("touch /tmp/up; sleep 600", timeout_s=600))
     await until((sandbox.folder / "layers/0/tmp/up").exists)
     await sandbox.close()
-    assert (await running).reason is Reason.INFRASTRUCTURE
+    assert (await running).reason is ExecEnd.INFRASTRUCTURE
     assert processes_of(sandbox.shared.lease) == []
 
 
@@ -172,7 +172,7 @@ async def test_a_state_that_somebody_deleted_is_infrastructure(start: Start) -> 
     sandbox = await start()
     await asyncio.to_thread(shutil.rmtree, sandbox.folder / "layers")
     result = await sandbox.exec("true", timeout_s=30)
-    assert result.reason is Reason.INFRASTRUCTURE
+    assert result.reason is ExecEnd.INFRASTRUCTURE
     assert "mount" in result.output
     with pytest.raises(SandboxError):
         await sandbox.diff()
@@ -184,7 +184,7 @@ async def test_a_launcher_killed_from_outside_is_infrastructure(sandbox) -> None
     for pid in processes_of(sandbox.shared.lease):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, 9)
-    assert (await running).reason is Reason.INFRASTRUCTURE
+    assert (await running).reason is ExecEnd.INFRASTRUCTURE
 
 
 async def test_processes_that_cannot_be_killed_are_infrastructure(
@@ -194,7 +194,7 @@ async def test_processes_that_cannot_be_killed_are_infrastructure(
     with monkeypatch.context() as patch:
         patch.setattr(os, "killpg", lambda pid, signal: None)
         result = await sandbox.exec("sleep 600", timeout_s=0.2)
-    assert result.reason is Reason.INFRASTRUCTURE
+    assert result.reason is ExecEnd.INFRASTRUCTURE
     for pid in processes_of(sandbox.shared.lease):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, 9)
@@ -210,7 +210,7 @@ async def test_a_program_without_descriptors_leaves_no_command_running(
     with monkeypatch.context() as patch:
         patch.setattr(os, "pidfd_open", none_left)
         result = await sandbox.exec("sleep 600", timeout_s=600)
-    assert result.reason is Reason.INFRASTRUCTURE
+    assert result.reason is ExecEnd.INFRASTRUCTURE
     assert "Too many open files" in result.output
     await until(lambda: processes_of(sandbox.shared.lease) == [])
     assert len(os.listdir("/proc/self/fd")) <= before
@@ -292,7 +292,7 @@ async def test_trees_are_copied_where_overlayfs_is_refused(
     await sandbox.exec("rm -rf lib.py .git; echo y > /tmp/y", timeout_s=30)
     await sandbox.restore(snapshot)
     assert await sandbox.diff() == patch
-    assert (await sandbox.exec("head -c 9M /dev/zero > a", timeout_s=30)).reason is Reason.DISK_LIMIT
+    assert (await sandbox.exec("head -c 9M /dev/zero > a", timeout_s=30)).reason is ExecEnd.DISK_LIMIT
     assert (repository / "lib.py").read_text() == "def one():\n    return 1\n"
     await backend.aclose()
     strict = BubblewrapBackend({"state_dir": tmp_path, "allow_copies": False})

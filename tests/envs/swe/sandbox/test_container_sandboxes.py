@@ -15,9 +15,9 @@ import pytest
 import pytest_asyncio
 
 from envsdk.envs.swe.sandbox import (
+    ExecEnd,
     Image,
     Limits,
-    Reason,
     SandboxError,
     SandboxFileError,
     SandboxUnavailable,
@@ -107,7 +107,7 @@ async def test_commands_run_in_the_laid_out_tree(backend: ContainerBackend, repo
     script = "pwd; ls -A; echo $A$B; cat lib.py; exit 3"
     result = await sandbox.exec(script, timeout_s=60, env={"B": "2"})
     assert result.output == "/testbed\n.git\nlib.py\ntests\n12\ndef one():\n    return 1\n"
-    assert (result.returncode, result.reason) == (3, Reason.EXIT)
+    assert (result.returncode, result.reason) == (3, ExecEnd.EXIT)
     assert result.total_bytes == len(result.output)
     assert said(await sandbox.exec("pwd", timeout_s=60, cwd="/tmp")) == "/tmp"
     assert (await sandbox.exec("pwd", timeout_s=60, cwd="/gone")).returncode == 1
@@ -117,11 +117,11 @@ async def test_commands_run_in_the_laid_out_tree(backend: ContainerBackend, repo
 async def test_limits_end_commands(backend: ContainerBackend, repository: Path) -> None:
     limits = Limits(output_bytes=1 << 20, kept_output_bytes=1000, disk_mb=8, file_mb=64)
     sandbox = await backend.start(Image(tree=repository), limits=limits)
-    assert (await sandbox.exec("sleep 60", timeout_s=0.5)).reason is Reason.TIMEOUT
+    assert (await sandbox.exec("sleep 60", timeout_s=0.5)).reason is ExecEnd.TIMEOUT
     endless = await sandbox.exec("yes", timeout_s=60)
-    assert (endless.reason, endless.returncode) == (Reason.OUTPUT_LIMIT, 137)
+    assert (endless.reason, endless.returncode) == (ExecEnd.OUTPUT_LIMIT, 137)
     assert len(endless.output) < 1100
-    assert (await sandbox.exec("head -c 9M /dev/zero > a", timeout_s=60)).reason is Reason.DISK_LIMIT
+    assert (await sandbox.exec("head -c 9M /dev/zero > a", timeout_s=60)).reason is ExecEnd.DISK_LIMIT
 
 
 async def test_a_kill_by_the_kernel_is_out_of_memory_once(
@@ -132,8 +132,8 @@ async def test_a_kill_by_the_kernel_is_out_of_memory_once(
 
     sandbox = await backend.start(Image())
     monkeypatch.setattr(CliContainer, "memory_kills", one)
-    assert (await sandbox.exec("exit 137", timeout_s=60)).reason is Reason.OUT_OF_MEMORY
-    assert (await sandbox.exec("exit 137", timeout_s=60)).reason is Reason.EXIT
+    assert (await sandbox.exec("exit 137", timeout_s=60)).reason is ExecEnd.OUT_OF_MEMORY
+    assert (await sandbox.exec("exit 137", timeout_s=60)).reason is ExecEnd.EXIT
 
 
 async def test_what_a_command_leaves_behind_is_killed(backend: ContainerBackend, standin: Standin) -> None:
@@ -214,7 +214,7 @@ async def test_a_container_that_went_away_is_infrastructure(
     assert await sandbox.alive()
     subprocess.run([standin.program, "rm", standin.containers()[0]], check=True)  # noqa: ASYNC221
     result = await sandbox.exec("true", timeout_s=60)
-    assert (result.reason, result.returncode) == (Reason.INFRASTRUCTURE, None)
+    assert (result.reason, result.returncode) == (ExecEnd.INFRASTRUCTURE, None)
     assert "No such container" in result.output
     assert not await sandbox.alive()
     with pytest.raises(SandboxError, match="No such container"):

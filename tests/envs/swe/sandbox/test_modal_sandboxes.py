@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from envsdk.envs.swe.sandbox import Image, Limits, Reason, SandboxError, SandboxUnavailable
+from envsdk.envs.swe.sandbox import ExecEnd, Image, Limits, SandboxError, SandboxUnavailable
 from envsdk.envs.swe.sandbox.containers import this_process
 from envsdk.envs.swe.sandbox.modal_backend import ModalBackend
 from tests.envs.swe.sandbox.boxes import said
@@ -180,7 +180,7 @@ async def test_commands_files_and_comparisons_work(
     image = Image(tree=repository, env={"A": "1"}, binds={"/testbed/tests": tmp_path / "kit"})
     sandbox = await backend.start(image)
     result = await sandbox.exec("ls; echo $A$B; sed -i s/1/2/ lib.py; exit 3", timeout_s=60, env={"B": "2"})
-    assert (result.output, result.returncode, result.reason) == ("lib.py\ntests\n12\n", 3, Reason.EXIT)
+    assert (result.output, result.returncode, result.reason) == ("lib.py\ntests\n12\n", 3, ExecEnd.EXIT)
     await sandbox.exec("echo attack > tests/test_hidden.py", timeout_s=60)
     assert said(await sandbox.exec("cat tests/*", timeout_s=60)) == "assert True"
     await sandbox.write("new", b"\xff\x00")
@@ -190,9 +190,9 @@ async def test_commands_files_and_comparisons_work(
 
 async def test_limits_end_commands(backend: ModalBackend) -> None:
     sandbox = await backend.start(Image(), limits=Limits(output_bytes=1 << 20, kept_output_bytes=1000))
-    assert (await sandbox.exec("sleep 60", timeout_s=0.5)).reason is Reason.TIMEOUT
+    assert (await sandbox.exec("sleep 60", timeout_s=0.5)).reason is ExecEnd.TIMEOUT
     endless = await sandbox.exec("yes", timeout_s=60)
-    assert (endless.reason, endless.returncode) == (Reason.OUTPUT_LIMIT, 137)
+    assert (endless.reason, endless.returncode) == (ExecEnd.OUTPUT_LIMIT, 137)
     assert said(await sandbox.exec("echo well", timeout_s=60)) == "well"
 
 
@@ -216,7 +216,7 @@ async def test_a_sandbox_that_went_away_is_infrastructure(backend: ModalBackend,
     assert await sandbox.alive()
     await sdk.sandboxes[-1].terminate.aio()
     result = await sandbox.exec("true", timeout_s=60)
-    assert (result.reason, result.returncode) == (Reason.INFRASTRUCTURE, None)
+    assert (result.reason, result.returncode) == (ExecEnd.INFRASTRUCTURE, None)
     assert "has ended" in result.output
     assert not await sandbox.alive()
     with pytest.raises(SandboxError, match="has ended"):

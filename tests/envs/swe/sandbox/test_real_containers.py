@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from envsdk.envs.swe.evaluator import Reason as Verdict
-from envsdk.envs.swe.evaluator import evaluate
+from envsdk.envs.swe.evaluator import Verdict, evaluate
 from envsdk.envs.swe.sandbox import (
+    ExecEnd,
     Image,
     Limits,
-    Reason,
     SandboxError,
     SandboxFileError,
     SandboxUnavailable,
@@ -63,7 +62,7 @@ async def test_commands_run_in_the_laid_out_tree(backend: ContainerBackend, repo
     script = "pwd; ls -A; echo $A$B; cat lib.py; cd tests; export C=1; touch /tmp/kept; exit 3"
     result = await sandbox.exec(script, timeout_s=WAIT_S, env={"B": "2 'x'"})
     assert result.output == "/testbed\n.git\nlib.py\ntests\n12 'x'\ndef one():\n    return 1\n"
-    assert (result.returncode, result.reason) == (3, Reason.EXIT)
+    assert (result.returncode, result.reason) == (3, ExecEnd.EXIT)
     assert said(await sandbox.exec("pwd; echo C=$C; ls -d /tmp/kept", timeout_s=WAIT_S)) == (
         "/testbed\nC=\n/tmp/kept"
     )
@@ -108,17 +107,17 @@ async def test_limits_end_commands(backend: ContainerBackend, repository: Path) 
         output_bytes=1 << 20, kept_output_bytes=1000, disk_mb=8, file_mb=4, memory_mb=256, shm_mb=16
     )
     sandbox = await backend.start(Image(tree=repository), limits=limits)
-    assert (await sandbox.exec("sleep 600", timeout_s=1)).reason is Reason.TIMEOUT
-    assert (await sandbox.exec("trap '' TERM INT HUP; sleep 600", timeout_s=1)).reason is Reason.TIMEOUT
+    assert (await sandbox.exec("sleep 600", timeout_s=1)).reason is ExecEnd.TIMEOUT
+    assert (await sandbox.exec("trap '' TERM INT HUP; sleep 600", timeout_s=1)).reason is ExecEnd.TIMEOUT
     endless = await sandbox.exec("yes", timeout_s=WAIT_S)
-    assert (endless.reason, endless.returncode) == (Reason.OUTPUT_LIMIT, 137)
+    assert (endless.reason, endless.returncode) == (ExecEnd.OUTPUT_LIMIT, 137)
     hog = await sandbox.exec("python -c 'bytearray(1 << 30)'", timeout_s=WAIT_S)
-    assert hog.reason is Reason.OUT_OF_MEMORY
+    assert hog.reason is ExecEnd.OUT_OF_MEMORY
     fill = "for n in 1 2 3 4 5 6; do head -c 3M /dev/zero > /dev/shm/$n || exit 7; done"
     assert "No space" in (await sandbox.exec(fill, timeout_s=WAIT_S)).output
     assert not (await sandbox.exec("head -c 5M /dev/zero > a", timeout_s=WAIT_S)).ok
     full = await sandbox.exec("for n in 1 2 3; do head -c 3M /dev/zero > a$n; done", timeout_s=WAIT_S)
-    assert full.reason is Reason.DISK_LIMIT
+    assert full.reason is ExecEnd.DISK_LIMIT
     assert said(await sandbox.exec("rm a*; echo well", timeout_s=WAIT_S)) == "well"
     await sandbox.close()
 
@@ -133,7 +132,7 @@ FORK_BOMBS = {
 async def test_nothing_of_a_fork_bomb_is_left(bomb: str, backend: ContainerBackend, repository: Path) -> None:
     sandbox = await backend.start(Image(tree=repository), limits=Limits(processes=40))
     result = await sandbox.exec(FORK_BOMBS[bomb], timeout_s=3)
-    assert result.reason is Reason.TIMEOUT
+    assert result.reason is ExecEnd.TIMEOUT
     count = 'n=0; for p in /proc/[0-9]*; do n=$((n+1)); done; echo "well $n"'
     well, number = said(await sandbox.exec(count, timeout_s=WAIT_S)).split()
     assert well == "well"
@@ -224,7 +223,7 @@ async def test_sandboxes_do_not_see_each_other(backend: ContainerBackend, reposi
 async def test_a_container_that_went_away_is_infrastructure(sandbox: RemoteSandbox, engine: Engine) -> None:
     engine.call("rm", "--force", f"envsdk-{sandbox.id}")
     result = await sandbox.exec("true", timeout_s=WAIT_S)
-    assert (result.reason, result.returncode) == (Reason.INFRASTRUCTURE, None)
+    assert (result.reason, result.returncode) == (ExecEnd.INFRASTRUCTURE, None)
     assert not await sandbox.alive()
     with pytest.raises(SandboxError):
         await sandbox.read("lib.py")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from envsdk.envs.swe.sandbox import Limits, Reason, SandboxFileError
+from envsdk.envs.swe.sandbox import ExecEnd, Limits, SandboxFileError
 from tests.envs.swe.sandbox.boxes import Start, said
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -23,7 +23,7 @@ FILL = "while :; do i=$((i + 1)); head -c 8M /dev/zero > {folder}/fill$i || exit
 async def test_filling_the_disk_ends_the_command(start: Start, folder: str) -> None:
     sandbox = await start(limits=SMALL)
     result = await sandbox.exec(FILL.format(folder=folder), timeout_s=60)
-    assert result.reason is Reason.DISK_LIMIT
+    assert result.reason is ExecEnd.DISK_LIMIT
     assert result.returncode == 137
     await sandbox.exec(f"rm {folder}/fill*", timeout_s=30)
     assert said(await sandbox.exec("echo well", timeout_s=30)) == "well"
@@ -32,13 +32,13 @@ async def test_filling_the_disk_ends_the_command(start: Start, folder: str) -> N
 async def test_a_full_disk_is_noticed_however_fast_the_command_was(start: Start) -> None:
     sandbox = await start(limits=replace(SMALL, disk_mb=1))
     result = await sandbox.exec("head -c 4M /dev/zero > a", timeout_s=60)
-    assert result.reason is Reason.DISK_LIMIT
+    assert result.reason is ExecEnd.DISK_LIMIT
 
 
 async def test_filling_shared_memory_meets_its_size(start: Start) -> None:
     sandbox = await start(limits=SMALL)
     result = await sandbox.exec("for i in 1 2 3; do head -c 4M /dev/zero > /dev/shm/$i; done", timeout_s=60)
-    assert result.reason is Reason.EXIT
+    assert result.reason is ExecEnd.EXIT
     assert "No space left on device" in result.output
 
 
@@ -49,21 +49,21 @@ async def test_making_files_without_end_ends_the_command(start: Start, make: str
     sandbox = await start(limits=SMALL)
     code = f"import itertools, os\nfor name in map(str, itertools.count()):\n    {make}\n"
     result = await sandbox.exec(f"python - <<'END'\n{code}END", timeout_s=60)
-    assert result.reason is Reason.DISK_LIMIT
+    assert result.reason is ExecEnd.DISK_LIMIT
 
 
 async def test_files_cannot_hide_in_a_closed_folder(start: Start) -> None:
     sandbox = await start(limits=SMALL)
     script = "mkdir -p closed/in; cd closed/in; chmod 000 /testbed/closed; " + FILL.format(folder=".")
     result = await sandbox.exec(script, timeout_s=60)
-    assert result.reason is Reason.DISK_LIMIT
+    assert result.reason is ExecEnd.DISK_LIMIT
 
 
 async def test_files_cannot_hide_in_the_depth(start: Start) -> None:
     sandbox = await start(limits=SMALL)
     code = "import os\nfor _ in range(250):\n    os.mkdir('d' * 200)\n    os.chdir('d' * 200)\n"
     result = await sandbox.exec(f"python - <<'END'\n{code}END", timeout_s=60)
-    assert result.reason is Reason.DISK_LIMIT
+    assert result.reason is ExecEnd.DISK_LIMIT
     await sandbox.close()
     assert not sandbox.folder.exists()
 
@@ -76,7 +76,7 @@ async def test_a_giant_file_is_refused(start: Start) -> None:
         "dd if=/dev/zero of=giant bs=1M count=100",
     ):
         result = await sandbox.exec(giant, timeout_s=60)
-        assert result.reason is Reason.EXIT
+        assert result.reason is ExecEnd.EXIT
         assert result.returncode
     assert int(said(await sandbox.exec("stat -c %s giant", timeout_s=30))) <= SMALL.file_mb << 20
 
@@ -226,11 +226,11 @@ async def test_bound_files_cannot_be_changed_moved_or_hidden(start: Start, tmp_p
 async def test_a_work_tree_that_is_closed_or_emptied_does_not_break_the_sandbox(sandbox) -> None:
     await sandbox.exec("rm -rf /testbed/* /testbed/.git /tmp/*; chmod 000 /testbed /tmp", timeout_s=30)
     result = await sandbox.exec("echo well", timeout_s=30)
-    assert result.reason is Reason.EXIT
+    assert result.reason is ExecEnd.EXIT
     await sandbox.exec("chmod 700 /testbed", timeout_s=30, cwd="/")
     assert "deleted file mode" in await sandbox.diff()
     result = await sandbox.exec("pwd", timeout_s=30, cwd="/testbed/gone")
-    assert (result.reason, result.returncode) == (Reason.EXIT, 1)
+    assert (result.reason, result.returncode) == (ExecEnd.EXIT, 1)
 
 
 async def test_the_tree_that_sandboxes_share_never_changes(start: Start, repository: Path) -> None:

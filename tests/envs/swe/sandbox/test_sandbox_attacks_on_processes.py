@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from envsdk.envs.swe.sandbox import Limits, Reason
+from envsdk.envs.swe.sandbox import ExecEnd, Limits
 from tests.envs.swe.sandbox.boxes import Start, processes_of, said, until
 
 AS_A_CHILD_OF_PID_1 = """
@@ -47,7 +47,7 @@ SMALL = Limits(
 async def test_a_fork_bomb_ends_with_its_command(start: Start) -> None:
     sandbox = await start(limits=SMALL)
     result = await sandbox.exec("bomb() { bomb | bomb & }; bomb; sleep 30", timeout_s=1)
-    assert result.reason is Reason.TIMEOUT
+    assert result.reason is ExecEnd.TIMEOUT
     assert result.returncode == 137
     assert processes_of(sandbox.shared.lease) == []
     assert said(await sandbox.exec("echo well", timeout_s=30)) == "well"
@@ -79,7 +79,7 @@ async def test_a_limit_cannot_be_raised(sandbox) -> None:
 async def test_trapped_signals_do_not_outlast_the_timeout(sandbox) -> None:
     script = "trap '' TERM INT HUP QUIT ALRM; while :; do sleep 0.05; done"
     result = await sandbox.exec(script, timeout_s=0.5)
-    assert result.reason is Reason.TIMEOUT
+    assert result.reason is ExecEnd.TIMEOUT
 
 
 async def test_a_daemon_ends_with_the_command_that_started_it(sandbox) -> None:
@@ -103,7 +103,7 @@ async def test_a_command_that_closes_its_output_is_still_waited_for(sandbox) -> 
 
 async def test_a_command_that_closes_its_output_still_times_out(sandbox) -> None:
     result = await sandbox.exec("exec >&- 2>&-; sleep 60", timeout_s=0.3)
-    assert result.reason is Reason.TIMEOUT
+    assert result.reason is ExecEnd.TIMEOUT
 
 
 async def test_a_tree_of_zombies_leaves_nothing(sandbox) -> None:
@@ -128,7 +128,7 @@ async def test_killing_everything_kills_only_the_sandbox(sandbox) -> None:
     result = await sandbox.exec(
         f"kill -9 {os.getpid()}; kill -9 {os.getppid()}; kill -9 1; kill -9 -1", timeout_s=30
     )
-    assert result.reason is Reason.EXIT
+    assert result.reason is ExecEnd.EXIT
     assert said(await sandbox.exec("echo well", timeout_s=30)) == "well"
 
 
@@ -153,7 +153,7 @@ async def test_a_process_outside_can_be_neither_seen_nor_traced(sandbox) -> None
 async def test_endless_output_is_cut_and_ended(start: Start) -> None:
     sandbox = await start(limits=replace(SMALL, kept_output_bytes=10_000))
     result = await sandbox.exec("yes attack", timeout_s=60)
-    assert result.reason is Reason.OUTPUT_LIMIT
+    assert result.reason is ExecEnd.OUTPUT_LIMIT
     assert result.returncode == 137
     assert (1 << 20) < result.total_bytes < (64 << 20), "what ends it has to be scheduled first"
     assert len(result.output) < 11_000
@@ -165,7 +165,7 @@ async def test_a_memory_hog_is_ended(start: Start) -> None:
     result = await sandbox.exec(
         "python -c 'x = bytearray(200 << 20); import time; time.sleep(60)'", timeout_s=60
     )
-    assert result.reason is Reason.OUT_OF_MEMORY
+    assert result.reason is ExecEnd.OUT_OF_MEMORY
 
 
 async def test_a_memory_hog_is_ended_where_there_are_no_control_groups(start: Start) -> None:
@@ -176,20 +176,20 @@ async def test_a_memory_hog_is_ended_where_there_are_no_control_groups(start: St
     result = await sandbox.exec(
         "python -c 'x = bytearray(200 << 20); import time; time.sleep(60)'", timeout_s=60
     )
-    assert result.reason is Reason.OUT_OF_MEMORY
+    assert result.reason is ExecEnd.OUT_OF_MEMORY
 
 
 async def test_memory_shared_out_over_many_processes_counts_together(start: Start) -> None:
     sandbox = await start(limits=SMALL)
     hog = "python -c 'x = bytearray(24 << 20); import time; time.sleep(60)' & "
     result = await sandbox.exec(hog * 10 + "wait", timeout_s=60)
-    assert result.reason is Reason.OUT_OF_MEMORY
+    assert result.reason is ExecEnd.OUT_OF_MEMORY
 
 
 async def test_one_allocation_beyond_all_bounds_is_refused(start: Start) -> None:
     sandbox = await start(limits=SMALL)
     result = await sandbox.exec("python -c 'bytearray(1 << 40)'", timeout_s=60)
-    assert result.reason is Reason.EXIT
+    assert result.reason is ExecEnd.EXIT
     assert "MemoryError" in result.output
 
 
@@ -230,7 +230,7 @@ async def test_huge_arguments_fail_inside_only(sandbox) -> None:
     result = await sandbox.exec(
         '/bin/true "$(head -c 3000000 /dev/zero | tr "\\0" x)"; echo $?', timeout_s=60
     )
-    assert result.reason is Reason.EXIT
+    assert result.reason is ExecEnd.EXIT
     assert result.output.rstrip().endswith("126")
     with pytest.raises(ValueError, match="at most"):
         await sandbox.exec("true", timeout_s=30, env={"A": "x" * 200_000})

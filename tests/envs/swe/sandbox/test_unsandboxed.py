@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from envsdk.envs.swe.sandbox import Image, Reason, SandboxFileError, open_backend
+from envsdk.envs.swe.sandbox import ExecEnd, Image, SandboxFileError, open_backend
 from envsdk.envs.swe.sandbox.unsandboxed import UnsandboxedBackend
 from envsdk.failures import ConfigurationError
 from tests.envs.swe.sandbox.boxes import said
@@ -39,8 +39,8 @@ async def test_it_is_refused_unless_the_settings_say_so_in_as_many_words(setting
 async def test_commands_run_in_a_copy_of_the_tree(unsandboxed: UnsandboxedBackend, repository: Path) -> None:
     sandbox = await unsandboxed.start(Image(tree=repository, env={"A": "1"}))
     result = await sandbox.exec("ls; echo $A$B; sed -i s/1/2/ lib.py; exit 3", timeout_s=60, env={"B": "2"})
-    assert (result.output, result.returncode, result.reason) == ("lib.py\ntests\n12\n", 3, Reason.EXIT)
-    assert (await sandbox.exec("sleep 60", timeout_s=0.3)).reason is Reason.TIMEOUT
+    assert (result.output, result.returncode, result.reason) == ("lib.py\ntests\n12\n", 3, ExecEnd.EXIT)
+    assert (await sandbox.exec("sleep 60", timeout_s=0.3)).reason is ExecEnd.TIMEOUT
     assert (await sandbox.exec("kill -SEGV $$", timeout_s=60)).returncode == 139
     assert said(await sandbox.exec("ls", timeout_s=60, cwd="/testbed/tests")) == "test_lib.py"
     assert "+    return 2" in await sandbox.diff()
@@ -50,7 +50,7 @@ async def test_commands_run_in_a_copy_of_the_tree(unsandboxed: UnsandboxedBacken
     await sandbox.restore(kept)
     assert b"return 2" in await sandbox.read("lib.py")
     await sandbox.close()
-    assert (await sandbox.exec("true", timeout_s=60)).reason is Reason.INFRASTRUCTURE
+    assert (await sandbox.exec("true", timeout_s=60)).reason is ExecEnd.INFRASTRUCTURE
 
 
 async def test_files_are_read_and_written_in_the_copy_only(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from envsdk.envs.swe.evaluator import Evaluation, Reason, evaluate
+from envsdk.envs.swe.evaluator import Evaluation, Verdict, evaluate
 from envsdk.envs.swe.sandbox import SandboxBackend, open_backend
 from envsdk.envs.swe.tasks import Task
 from tests.envs.swe.sealing.project import BROKEN, HONEST, changed, make_task
@@ -48,12 +48,12 @@ def test_the_gold_patch_is_rewarded_and_the_tests_hide_what_they_expect(
 
 
 def test_an_empty_patch_is_not_rewarded(graded: dict[str, Evaluation]) -> None:
-    assert graded["empty"].reason is Reason.TESTS_FAILED
+    assert graded["empty"].reason is Verdict.TESTS_FAILED
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_patch_that_breaks_a_function_is_not_rewarded(name: str, graded: dict[str, Evaluation]) -> None:
-    assert graded[f"broken {name}"].reason is Reason.TESTS_FAILED
+    assert graded[f"broken {name}"].reason is Verdict.TESTS_FAILED
 
 
 @pytest.mark.parametrize("name", HONEST)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from envsdk.envs.swe.evaluator import Evaluation, Reason, evaluate
+from envsdk.envs.swe.evaluator import Evaluation, Verdict, evaluate
 from envsdk.envs.swe.evaluator.report import read_report
 from envsdk.envs.swe.evaluator.sealing import seal
 from envsdk.envs.swe.sandbox import SandboxBackend, open_backend
@@ -192,7 +192,7 @@ def test_an_honest_patch_is_rewarded(name: str, graded: dict[str, Evaluation]) -
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_patch_is_not(name: str, graded: dict[str, Evaluation]) -> None:
-    assert graded[name].reason is Reason.TESTS_FAILED
+    assert graded[name].reason is Verdict.TESTS_FAILED
 
 
 @pytest.mark.parametrize(

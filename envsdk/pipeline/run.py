@@ -1,0 +1,114 @@
+"""Train as a configuration says: open the run's folder, start Ray, connect the parts, run the pipeline.
+
+run(load_config("agentic_async.yaml"))
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from envsdk.config.loading import LoadedConfig
+from envsdk.config.models import RunConfig
+from envsdk.display.progress import ProgressDisplay
+from envsdk.display.terminal import say
+from envsdk.failures import ConfigurationError, EnvsdkError, Interrupted
+from envsdk.managers.ray_runtime import ray_runtime
+from envsdk.pipeline.agentic_pipeline import AgenticPipeline
+from envsdk.pipeline.cluster import Cluster
+from envsdk.pipeline.run_end import close, success_before_and_after
+from envsdk.pipeline.run_folder import CONFIG_FILE, TRAJECTORIES, RunFolder, changed_settings, keep_tokenizer
+from envsdk.pipeline.run_origin import model_of_run
+from envsdk.store.atomic import make_folder, write_atomically
+from envsdk.store.file_lock import locked
+from envsdk.tracking import open_trackers
+from envsdk.tracking.timeline import Timeline
+from envsdk.view.export import REPORT, write_report_of_job
+
+LOCK_PATIENCE_S = 5.0
+"""A process that was just killed may need a moment to end."""
+
+
+def run(loaded: LoadedConfig) -> None:
+    """Train as the configuration says. Raises EnvsdkError; Interrupted after Ctrl-C."""
+    config = loaded.config
+    with _only_run_in(config.run_folder):
+        _train(loaded)
+
+
+@contextmanager
+def _only_run_in(folder: Path) -> Iterator[None]:
+    """Keep a second process from training in `folder`."""
+    make_folder(folder)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder / ".lock", patience_s=LOCK_PATIENCE_S))
+        except BlockingIOError:
+            raise ConfigurationError(
+                f"another process is training in {folder}; wait for it, or choose another exp_name"
+            ) from None
+        yield
+
+
+def _train(loaded: LoadedConfig) -> None:
+    """Start the run or continue it, unless it has all its steps."""
+    config = loaded.config
+    folder = RunFolder.open(config)
+    if folder.first_step >= config.max_steps:
+        say(f"{folder.path} has all {config.max_steps} steps; raise max_steps or choose another exp_name.")
+        if not (folder.path / REPORT).is_file():
+            say(f"Report: {write_report_of_job(folder.path)}")
+        return
+    model = model_of_run(config, has_begun=folder.has_begun)
+    changes = changed_settings(folder, loaded) if folder.has_begun else []
+    write_atomically(folder.path / CONFIG_FILE, loaded.resolved_yaml().encode())
+    keep_tokenizer(model, folder.path)
+    if_lost = [sys.executable, "-m", "envsdk.pipeline.lost_runtime", str(folder.path)]
+    with ray_runtime(config.ray, if_lost=if_lost):
+        asyncio.run(_run(config, folder, model, changes))
+
+
+async def _run(config: RunConfig, folder: RunFolder, model: Path, changes: Sequence[str]) -> None:
+    """Start the processes of the run, train, end them."""
+    trajectories = (folder.path / TRAJECTORIES).resolve()
+    with ExitStack() as stack:
+        display = stack.enter_context(ProgressDisplay(config.exp_name, max_steps=config.max_steps))
+        timeline = stack.enter_context(Timeline(folder.path / "timeline.json"))
+        tracker = open_trackers(config.trackers, folder.path)
+        stack.callback(tracker.close)
+        tracker.rewind(folder.first_step - 1)
+        cluster = Cluster(
+            config, model=model, trajectories=trajectories, state=folder.state, say=display.note
+        )
+        pipeline = AgenticPipeline(
+            config, folder, cluster, tracker=tracker, timeline=timeline, display=display
+        )
+        loop = asyncio.get_running_loop()
+        for signal_number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(signal_number, pipeline.request_stop)
+        for change in changes:
+            display.note(f"other settings than before: {change}")
+        display.note(f"run folder: {folder.path}; look inside with: envsdk view {folder.path}")
+        try:
+            await pipeline.start()
+            await pipeline.run()
+        except BaseException as error:
+            # The user must see what went wrong, not that closing failed as well.
+            with suppress(EnvsdkError):
+                if isinstance(error, Interrupted) and not pipeline.has_trained:
+                    # Actors that are still starting would not answer for seconds, and nothing was done.
+                    await close(cluster, tracker, timeline, patience_s=0.0)
+                else:
+                    await close(cluster, tracker, timeline)
+                    write_report_of_job(folder.path)
+            raise
+        await close(cluster, tracker, timeline)
+        report = write_report_of_job(folder.path)
+    say(success_before_and_after(pipeline.validations))
+    if report is not None:
+        say(f"Report: {report}")
+    say(f"Trajectories: envsdk view {folder.path}")

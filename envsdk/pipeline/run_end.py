@@ -1,0 +1,28 @@
+"""The end of a run: close its processes and files, and sum it up for the console."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from envsdk.pipeline.cluster import Cluster
+from envsdk.tracking.timeline import Timeline
+from envsdk.tracking.tracker import Tracker
+
+
+async def close(cluster: Cluster, tracker: Tracker, timeline: Timeline, *, patience_s: float = 5.0) -> None:
+    """End the processes of the run, then its trackers and its timeline."""
+    await cluster.close(patience_s=patience_s)
+    tracker.close()
+    timeline.close()
+
+
+def success_before_and_after(validations: Mapping[int, Mapping[str, float]]) -> str:
+    """Lines of text: held-out success at the first and the last evaluation, by tag."""
+    first, last = validations[min(validations)], validations[max(validations)]
+    names = [name for name in first if name.startswith("val/success/")]
+    lines = [f"Held-out success, step {min(validations)} -> step {max(validations)}:"]
+    for name in sorted(names, key=lambda name: (name != "val/success/mean", name)):
+        before, after = first[name], last.get(name, float("nan"))
+        tag = name.removeprefix("val/success/")
+        lines.append(f"  {tag:<28} {before:6.1%} -> {after:6.1%}   ({100 * (after - before):+.1f} points)")
+    return "\n".join(lines)

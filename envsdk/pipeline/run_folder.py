@@ -1,0 +1,120 @@
+"""The folder of a run: where a run continues, and with which settings it was last started.
+
+folder = RunFolder.open(config)
+folder.first_step, folder.batches
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from envsdk.config.loading import LoadedConfig, leaves
+from envsdk.config.models import RunConfig
+from envsdk.failures import ConfigurationError
+from envsdk.managers.ledger_types import LedgerState
+from envsdk.pipeline.checkpoints import FOLDER as CHECKPOINTS
+from envsdk.pipeline.checkpoints import Checkpoint, find_checkpoint
+from envsdk.pipeline.run_origin import check_seed
+from envsdk.settings.problems import dotted
+from envsdk.settings.validation import shown
+from envsdk.store.atomic import make_folder, write_atomically
+from envsdk.store.trajectories import read_metadata
+from envsdk.tracking import read_metrics
+from envsdk.tracking.jsonl import FILE_NAME as METRICS_FILE
+
+TRAJECTORIES = "trajectories"
+CONFIG_FILE = "config.yaml"
+
+
+@dataclass(slots=True)
+class RunFolder:
+    """`runs/<exp_name>/`: the checkpoint and the batches that a run continues with."""
+
+    path: Path
+    checkpoint: Checkpoint | None
+    has_begun: bool = False
+    """Whether it holds a checkpoint of this run, or batches."""
+    batches: dict[int, Path] = field(default_factory=dict)
+    """Batches on disk that the checkpoint has not trained, by step."""
+    state: LedgerState | None = None
+    """The ledger's state after the newest batch on disk or, where none is left, in the checkpoint."""
+
+    @property
+    def first_step(self) -> int:
+        return self.checkpoint.state.step if self.checkpoint else 0
+
+    @classmethod
+    def open(cls, config: RunConfig) -> RunFolder:
+        """Find where to continue.
+
+        ConfigurationError when `resume: never` would overwrite a run, or the run has another `seed`.
+        """
+        path = config.run_folder
+        checkpoint = find_checkpoint(path, config.resume)
+        trajectories = path / TRAJECTORIES
+        left = itertools.chain(trajectories.glob("step_*.parquet"), (path / CHECKPOINTS).glob("step_*"))
+        if config.resume == "never" and any(left):
+            raise ConfigurationError(
+                f"resume: never, but {path} already holds a run; choose another exp_name, "
+                f"set resume: auto to continue it, or remove the folder"
+            )
+        is_own = checkpoint is not None and checkpoint.folder.resolve().is_relative_to(path.resolve())
+        if checkpoint is not None and is_own:
+            check_seed(config, checkpoint.state.seed)
+        make_folder(trajectories)
+        folder = cls(path=path, checkpoint=checkpoint, has_begun=is_own)
+        step = folder.first_step
+        while (batch := trajectories / f"step_{step:06d}.parquet").is_file():
+            folder.batches[step] = batch
+            folder.has_begun = True
+            step += 1
+        newest = folder.ledger_before(step)
+        folder.state = None if newest is None else LedgerState.from_dict(newest)
+        return folder
+
+    def ledger_before(self, step: int) -> Mapping[str, Any] | None:
+        """`LedgerState.to_dict` after the batch before this step, from its file or else the checkpoint."""
+        batch = self.path / TRAJECTORIES / f"step_{step - 1:06d}.parquet"
+        if batch.is_file():
+            state: dict[str, Any] = json.loads(read_metadata(batch)["ledger_state"])
+            return state
+        if self.checkpoint is not None and step == self.first_step:
+            return self.checkpoint.state.ledger
+        return None
+
+
+def earlier_validations(folder: RunFolder) -> dict[int, dict[str, float]]:
+    """Evaluations of the run before the step it continues from."""
+    metrics = folder.path / METRICS_FILE
+    rows = read_metrics(metrics) if metrics.is_file() else []
+    return {
+        step: {name: value for name, value in row.items() if name.startswith("val/")}
+        for row in rows
+        if (step := int(row["step"])) < folder.first_step and "val/success/mean" in row
+    }
+
+
+def changed_settings(folder: RunFolder, loaded: LoadedConfig) -> list[str]:
+    """`key: before -> now` of what the run was last started with and is continued with."""
+    file = folder.path / CONFIG_FILE
+    before = leaves(yaml.safe_load(file.read_text())) if file.is_file() else {}
+    now = leaves(yaml.safe_load(loaded.resolved_yaml()))
+    return [
+        f"{dotted(path)}: {shown(before.get(path))} -> {shown(now.get(path))}"
+        for path in dict.fromkeys([*before, *now])
+        if before.get(path) != now.get(path) and before
+    ]
+
+
+def keep_tokenizer(model: Path, folder: Path) -> None:
+    """Copy a model's `tokenizer.json`, if it has one: a run's tokens stay readable without the model."""
+    tokenizer = model / "tokenizer.json"
+    if tokenizer.is_file():
+        write_atomically(folder / tokenizer.name, tokenizer.read_bytes())

@@ -1,0 +1,94 @@
+"""What a run reports of each step: metrics to the trackers, a line to the display, spans to the timeline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from envsdk.config.models import RunConfig
+from envsdk.display.progress import ProgressDisplay, StepSummary
+from envsdk.managers.scheduler import RolloutBatch
+from envsdk.pipeline.cluster import Cluster
+from envsdk.pipeline.engine_metrics import EngineMetrics
+from envsdk.pipeline.rollout_metrics import num_sampled_tokens, rollout_metrics
+from envsdk.tracking.timeline import Timeline, Track
+from envsdk.tracking.tracker import Tracker
+
+
+class StepLog:
+    """Collects the metrics of a step: (timed | metrics)* -> step_done, again for every step.
+
+    Owner: the pipeline.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        cluster: Cluster,
+        *,
+        first_step: int,
+        tracker: Tracker,
+        timeline: Timeline,
+        display: ProgressDisplay,
+    ) -> None:
+        self._config = config
+        self._cluster = cluster
+        self._first_step = first_step
+        self._tracker = tracker
+        self._timeline = timeline
+        self._display = display
+        self.metrics: dict[str, float] = {}
+        """Of the step under way."""
+        self._engine_metrics = EngineMetrics()
+        self._failing_tags: set[str] = set()
+        """Those that the display has named already."""
+        self._started_at = time.monotonic()
+
+    @contextmanager
+    def timed(self, what: str, track: Track, step: int, *, name: str | None = None) -> Iterator[None]:
+        """Add the seconds of a block to the metric `time/WHAT_s`, and a span to the timeline."""
+        start = time.time()
+        try:
+            yield
+        finally:
+            end, key = time.time(), f"time/{what}_s"
+            self.metrics[key] = self.metrics.get(key, 0.0) + end - start
+            self._timeline.span(track, name or what, start, end, step=step)
+
+    async def step_done(self, step: int, batch: RolloutBatch) -> None:
+        """Report the step: to the trackers, the display and the timeline."""
+        config = self._config
+        metrics = self.metrics | rollout_metrics(batch)
+        metrics |= await self._generation_metrics(step, metrics["time/step_s"], batch)
+        metrics["version"] = float(batch.version)
+        for tag in batch.failing_tags.keys() - self._failing_tags:
+            self._display.note(f"no episode of {tag} is in this batch: {batch.failing_tags[tag]}")
+        self._failing_tags = set(batch.failing_tags)
+        if (step + 1) % config.logging_steps == 0 or any(n.startswith("val/") for n in metrics):
+            self._tracker.log(step, metrics, time_unix_s=time.time())
+        done = step + 1 - self._first_step
+        eta_s = (time.monotonic() - self._started_at) / done * (config.max_steps - step - 1)
+        self._display.step(
+            StepSummary.from_metrics(metrics, step=step, max_steps=config.max_steps, eta_s=eta_s)
+        )
+        self.metrics = {}
+
+    def run_done(self, step: int) -> None:
+        """Report the last evaluation, which belongs to no step of training."""
+        self._tracker.log(step, self.metrics, time_unix_s=time.time())
+        self.metrics = {}
+
+    async def _generation_metrics(self, step: int, step_s: float, batch: RolloutBatch) -> Mapping[str, float]:
+        stretches = await self._cluster.call(self._cluster.engines.busy_stretches())
+        for start, end in stretches:
+            self._timeline.span(Track.GENERATION, "generate", start, end, step=step)
+        busy_s = sum(end - start for start, end in stretches) / max(1, self._cluster.engines.num_engines)
+        health = await self._cluster.call(self._cluster.engines.health())
+        num_tokens = sum(map(num_sampled_tokens, batch.trajectories)) + batch.discarded_tokens
+        return {
+            "rollout/tokens_per_s": num_tokens / step_s,
+            "time/engine_idle_share": max(0.0, 1.0 - busy_s / step_s),
+            "engine/serving": float(self._cluster.engines.num_serving),
+            "engine/restarts": float(self._cluster.engines.num_restarts),
+        } | self._engine_metrics.step(health, time.monotonic())

@@ -1,5 +1,0 @@
-import sys
-
-from envsdk.report.command import main
-
-sys.exit(main())
