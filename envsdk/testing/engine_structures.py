@@ -114,7 +114,7 @@ class StructureTests(EngineHarness):
 
         self.run(test)
 
-    def test_a_structured_reply_that_outlasts_updates_keeps_to_its_structure(self) -> None:
+    def test_a_structured_reply_that_survives_updates_keeps_to_its_structure(self) -> None:
         async def test(engine: Engine) -> None:
             _needs_structured_output(engine)
             letters = OutputStructure(regex="[a-d]{150}")

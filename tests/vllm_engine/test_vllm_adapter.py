@@ -39,7 +39,7 @@ from envsdk.inference.vllm.translate import read_output, sampling_options, why_r
 from envsdk.inference.weight_shapes import shapes_in
 from envsdk.settings.validation import validated
 from envsdk.testing.engine_structures import END_TOKEN, write_tokenizer
-from envsdk.testing.engines import EngineSuite, until
+from envsdk.testing.engines import CoreSuite, until
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model("qwen2-tied", tmp_path_factory.mktemp("model"))
 
 
-class TestAdapterConforms(EngineSuite):
+class TestAdapterConforms(CoreSuite):
     engine_class = VLLMEngine
     long_reply, long_reply_s = 100, 0.5
     sequence_length = 128

@@ -21,7 +21,7 @@ from envsdk.inference.vllm.settings import VLLMSettings
 from envsdk.inference.vllm.staged_weights import stage
 from envsdk.settings.validation import validated
 from envsdk.testing.engine_structures import write_tokenizer
-from envsdk.testing.engines import EngineSuite
+from envsdk.testing.engines import CoreSuite
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -46,7 +46,7 @@ class _SharedBackend(AsyncLLMBackend):
     async def close(self) -> None: ...
 
 
-class _VLLMSuite(EngineSuite):
+class _VLLMSuite(CoreSuite):
     engine_class = VLLMEngine
     unknown_key, nearest_key = "gpu_memory_utilisation", "gpu_memory_utilization"
     sequence_length, long_reply = 512, 400

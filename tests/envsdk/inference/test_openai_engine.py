@@ -38,7 +38,7 @@ from envsdk.inference.openai.wire import completion_body, read_event, why_inexpr
 from envsdk.store.trajectories import read_trajectories
 from envsdk.testing.engine_structures import END_TOKEN, text_of
 from envsdk.testing.engine_structures import write_tokenizer as write_structure_tokenizer
-from envsdk.testing.engines import EngineSuite, until
+from envsdk.testing.engines import CoreSuite, until
 from envsdk.warm_start.tiny_policy import build_tokenizer, write_tokenizer
 
 KEY = "sk-very-secret"
@@ -57,7 +57,7 @@ def server() -> Iterator[FakeServer]:
         yield server
 
 
-class TestOpenAIConforms(EngineSuite):
+class TestOpenAIConforms(CoreSuite):
     engine_class = OpenAIEngine
     unknown_key, nearest_key = "base_ur", "base_url"
     long_reply_s = 0.5

@@ -281,5 +281,5 @@ async def test_a_reply_with_a_structure_that_was_read_and_is_cut_short_is_an_err
         slow.kill()
         result = await soon(future)
         assert result.finish_reason is FinishReason.ERROR
-        assert "cannot go on" in result.error
+        assert "cannot continue" in result.error
         assert_told(told, result)

@@ -32,7 +32,7 @@ from envsdk.inference.engine_host import EngineHost
 from envsdk.inference.sglang.engine import SGLangEngine
 from envsdk.inference.weight_buckets import fill_buckets
 from envsdk.testing.engine_structures import write_tokenizer
-from envsdk.testing.engines import EngineSuite, until
+from envsdk.testing.engines import CoreSuite, until
 from envsdk.trajectory import VersionSpan
 
 
@@ -41,7 +41,7 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
-class TestSGLangConforms(EngineSuite):
+class TestSGLangConforms(CoreSuite):
     engine_class = SGLangEngine
     unknown_key, nearest_key = "mem_fraction_statik", "mem_fraction_static"
     long_reply_s = 0.5
