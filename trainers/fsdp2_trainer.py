@@ -21,19 +21,17 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.failures import ConfigurationError
-from envsdk.settings.validation import validated
 from envsdk.trainer import TrainerConfig, TrainerRank
 from envsdk.trainers.causal_lm import CausalLM
 from envsdk.trainers.collectives import all_gather, on_first_rank, raise_on_all_ranks
 from envsdk.trainers.packing import Row, divide
-from envsdk.trainers.policy_trainer import ScoreKind
+from envsdk.trainers.policy_trainer import ScoreKind, validated_settings
 from envsdk.trainers.process_group import join_process_group
 from envsdk.trainers.sharded import full_tensor
 from envsdk.trainers.torch_checkpoint import StoredCheckpoint, write_state, write_tensors
 from envsdk.trainers.torch_trainer import Found, TorchTrainer
-from envsdk.trainers.training_args import FSDP2StrategyConfig, TrainingArgs
+from envsdk.trainers.training_args import FSDP2StrategyConfig
 
 
 class Fsdp2Trainer(TorchTrainer):
@@ -45,9 +43,7 @@ class Fsdp2Trainer(TorchTrainer):
 
     @classmethod
     def create(cls, config: TrainerConfig) -> Self:
-        algorithm = validated(AlgorithmArgs, config.algorithm, "algorithm")
-        training = validated(TrainingArgs, config.training_args, "training_args")
-        strategy = validated(FSDP2StrategyConfig, config.strategy_config, "strategy_config")
+        algorithm, training, strategy = validated_settings(config, FSDP2StrategyConfig)
         shape = mesh_shape(strategy, config.rank)
         torch.set_num_threads(strategy.num_threads)
         model = CausalLM.load(
@@ -56,12 +52,7 @@ class Fsdp2Trainer(TorchTrainer):
             settings=strategy,
             seed=config.seed,
         )
-        device, backend = torch.device("cpu"), "gloo"
-        if torch.cuda.is_available():
-            # Objects (metrics, log-probabilities) are on the CPU and go by gloo.
-            device, backend = torch.device("cuda", config.rank.local_rank), "cpu:gloo,cuda:nccl"
-            torch.cuda.set_device(device)
-        join_process_group(config.rank, backend=backend)
+        device = join_process_group(config.rank)
         mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
         shard_model(model, mesh, device, strategy)
         return cls(model, config=config, algorithm=algorithm, training=training)

@@ -17,18 +17,35 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel
 
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.loss_settings import uses_proximal
 from envsdk.failures import ConfigurationError, TrainerError
+from envsdk.settings.validation import validated
 from envsdk.trainer import TrainBatch, Trainer, TrainerConfig
 from envsdk.trainers.objective import Objective
 from envsdk.trainers.packing import Row, make_row
 from envsdk.trainers.step_metrics import StepMetrics
 from envsdk.trainers.train_rows import BatchRows, TrainRow, check_sequences
+from envsdk.trainers.training_args import TrainingArgs
+
+Strategy = TypeVar("Strategy", bound=BaseModel)
+
+
+def validated_settings(
+    config: TrainerConfig, strategy: type[Strategy]
+) -> tuple[AlgorithmArgs, TrainingArgs, Strategy]:
+    """The three sections of a trainer's settings; ConfigurationError names a key that is wrong."""
+    return (
+        validated(AlgorithmArgs, config.algorithm, "algorithm"),
+        validated(TrainingArgs, config.training_args, "training_args"),
+        validated(strategy, config.strategy_config, "strategy_config"),
+    )
 
 
 class ScoreKind(StrEnum):

@@ -81,7 +81,7 @@ class HostedEnv(TextEnv):
 
     @abstractmethod
     def _answer(self, reply: str) -> Answer:
-        """Play one reply of an episode that goes on."""
+        """Play one reply of an episode that has not ended."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         super().reset(seed=seed)

@@ -121,6 +121,7 @@ def _sample(trajectory: Trajectory, scores: ModelScores, index: int) -> Advantag
         turn_spans=[(turn.response_start, turn.response_end) for turn in trajectory.turns],
         tag=trajectory.task.tag,
         success=trajectory.success,
+        turns=trajectory.turns,
         state_hashes=hashes if len(hashes) == len(trajectory.turns) else None,
         logprobs=_at(scores.logprobs, index),
         reference_logprobs=_at(scores.reference_logprobs, index),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from envsdk.managers.scheduler import RolloutBatch
+from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.trajectory import Trajectory
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from envsdk.config.models import RunConfig
 from envsdk.display.progress import ProgressDisplay, StepSummary
-from envsdk.managers.scheduler import RolloutBatch
+from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.pipeline.cluster import Cluster
 from envsdk.pipeline.engine_metrics import EngineMetrics
 from envsdk.pipeline.rollout_metrics import num_sampled_tokens, rollout_metrics

@@ -55,7 +55,7 @@ from envsdk.warm_start.tiny_policy import build_tokenizer, check_pieces, write_r
 if TYPE_CHECKING:
     from envsdk.config import RunConfig, WarmStartArgs
     from envsdk.managers.traj_env_manager import TagSetup
-    from envsdk.trainers.torch_trainer import TorchTrainer
+    from envsdk.trainers.sft_trainer import SftTrainer
 
 RECORD = "warm_start.json"
 """Beside the weights: what the policy was made from, and how well it imitates."""
@@ -284,7 +284,7 @@ def _tokenize(
 
 
 def _imitate(
-    trainer: TorchTrainer,
+    trainer: SftTrainer,
     demonstrations: Sequence[Demonstration],
     args: WarmStartArgs,
     num_steps: int,

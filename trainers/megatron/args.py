@@ -15,8 +15,8 @@ from envsdk.settings.strict import StrictSettings
 class MegatronStrategyConfig(StrictSettings):
     """The section `actor_train.strategy_args.strategy_config` for `strategy_name: megatron_train`.
 
-    `actor_train.device_mapping` sizes the world; what the sizes below leave of it is data parallelism. A
-    rank's device is its own: the GPU of its number on its machine, or the CPU where there is none.
+    `actor_train.device_mapping` sizes the world; what the sizes below leave of it is data parallelism. Each
+    rank needs a GPU: the one of the rank's number on its machine.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("megatron",)

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from envsdk.failures import ConfigurationError, StorageError
 from envsdk.trainers.collectives import all_gather, on_first_rank, raise_on_all_ranks
-from envsdk.trainers.megatron import cpu, hf_weights
+from envsdk.trainers.megatron import hf_weights
+from envsdk.trainers.megatron.device import device
 from envsdk.trainers.megatron.optimizer import Kind, ParallelOptimizer
 from envsdk.trainers.torch_checkpoint import StoredCheckpoint, write_state, write_tensors
 
@@ -142,7 +143,7 @@ def _whole_tensors(
         for kind in get_args(Kind):
             parameter = head.get(_HEAD + name)
             tensor = (
-                torch.empty(shape, device=cpu.device())
+                torch.empty(shape, device=device())
                 if parameter is None
                 else optimizer.full_tensor(parameter, kind)
             )

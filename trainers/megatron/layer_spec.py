@@ -26,7 +26,7 @@ from megatron.core.transformer.transformer_block import (
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from envsdk.trainers.megatron.cpu import device
+from envsdk.trainers.megatron.device import device
 from envsdk.trainers.megatron.packing import held_positions
 
 

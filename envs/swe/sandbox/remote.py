@@ -44,7 +44,7 @@ echo $$ > /tmp/.waiting 2>/dev/null
 while ((left = $1 - SECONDS, left > 0)); do sleep $((left < 60 ? left : 60)) & wait $!; done
 """
 """The first process: waits $1 seconds, and buries the processes that others leave, as bash does while it
-waits for one of its own. Told by SIGUSR1 it kills all others: no shell can be started for that where they
+waits for one of its own. On SIGUSR1 it kills all others: no shell can be started for that where they
 have used up the limit on processes."""
 
 END_ALL = """\

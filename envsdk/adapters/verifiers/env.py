@@ -109,7 +109,7 @@ class VerifiersEnv(HostedEnv):
         self._num_messages = 0
         """Messages of the conversation that were shown."""
         self._row: int | None = None
-        """Number of the row to play, where `reset` was told one."""
+        """Number of the row to play, if `reset` was given one."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """With `options={"task": n}` row n of the data set, modulo its length; else the seed picks one."""

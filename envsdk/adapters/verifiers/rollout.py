@@ -1,4 +1,4 @@
-"""A rollout of verifiers, turned inside out: it asks its model, and the model is whoever calls `reply`.
+"""A rollout of verifiers, turned inside out: it asks its model, and the caller of `reply` answers.
 
     rollout -> start() -> Asked -> reply(text) -> Asked -> ... -> Ended
 
@@ -27,7 +27,7 @@ class Asked:
     """The rollout waits for a reply."""
 
     messages: Sequence[Any]
-    """The whole conversation so far, as messages of verifiers."""
+    """The conversation so far, as messages of verifiers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
