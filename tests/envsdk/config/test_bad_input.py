@@ -120,7 +120,7 @@ BAD: list[tuple[str, Any, str, list[str]]] = [
     (f"{LAKE}.agent_template", "{observation} {actions_lef}", f"{LAKE}.agent_template",
      ["`{actions_lef}`", "`actions_left`"]),
     (f"{LAKE}.agent_system_template", "{turn_idx}", f"{LAKE}.agent_system_template", ["agent_template"]),
-    (f"{LAKE}.isolation", "container", f"{LAKE}.isolation", ["'inline', 'thread' or 'process'"]),
+    (f"{LAKE}.isolation", "container", f"{LAKE}.isolation", ["'inline', 'thread', 'async' or 'process'"]),
     (f"{INFER}.strategy_args", {"strategy_name": "embeded"}, f"{INFER}.strategy_args.strategy_name",
      ["unknown engine `embeded`", "`embedded`"]),
     ("actor_train.strategy_args", {"strategy_name": "torsch"}, "actor_train.strategy_args.strategy_name",
