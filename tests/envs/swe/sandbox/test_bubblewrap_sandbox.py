@@ -402,9 +402,9 @@ async def test_a_bound_folder_that_only_this_user_reads_is_shown_all_the_same(
 
 
 async def test_settings_are_checked() -> None:
-    with pytest.raises(ConfigurationError, match="unknown key `uidd`; known keys: allow_copies"):
+    with pytest.raises(ConfigurationError, match="uidd: unknown key; did you mean `uid`"):
         open_backend("bubblewrap", {"uidd": 1})
-    with pytest.raises(ConfigurationError, match="`uid`: Input should be greater than 0"):
+    with pytest.raises(ConfigurationError, match="uid: .*greater than 0"):
         open_backend("bubblewrap", {"uid": 0})
     with pytest.raises(ConfigurationError, match="did you mean `bubblewrap`"):
         open_backend("bublewrap")
