@@ -1,4 +1,4 @@
-"""Trajectories on disk: one Parquet file, one row per trajectory, whole or not at all.
+"""Trajectories on disk: one Parquet file, one row per trajectory, written atomically.
 
     write_trajectories(path, trajectories, metadata={"step": "7"})
     read_trajectories(path)      # the same trajectories
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from envsdk.failures import Boundary, Failure, StorageError, without_lone_surrogates
 from envsdk.store.atomic import atomic_file, storage_error
-from envsdk.trajectory import Outcome, Task, TokenArrays, Trajectory, Turn
+from envsdk.trajectory import FinishReason, Outcome, Task, TokenArrays, Trajectory, Turn
 
 SCHEMA_VERSION = 2
 """Raised when earlier versions of envsdk can no longer read the files. Version 1 had `metrics` as a map."""
@@ -406,8 +406,10 @@ def _turns_from_batch(batch: pa.RecordBatch) -> list[Turn]:
     if "state_hashes" in batch.schema.names:
         lists = zip(batch.column("state_hashes").to_pylist(), lengths, strict=True)
         hashes = [value for found, length in lists for value in found or [None] * length]
+    columns = {name: column.to_pylist() for name, column in fields.items()}
+    columns["finish_reason"] = [FinishReason(reason) for reason in columns["finish_reason"]]
     rows = zip(
-        zip(*(column.to_pylist() for column in fields.values()), strict=True),
+        zip(*columns.values(), strict=True),
         pairwise(metrics.offsets.to_pylist()),
         hashes,
         strict=True,

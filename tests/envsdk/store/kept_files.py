@@ -11,7 +11,7 @@ import numpy as np
 
 from envsdk.failures import Boundary, Failure
 from envsdk.store.trajectories import SCHEMA_VERSION, write_trajectories
-from envsdk.trajectory import Outcome, Task, TokenArrays, Trajectory, Turn
+from envsdk.trajectory import FinishReason, Outcome, Task, TokenArrays, Trajectory, Turn
 
 KEPT = Path(__file__).with_name("trajectories_2.parquet")
 
@@ -31,7 +31,7 @@ def kept_trajectories() -> list[Trajectory]:
         reward=-1.25,
         response_start=3,
         response_end=3,
-        finish_reason="length",
+        finish_reason=FinishReason.LENGTH,
         metrics={"action_is_valid": 1.0, "": -2.5},
         state_hash="a1b2",
     )

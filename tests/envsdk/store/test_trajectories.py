@@ -28,7 +28,7 @@ from envsdk.store.trajectories import (
     read_trajectories,
     write_trajectories,
 )
-from envsdk.trajectory import Outcome, Task, TokenArrays, Trajectory, Turn
+from envsdk.trajectory import FinishReason, Outcome, Task, TokenArrays, Trajectory, Turn
 from tests.envsdk.store.kept_files import KEPT, kept_trajectories
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -59,7 +59,7 @@ turns = st.builds(
     reward=finite,
     response_start=st.integers(0, 2**31 - 1),
     response_end=st.integers(0, 2**31 - 1),
-    finish_reason=st.sampled_from(["stop", "length", "abort"]),
+    finish_reason=st.sampled_from([FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT]),
     metrics=st.dictionaries(text, finite, max_size=3),
     state_hash=st.none() | text,
 )
