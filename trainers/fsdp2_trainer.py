@@ -1,9 +1,8 @@
-"""The torch trainer on several ranks: weights, gradients and optimizer shared out by `fully_shard` (FSDP2).
+"""The torch trainer on several ranks: weights, gradients and optimizer sharded by `fully_shard` (FSDP2).
 
     rows of an optimizer step -> each rank its share -> gradients added up over the ranks -> one step
 
-Every rank goes through the model equally often (`packing.pack`): a layer is whole only while all
-ranks are in it together.
+Every rank goes through the model equally often (`packing.pack`): all ranks gather each layer together.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from envsdk.trainers.training_args import FSDP2StrategyConfig
 
 
 class Fsdp2Trainer(TorchTrainer):
-    """Strategy `fsdp2_train`: one object per rank, created and called on all ranks alike.
+    """Strategy `fsdp2_train`: one object per rank; all ranks create it and make the same calls.
 
     rank = TrainerRank(rank=0, world_size=2, master_port=29500)
     trainer = Fsdp2Trainer.create(TrainerConfig(model=folder, sequence_length=1024, seed=0, rank=rank))
@@ -58,7 +57,7 @@ class Fsdp2Trainer(TorchTrainer):
         return cls(model, config=config, algorithm=algorithm, training=training)
 
     def save(self, folder: Path) -> None:
-        """Each rank gathers and writes an equal share of the tensors, whole."""
+        """Each rank gathers and writes an equal share of the full tensors."""
         ranks = self.config.rank
         state = self._optimizer.state()
         names = list(state)
@@ -98,7 +97,7 @@ class Fsdp2Trainer(TorchTrainer):
 
     def _score(self, rows: Sequence[Row], kind: ScoreKind) -> list[NDArray[np.float32]]:
         scores = super()._score(rows, kind)
-        # No backward pass follows that would free the whole weights, and later steps leave them behind.
+        # No backward pass follows that would free the gathered weights.
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
@@ -109,7 +108,7 @@ class Fsdp2Trainer(TorchTrainer):
 
 
 def mesh_shape(strategy: FSDP2StrategyConfig, rank: TrainerRank) -> tuple[int, ...]:
-    """Ranks that share out one copy, and before it the number of copies where there are several."""
+    """Number of ranks that shard one copy; before it the number of copies where there are several."""
     try:
         strategy.layout(rank.world_size)
     except ValueError as error:
@@ -122,7 +121,7 @@ def mesh_shape(strategy: FSDP2StrategyConfig, rank: TrainerRank) -> tuple[int, .
 def shard_model(
     model: CausalLM, mesh: DeviceMesh, device: torch.device, strategy: FSDP2StrategyConfig
 ) -> None:
-    """Share out each layer, then the rest, then the value head, and move this rank's part to `device`.
+    """Shard each layer, then the rest, then the value head, and move this rank's part to `device`.
 
     The layers are what `transformers` says must not be split; a model that names none is gathered at once.
     """
@@ -138,7 +137,7 @@ def shard_model(
         fully_shard(model.value_head, mesh=mesh)
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            # A plain sum: the weights of the rows are those of the whole optimizer step.
+            # A plain sum: the weights of the rows are those of the optimizer step.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     model.device, model.autocast_dtype = device, None

@@ -1,7 +1,7 @@
-"""What is minimized: the loss of a micro-batch from what the model says of its scored tokens.
+"""The loss of a micro-batch, from the model's outputs for its scored tokens.
 
 One implementation for every trainer; a trainer only has to produce `TokenOutputs`.
-Shapes: N scored tokens of whole sequences, one sequence after the other.
+Shapes: N scored tokens of complete sequences, one sequence after the other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from envsdk.trainers.train_rows import TrainRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenOutputs:
-    """What the model says of scored tokens, with gradient; float32 `[N]`."""
+    """The model's outputs for scored tokens, with gradient; float32 `[N]`."""
 
     logprobs_N: Tensor
     """Of the tokens themselves, at `args.logprob_temperature`."""
@@ -40,7 +40,7 @@ class Objective:
     """Policy loss, entropy bonus, KL and value loss of one micro-batch.
 
     The losses of all micro-batches of an optimizer step, over all ranks, add up to the step's loss: the
-    weights of the rows are those of the whole step.
+    weights of the rows are those of the optimizer step.
     """
 
     def __init__(self, args: AlgorithmArgs) -> None:
@@ -56,7 +56,7 @@ class Objective:
         return self.args.entropy_loss_coef != 0
 
     def __call__(self, rows: Sequence[TrainRow], outputs: TokenOutputs, tally: StepMetrics) -> Tensor:
-        """The loss, a scalar; what it is made of goes to `tally`, the loss itself does not."""
+        """The loss, a scalar; `tally` gets its terms, but not the loss itself."""
         args, logprobs_N = self.args, outputs.logprobs_N
         joined = _JoinedRows(rows, logprobs_N.device)
         fields = [row.fields for row in rows]
@@ -103,7 +103,7 @@ class Objective:
         corrected = correction(tokens, self.args.train_infer_correction, weighted=self._weighted)
         tally.add("clip_fraction", policy.clipped)
         tally.add("ratio", policy.ratio, with_max=True)
-        # k3 from the base's side, of tokens: the loss's own ratio may be that of a whole sequence.
+        # k3 from the base's side, of tokens: the loss's own ratio may be that of a sequence.
         moved_N = log_ratio(tokens.logprobs.detach(), tokens.base_logprobs(self._base))
         tally.add("approx_kl", moved_N.expm1() - moved_N)
         weights = [each for each in (corrected.weight, policy.weight) if each is not None]

@@ -1,4 +1,4 @@
-"""What all trainers of a language-model policy share: the step, whatever carries the model.
+"""The training step that all trainers of a language-model policy share.
 
     batch -> rows (sequences that can matter) -> per epoch, per mini-batch:
         forward and backward of all rows -> one optimizer step
@@ -49,7 +49,7 @@ def validated_settings(
 
 
 class ScoreKind(StrEnum):
-    """What can be asked about the scored tokens of a row."""
+    """The scores that a trainer gives for the scored tokens of a row."""
 
     LOGPROBS = "logprobs"
     VALUES = "values"
@@ -75,7 +75,7 @@ class PolicyTrainer(Trainer):
 
     @abstractmethod
     def _accumulate(self, rows: Sequence[TrainRow], tally: StepMetrics) -> None:
-        """Add the gradient of `self.objective` over all rows; `tally` gets what this rank computed."""
+        """Add the gradient of `self.objective` over all rows; `tally` gets this rank's metrics."""
 
     @abstractmethod
     def _optimizer_step(self) -> tuple[float, float]:

@@ -203,7 +203,7 @@ class TorchTrainer(PolicyTrainer):
         return StepMetrics.merge(self._all_gather(tally))
 
     def _all_gather(self, found: Found) -> list[Found]:
-        """What every rank found, in the order of the ranks, on every rank."""
+        """The values of all ranks, in their order, on every rank."""
         return [found]
 
     def _pack(self, rows: Sequence[Row]) -> list[MicroBatch]:

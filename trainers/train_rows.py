@@ -1,4 +1,4 @@
-"""From a batch to what each optimizer step learns from. Pure, and the same on every rank."""
+"""Turn a batch into the rows of each optimizer step. Pure, and the same on every rank."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TrainRow:
 
     row: Row
     weight: float
-    """Of each of its tokens in the loss; set by `loss_agg_mode` over the whole optimizer step."""
+    """Of each of its tokens in the loss; set by `loss_agg_mode` over all sequences of the optimizer step."""
     fields: TokenFields
 
 
@@ -88,7 +88,7 @@ class BatchRows:
         self._fields[index] = replace(fields, proximal=logprobs)
 
     def step_rows(self, members: Sequence[int]) -> list[TrainRow]:
-        """What an optimizer step over the sequences `members` computes."""
+        """The rows of an optimizer step over the sequences `members`."""
         lengths = [0 if (row := self.rows[index]) is None else len(row.scored) for index in members]
         weights = sequence_weights(
             self._args.loss_agg_mode,
@@ -111,7 +111,7 @@ class BatchRows:
         )
 
     def metrics(self) -> dict[str, float]:
-        """How much there was to learn from, and what is known of all of it."""
+        """Numbers of tokens and sequences, and the entropy of all sampled tokens."""
         filled = [row for row in self.rows if row is not None]
         surprisals = [
             -sequence.behavior_logprobs[row.scored]
@@ -151,7 +151,7 @@ def check_sequences(
     sequence_length: int,
     with_values: bool,
 ) -> None:
-    """TrainerError for what would fail silently or far from its cause."""
+    """TrainerError for input that would fail silently or far from its cause."""
     for index, sequence in enumerate(sequences):
         length = len(sequence.ids)
         if length > sequence_length:

@@ -1,4 +1,4 @@
-"""What a run reports of each step: metrics to the trackers, a line to the display, spans to the timeline."""
+"""The report of each step: metrics to the trackers, a line to the display, spans to the timeline."""
 
 from __future__ import annotations
 

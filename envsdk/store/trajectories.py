@@ -1,4 +1,4 @@
-"""Trajectories on disk: one Parquet file, one row per trajectory, whole or not at all.
+"""Trajectories on disk: one Parquet file, one row per trajectory, written atomically.
 
     write_trajectories(path, trajectories, metadata={"step": "7"})
     read_trajectories(path)      # the same trajectories

@@ -1,4 +1,4 @@
-"""Supervised learning of replies: what the warm start and `envsdk.sft` share.
+"""Supervised learning of replies, for the warm start and for `envsdk.sft`.
 
     conversation -> Demonstration (tokens, and which of them are replies) -> batches -> sft_step
 

@@ -1,6 +1,6 @@
-"""Megatron's state in the checkpoint format of all trainers: whole tensors under Hugging Face names.
+"""Megatron's state in the checkpoint format of all trainers: full tensors under Hugging Face names.
 
-    save:  each tensor is gathered from the ranks that share it out, and written by one of them
+    save:  each tensor is gathered from the ranks that shard it, and written by one of them
     load:  each rank reads the tensors it holds a part of, and cuts its part out
 
 So what was written under one layout is read under any other, and by the other trainers too; nothing is

@@ -155,7 +155,7 @@ def export(
 
 
 def unwrapped(chunk: nn.Module) -> Any:
-    """The `GPTModel` inside what precision and data parallelism wrap around it."""
+    """The `GPTModel` inside its wrappers for precision and data parallelism."""
     return get_attr_wrapped_model(chunk, "decoder", return_model_obj=True)
 
 
@@ -179,7 +179,7 @@ class _Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Described:
-    """What the other ranks must know to receive a parameter."""
+    """The description that other ranks need to receive a parameter."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]

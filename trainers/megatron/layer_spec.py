@@ -64,7 +64,7 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
     """Causal attention over `[S, B, h, d]`, or over packed sequences `[T, h, d]`.
 
     With context parallelism keys and values are gathered from all ranks, queries are not: memory for
-    them grows with the whole sequence, that for attention with a rank's part.
+    them grows with the full sequence, that for attention with a rank's part.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ from envsdk.trainers.process_group import join_process_group
 
 
 def initialize_parallelism(strategy: MegatronStrategyConfig, rank: TrainerRank, seed: int) -> None:
-    """Meet the other ranks and share out the roles; returns when all have come.
+    """Meet the other ranks and assign the roles; returns when all have come.
 
     ConfigurationError when the layout does not fit so many ranks.
     """
@@ -104,8 +104,8 @@ def transformer_config(hf: Any, strategy: MegatronStrategyConfig) -> Transformer
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
         "bf16": dtype is torch.bfloat16,
-        # Interleaved stages send both ways between two ranks at once: which tensor is which can be told
-        # neither by its length nor in a batch of transfers.
+        # Interleaved stages send both ways between two ranks at once: neither its length
+        # nor its place in a batch of transfers identifies a tensor.
         "variable_seq_lengths": not is_interleaved,
         "batch_p2p_comm": not is_interleaved,
         "overlap_p2p_comm": is_interleaved,

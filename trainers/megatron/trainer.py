@@ -50,11 +50,11 @@ from envsdk.trainers.train_rows import TrainRow
 from envsdk.trainers.training_args import TrainingArgs
 
 _Use = Callable[[PackedBatch, TokenOutputs], Tensor]
-"""What is done with a micro-batch; the result is a scalar to go backward from."""
+"""The use of a micro-batch; the result is a scalar to go backward from."""
 
 
 class MegatronTrainer(PolicyTrainer):
-    """Strategy `megatron_train`: one object per rank, created and called on all ranks alike.
+    """Strategy `megatron_train`: one object per rank; all ranks create it and make the same calls.
 
     rank = TrainerRank(rank=0, world_size=2, master_port=29500)
     trainer = MegatronTrainer.create(TrainerConfig(model=folder, sequence_length=1024, seed=0, rank=rank))
@@ -297,7 +297,7 @@ def _nothing(outputs: TokenOutputs) -> Tensor:
 
 
 def _data_parallel(chunks: Sequence[nn.Module], strategy: MegatronStrategyConfig) -> list[Any]:
-    """The chunks, with gradients that are summed over the ranks: weights of rows are of the whole step."""
+    """The chunks, with gradients that are summed over the ranks: rows have the step's weights."""
     settings = DistributedDataParallelConfig(
         use_distributed_optimizer=strategy.use_distributed_optimizer,
         overlap_grad_reduce=strategy.overlap_grad_reduce,

@@ -55,8 +55,8 @@ class SGLangSettings(PassThroughSettings):
     python: str | None = None
     """Interpreter of the environment that SGLang is installed in; this process's own when absent."""
     logprobs: Literal["sampling", "untruncated", "none"] = "sampling"
-    """`sampling`: those of the distribution that tokens are drawn from; `top_p` below 1 then needs a `top_k`.
-    `untruncated`: after temperature, before top_p and top_k. `none`: recorded as NaN."""
+    """`sampling`: those of the distribution that tokens are drawn from; `top_p` and `min_p` then need a
+    `top_k`. `untruncated`: after temperature alone. `none`: recorded as NaN."""
     deterministic: bool = True
     """A request's seed decides its tokens, at the price of SGLang's batch-invariant kernels; without, seeds
     are not heeded."""

@@ -52,8 +52,8 @@ class VLLMSettings(PassThroughSettings):
     set_by_engine = SET_BY_ENGINE
 
     logprobs: Literal["sampling", "raw"] = "sampling"
-    """`sampling`: those of the distribution that tokens are drawn from, after temperature, top_p and top_k;
-    `raw`: those of the model's own."""
+    """`sampling`: those of the distribution that tokens are drawn from, after temperature, top_p, top_k and
+    min_p; `raw`: those of the model's own."""
     kv_after_update: Literal["recompute", "keep"] = "recompute"
     """What becomes of a running reply's keys and values when new weights come: `recompute` computes them
     under the new weights; `keep` goes on with the old ones, which saves time and is not exact."""
