@@ -11,7 +11,6 @@ from pydantic import NonNegativeFloat, PositiveInt
 from envsdk.failures import ConfigurationError
 from envsdk.inference.engine import EngineConfig
 from envsdk.inference.engine_support.settings import PassThroughSettings
-from envsdk.inference.vllm.engine_arg_names import ENGINE_ARG_NAMES
 
 WORKER_EXTENSION = "envsdk.inference.vllm.worker.WorkerExtension"
 OWNER = "ENVSDK_VLLM_OWNER"
@@ -48,7 +47,6 @@ class VLLMSettings(PassThroughSettings):
     """`strategy_config` of the `vllm` engine. Any other argument of `AsyncEngineArgs` is taken too."""
 
     needs = ("vllm",)
-    argument_names = ENGINE_ARG_NAMES
     set_by_engine = SET_BY_ENGINE
 
     logprobs: Literal["sampling", "raw"] = "sampling"
