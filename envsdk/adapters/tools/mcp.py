@@ -133,7 +133,8 @@ class McpConnection:
         # Entered and left in one task, as the SDK demands.
         holding = asyncio.create_task(self._hold(said, ready, over))
         self._stack.callback(lambda: self._thread.run(_end(holding, ready, over)))
-        await asyncio.wait({ready, holding}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {ready, holding}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
             holding.result()
         return ready.result()
