@@ -80,7 +80,7 @@ def make_parts(model: CausalLM, batch: TrainBatch, args: AlgorithmArgs) -> list[
         with torch.no_grad():
             logprobs_N, entropy_N = forward(model, micro)
         lengths = torch.tensor([len(row.row.scored) for row in own])
-        behavior_N = torch.cat([torch.from_numpy(row.fields["behavior"]) for row in own])
+        behavior_N = torch.cat([torch.from_numpy(row.fields.behavior) for row in own])
         begins_N = torch.cat(
             [torch.tensor([True, *(row.row.scored[1:] - row.row.scored[:-1] > 1).tolist()]) for row in own]
         )
@@ -94,7 +94,7 @@ def make_parts(model: CausalLM, batch: TrainBatch, args: AlgorithmArgs) -> list[
                     logprobs=logprobs_N,
                     proximal_logprobs=logprobs_N + 0.01,
                     behavior_logprobs=behavior_N,
-                    advantages=torch.cat([torch.from_numpy(row.fields["advantages"]) for row in own]),
+                    advantages=torch.cat([torch.from_numpy(row.fields.advantages) for row in own]),
                     sequence_ids=torch.repeat_interleave(torch.arange(len(own)), lengths),
                     segment_ids=begins_N.cumsum(0) - 1,
                 ),
@@ -122,7 +122,9 @@ def run_objective(objective: Objective, parts: Sequence[Part]) -> None:
     for part in parts:
         logprobs_N = part.logprobs_N.requires_grad_()
         outputs = TokenOutputs(logprobs_N=logprobs_N, entropy_N=part.entropy_N)
-        torch.autograd.grad(objective(part.rows, outputs, tally), logprobs_N)
+        loss = objective(part.rows, outputs, tally)
+        torch.autograd.grad(loss, logprobs_N)
+        tally.add_micro_batch(loss, num_real_tokens=0, num_padded_tokens=0)
 
 
 def _with(tokens: PolicyTokens, logprobs_N: torch.Tensor) -> PolicyTokens:

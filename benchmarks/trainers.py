@@ -57,21 +57,22 @@ class Layout:
     max_tokens_per_microbatch: int = 4096
 
 
+MEGATRON_ON_CPU = "tests.trainers.megatron.cpu_trainer:MegatronOnCpu"
 LAYOUTS = (
     Layout(name="torch", strategy="torch"),
     Layout(name="fsdp2, 1 rank", strategy="fsdp2_train"),
-    Layout(name="megatron, 1 rank", strategy="megatron_train"),
+    Layout(name="megatron, 1 rank", strategy=MEGATRON_ON_CPU),
     Layout(name="fsdp2, 2 ranks", strategy="fsdp2_train", num_ranks=2),
-    Layout(name="megatron, DP 2", strategy="megatron_train", num_ranks=2),
+    Layout(name="megatron, DP 2", strategy=MEGATRON_ON_CPU, num_ranks=2),
     Layout(
         name="megatron, TP 2",
-        strategy="megatron_train",
+        strategy=MEGATRON_ON_CPU,
         num_ranks=2,
         strategy_config={"tensor_model_parallel_size": 2},
     ),
     Layout(
         name="megatron, PP 2",
-        strategy="megatron_train",
+        strategy=MEGATRON_ON_CPU,
         num_ranks=2,
         strategy_config={"pipeline_model_parallel_size": 2},
     ),
@@ -310,9 +311,9 @@ def registered(layouts: Sequence[Layout]) -> list[Layout]:
     """Those whose trainer is installed; the others are named."""
     known = plugin_names(TRAINERS)
     for layout in layouts:
-        if layout.strategy not in known:
+        if ":" not in layout.strategy and layout.strategy not in known:
             print(f"left out: {layout.name}, because no trainer {layout.strategy} is registered")
-    return [layout for layout in layouts if layout.strategy in known]
+    return [layout for layout in layouts if ":" in layout.strategy or layout.strategy in known]
 
 
 @contextmanager

@@ -41,7 +41,7 @@ _MAX_REPLY_LENGTH = 256
 def parse_move(reply: str) -> int:
     """The move that `reply` names: its index in `MOVES`, or `NO_ANSWER` or `NOT_A_MOVE`.
 
-    The last complete `<answer>` counts, in any case; without one the whole reply must be the
+    The last complete `<answer>` counts, in any case; without one the entire reply must be the
     move. Takes time linear in the reply, whatever it holds.
     """
     move = _EXACT.get(reply)

@@ -1,18 +1,18 @@
-"""Chat templates for token-in-token-out: what to append to a token log, turn by turn.
+"""Chat templates for token-in-token-out: the tokens to append to a token log in each turn.
 
     first_prompt -> (engine samples a reply) -> next_prompt -> (reply) -> next_prompt -> ...
 
-A template renders whole conversations; a token log only grows. `next_prompt` is therefore the cut of
-a rendered conversation behind a reply, found once with sentinels, so that history is never rendered or
-tokenized again. As long as the replies are what the tokenizer itself would have written, the log equals
-the tokens of the whole conversation.
+A template renders a complete conversation, but a token log only grows. `next_prompt` therefore returns the
+part of a rendered conversation that follows a reply. That part is found once, with sentinel texts, so that
+earlier turns are never rendered or tokenized again. If each reply has the tokens that the tokenizer would
+give its text, the log equals the tokens of the complete conversation.
 
     chat = ChatTokenizer.load(Path("model"))
     log.append_prompt(chat.first_prompt(system="You play a game.", user="_ P G"))
     log.append_sampled(...)
     log.append_prompt(chat.next_prompt(user="_ _ P", reply_closed=True))
 
-Needs `tokenizers` and `jinja2` only: workers that play episodes never load transformers.
+Needs only `tokenizers` and `jinja2`: workers that play episodes never load transformers.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ from tokenizers import Encoding, Tokenizer
 
 from envsdk.failures import ConfigurationError, without_lone_surrogates
 
-# Each text is tokenized on the thread that asks: a pool in every worker would only take the engines' cores.
+# Each text is tokenized on the calling thread: a thread pool in every worker would take the engines' cores.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _REPLY = "envsdkreplysentinel"
 _USER = "envsdkusersentinel"
 
-# What an observation may do to its surroundings: be empty, start or end in white space, digits or letters
-# that merge with a neighbor, contain markup, not be ASCII.
+# Observations that could change the tokens around them: empty, with white space at an end, with digits or
+# letters
+# that merge with their neighbors, with markup, not ASCII.
 _PROBES = (
     _USER,
     "",
@@ -58,25 +59,25 @@ _PROBES = (
 )
 
 _SUSPICIOUS_CHARS = 16
-"""Characters per token of room above which a text is counted slice by slice before it is tokenized."""
+"""A text with more characters than this per token of room is counted in slices before it is tokenized."""
 _SLICE_CHARS = 1 << 14
 
 Message = Mapping[str, Any]
-"""A template's message: `role`, `content` and whatever else the template reads, such as `tool_calls`."""
+"""A message for the template: `role`, `content`, and other keys that it reads, such as `tool_calls`."""
 
 
 class TooManyTokens(Exception):
-    """A text is far too long for the room there is, which its beginning shows already."""
+    """A text is far longer than `room`, as the token count of its beginning already shows."""
 
     def __init__(self, num_tokens: int) -> None:
         super().__init__(f"its beginning alone has {num_tokens} tokens")
         self.num_tokens = num_tokens
-        """Of its beginning: all that was counted."""
+        """Tokens of the beginning that was counted."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
-    """`next_prompt` as constants around the observation; the ids are those before and behind `text`."""
+class _TurnDelta:
+    """`next_prompt` as constants around an observation: ids, text, the observation, text, ids."""
 
     head_ids: list[int]
     text_before: str
@@ -87,14 +88,14 @@ class _Cut:
 
 
 class ChatTokenizer:
-    """A tokenizer with its chat template. Stateless after loading: share one between all episodes."""
+    """A tokenizer with its chat template. It has no state after loading: all episodes share one."""
 
     stop_token_ids: tuple[int, ...]
     """Tokens that end a reply; the template's own end-of-turn token is the first."""
     vocab_size: int
-    """Number of token ids, added tokens included; a model's embedding may be padded beyond it."""
+    """Number of token ids, including added tokens. A model's embedding may be padded beyond it."""
     num_ids: int
-    """One more than the highest token id: what a model needs embeddings for."""
+    """One more than the highest token id: the number of embeddings that a model needs."""
 
     def __init__(
         self,
@@ -104,7 +105,8 @@ class ChatTokenizer:
         special_tokens: Mapping[str, str] | None = None,
         stop_token_ids: Sequence[int] = (),
     ) -> None:
-        """`special_tokens` are the template's variables (`bos_token` ...). The usual way in is `load`."""
+        """`special_tokens` are variables of the template, such as `bos_token`. `load` is the usual
+        constructor."""
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self._tokenizer = tokenizer
@@ -121,15 +123,15 @@ class ChatTokenizer:
         behind_reply = self._render_behind_reply(_USER)
         self._end_of_turn_ids = self._find_end_of_turn(behind_reply, stop_token_ids)
         self.stop_token_ids = tuple(dict.fromkeys([*self._end_of_turn_ids[-1:], *stop_token_ids]))
-        cut = self._find_cut(behind_reply)
-        cut_is_exact = cut and all(
-            self._join(cut, probe) == self._render_next_ids(probe) for probe in _PROBES
+        delta = self._find_delta(behind_reply)
+        is_exact = delta and all(
+            self._join(delta, probe) == self._render_next_ids(probe) for probe in _PROBES
         )
-        self._cut = cut if cut_is_exact else None
+        self._delta = delta if is_exact else None
 
     @classmethod
     def load(cls, folder: Path) -> ChatTokenizer:
-        """Read a Hugging Face folder. ConfigurationError names the file that is missing or damaged."""
+        """Read a Hugging Face folder. ConfigurationError names a file that is missing or damaged."""
         folder = Path(folder)
         if not folder.is_dir():
             raise ConfigurationError(
@@ -177,10 +179,11 @@ class ChatTokenizer:
         tools: Sequence[Mapping[str, Any]] = (),
         room: int | None = None,
     ) -> list[int]:
-        """Tokens of the first turn, generation prompt included; no system message when `system` is empty.
+        """Tokens of the first turn, including the generation prompt.
 
-        `tools` are the functions the policy may call, as OpenAI's protocol describes them. What `user` says
-        is text: see `without_markup`. `room` as in `encode`.
+        An empty `system` means no system message. `tools` are the functions that the policy may call, in the
+        format of the OpenAI API. Special tokens in `user` are split: see `without_markup`. `room` as in
+        `encode`.
         """
         self._check_room(user, room)
         messages = [{"role": "system", "content": system}] if system else []
@@ -194,21 +197,21 @@ class ChatTokenizer:
             ) from error
 
     def next_prompt(self, *, user: str, reply_closed: bool, room: int | None = None) -> list[int]:
-        """Tokens from the end of a sampled reply to the next one.
+        """Tokens from the end of a sampled reply to the start of the next one.
 
-        `reply_closed` says that the reply's last token was a stop token, which is then not written
-        again; a reply that was cut off (`length`, `abort`) is closed first. What `user` says is text: see
-        `without_markup`. `room` as in `encode`.
+        `reply_closed`: the reply ended with a stop token, which is then not written again. A reply that was
+        cut off (`length`, `abort`) is closed first. Special tokens in `user` are split: see `without_markup`.
+        `room` as in `encode`.
         """
         self._check_room(user, room)
         user = self.without_markup(user)
-        ids = self._render_next_ids(user) if self._cut is None else self._join(self._cut, user)
+        ids = self._render_next_ids(user) if self._delta is None else self._join(self._delta, user)
         return ids[len(self._end_of_turn_ids) :] if reply_closed else ids
 
     def without_markup(self, text: str) -> str:
-        """`text` with special tokens that it spells out parted by a space: `< |im_end|>`.
+        """`text` with a space inside every special token that it contains: `< |im_end|>`.
 
-        Else an observation could end its own message and speak for somebody else.
+        Otherwise an observation could end its own message and write one in another role.
         """
         while self._markup is not None and self._markup.search(text):
             text = self._markup.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
@@ -223,10 +226,10 @@ class ChatTokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         room: int | None = None,
     ) -> list[int]:
-        """Tokens from the end of the reply `messages[index]` to the next one, whatever stands between them.
+        """Tokens from the end of the reply `messages[index]` to the start of the next one.
 
-        `reply_closed` as in `next_prompt`, `room` as in `encode`. Raises jinja2.TemplateError where the
-        template refuses these messages, or where what it writes cannot be cut behind that reply.
+        `reply_closed` as in `next_prompt`, `room` as in `encode`. Raises jinja2.TemplateError when the
+        template refuses these messages, or when the rendered text does not contain that reply exactly once.
         """
         marked = [*messages[:index], {"role": "assistant", "content": _REPLY}, *messages[index + 1 :]]
         _, found, behind = self.render(marked, tools=tools).partition(_REPLY)
@@ -239,7 +242,7 @@ class ChatTokenizer:
         return ids[num_closing:] if reply_closed else ids
 
     def reply(self, text: str) -> list[int]:
-        """Tokens of a whole reply, closed as the policy should close it: for demonstrations."""
+        """Tokens of a demonstrated reply, including the end-of-turn token that the policy should learn."""
         return self.encode(text) + list(self._end_of_turn_ids or self.stop_token_ids[:1])
 
     def is_closed(self, reply_ids: Sequence[int]) -> bool:
@@ -247,15 +250,14 @@ class ChatTokenizer:
         return len(reply_ids) > 0 and int(reply_ids[-1]) in self.stop_token_ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text, without special tokens unless asked for."""
+        """The text of token ids, by default without special tokens."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def encode(self, text: str, *, room: int | None = None) -> list[int]:
-        """Tokens of a text as it stands: special tokens are read, none is added.
+        """Tokens of a text. Special tokens in it are recognized; none is added.
 
-        A lone surrogate, which UTF-8 cannot hold, counts as U+FFFD. Other threads run meanwhile. Raises
-        TooManyTokens where the text is certainly longer than `room` tokens by so much that tokenizing all of
-        it would be a waste; a text that is a little longer is returned.
+        A lone surrogate, which UTF-8 cannot encode, counts as U+FFFD. Other threads run meanwhile. Raises
+        TooManyTokens early when a text is far longer than `room` tokens; a slightly longer text is tokenized.
         """
         self._check_room(text, room)
         return list(self._encoding(text).ids)
@@ -266,12 +268,12 @@ class ChatTokenizer:
         count = 0
         for start in range(0, len(text), _SLICE_CHARS):
             count += len(self._encoding(text[start : start + _SLICE_CHARS]))
-            # A cut makes a few tokens of one, never twice as many.
+            # Cutting the text splits a few tokens, but never doubles their number.
             if count > 2 * room + _SLICE_CHARS:
                 raise TooManyTokens(count)
 
     def _encoding(self, text: str) -> Encoding:
-        # Of the library's ways to tokenize, the one for batches gives way to other threads.
+        # Only the library's methods for batches release the interpreter's lock.
         try:
             (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
         except TypeError:
@@ -286,9 +288,9 @@ class ChatTokenizer:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The whole conversation as the template writes it; `tools` are the functions the policy may call.
+        """The complete conversation as text. `tools` are the functions that the policy may call.
 
-        Raises jinja2.TemplateError, whatever goes wrong in the template.
+        Raises jinja2.TemplateError for every error in the template.
         """
         try:
             return self._template.render(
@@ -300,11 +302,11 @@ class ChatTokenizer:
             )
         except jinja2.TemplateError:
             raise
-        except Exception as error:  # a template is a program of somebody else's
+        except Exception as error:  # a template may run any code
             raise jinja2.TemplateError(f"{type(error).__name__}: {error}") from error
 
     def _render_behind_reply(self, user: str) -> str:
-        """The text from the end of a reply to the next one, by rendering a conversation around it."""
+        """The text from the end of a reply to the start of the next one, cut from a rendered conversation."""
         rendered = self.render(
             [
                 {"role": "user", "content": _USER},
@@ -320,16 +322,17 @@ class ChatTokenizer:
     def _render_next_ids(self, user: str) -> list[int]:
         return self.encode(self._render_behind_reply(user))
 
-    def _join(self, cut: _Cut, user: str) -> list[int]:
-        if cut.strips_left:
+    def _join(self, delta: _TurnDelta, user: str) -> list[int]:
+        if delta.strips_left:
             user = user.lstrip()
-        if cut.strips_right:
+        if delta.strips_right:
             user = user.rstrip()
-        text = cut.text_before + user + cut.text_behind
-        return [*cut.head_ids, *self.encode(text), *cut.tail_ids]
+        text = delta.text_before + user + delta.text_behind
+        return [*delta.head_ids, *self.encode(text), *delta.tail_ids]
 
     def _find_end_of_turn(self, behind_reply: str, stop_token_ids: Sequence[int]) -> list[int]:
-        """Tokens that close a reply: through the first added token, if it follows at once or is a stop."""
+        """Tokens that close a reply: up to the first added token, if that follows at once or is a stop
+        token."""
         before, _, _ = behind_reply.partition(_USER)
         for position in range(len(before)):
             token = self._added_token_at(before, position)
@@ -338,10 +341,11 @@ class ChatTokenizer:
                 return self.encode(before[: position + len(token)]) if closes else []
         return []
 
-    def _find_cut(self, behind_reply: str) -> _Cut | None:
-        """Constants of `next_prompt`: added tokens split a text, so what lies beyond one never changes.
+    def _find_delta(self, behind_reply: str) -> _TurnDelta | None:
+        """The constants of `next_prompt`. Text beyond an added token is tokenized on its own, so it never
+        changes.
 
-        None when the template rewrites the observation; each turn then renders it.
+        None when the template rewrites the observation: each turn is then rendered.
         """
         if behind_reply.count(_USER) != 1:
             return None
@@ -356,7 +360,7 @@ class ChatTokenizer:
             if token is not None and not self._added[token][1].lstrip:
                 tail_start = position
         padded = self._render_behind_reply(f" {_USER} ")
-        return _Cut(
+        return _TurnDelta(
             head_ids=self.encode(before[:head_end]),
             text_before=before[head_end:],
             text_behind=behind[:tail_start],
@@ -372,13 +376,13 @@ class ChatTokenizer:
 
 
 def _markup(special_tokens: Iterable[str]) -> re.Pattern[str] | None:
-    """Matches what special tokens spell; those that begin or end in a space would not be parted by one."""
+    """Matches special tokens in a text. One that begins or ends with a space cannot be split by one."""
     texts = [text for text in special_tokens if len(text) > 1 and text == text.strip()]
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True)))) if texts else None
 
 
 class _GenerationBlocks(jinja2.ext.Extension):
-    """`{% generation %}` marks what an assistant wrote; here it is rendered like any other text."""
+    """`{% generation %}` marks an assistant's text; here the text is rendered without the mark."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an instance variable
 
@@ -388,7 +392,7 @@ class _GenerationBlocks(jinja2.ext.Extension):
 
 
 def _compile(chat_template: str) -> jinja2.Template:
-    """Compile as transformers does: same sandbox, white space rules, filters and globals."""
+    """Compile as transformers does: the same sandbox, white space rules, filters and globals."""
 
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
@@ -441,7 +445,7 @@ def _read_template(folder: Path, settings: Mapping[str, Any]) -> str:
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """`bos_token` and the like, each given as a string or as a serialized added token."""
+    """Variables such as `bos_token`, each given as a string or as a serialized added token."""
     tokens: dict[str, str] = {}
     for name, value in settings.items():
         content = value.get("content") if isinstance(value, dict) else value

@@ -1,10 +1,9 @@
-"""What can go wrong, and to which boundary it is put down.
+"""Failures of episodes, and errors that end a run.
 
-A plug-in author raises plain Python errors; the boundary that called the plug-in turns them
-into one `Failure`, once. A failed episode is data: it is recorded, masked out of its group's
-baseline and never scored 0. What cannot be data (a wrong key, a full disk) is an `EnvsdkError`,
-whose message says what is wrong, where, and what to do; a command line prints that message
-alone and exits with `exit_code`.
+Plug-ins raise plain Python errors; the boundary that called the plug-in turns each into one `Failure`. A
+failed episode is data: it is recorded, left out of its group's baseline, and never scored 0. An error that
+concerns the run (a wrong key, a full disk) is an `EnvsdkError`. Its message says what is wrong, where, and
+what to do; a command prints only that message and exits with `exit_code`.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from typing import Any
 
 
 class Boundary(StrEnum):
-    """Who a failure is put down to."""
+    """The part of the system in which a failure arose."""
 
     ENVIRONMENT = "environment"
     ENGINE = "engine"
     AGENT = "agent"
-    """A program of the user's that plays through the endpoint."""
+    """A user's program that plays through the endpoint."""
     POLICY = "policy"
-    """Code of the user's that plays in the process itself."""
+    """A user's code that plays inside the process."""
     SANDBOX = "sandbox"
     REWARD = "reward"
     SCHEDULER = "scheduler"
@@ -38,9 +37,9 @@ class Failure:
 
     boundary: Boundary
     kind: str
-    """Short and stable, for counting: `reset_timeout`, `raised`, `worker_died` ...."""
+    """A short, stable name for counting: `reset_timeout`, `raised`, `worker_died`."""
     message: str
-    """One line for a person: the exception's type and text, or what was waited for and how long."""
+    """One line for a person: the exception's type and text, or which limit was exceeded."""
 
     def __str__(self) -> str:
         return f"{self.boundary}/{self.kind}: {self.message}"
@@ -51,14 +50,15 @@ class Failure:
 
 
 MAX_TEXT = 500
-"""Characters of a foreign object's text that are kept."""
+"""Maximum characters of the text of a plug-in's object."""
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
 
 
 def describe_error(error: BaseException) -> str:
-    """`Type: text` in one line of at most `MAX_TEXT` characters, whatever an exception of foreign code does.
+    """`Type: text` in one line of at most `MAX_TEXT` characters.
 
-    Its `__str__` may raise, or give megabytes, control characters or text that UTF-8 cannot hold.
+    Safe for exceptions of plug-ins, whose `__str__` may raise or return megabytes, control characters or text
+    that UTF-8 cannot encode.
     """
     name = _one_line(_name_of(type(error)))
     text = _one_line(_text_of(error, str))
@@ -66,21 +66,21 @@ def describe_error(error: BaseException) -> str:
 
 
 def show_object(value: object, show: Callable[[Any], str] = repr) -> str:
-    """`show(value)` in one line, or what `show` raised instead, for objects of foreign code."""
+    """`show(value)` in one line, for objects of plug-ins; if `show` raises, the name of that error."""
     return _one_line(_text_of(value, show))[:MAX_TEXT]
 
 
 def _text_of(value: object, show: Callable[[Any], str]) -> str:
     try:
         text = show(value)
-        # A subclass of str brings methods of its own, which must not run outside this block.
+        # A subclass of str may override methods, which must not run outside this block.
         return str.__str__(text)[: 4 * MAX_TEXT]
-    except BaseException as error:  # noqa: BLE001 - boundary: foreign code, asked for its text
+    except BaseException as error:  # noqa: BLE001 - boundary: a plug-in's `__str__`
         return f"<no text: asking for it raised {_name_of(type(error))}>"
 
 
 def _name_of(kind: type) -> str:
-    """Not `kind.__name__`, which a metaclass may define."""
+    """The type's name. `kind.__name__` is not safe: a metaclass may define it."""
     name: str = vars(type)["__name__"].__get__(kind)
     return name
 
@@ -95,18 +95,18 @@ def _one_line(text: str) -> str:
 
 
 INTERRUPTED = 130
-"""Exit code of what the user stopped."""
+"""Exit code of a command that the user stopped."""
 
 
 class EnvsdkError(Exception):
-    """Ends a run. The message is for the user: what is wrong, where, what to do."""
+    """Ends a run. The message tells the user what is wrong, where, and what to do."""
 
     boundary = Boundary.SCHEDULER
     exit_code = 1
 
 
 class Interrupted(EnvsdkError):
-    """The user asked to stop; the message says what became of the work."""
+    """The user asked to stop. The message says which work was kept."""
 
     exit_code = INTERRUPTED
 
@@ -131,7 +131,7 @@ class StorageError(EnvsdkError):
 
 
 class TrainerError(EnvsdkError):
-    """The trainer cannot go on: a loss that is not finite, a rank that died."""
+    """The trainer cannot continue: a loss is not finite, or a rank died."""
 
     boundary = Boundary.TRAINER
 
@@ -141,8 +141,8 @@ class RolloutStalled(EnvsdkError):
 
 
 def as_envsdk_error(error: BaseException, context: str) -> EnvsdkError:
-    """The EnvsdkError inside what Ray raised, or a new one around it."""
-    # Ray's own exception is of both classes, with a remote traceback for a message: its cause comes first.
+    """The EnvsdkError inside an error of Ray's, or else a RolloutStalled that begins with `context`."""
+    # Ray's exception derives from both classes and has a remote traceback as message: use its cause.
     for candidate in (getattr(error, "cause", None), error, error.__cause__):
         if isinstance(candidate, EnvsdkError):
             return candidate

@@ -1,4 +1,4 @@
-"""The policy contract: what plays. Engine-backed, scripted, random, oracle or human."""
+"""The policy contract. A policy replies to observations: a model, a script, an oracle or a human."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from envsdk.failures import Boundary, Failure
-from envsdk.trajectory import TokenLog, Turn
+from envsdk.trajectory import FinishReason, TokenLog, Turn
 
 
 class EnvView(ABC):
-    """What an oracle or a random player may ask the environment, wherever it runs.
+    """What an oracle or a random player may ask the environment, which may run in another process.
 
-    An engine-backed policy never looks. Asking an environment that lacks the ability fails the episode.
+    A model never uses it. The episode fails when the environment does not implement the method.
     """
 
     @abstractmethod
@@ -30,7 +30,7 @@ class EnvView(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnContext:
-    """What a policy may look at before it replies."""
+    """What a policy gets for one turn."""
 
     system: str
     """The tag's system prompt, rendered; empty for none."""
@@ -40,17 +40,17 @@ class TurnContext:
     turn_index: int
     """From 0."""
     num_actions_left: int
-    """Turns left, this one included."""
+    """Turns left, including this one."""
     env: EnvView
     """For oracles and random players: `await turn.env.oracle()`."""
     seed: int
-    """Differs between members of a group and between turns; the same in every run."""
+    """For sampling. Differs between the turns and between the members of a group; the same in every run."""
     log: TokenLog
-    """The episode's token log. An engine-backed policy appends the prompt and what it sampled."""
+    """The episode's token log. A policy that samples tokens appends each prompt and each reply."""
     session_id: str
-    """The episode's id: the key of prefix reuse and affinity."""
+    """The episode's id. Engines use it to find the cached prefix of the prompt."""
     tools: Sequence[Mapping[str, Any]] = ()
-    """Functions that a reply may call, for the chat template: `info["tools"]` of the environment's reset."""
+    """Functions that a reply may call, for the chat template: `info["tools"]` of the reset."""
     turns: Sequence[Turn] = ()
     """The episode's turns before this one. Read only."""
 
@@ -60,8 +60,7 @@ class Reply:
     """One action of the policy."""
 
     text: str
-    finish_reason: str = "stop"
-    """`stop`, `length` or `abort`."""
+    finish_reason: FinishReason = FinishReason.STOP
     response_start: int = 0
     """Index of the reply's first token in the token log; 0 when the policy has no tokens."""
     response_end: int = 0
@@ -69,7 +68,7 @@ class Reply:
 
 
 class SequenceFull(Exception):
-    """There is no room for another reply within `sequence_length`: the episode is truncated here."""
+    """Another reply does not fit into `sequence_length`: the episode is truncated."""
 
     def __init__(self, *, num_tokens: int, max_new_tokens: int, sequence_length: int) -> None:
         super().__init__(
@@ -82,7 +81,7 @@ class SequenceFull(Exception):
 
 
 class PolicyFailed(Exception):
-    """The policy has no reply and the episode no outcome; carries why."""
+    """The policy has no reply, so the episode has no outcome; `failure` says why."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(str(failure))
@@ -90,7 +89,7 @@ class PolicyFailed(Exception):
 
     @classmethod
     def by(cls, error: Exception) -> PolicyFailed:
-        """Of an exception that a policy did not foresee; the message ends with where it was raised."""
+        """For an exception that the policy did not handle. The message ends with where it was raised."""
         failure = Failure.from_exception(Boundary.POLICY, error)
         frames = traceback.extract_tb(error.__traceback__)[1:][-_FRAMES:]
         places = [f"{'/'.join(Path(each.filename).parts[-2:])}:{each.lineno} {each.name}" for each in frames]
@@ -98,11 +97,11 @@ class PolicyFailed(Exception):
 
 
 _FRAMES = 6
-"""Innermost calls that are named; the first of all, which called the policy, is none of its own."""
+"""How many of the innermost calls are named. The outermost one, which called the policy, is left out."""
 
 
 class Policy(ABC):
-    """Plays turns. One instance may play many episodes at once and keeps nothing between them."""
+    """Plays turns. One instance may play many episodes at once and keeps no state between calls."""
 
     name: str
 
@@ -110,7 +109,6 @@ class Policy(ABC):
     async def act(self, turn: TurnContext) -> Reply:
         """The reply to one observation.
 
-        Raises SequenceFull when the token log has no room, which truncates the episode, and PolicyFailed when
-        there is none to be had. Any other exception fails the episode too (`policy/raised`); an EnvsdkError
-        ends the run.
+        SequenceFull truncates the episode because the next reply does not fit. PolicyFailed fails it, and so
+        does any other exception (as `policy/raised`), except EnvsdkError, which ends the run.
         """

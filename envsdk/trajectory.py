@@ -1,10 +1,10 @@
 """Episodes as data: task, token log, turn, trajectory.
 
     TokenLog:   append_prompt -> append_sampled -> append_prompt -> ... -> arrays()
-    Trajectory: made once, by the env manager that played it; never changed afterwards
+    Trajectory: created once, by the env manager that played the episode; never changed afterwards
 
-Token-in-token-out: what the engine sampled is what the trainer sees, so ids are only ever
-appended and never re-tokenized.
+Token-in-token-out: the trainer sees exactly the ids that the engine sampled. Ids are therefore only appended,
+and text is never tokenized again.
 
     log = TokenLog()
     log.append_prompt([5, 6, 7])
@@ -31,12 +31,12 @@ NO_VERSION = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What one episode is about."""
+    """What one episode plays: a tag, a split, and an index in it."""
 
     tag: str
     """Name in `custom_envs`."""
     split: str
-    """`train`, or the name of a held-out list such as `val`; splits share no seed by construction."""
+    """`train`, or the name of a held-out list such as `val`. Seeds depend on the split."""
     index: int
     """Position in the split, from 0."""
 
@@ -45,7 +45,7 @@ class Task:
         return stable_seed(run_seed, self.split, self.tag, self.index)
 
     def policy_seed(self, run_seed: int, *, member: int, attempt: int) -> int:
-        """Seed of the sampling of one member of the task's group, in [0, 2**31)."""
+        """Seed with which one member of the task's group samples, in [0, 2**31)."""
         return stable_seed("policy", run_seed, self.split, self.tag, self.index, member, attempt)
 
 
@@ -64,7 +64,7 @@ class TokenArrays:
 
     ids: NDArray[np.int32]
     response_mask: NDArray[np.int8]
-    """1 where the policy sampled the token, 0 where it was given."""
+    """1 where the policy sampled the token, 0 where it is part of a prompt."""
     behavior_logprobs: NDArray[np.float32]
     """Log-probability (nats) under the policy that sampled the token; 0 where the mask is 0."""
     versions: NDArray[np.int32]
@@ -75,7 +75,7 @@ class TokenArrays:
 
     @property
     def oldest_version(self) -> int | None:
-        """The oldest version among sampled tokens; None when nothing was sampled."""
+        """The oldest version among the sampled tokens; None without any."""
         sampled = self.versions[self.response_mask == 1]
         return int(sampled.min()) if len(sampled) else None
 
@@ -88,26 +88,25 @@ _UNVERSIONED = array("i", (NO_VERSION,))
 class TokenLog:
     """Append-only log of one sequence, owned by one env manager."""
 
-    __slots__ = ("_ids", "_logprobs", "_mask", "_versions", "oldest_version")
+    __slots__ = ("_ids", "_logprobs", "_mask", "_versions")
 
     def __init__(self) -> None:
-        # Of 13 bytes a token, and copied as a block: a long log is read for every turn.
+        # 13 bytes a token, copied as one block: a long log is read in every turn.
         self._ids = array("i")
         self._mask = array("b")
         self._logprobs = array("f")
         self._versions = array("i")
-        self.oldest_version: int | None = None
 
     def __len__(self) -> int:
         return len(self._ids)
 
     @property
     def ids(self) -> Sequence[int]:
-        """Every token so far, 32 bits each: the next request's prompt. Read only."""
+        """Every token so far: the prompt of the next request. Read only."""
         return self._ids
 
     def append_prompt(self, ids: Sequence[int]) -> None:
-        """Append tokens the policy did not write."""
+        """Append tokens that the policy did not sample."""
         given = array("i", ids)
         count = len(given)
         self._ids += given
@@ -118,27 +117,23 @@ class TokenLog:
     def append_sampled(
         self, ids: Sequence[int], logprobs: Sequence[float], spans: Sequence[VersionSpan]
     ) -> None:
-        """Append one reply. The spans must cover the reply without gap or overlap, else ValueError."""
+        """Append one reply. ValueError unless the spans cover it in order, without gap or overlap."""
         if len(logprobs) != len(ids):
             raise ValueError(f"{len(ids)} sampled tokens but {len(logprobs)} log-probabilities")
         sampled, given_logprobs, versions = array("i", ids), array("f", logprobs), array("i")
-        oldest_version = self.oldest_version
         for span in spans:
             if span.start != len(versions) or span.end < span.start:
                 raise ValueError(f"version spans do not cover the reply in order: {list(spans)}")
             versions += array("i", (span.version,)) * (span.end - span.start)
-            if span.end > span.start and (oldest_version is None or span.version < oldest_version):
-                oldest_version = span.version
         if len(versions) != len(sampled):
             raise ValueError(f"version spans cover {len(versions)} of {len(sampled)} sampled tokens")
-        self.oldest_version = oldest_version
         self._ids += sampled
         self._mask += _SAMPLED * len(sampled)
         self._logprobs += given_logprobs
         self._versions += versions
 
     def arrays(self) -> TokenArrays:
-        """A copy as arrays `[num_tokens]`."""
+        """A copy of the log as arrays."""
         return TokenArrays(
             ids=np.array(self._ids, np.int32),
             response_mask=np.array(self._mask, np.int8),
@@ -147,12 +142,25 @@ class TokenLog:
         )
 
 
+class FinishReason(StrEnum):
+    """Why a reply ended."""
+
+    STOP = "stop"
+    """A stop token was sampled; it is the reply's last token."""
+    LENGTH = "length"
+    """`max_new_tokens` or the engine's context was reached."""
+    ABORT = "abort"
+    """The request was aborted, or a weight update in mode `restart` ended it. The tokens so far are kept."""
+    ERROR = "error"
+    """The engine failed before the reply was complete: a result of engines only, never of a turn."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One observation, one reply, one `env.step`."""
 
     observation: str
-    """What the environment showed, before the prompt template."""
+    """The environment's text, before the prompt template is applied."""
     reply: str
     """The policy's text: the action."""
     reward: float
@@ -160,23 +168,22 @@ class Turn:
     """Index of the reply's first token in the token log; 0 when the policy has no tokens."""
     response_end: int
     """One past the reply's last token; equal to the start when the policy has no tokens."""
-    finish_reason: str = "stop"
-    """Why the reply ended: `stop`, `length` or `abort`."""
+    finish_reason: FinishReason = FinishReason.STOP
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Numbers from the step's `info["metrics"]`, such as `action_is_valid`."""
     state_hash: str | None = None
-    """The environment's hash of the state that was replied to; None where nobody asked for it."""
+    """The environment's hash of its state before the reply; None unless hashes are recorded."""
 
 
 class Outcome(StrEnum):
     """How an episode ended."""
 
     TERMINATED = "terminated"
-    """The environment said the task is over (won or lost)."""
+    """The environment ended the task, won or lost."""
     TRUNCATED = "truncated"
-    """A limit ended it: turns, or `sequence_length`. Scored as it stands."""
+    """A limit on turns or `sequence_length` ended it. It is scored with the rewards so far."""
     FAILED = "failed"
-    """No outcome; see `failure`. Masked, never scored 0."""
+    """Something broke; see `failure`. The episode is masked and has no score."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,26 +191,27 @@ class Trajectory:
     """One finished episode."""
 
     trajectory_id: str
-    """Id of the lease it was played under; unique in a run."""
+    """Unique in a run: the split and the id of the lease it was played under."""
     group_id: int
     task: Task
     seed: int
     outcome: Outcome
     success: bool
-    """`info["success"]` of the last step; False when failed."""
+    """`info["success"]` of the last step; False when the episode failed."""
     turns: Sequence[Turn]
     tokens: TokenArrays | None
-    """None when the policy has no tokens (scripted, oracle)."""
+    """None when the policy samples no tokens (scripted, oracle)."""
     failure: Failure | None = None
     final_observation: str = ""
     started_at: float
     """Unix time, seconds."""
     ended_at: float
     generate_s: float = 0.0
-    """Time spent waiting for replies, seconds."""
+    """Seconds spent waiting for replies."""
     env_s: float = 0.0
-    """Time spent in `reset` and `step`, seconds."""
+    """Seconds spent in the environment's `reset` and `step`."""
     worker: str = ""
+    """The worker process that played it."""
 
     @property
     def total_reward(self) -> float:
@@ -212,5 +220,5 @@ class Trajectory:
 
     @property
     def oldest_version(self) -> int | None:
-        """The oldest version among sampled tokens; None when nothing was sampled."""
+        """Of the tokens; None without sampled tokens."""
         return None if self.tokens is None else self.tokens.oldest_version

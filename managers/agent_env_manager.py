@@ -1,10 +1,10 @@
-"""AgentEnvManager: an outside agent plays the episodes leased to one slot, over the HTTP endpoint.
+"""AgentEnvManager: an external agent plays the episodes leased to one slot, over the HTTP endpoint.
 
     lease -> reset -> the agent runs: (asks the policy | steps the environment)* -> submit -> lease -> ...
 
-The agent is a program, or a coroutine in this process. It asks the policy as OpenAI's clients do, and acts in
-the environment over HTTP or directly; rewards come from the environment. What the policy sampled becomes the
-trajectory that is trained on: one turn per reply, a step's reward to the latest reply before it.
+The agent is a program, or a coroutine in this process. It asks the policy through the OpenAI API, and steps
+the environment over HTTP or directly. The environment gives the rewards. The policy's replies become the
+trajectory for training: one turn per reply; the reward of a step goes to the last reply before it.
 
     class LakeAgent(AgentEnvManager):
         command = [sys.executable, "-m", "my_agent"]
@@ -40,26 +40,26 @@ from envsdk.policy import SequenceFull
 from envsdk.trajectory import Outcome, Trajectory
 
 MODEL_NAME = "policy"
-"""What agents give as `model`."""
+"""The name that agents use as `model`."""
 _LAST_WORDS = 2000
-"""Bytes of a failed program's output that are looked at."""
+"""How many of the last bytes of a failed program's output are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentEpisode:
-    """What an agent is given to play one episode."""
+    """What an agent needs to play one episode."""
 
     base_url: str
-    """For OpenAI's clients."""
+    """Base URL for OpenAI clients."""
     api_key: str
     session_url: str
-    """`GET /env` and `POST /env/step` below it."""
+    """Prefix of the environment's routes, `GET /env` and `POST /env/step`."""
     model: str
     env: SessionEnvironment
-    """The same environment for agents in this process."""
+    """The same environment, for agents in this process."""
 
     def variables(self) -> dict[str, str]:
-        """For programs; OpenAI's clients read the first two themselves."""
+        """Environment variables for an agent program. OpenAI clients read the first two by themselves."""
         return {
             "OPENAI_BASE_URL": self.base_url,
             "OPENAI_API_KEY": self.api_key,
@@ -69,16 +69,16 @@ class AgentEpisode:
 
 
 class AgentEnvManager(TrajEnvManager):
-    """Subclass it: set `command`, or override `run_agent`.
+    """To use it, derive a class that sets `command` or overrides `run_agent`.
 
-    The run's sampling settings hold: a request that asks for another distribution or seed is refused. Of a
-    session with several lines (an agent that rewrote its history) the one with the latest reply counts.
+    The run's sampling settings apply: a request for another distribution or seed is refused. An agent that
+    rewrites its history creates several lines of replies; the line with the latest reply is the trajectory.
     """
 
     command: ClassVar[Sequence[str]] = ()
-    """Program and arguments, run once per episode with the variables of `AgentEpisode.variables`.
+    """Program and arguments, run once per episode with `AgentEpisode.variables` as environment variables.
 
-    It ends with its episode, and so do the processes it started.
+    When the episode ends, the program and the processes it started are killed.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -89,7 +89,7 @@ class AgentEnvManager(TrajEnvManager):
         self._endpoint: Endpoint | None = None
 
     async def run_agent(self, agent: AgentEpisode) -> None:
-        """Play one episode and return. What is raised before the environment said it is over fails it."""
+        """Play one episode. An exception fails it, unless the environment has ended it."""
         if not self.command:
             raise NotImplementedError(f"{type(self).__name__} sets no `command` and overrides no `run_agent`")
         with tempfile.TemporaryFile() as output:
@@ -105,7 +105,7 @@ class AgentEnvManager(TrajEnvManager):
                 await program.wait()
             finally:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(program.pid, signal.SIGKILL)  # with what the program started
+                    os.killpg(program.pid, signal.SIGKILL)  # also the processes it started
                 await program.wait()
             if program.returncode:
                 raise RuntimeError(f"the agent exited with {program.returncode}: {_last_line(output)}")
@@ -153,7 +153,7 @@ class AgentEnvManager(TrajEnvManager):
         return self._trajectory(session, env, failure)
 
     async def _failure_of(self, agent: AgentEpisode, env: _LeasedEnvironment) -> Failure | None:
-        """Run the agent until it returns or its environment breaks; why it failed, if it did."""
+        """Run the agent until it returns or its environment breaks. Returns the failure, if any."""
         running = asyncio.ensure_future(self.run_agent(agent))
         broken = asyncio.ensure_future(env.broken.wait())
         waited_for: set[asyncio.Future[Any]] = {running, broken}
@@ -175,7 +175,7 @@ class AgentEnvManager(TrajEnvManager):
     def _trajectory(self, session: Session, env: _LeasedEnvironment, failure: Failure | None) -> Trajectory:
         outcome = env.outcome or Outcome.TRUNCATED
         if failure is not None:
-            failure = self._put_down(session, env, failure)
+            failure = self._episode_failure(session, env, failure)
         lines = session.record.lines()
         if len(lines) > 1:
             session.reward(0.0, {"lines_left_out": len(lines) - 1.0})
@@ -188,8 +188,8 @@ class AgentEnvManager(TrajEnvManager):
         )
         return trajectories(session.record, episode)[0] if lines else without_replies(episode)
 
-    def _put_down(self, session: Session, env: _LeasedEnvironment, failure: Failure) -> Failure | None:
-        """Who the agent's failure is put down to; None where the episode has an outcome all the same."""
+    def _episode_failure(self, session: Session, env: _LeasedEnvironment, failure: Failure) -> Failure | None:
+        """The cause behind the agent's failure; None when the episode has an outcome anyway."""
         if failure.boundary is not Boundary.AGENT:
             self._host.discard()
             return failure
@@ -210,7 +210,7 @@ class AgentEnvManager(TrajEnvManager):
 
 
 class _LeasedEnvironment(SessionEnvironment):
-    """A manager's environment as a session's.
+    """Gives a session access to the manager's environment.
 
     reset -> step* -> close
     """
@@ -223,14 +223,14 @@ class _LeasedEnvironment(SessionEnvironment):
         self._stepping: asyncio.Future[Any] | None = None
         self.observation = ""
         self.outcome: Outcome | None = None
-        """None while it goes on."""
+        """None until the environment ends the episode."""
         self.success = False
         self.failure: Failure | None = None
         self.broken = asyncio.Event()
         """Set with `failure`."""
 
     async def reset(self, order: EpisodeOrder) -> None:
-        """Raises EpisodeFailed."""
+        """Start the episode. Raises EpisodeFailed."""
         before = time.perf_counter()
         options = self._host.blueprint.reset_options(order.task)
         self.observation, _ = await self._host.reset(order.seed, options)
@@ -286,7 +286,7 @@ class _LeasedEnvironment(SessionEnvironment):
             self._session.state_hash = await self._host.state_hash()
 
     def _prompt(self) -> str:
-        """The observation as the tag's template shows it."""
+        """The observation in the tag's prompt template."""
         return self._setup.prompts.user(
             observation=self.observation,
             turn_index=self._num_steps,
@@ -295,7 +295,7 @@ class _LeasedEnvironment(SessionEnvironment):
         )
 
     async def close(self) -> None:
-        """End a step that is under way; the environment's state is then unknown, and it is thrown away."""
+        """Cancel a running step; the environment is then discarded, as its state is unknown."""
         if self._stepping is not None:
             self._stepping.cancel()
             await asyncio.wait({self._stepping})
@@ -303,7 +303,7 @@ class _LeasedEnvironment(SessionEnvironment):
 
 
 def _last_line(output: IO[bytes]) -> str:
-    """What a program said at the end; empty when it said nothing."""
+    """The last line of a program's output; empty without output."""
     output.seek(max(0, output.seek(0, os.SEEK_END) - _LAST_WORDS))
     lines = output.read().decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else ""
@@ -321,7 +321,7 @@ _shared: WeakKeyDictionary[InferenceProxy, _Shared] = WeakKeyDictionary()
 
 @asynccontextmanager
 async def _shared_endpoint(policy: EnginePolicy) -> AsyncIterator[Endpoint]:
-    """One endpoint on loopback for all the managers of a proxy, until the last one of them ends."""
+    """The endpoint on loopback that all managers of a proxy share. The last manager to end closes it."""
     shared = _shared.get(policy.proxy)
     if shared is None:
         config = EndpointConfig(

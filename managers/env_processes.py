@@ -1,11 +1,12 @@
-"""Processes for environments, started by a process that does nothing else.
+"""Processes for environments. One parent process starts all of them and does nothing else.
 
     host -- start_process(pipe) --> parent of environments -- fork --> serve(pipe): answers calls
-    host -- end_process(pid) -----> kills it with everything that it started
+    host -- end_process(pid) -----> kills it with its descendants
 
-The parent has imported what environments need, so that another one costs a fork, not a second of imports. It
-is the only one to know which processes are left when an environment dies: orphans become its children
-(Linux's subreaper), and are killed. It ends with the process that started it, and takes all of them along.
+The parent has imported everything that environments need, so that starting one costs a fork instead of a
+second of imports. It also finds the processes that a dead environment leaves behind: orphans become its
+children (Linux's subreaper), and it kills them. When the process that started the parent ends, the parent and
+all environments end, too.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ _PID = struct.Struct("=q")
 
 
 class EnvProcesses:
-    """This process's end: one parent of environments, started when it is first needed."""
+    """Starts and ends environment processes through one parent, which is started when first needed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
 
     def start(self, pipe: Connection) -> int:
-        """Start a process that serves `pipe`; returns its id. Takes a moment the first time."""
+        """Start a process that serves `pipe`, and return its id. The first call takes about a second."""
         with self._lock:
             for _ in range(2):
                 parent = self._socket = self._socket or _start_parent()
@@ -53,19 +54,19 @@ class EnvProcesses:
                     socket.send_fds(parent, [_REQUEST.pack(_START, 0)], [pipe.fileno()])
                     if answer := parent.recv(_PID.size):
                         return int(_PID.unpack(answer)[0])
-                # Somebody killed it; all that it started ended with it.
+                # The parent was killed, and its environments with it.
                 parent.close()
                 self._socket = None
             raise OSError("the process that starts environments ends at once")
 
     def end(self, pid: int) -> None:
-        """Kill a process and everything that it started, without waiting for them."""
+        """Kill a process and its descendants, without waiting for their end."""
         with self._lock, contextlib.suppress(OSError):
             if self._socket is not None:
                 self._socket.send(_REQUEST.pack(_END, pid))
 
     def close(self) -> None:
-        """Kill all."""
+        """Kill the parent and all environments."""
         with self._lock:
             if self._socket is not None:
                 self._socket.close()
@@ -73,7 +74,7 @@ class EnvProcesses:
 
 
 ENV_PROCESSES = EnvProcesses()
-"""Of this process."""
+"""The one of this process."""
 atexit.register(ENV_PROCESSES.close)
 
 
@@ -96,8 +97,8 @@ def _start_parent() -> socket.socket:
 def serve(pipe: Connection) -> None:
     """Body of an environment's process.
 
-    Gets a blueprint, builds the environment, and answers `(method, keyword arguments)` until the pipe closes.
-    Each answer is `(True, result)` or `(False, Failure)`.
+    It receives a blueprint, builds the environment, and then answers `(method, keyword arguments)` until the
+    pipe closes. Each answer is `(True, result)` or `(False, Failure)`.
     """
     env = None
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
@@ -119,7 +120,7 @@ def serve(pipe: Connection) -> None:
 def main(requests: int) -> None:
     """Body of the parent of environments."""
     ignore_ctrl_c()
-    # Its environments can import what the process can that plays, and know the classes of its main module.
+    # Environments can then import the same modules as the playing process, and its main module's classes.
     multiprocessing.spawn.prepare(pickle.load(sys.stdin.buffer))
     adopt_orphans()
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -139,7 +140,7 @@ def main(requests: int) -> None:
 
 
 def _answer(host: socket.socket, environments: set[int], ours: list[int]) -> bool:
-    """One request; False when the host is gone."""
+    """Answer one request. Returns False when the host is gone."""
     try:
         request, pipes, _, _ = socket.recv_fds(host, _REQUEST.size, 1)
     except OSError:
@@ -168,9 +169,9 @@ def _become_environment(pipe: int, not_its_own: list[int]) -> None:
         for each in not_its_own:
             os.close(each)
         die_with_parent()
-        # Orphans of what it starts stay below it, where they are found.
+        # Orphans among its descendants become its children, where they are found.
         adopt_orphans()
-        # Its state was copied with the rest of the memory.
+        # The fork copied the parent's generator, which would give all environments the same numbers.
         np.random.seed()
         serve(Connection(pipe))
         code = 0
@@ -179,7 +180,7 @@ def _become_environment(pipe: int, not_its_own: list[int]) -> None:
 
 
 def _bury(environments: set[int]) -> None:
-    """Collect what has ended, and kill what dead environments left behind."""
+    """Collect ended processes, and kill the orphans of dead environments."""
     with contextlib.suppress(ChildProcessError):
         while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
             environments.discard(pid)

@@ -1,12 +1,13 @@
 """Shell: a Ray actor that hosts many TrajEnvManagers in one event loop.
 
-    run -> managers loop ... -> Close from the scheduler -> run returns
+    run -> managers play ... -> CLOSE from the scheduler -> run returns
 
-Leases come and trajectories go by one long poll with the scheduler; replies by one with each engine.
+One long poll with the scheduler carries leases and trajectories; one with each engine carries replies.
 
-An environment that overruns its limit in the event loop, or on a thread with the interpreter's lock, holds
-up every other episode here. A watcher kills the process then and leaves a note which environment it was; the
-scheduler records that one episode as failed, replaces the worker and lets the others run elsewhere.
+An environment that exceeds its time limit in the event loop, or on a thread that keeps the interpreter's
+lock, blocks every other episode of the process. A watcher then kills the process and leaves a note that names
+the environment. The scheduler records that episode as failed, starts the worker again and plays the other
+episodes elsewhere.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from envsdk.chat import ChatTokenizer
 from envsdk.inference.engine_host import RayLink
@@ -31,9 +32,20 @@ from envsdk.processes.call_watch import CALLS
 from envsdk.trajectory import Trajectory
 
 
+class WorkerId(NamedTuple):
+    """One process of a worker; as text `NAME#INCARNATION`."""
+
+    name: str
+    incarnation: int
+    """How many processes this worker had before, from 0."""
+
+    def __str__(self) -> str:
+        return f"{self.name}#{self.incarnation}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSetup:
-    """Everything one worker is told when it is started."""
+    """Everything one worker needs when it is started."""
 
     slots: Mapping[str, str]
     """Slot id -> tag."""
@@ -46,9 +58,9 @@ class WorkerSetup:
     engines: Mapping[str, Any]
     """Name -> EngineHost actor."""
     engines_return: bool = False
-    """An engine that is lost may come back: requests wait for it."""
+    """A lost engine may come back: requests wait for it."""
     manager_classes: Mapping[str, str] = field(default_factory=dict)
-    """Tag -> plug-in of `envsdk.env_managers`."""
+    """Tag -> entry point in `envsdk.env_managers`, `TrajEnvManager` when absent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +74,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Worker to scheduler: the slot of a cancelled lease is idle."""
+    """Worker to scheduler: a cancelled lease was stopped; its slot is idle."""
 
     slot_id: str
     lease_id: int
@@ -70,7 +82,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """Scheduler to worker: play this in that slot."""
+    """Scheduler to worker: play this episode in this slot."""
 
     slot_id: str
     order: EpisodeOrder
@@ -86,7 +98,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class EngineJoined:
-    """Scheduler to worker: the engine of this name is this actor now."""
+    """Scheduler to worker: this actor is the engine of this name."""
 
     name: str
     actor: Any
@@ -94,19 +106,19 @@ class EngineJoined:
 
 @dataclass(frozen=True, slots=True)
 class EngineLeft:
-    """Scheduler to worker: send this engine no more requests; what runs there may end there."""
+    """Scheduler to worker: send this engine no more requests. Its open requests may end there."""
 
     name: str
 
 
 class Control(Enum):
-    """Scheduler to worker."""
+    """Scheduler to worker, about all slots."""
 
     SUSPEND = "suspend"
-    """Dispatch no more requests to engines until RESUME."""
+    """Send no more requests to engines until RESUME."""
     RESUME = "resume"
     CLOSE = "close"
-    """No more leases."""
+    """There are no more leases."""
 
 
 FromWorker = Finished | Released
@@ -116,7 +128,7 @@ ToWorker = Play | Stop | EngineJoined | EngineLeft | Control
 class EnvWorker(LeaseSource):
     """Body of the actor."""
 
-    def __init__(self, worker_id: str, setup: WorkerSetup) -> None:
+    def __init__(self, worker_id: WorkerId, setup: WorkerSetup) -> None:
         self._worker_id = worker_id
         self._setup = setup
         self._orders: dict[str, asyncio.Queue[EpisodeOrder | None]] = {}
@@ -126,7 +138,7 @@ class EnvWorker(LeaseSource):
         self._poll: LongPoll[FromWorker, list[ToWorker]] | None = None
 
     async def run(self, scheduler: Any) -> None:
-        """Play until the scheduler says CLOSE; raises what broke the connection otherwise."""
+        """Play until the scheduler sends CLOSE. Raises the error that broke the connection, if one did."""
         proxy = self._proxy = self._open_proxy()
         policies = self._make_policies(proxy)
         for slot_id, tag in self._setup.slots.items():
@@ -139,7 +151,7 @@ class EnvWorker(LeaseSource):
                 setup=self._setup.setups[tag],
                 policy=policies[tag],
                 leases=self,
-                worker=self._worker_id,
+                worker=str(self._worker_id),
             )
         self._poll = LongPoll(
             lambda number, messages: scheduler.exchange.remote(self._worker_id, number, messages),
@@ -169,7 +181,7 @@ class EnvWorker(LeaseSource):
             await proxy.close()
 
     async def note(self) -> tuple[str, Path]:
-        """On which machine (Ray's name), and where, a watcher would say why it killed this process."""
+        """Ray's id of this machine, and the file in which a watcher says why it killed this process."""
         import ray  # here, because collecting imports this module and needs no Ray
 
         return ray.get_runtime_context().get_node_id(), _note(self._worker_id)
@@ -179,7 +191,7 @@ class EnvWorker(LeaseSource):
         assert self._poll is not None, "not running"
         return self._poll.num_calls + sum(link.num_calls for link in self._links)
 
-    async def lease(self, slot_id: str) -> EpisodeOrder | None:
+    async def lease(self, slot_id: str, tag: str) -> EpisodeOrder | None:
         return await self._orders[slot_id].get()
 
     def submit(self, slot_id: str, lease_id: int, trajectory: Trajectory) -> None:
@@ -212,7 +224,7 @@ class EnvWorker(LeaseSource):
                     orders.put_nowait(None)
 
     def _stop(self, stop: Stop) -> None:
-        """Cancel a lease that is being played, or take back one that has not begun."""
+        """Cancel a lease that is being played, or withdraw one that has not begun."""
         orders = self._orders[stop.slot_id]
         if orders.empty():
             self._managers[stop.slot_id].cancel(stop.lease_id)
@@ -231,7 +243,7 @@ class EnvWorker(LeaseSource):
         return proxy
 
     def _link(self, actor: Any) -> RayLink:
-        link = RayLink(self._worker_id, actor)
+        link = RayLink(str(self._worker_id), actor)
         self._links.append(link)
         return link
 
@@ -250,8 +262,8 @@ class EnvWorker(LeaseSource):
         }
 
 
-def _note(worker_id: str) -> Path:
-    """In the folder of the Ray session, which nobody need clear up."""
+def _note(worker_id: WorkerId) -> Path:
+    """The path of the note: in the folder of the Ray session, which Ray removes."""
     from ray._private import worker
 
     assert worker._global_node is not None, "not a worker of Ray"

@@ -1,9 +1,9 @@
-"""What the scheduler asks when a group is complete. Pure: groups in, verdicts and counts out.
+"""Applies the group filters to complete groups. Pure: groups in, verdicts and counts out.
 
-    judge -> judge ... -> delivered (counts begin again)
+    judge -> judge ... -> delivered (starts counting again)
 
-Dropped groups are replaced, not missed: the ledger starts another task for each. So that a filter which
-drops everything ends in an error and not in silence, there is a limit between two batches.
+The ledger starts another task for each dropped group. A limit on dropped groups between two batches turns a
+filter that drops every group into an error.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class GroupFilters:
         self._last_reason = ""
 
     def judge(self, group: Sequence[Trajectory], *, is_awaited: bool) -> str | None:
-        """Why the group is dropped, beginning with the filter's name; None: it is kept.
+        """Why the group is dropped, as `FILTER: reason`; None keeps it.
 
-        `is_awaited` is False when a batch is ready without the group: the trainer is then what is slow,
-        and the drop does not count towards the limit. RolloutStalled at the limit, or when a filter
-        raises or gives no answer that can be understood.
+        `is_awaited` is False when a batch is ready without this group. The run then waits for the trainer,
+        and a dropped group does not count towards the limit. RolloutStalled at the limit, or when a filter
+        raises or returns neither text nor None.
         """
         for name, function in self._filters.items():
             reason = _ask(name, function, group)
@@ -47,7 +47,7 @@ class GroupFilters:
         return None
 
     def delivered(self) -> dict[str, int]:
-        """A batch was delivered: groups dropped since the last one, by filter."""
+        """A batch was delivered. Returns how many groups each filter dropped since the last one."""
         dropped, self._dropped, self._num_in_a_row = self._dropped, Counter(), 0
         return {name: dropped[name] for name in self._filters}
 

@@ -13,6 +13,8 @@ from envsdk.failures import ConfigurationError, StorageError
 from envsdk.trajectory import Task
 
 STATE_FORMAT = 1
+FRUITLESS_BATCHES = 10
+"""Default of `LedgerConfig.max_fruitless_batches`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,7 @@ class LedgerConfig:
     """Seconds an episode may take from its grant to its end; time spent suspended does not count."""
     max_group_attempts: int = 8
     """Leases that one member may use up (stale, failed, worker lost) before its group is given up."""
-    max_fruitless_batches: int = 10
+    max_fruitless_batches: int = FRUITLESS_BATCHES
     """The ledger reports a stall when this many batches' worth of trajectories are thrown away without a
     delivery. No key of the YAML file sets it; `managers.wiring` derives it from `max_filtered_groups`."""
 

@@ -1,4 +1,4 @@
-"""An environment in a process of its own, which is killed at a deadline.
+"""Runs an environment in a process of its own, which is killed when a call exceeds its limit.
 
 no process -> starting -> up -> (call -> answer)* -> killed
 """
@@ -21,13 +21,13 @@ _places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakK
 
 
 def _place_to_start() -> asyncio.Semaphore:
-    """As many environments start at a time as there are processors: all at once, each would take too long."""
+    """Limits how many environments start at a time: all at once would slow each other down."""
     loop = asyncio.get_running_loop()
     return _places.setdefault(loop, asyncio.Semaphore(max(2, os.cpu_count() or 1)))
 
 
 class ProcessHost(EnvHost):
-    """Its process's death is a failed episode."""
+    """The host of one process. When the process dies, the episode has failed."""
 
     def __init__(self, blueprint: EnvBlueprint) -> None:
         super().__init__(blueprint)

@@ -24,29 +24,28 @@ from envsdk.failures import ConfigurationError, EngineError, Interrupted
 
 CONNECT_TIMEOUT_S = 10.0
 MIN_OBJECT_STORE_BYTES = 80 * 1024**2
-"""Ray refuses less."""
+"""Ray refuses a smaller store."""
 MAX_DEFAULT_OBJECT_STORE_BYTES = 512 * 1024**2
-"""Weights and batches of the embedded default need a few MB; more is taken only when asked for."""
-
+"""Weights and batches of the embedded engine need a few MB; a larger store must be configured."""
 
 _LOG_BYTES, _LOG_BACKUPS = 16 * 1024**2, 1
-"""Of each of Ray's processes; by its own defaults one may fill gigabytes."""
-_TOLD_ALREADY = ("Raylet is terminated", "A worker died or was killed")
+"""For the log of each of Ray's processes; with Ray's defaults one may grow to gigabytes."""
+_REPORTED_BY_US = ("Raylet is terminated", "A worker died or was killed")
 _WATCHED = {"raylet": "Ray's node manager (raylet)", "gcs_server": "Ray's control process (gcs_server)"}
-"""Parts of Ray's that take the run with them."""
+"""Processes of Ray whose end also ends the run."""
 
 
 @contextmanager
 def ray_runtime(args: RayArgs, *, if_lost: Sequence[str] = ()) -> Iterator[None]:
-    """Ray while the block runs. What this starts, it ends; a cluster that was joined goes on.
+    """Run Ray during the block. A Ray started here is ended with it; a joined cluster keeps running.
 
-    Where Ray was started here and dies, it would end this process without a word, or keep it waiting for a
-    minute. Instead the program `if_lost`, if one is given, takes this process's place. Its last argument then
-    says what died and where Ray's logs are.
+    When a Ray started here dies, it would end this process without a message, or block it for a minute. If
+    `if_lost` names a program, that program replaces this process instead. Its last argument says which
+    process died and where Ray's logs are.
 
-    Ray's folder of logs and sockets is removed with it, unless the block fails.
+    Ray's folder of logs and sockets is removed afterwards, unless the block fails.
 
-    Raises ConfigurationError for a store that does not fit into memory and EngineError when Ray
+    Raises ConfigurationError for an object store that does not fit into memory, and EngineError when Ray
     cannot be started or reached.
     """
     os.environ.setdefault("RAY_ROTATION_MAX_BYTES", str(_LOG_BYTES))
@@ -98,18 +97,18 @@ def ray_runtime(args: RayArgs, *, if_lost: Sequence[str] = ()) -> Iterator[None]
 
 
 def _without_last_words(show: Callable[..., None]) -> Callable[..., None]:
-    """Shows what Ray tells the driver, but not what the run tells of by itself, and in fewer words."""
+    """Shows Ray's messages to the driver, except those about events that the run itself reports."""
 
     @functools.wraps(show)
     def shown(data: Mapping[str, Any], **options: Any) -> None:
-        if not any(line.startswith(_TOLD_ALREADY) for line in data["lines"]):
+        if not any(line.startswith(_REPORTED_BY_US) for line in data["lines"]):
             show(data, **options)
 
     return shown
 
 
 class _Watch:
-    """Watches Ray's own processes from a thread until `end`."""
+    """Watches Ray's own processes on a thread until `end`."""
 
     def __init__(self, session: Path, running: Mapping[str, Any], if_lost: Sequence[str]) -> None:
         self._session = session
@@ -122,6 +121,7 @@ class _Watch:
         self._thread.start()
 
     def end(self) -> None:
+        """Stop watching."""
         os.write(self._end, b"x")
         self._thread.join()
         for descriptor in (self._ended, self._end, *self._names):
@@ -133,18 +133,18 @@ class _Watch:
             self._take_over(self._names[ready[0]])
 
     def _take_over(self, who: str) -> None:
-        """Nothing of Ray's in this process is told: all its threads end with the program they run."""
+        """Replace this process without shutting Ray down in it: its threads end with the program."""
         end_processes(self._all)
         why = "it was killed, or the machine ran out of memory"
         if sys.stdout.isatty():
-            os.write(1, b"\x1b[?25h")  # a display of progress hides the cursor
+            os.write(1, b"\x1b[?25h")  # show the cursor, which a progress display hides
         sys.stdout.flush()
         logs = self._session / "logs"
         os.execv(self._if_lost[0], [*self._if_lost, f"{who} died: {why}. Its logs are in {logs}"])
 
 
 def end_processes(pids: Sequence[int]) -> None:
-    """Kill these and what they started."""
+    """Kill these processes and their descendants."""
     for pid in pids:
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
@@ -154,7 +154,7 @@ def end_processes(pids: Sequence[int]) -> None:
 
 
 def remove_session(session: Path) -> None:
-    """Ray's folder of logs and sockets."""
+    """Remove Ray's folder of logs and sockets."""
     latest = session.parent / "session_latest"
     with suppress(OSError):
         if latest.resolve() == session.resolve():
@@ -163,24 +163,24 @@ def remove_session(session: Path) -> None:
 
 
 def _stay_on_loopback() -> None:
-    """Let nothing that is started listen on an address that other machines can reach.
+    """Keep all processes of Ray from listening on addresses that other machines can reach.
 
-    Ray replaces 127.0.0.1 by the machine's own address wherever it could be part of a cluster, and then
-    listens on all of them. The switch that says it cannot is named after the systems it is off on.
+    Where Ray could be part of a cluster, it replaces 127.0.0.1 by the machine's own address and listens on
+    all addresses. The switch against this is named after the systems on which clusters are off by default.
     """
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     ray_constants.ENABLE_RAY_CLUSTER = False
 
 
 def _check_reachable(address: str) -> None:
-    """Fail within seconds where Ray would try for minutes and then end the process."""
+    """Fail within seconds. Ray itself would try for minutes and then end the process."""
     host, colon, port = address.rpartition(":")
     if colon and port.isdigit() and "//" not in address:
         socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
 
 
 def object_store_bytes(asked_for: int | None) -> int:
-    """Size of the shared object store: what was asked for if it fits, or a modest default."""
+    """Size of the shared object store: the configured size if it fits, or a modest default."""
     free = min(int(psutil.virtual_memory().available), _shared_memory_free())
     if asked_for is None:
         size = min(MAX_DEFAULT_OBJECT_STORE_BYTES, free // 4)

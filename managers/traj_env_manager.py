@@ -2,10 +2,9 @@
 
     lease -> reset -> (prompt -> reply -> step)* -> submit -> lease -> ...
 
-There is no barrier between slots: each manager runs its own loop. One sequence per trajectory,
-token-in-token-out: the policy appends what was sampled to the episode's token log and nothing is
-ever tokenized twice. Needs no Ray: an `EnvWorker` hosts many managers in an actor, `collect` and
-`evaluate` host them in one process.
+Each manager runs its own loop and never waits for another. A trajectory is one sequence, token-in-token-out:
+the policy appends the sampled tokens to the episode's log, and no text is tokenized twice. Managers need no
+Ray: an `EnvWorker` runs many of them in an actor, `collect` and `evaluate` run them in one process.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ UNLIMITED_TURNS = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagSetup:
-    """Everything a manager needs to play a tag; picklable."""
+    """Everything a manager needs to play a tag. Picklable."""
 
     tag: str
     blueprint: EnvBlueprint
@@ -37,16 +36,16 @@ class TagSetup:
     max_turns: int = UNLIMITED_TURNS
     """Turns before the episode is truncated."""
     max_new_tokens: int = 0
-    """Longest reply in tokens, shown to the policy as `{max_response_length}`."""
+    """Maximum length of a reply in tokens. Templates show it as `{max_response_length}`."""
     structure: OutputStructure | None = None
-    """What the text of a model's reply must be."""
+    """Constrains the text of a model's replies."""
     with_state_hashes: bool = False
-    """Ask the environment for its state's hash before each reply."""
+    """Record a hash of the environment's state before each reply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeOrder:
-    """One lease, as the manager sees it."""
+    """One episode to play, under one lease."""
 
     lease_id: int
     group_id: int
@@ -59,25 +58,25 @@ class EpisodeOrder:
 
 
 class LeaseSource(ABC):
-    """Where a manager's work comes from and goes to."""
+    """Gives a manager its episodes and takes the results."""
 
     @abstractmethod
-    async def lease(self, slot_id: str) -> EpisodeOrder | None:
-        """The next episode to play; None when there will be no more."""
+    async def lease(self, slot_id: str, tag: str) -> EpisodeOrder | None:
+        """The next episode of this tag for this slot; None when there are no more."""
 
     @abstractmethod
     def submit(self, slot_id: str, lease_id: int, trajectory: Trajectory) -> None:
-        """Hand in a finished episode."""
+        """Hand in a finished episode. The slot is idle."""
 
     @abstractmethod
     def released(self, slot_id: str, lease_id: int) -> None:
-        """The slot is free again after its lease was cancelled."""
+        """The lease was cancelled, and the slot is idle."""
 
 
 class TrajEnvManager:
     """Plays the episodes leased to one slot.
 
-    Owner: an `EnvWorker` or a local runner, which also calls `cancel`.
+    Owner: an `EnvWorker`, which may also `cancel` a lease, or a local runner.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class TrajEnvManager:
         """Play until the lease source has no more."""
         self._loop_task = asyncio.current_task()
         try:
-            while (order := await self._leases.lease(self.slot_id)) is not None:
+            while (order := await self._leases.lease(self.slot_id, self._setup.tag)) is not None:
                 trajectory = await self._play_unless_cancelled(order)
                 if trajectory is None:
                     self._leases.released(self.slot_id, order.lease_id)
@@ -114,7 +113,7 @@ class TrajEnvManager:
             await self._host.closed()
 
     def cancel(self, lease_id: int) -> None:
-        """Stop playing this lease; a lease that is not being played is ignored."""
+        """Stop playing this lease. Does nothing when another lease, or none, is being played."""
         is_playing = self._playing is not None and self._playing.lease_id == lease_id
         if is_playing and self._loop_task is not None and self._cancelled != lease_id:
             self._cancelled = lease_id
@@ -122,7 +121,7 @@ class TrajEnvManager:
 
     @property
     def place(self) -> int | None:
-        """Of its environment among the calls of this process that can be watched."""
+        """Index of the environment among the watched calls of this process; None when it is not watched."""
         return self._host.place
 
     async def _play_unless_cancelled(self, order: EpisodeOrder) -> Trajectory | None:
@@ -136,15 +135,15 @@ class TrajEnvManager:
             assert task is not None
             if task.uncancel() > 0:
                 raise
-            # The environment stopped between two turns or within one: its state is unknown.
+            # The environment may have stopped in the middle of a step: its state is unknown.
             self._host.discard()
             return None
         finally:
             self._playing = None
 
     async def play(self, order: EpisodeOrder) -> Trajectory:
-        """One episode. Failures of the environment or the engine are in the trajectory, not raised."""
-        episode = _Episode(order, self._setup, self._worker)
+        """Play one episode. Failures of environment, engine and policy become part of the trajectory."""
+        episode = _Episode(order, self._worker)
         try:
             await self._play_turns(order, episode)
         except (EpisodeFailed, PolicyFailed) as failed:
@@ -201,7 +200,7 @@ class TrajEnvManager:
 
 
 async def _act(policy: Policy, context: TurnContext) -> Reply:
-    """The boundary of policies: what they did not foresee fails their episode."""
+    """The policy's reply. This is the boundary of policies: their exceptions become PolicyFailed."""
     try:
         reply = await policy.act(context)
         if not isinstance(reply, Reply) or not isinstance(reply.text, str):
@@ -214,7 +213,7 @@ async def _act(policy: Policy, context: TurnContext) -> Reply:
 
 
 def prompt_too_long(tag: str, full: SequenceFull) -> Failure:
-    """Why an episode ended before its first reply."""
+    """The failure of an episode whose first prompt leaves no room for a reply."""
     message = (
         f"the first prompt of tag {tag!r} has {full.num_tokens} tokens, which leaves no room for a reply of "
         f"{full.max_new_tokens} tokens within sequence_length={full.sequence_length}: raise sequence_length, "
@@ -223,39 +222,25 @@ def prompt_too_long(tag: str, full: SequenceFull) -> Failure:
     return Failure(boundary=Boundary.CONFIGURATION, kind="prompt_too_long", message=message)
 
 
+@dataclass(slots=True)
 class _Episode:
-    """What is known of the running episode; becomes a Trajectory."""
+    """The running episode; becomes a Trajectory."""
 
-    __slots__ = (
-        "env_s",
-        "failure",
-        "final_observation",
-        "generate_s",
-        "log",
-        "order",
-        "outcome",
-        "started_at",
-        "success",
-        "tag",
-        "trajectory_id",
-        "turns",
-        "worker",
-    )
+    order: EpisodeOrder
+    worker: str
+    trajectory_id: str = field(init=False)
+    log: TokenLog = field(default_factory=TokenLog)
+    turns: list[Turn] = field(default_factory=list)
+    outcome: Outcome = Outcome.TRUNCATED
+    failure: Failure | None = None
+    success: bool = False
+    final_observation: str = ""
+    started_at: float = field(default_factory=time.time)
+    generate_s: float = 0.0
+    env_s: float = 0.0
 
-    def __init__(self, order: EpisodeOrder, setup: TagSetup, worker: str) -> None:
-        self.order = order
-        self.tag = setup.tag
-        self.worker = worker
-        self.trajectory_id = f"{order.task.split}-{order.lease_id}"
-        self.log = TokenLog()
-        self.turns: list[Turn] = []
-        self.outcome = Outcome.TRUNCATED
-        self.failure: Failure | None = None
-        self.success = False
-        self.final_observation = ""
-        self.started_at = time.time()
-        self.generate_s = 0.0
-        self.env_s = 0.0
+    def __post_init__(self) -> None:
+        self.trajectory_id = f"{self.order.task.split}-{self.order.lease_id}"
 
     def add_turn(
         self,

@@ -1,10 +1,10 @@
-"""From the configuration to what workers and schedulers are told. Pure."""
+"""Turns the configuration into the setups of workers and ledgers. Pure."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,16 @@ from envsdk.env import EnvSpec, Isolation
 from envsdk.inference.engine import OutputStructure
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.env_worker import WorkerSetup
-from envsdk.managers.ledger_types import LedgerConfig
+from envsdk.managers.ledger_types import FRUITLESS_BATCHES, LedgerConfig
 from envsdk.managers.traj_env_manager import UNLIMITED_TURNS, TagSetup
 from envsdk.prompts import AgentPrompts
+from envsdk.registry import spec as spec_of
 
 VAL_SPLIT = "val"
-FRUITLESS_BATCHES = 10
-"""Batches' worth of trajectories that may be thrown away in a row before the run ends with an error."""
 
 
 def tag_setup(tag: str, custom: CustomEnv, spec: EnvSpec, *, max_new_tokens: int) -> TagSetup:
-    """One tag: what the YAML says, and the environment's own defaults for what it leaves out."""
+    """The setup of one tag: settings of the YAML file, with the environment's own defaults."""
     max_turns = custom.max_steps or spec.max_steps or UNLIMITED_TURNS
     return TagSetup(
         tag=tag,
@@ -44,7 +43,7 @@ def tag_setup(tag: str, custom: CustomEnv, spec: EnvSpec, *, max_new_tokens: int
 
 
 def output_structure(args: StructuredOutput | None) -> OutputStructure | None:
-    """As engines know it."""
+    """The `structured_output` of the YAML file in the form that engines use."""
     if args is None:
         return None
     schema = args.json_schema
@@ -56,14 +55,12 @@ def output_structure(args: StructuredOutput | None) -> OutputStructure | None:
 
 
 def tag_setups(config: RunConfig, manager: EnvManagerArgs) -> dict[str, TagSetup]:
-    """The tags a manager plays."""
-    from envsdk.registry import spec
-
+    """The setup of each tag that a manager plays."""
     return {
         tag: tag_setup(
             tag,
             config.custom_envs[tag],
-            spec(config.custom_envs[tag].env_type),
+            spec_of(config.custom_envs[tag].env_type),
             max_new_tokens=config.max_response_tokens(tag),
         )
         for tag in manager.tags
@@ -73,9 +70,9 @@ def tag_setups(config: RunConfig, manager: EnvManagerArgs) -> dict[str, TagSetup
 def worker_setups(
     config: RunConfig, manager: EnvManagerArgs, *, split: str, model: Path, engines: Mapping[str, Any]
 ) -> dict[str, WorkerSetup]:
-    """Every worker with its slots; the slots of a tag are dealt out evenly.
+    """The setup of each worker, by name. The slots of a tag are spread evenly over the workers.
 
-    State hashes are recorded where training needs them, never in an evaluation.
+    State hashes are recorded if training needs them, and never in an evaluation.
     """
     with_state_hashes = config.needs_state_hashes and split != VAL_SPLIT
     setups = {
@@ -83,8 +80,9 @@ def worker_setups(
         for tag, setup in tag_setups(config, manager).items()
     }
     slots: list[dict[str, str]] = [{} for _ in range(manager.num_workers)]
-    for number, tag in enumerate(_slot_tags(manager)):
-        slots[number % len(slots)][f"{split}/{tag}/{number}"] = tag
+    tags = [tag for tag, count in manager.envs_per_tag.items() for _ in range(count)]
+    for index, tag in enumerate(tags):
+        slots[index % len(slots)][f"{split}/{tag}/{index}"] = tag
     return {
         f"{split}-{index}": WorkerSetup(
             slots=worker_slots,
@@ -103,15 +101,10 @@ def worker_setups(
     }
 
 
-def _slot_tags(manager: EnvManagerArgs) -> Iterator[str]:
-    for tag, count in manager.envs_per_tag.items():
-        yield from [tag] * count
-
-
 def train_ledger(config: RunConfig) -> LedgerConfig:
-    """The ledger of training episodes."""
+    """The configuration of the ledger of training episodes."""
     manager = config.train_env_manager
-    # What the group filters drop has a limit of its own, which is to be reached first.
+    # Groups dropped by filters have a limit of their own, which must be reached first.
     filtered_batches = math.ceil(config.filtered_groups_limit / config.num_train_groups)
     return LedgerConfig(
         batch_size=config.rollout_batch_size,
@@ -128,7 +121,7 @@ def train_ledger(config: RunConfig) -> LedgerConfig:
 
 
 def validation_ledger(config: RunConfig) -> LedgerConfig:
-    """The ledger of one evaluation: exactly the first tasks of the held-out split, whatever comes of them."""
+    """The configuration of an evaluation's ledger: the first tasks of the held-out split, failed or not."""
     manager = config.val_env_manager
     return LedgerConfig(
         batch_size=config.val_batch_size,

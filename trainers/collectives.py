@@ -1,4 +1,4 @@
-"""What the ranks of one trainer do together. Every rank makes each of these calls."""
+"""Collective calls of the ranks of one trainer: every rank makes each of them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Found = TypeVar("Found")
 
 
 def all_gather(found: Found) -> list[Found]:
-    """What every rank found, in the order of the ranks, on every rank; it is pickled on the way."""
+    """The values of all ranks, in their order, on every rank; they are pickled on the way."""
     everything: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everything, found)
     return everything
 
 
 def raise_on_all_ranks(action: Callable[[], Found]) -> Found:
-    """What `action` returns; a StorageError of one rank is raised on all, so that none waits for it."""
+    """Return the result of `action`; raise a StorageError of one rank on all, so that none waits for it."""
     failure: StorageError | None = None
     try:
         result = action()

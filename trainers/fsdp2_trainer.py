@@ -1,9 +1,8 @@
-"""The torch trainer on several ranks: weights, gradients and optimizer shared out by `fully_shard` (FSDP2).
+"""The torch trainer on several ranks: weights, gradients and optimizer sharded by `fully_shard` (FSDP2).
 
     rows of an optimizer step -> each rank its share -> gradients added up over the ranks -> one step
 
-Every rank goes through the model equally often (`packing.pack`): a layer is whole only while all
-ranks are in it together.
+Every rank goes through the model equally often (`packing.pack`): all ranks gather each layer together.
 """
 
 from __future__ import annotations
@@ -21,23 +20,21 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.failures import ConfigurationError
-from envsdk.settings.validation import validated
 from envsdk.trainer import TrainerConfig, TrainerRank
 from envsdk.trainers.causal_lm import CausalLM
 from envsdk.trainers.collectives import all_gather, on_first_rank, raise_on_all_ranks
 from envsdk.trainers.packing import Row, divide
-from envsdk.trainers.policy_trainer import ScoreKind
+from envsdk.trainers.policy_trainer import ScoreKind, validated_settings
 from envsdk.trainers.process_group import join_process_group
 from envsdk.trainers.sharded import full_tensor
 from envsdk.trainers.torch_checkpoint import StoredCheckpoint, write_state, write_tensors
 from envsdk.trainers.torch_trainer import Found, TorchTrainer
-from envsdk.trainers.training_args import FSDP2StrategyConfig, TrainingArgs
+from envsdk.trainers.training_args import FSDP2StrategyConfig
 
 
 class Fsdp2Trainer(TorchTrainer):
-    """Strategy `fsdp2_train`: one object per rank, created and called on all ranks alike.
+    """Strategy `fsdp2_train`: one object per rank; all ranks create it and make the same calls.
 
     rank = TrainerRank(rank=0, world_size=2, master_port=29500)
     trainer = Fsdp2Trainer.create(TrainerConfig(model=folder, sequence_length=1024, seed=0, rank=rank))
@@ -45,9 +42,7 @@ class Fsdp2Trainer(TorchTrainer):
 
     @classmethod
     def create(cls, config: TrainerConfig) -> Self:
-        algorithm = validated(AlgorithmArgs, config.algorithm, "algorithm")
-        training = validated(TrainingArgs, config.training_args, "training_args")
-        strategy = validated(FSDP2StrategyConfig, config.strategy_config, "strategy_config")
+        algorithm, training, strategy = validated_settings(config, FSDP2StrategyConfig)
         shape = mesh_shape(strategy, config.rank)
         torch.set_num_threads(strategy.num_threads)
         model = CausalLM.load(
@@ -56,18 +51,13 @@ class Fsdp2Trainer(TorchTrainer):
             settings=strategy,
             seed=config.seed,
         )
-        device, backend = torch.device("cpu"), "gloo"
-        if torch.cuda.is_available():
-            # Objects (metrics, log-probabilities) are on the CPU and go by gloo.
-            device, backend = torch.device("cuda", config.rank.local_rank), "cpu:gloo,cuda:nccl"
-            torch.cuda.set_device(device)
-        join_process_group(config.rank, backend=backend)
+        device = join_process_group(config.rank)
         mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
         shard_model(model, mesh, device, strategy)
         return cls(model, config=config, algorithm=algorithm, training=training)
 
     def save(self, folder: Path) -> None:
-        """Each rank gathers and writes an equal share of the tensors, whole."""
+        """Each rank gathers and writes an equal share of the full tensors."""
         ranks = self.config.rank
         state = self._optimizer.state()
         names = list(state)
@@ -107,7 +97,7 @@ class Fsdp2Trainer(TorchTrainer):
 
     def _score(self, rows: Sequence[Row], kind: ScoreKind) -> list[NDArray[np.float32]]:
         scores = super()._score(rows, kind)
-        # No backward pass follows that would free the whole weights, and later steps leave them behind.
+        # No backward pass follows that would free the gathered weights.
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
@@ -118,7 +108,7 @@ class Fsdp2Trainer(TorchTrainer):
 
 
 def mesh_shape(strategy: FSDP2StrategyConfig, rank: TrainerRank) -> tuple[int, ...]:
-    """Ranks that share out one copy, and before it the number of copies where there are several."""
+    """Number of ranks that shard one copy; before it the number of copies where there are several."""
     try:
         strategy.layout(rank.world_size)
     except ValueError as error:
@@ -131,7 +121,7 @@ def mesh_shape(strategy: FSDP2StrategyConfig, rank: TrainerRank) -> tuple[int, .
 def shard_model(
     model: CausalLM, mesh: DeviceMesh, device: torch.device, strategy: FSDP2StrategyConfig
 ) -> None:
-    """Share out each layer, then the rest, then the value head, and move this rank's part to `device`.
+    """Shard each layer, then the rest, then the value head, and move this rank's part to `device`.
 
     The layers are what `transformers` says must not be split; a model that names none is gathered at once.
     """
@@ -147,7 +137,7 @@ def shard_model(
         fully_shard(model.value_head, mesh=mesh)
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            # A plain sum: the weights of the rows are those of the whole optimizer step.
+            # A plain sum: the weights of the rows are those of the optimizer step.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     model.device, model.autocast_dtype = device, None

@@ -2,8 +2,8 @@
 
 M.weight + alpha / rank x B @ A, where A is random and B begins at 0   (Hu et al., "LoRA", 2021)
 
-Ranks that share out the model share out its adapter too: what is read of it is gathered, so all of them
-read alike.
+Ranks that shard the model shard its adapter too: all ranks read it together, since
+reading gathers it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What is minimized: the loss of a micro-batch from what the model says of its scored tokens.
+"""The loss of a micro-batch, from the model's outputs for its scored tokens.
 
 One implementation for every trainer; a trainer only has to produce `TokenOutputs`.
-Shapes: N scored tokens of whole sequences, one sequence after the other.
+Shapes: N scored tokens of complete sequences, one sequence after the other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from envsdk.trainers.train_rows import TrainRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenOutputs:
-    """What the model says of scored tokens, with gradient; float32 `[N]`."""
+    """The model's outputs for scored tokens, with gradient; float32 `[N]`."""
 
     logprobs_N: Tensor
     """Of the tokens themselves, at `args.logprob_temperature`."""
@@ -40,7 +40,7 @@ class Objective:
     """Policy loss, entropy bonus, KL and value loss of one micro-batch.
 
     The losses of all micro-batches of an optimizer step, over all ranks, add up to the step's loss: the
-    weights of the rows are those of the whole step.
+    weights of the rows are those of the optimizer step.
     """
 
     def __init__(self, args: AlgorithmArgs) -> None:
@@ -56,30 +56,32 @@ class Objective:
         return self.args.entropy_loss_coef != 0
 
     def __call__(self, rows: Sequence[TrainRow], outputs: TokenOutputs, tally: StepMetrics) -> Tensor:
-        """The loss, a scalar; what it is made of goes to `tally`, the loss itself does not."""
+        """The loss, a scalar; `tally` gets its terms, but not the loss itself."""
         args, logprobs_N = self.args, outputs.logprobs_N
-        fields = _Fields(rows, logprobs_N.device)
-        weights_N = fields.repeated([row.weight for row in rows])
-        behavior_N = fields["behavior"]
-        proximal_N = fields.get("proximal", logprobs_N.detach())
+        joined = _JoinedRows(rows, logprobs_N.device)
+        fields = [row.fields for row in rows]
+        weights_N = joined.repeated([row.weight for row in rows])
+        behavior_N = joined.arrays([each.behavior for each in fields])
+        proximal_N = joined.arrays_or([each.proximal for each in fields], logprobs_N.detach())
         tokens = PolicyTokens(
             logprobs=logprobs_N,
             proximal_logprobs=proximal_N,
             behavior_logprobs=behavior_N,
-            advantages=fields["advantages"],
-            sequence_ids=fields.sequence_ids(),
-            segment_ids=fields.segment_ids(),
+            advantages=joined.arrays([each.advantages for each in fields]),
+            sequence_ids=joined.sequence_ids(),
+            segment_ids=joined.segment_ids(),
         )
         terms = {"pg_loss": (weights_N * self._corrected_policy_loss(tokens, tally)).sum()}
         if self.entropy_gradient:
             terms["entropy_loss"] = -args.entropy_loss_coef * (weights_N * outputs.entropy_N).sum()
         if args.kl_loss_coef > 0:
-            kl_N = kl_estimate(logprobs_N, fields["reference"], args.kl_loss_type)
+            reference_N = joined.arrays([each.reference for each in fields])
+            kl_N = kl_estimate(logprobs_N, reference_N, args.kl_loss_type)
             terms["kl_loss"] = args.kl_loss_coef * (weights_N * kl_N).sum()
             tally.add("kl", kl_N.detach())
         if outputs.values_N is not None:
-            returns_N, values_N = fields["returns"], outputs.values_N
-            old_values_N = fields.get("old_values", values_N.detach())
+            returns_N, values_N = joined.arrays([each.returns for each in fields]), outputs.values_N
+            old_values_N = joined.arrays_or([each.old_values for each in fields], values_N.detach())
             critic_N = value_loss(
                 values=values_N, old_values=old_values_N, returns=returns_N, clip=args.value_clip
             )
@@ -101,7 +103,7 @@ class Objective:
         corrected = correction(tokens, self.args.train_infer_correction, weighted=self._weighted)
         tally.add("clip_fraction", policy.clipped)
         tally.add("ratio", policy.ratio, with_max=True)
-        # k3 from the base's side, of tokens: the loss's own ratio may be that of a whole sequence.
+        # k3 from the base's side, of tokens: the loss's own ratio may be that of a sequence.
         moved_N = log_ratio(tokens.logprobs.detach(), tokens.base_logprobs(self._base))
         tally.add("approx_kl", moved_N.expm1() - moved_N)
         weights = [each for each in (corrected.weight, policy.weight) if each is not None]
@@ -112,7 +114,7 @@ class Objective:
         return corrected.factor * policy.loss
 
 
-class _Fields:
+class _JoinedRows:
     """The arrays of some rows, one after the other, as tensors `[N]`."""
 
     def __init__(self, rows: Sequence[TrainRow], device: torch.device) -> None:
@@ -120,16 +122,17 @@ class _Fields:
         self._device = device
         self._lengths = [len(row.row.scored) for row in rows]
 
-    def __getitem__(self, name: str) -> Tensor:
-        return self._tensor(np.concatenate([row.fields[name] for row in self._rows]))
+    def arrays(self, per_row: Sequence[NDArray[np.float32] | None]) -> Tensor:
+        """One array of each row; `check_sequences` made sure that none is missing."""
+        return self._tensor(np.concatenate([array for array in per_row if array is not None]))
 
-    def get(self, name: str, default_N: Tensor) -> Tensor:
-        """The default's entries for rows without it."""
+    def arrays_or(self, per_row: Sequence[NDArray[np.float32] | None], default_N: Tensor) -> Tensor:
+        """One array of each row, or the default's entries for a row without it."""
         parts = torch.split(default_N, self._lengths)
         return torch.cat(
             [
-                self._tensor(row.fields[name]) if name in row.fields else part
-                for row, part in zip(self._rows, parts, strict=True)
+                part if array is None else self._tensor(array)
+                for array, part in zip(per_row, parts, strict=True)
             ]
         )
 

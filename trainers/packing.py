@@ -6,7 +6,7 @@ Rows are sorted by length and padded on the right, where causal attention hides 
 real token without a mask, so the fast causal kernel is used.
 
 Several ranks divide the rows by their tokens and go through the model equally often, because the model
-is whole only while all of them are in it together.
+is gathered layer by layer by all of them together.
 
 Shapes: B rows, T longest input of the micro-batch, N scored tokens.
 """

@@ -1,4 +1,4 @@
-"""What all trainers of a language-model policy share: the step, whatever carries the model.
+"""The training step that all trainers of a language-model policy share.
 
     batch -> rows (sequences that can matter) -> per epoch, per mini-batch:
         forward and backward of all rows -> one optimizer step
@@ -17,22 +17,39 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel
 
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.loss_settings import uses_proximal
 from envsdk.failures import ConfigurationError, TrainerError
+from envsdk.settings.validation import validated
 from envsdk.trainer import TrainBatch, Trainer, TrainerConfig
 from envsdk.trainers.objective import Objective
 from envsdk.trainers.packing import Row, make_row
 from envsdk.trainers.step_metrics import StepMetrics
 from envsdk.trainers.train_rows import BatchRows, TrainRow, check_sequences
+from envsdk.trainers.training_args import TrainingArgs
+
+Strategy = TypeVar("Strategy", bound=BaseModel)
+
+
+def validated_settings(
+    config: TrainerConfig, strategy: type[Strategy]
+) -> tuple[AlgorithmArgs, TrainingArgs, Strategy]:
+    """The three sections of a trainer's settings; ConfigurationError names a key that is wrong."""
+    return (
+        validated(AlgorithmArgs, config.algorithm, "algorithm"),
+        validated(TrainingArgs, config.training_args, "training_args"),
+        validated(strategy, config.strategy_config, "strategy_config"),
+    )
 
 
 class ScoreKind(StrEnum):
-    """What can be asked about the scored tokens of a row."""
+    """The scores that a trainer gives for the scored tokens of a row."""
 
     LOGPROBS = "logprobs"
     VALUES = "values"
@@ -58,7 +75,7 @@ class PolicyTrainer(Trainer):
 
     @abstractmethod
     def _accumulate(self, rows: Sequence[TrainRow], tally: StepMetrics) -> None:
-        """Add the gradient of `self.objective` over all rows; `tally` gets what this rank computed."""
+        """Add the gradient of `self.objective` over all rows; `tally` gets this rank's metrics."""
 
     @abstractmethod
     def _optimizer_step(self) -> tuple[float, float]:

@@ -24,7 +24,7 @@ TOKENIZER_FILES = (
 
 
 def write_pretrained(folder: Path, *, model: Any, state: Mapping[str, Tensor], source: Path) -> None:
-    """`model` says what the folder is of, `state` has its weights, `source` the tokenizer files to copy.
+    """`model` gives the config, `state` the weights, the folder `source` the tokenizer files to copy.
 
     StorageError names what could not be written.
     """

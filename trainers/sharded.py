@@ -1,4 +1,4 @@
-"""Parameters whether or not ranks share them out: `DTensor` or plain `Tensor`."""
+"""Parameters that ranks shard (`DTensor`) or hold in full (`Tensor`)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def placed_like(parameter: Tensor, values: Tensor) -> Tensor:
-    """A copy of `values` where `parameter` is, shared out as it is; each rank cuts its part out itself.
+    """A copy of `values` on the device of `parameter`, sharded like it; each rank cuts out its own part.
 
-    Scalars stay whole.
+    Scalars are not sharded.
     """
     if isinstance(parameter, DTensor) and not isinstance(values, DTensor) and values.ndim:
         mesh, placements = parameter.device_mesh, parameter.placements

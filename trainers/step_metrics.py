@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 
 class StepMetrics:
-    """Sums over micro-batches: (add | add_weight | add_term)* -> [merge, over ranks] -> leave_out -> metrics.
+    """Sums over micro-batches.
 
-    What `add` gets is averaged over the tokens it was computed for, which are not all sampled ones where
-    sequences are left out; `metrics` says how many they are.
+    ((add | add_weight | add_term)* -> add_micro_batch)* -> [merge, over ranks] -> leave_out -> metrics
+
+    Values of `add` are averaged over the tokens they were computed for. Where sequences are left out these
+    are not all sampled tokens; `metrics` says how many they are. Numbers stay on the device until the end of
+    the micro-batch, which fetches all of them at once.
     """
 
     def __init__(self) -> None:
@@ -31,27 +35,44 @@ class StepMetrics:
         self._square_sums: defaultdict[str, float] = defaultdict(float)
         self._norms: list[float] = []
         self._learning_rate = 0.0
+        self._on_device: list[tuple[_Enter, str, Tensor]] = []
+        """Scalars to enter when they are fetched."""
 
     def add(self, name: str, values_N: Tensor, *, with_max: bool = False) -> None:
-        self._sums[name] += float(values_N.double().sum())
+        self._on_device.append((_add_sum, name, values_N.double().sum()))
         self._counts[name] += values_N.numel()
         if with_max and values_N.numel():
-            self._maxima[name] = max(self._maxima.get(name, 0.0), float(values_N.max()))
+            self._on_device.append((_take_max, name, values_N.max()))
 
     def add_weight(self, name: str, values_N: Tensor) -> None:
-        """A factor of the loss: its extremes and its effective sample size, too."""
+        """Add a factor of the loss, with its extremes and its effective sample size."""
         self.add(name, values_N, with_max=True)
-        self._square_sums[name] += float(values_N.double().square().sum())
+        self._on_device.append((_add_squares, name, values_N.double().square().sum()))
         if values_N.numel():
-            self._minima[name] = min(self._minima.get(name, math.inf), float(values_N.min()))
+            self._on_device.append((_take_min, name, values_N.min()))
 
     def add_term(self, name: str, value: Tensor) -> None:
-        """A term of the loss as it enters it, a scalar; the terms add up to the loss."""
-        self._terms[name] += float(value)
+        """Add a term of the loss, a scalar; the terms add up to the loss."""
+        self._on_device.append((_add_term, name, value))
+
+    def add_micro_batch(self, loss: Tensor, *, num_real_tokens: int, num_padded_tokens: int) -> None:
+        """End a micro-batch with its loss, a scalar, and with the number of inputs it computed."""
+        self._on_device.append((_add_loss, "", loss))
+        self.num_real_tokens += num_real_tokens
+        self.num_padded_tokens += num_padded_tokens
+        self._fetch()
+
+    def _fetch(self) -> None:
+        """Enter the scalars of the device, all by one transfer."""
+        waiting, self._on_device = self._on_device, []
+        if waiting:
+            numbers = torch.stack([value.detach().double() for _, _, value in waiting]).tolist()
+            for (enter, name, _), number in zip(waiting, numbers, strict=True):
+                enter(self, name, number)
 
     def leave_out(self, num_tokens: int) -> None:
         """Sampled tokens that were not computed, because they cannot have a gradient: no clipping took one
-        away from them; all else is unknown."""
+        away from them; nothing else is known of them."""
         self._num_left_out += num_tokens
         self._sums["clip_fraction"] += 0.0
         self._counts["clip_fraction"] += num_tokens
@@ -65,6 +86,7 @@ class StepMetrics:
         """The sum: over ranks before `add_step`, over optimizer steps after it."""
         merged = cls()
         for part in parts:
+            part._fetch()
             merged.loss += part.loss
             merged.num_real_tokens += part.num_real_tokens
             merged.num_padded_tokens += part.num_padded_tokens
@@ -90,6 +112,7 @@ class StepMetrics:
 
     def metrics(self) -> dict[str, float]:
         """`actor/...` and, with a value head, `critic/...`; means over tokens and optimizer steps."""
+        self._fetch()
         num_steps = max(1, len(self._norms))
         padded = self.num_padded_tokens
         num_measured = self._counts.get("entropy", 0)
@@ -118,3 +141,30 @@ class StepMetrics:
             squares = self._square_sums[name] * self._counts[name]
             metrics[f"actor/{name}_ess"] = self._sums[name] ** 2 / squares if squares else 0.0
         return metrics
+
+
+_Enter = Callable[[StepMetrics, str, float], None]
+
+
+def _add_sum(metrics: StepMetrics, name: str, number: float) -> None:
+    metrics._sums[name] += number
+
+
+def _add_squares(metrics: StepMetrics, name: str, number: float) -> None:
+    metrics._square_sums[name] += number
+
+
+def _add_term(metrics: StepMetrics, name: str, number: float) -> None:
+    metrics._terms[name] += number
+
+
+def _add_loss(metrics: StepMetrics, name: str, number: float) -> None:
+    metrics.loss += number
+
+
+def _take_max(metrics: StepMetrics, name: str, number: float) -> None:
+    metrics._maxima[name] = max(metrics._maxima.get(name, 0.0), number)
+
+
+def _take_min(metrics: StepMetrics, name: str, number: float) -> None:
+    metrics._minima[name] = min(metrics._minima.get(name, math.inf), number)

@@ -1,6 +1,6 @@
 """The trainer's checkpoint on disk: `weights*.safetensors`, `optimizer*.safetensors`, `trainer.json`.
 
-One file of each kind, or one of each for every rank; a tensor is in one file, whole, so any number of ranks
+One file of each kind, or one of each for every rank; each full tensor is in one file, so any number of ranks
 reads what any other wrote. `trainer.json` is written last and holds a digest of the others, so a folder
 with it is complete and a damaged file is noticed and named. Nothing is pickled.
 """

@@ -111,7 +111,7 @@ class Optimizer:
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
-        """Copy back what `state` gave, be it whole or shared out."""
+        """Copy back the tensors of `state`, full or sharded."""
         for name, parameter in self.parameters.items():
             parameter.copy_(placed_like(parameter, tensors[f"weight/{name}"]))
             moments = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{key}/{name}" in tensors]

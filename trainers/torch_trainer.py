@@ -7,7 +7,6 @@ Shapes: B rows, T inputs, N scored (response) tokens of a micro-batch, H hidden 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,12 +21,11 @@ from transformers.core_model_loading import revert_weight_conversion
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.logits import token_logprobs_and_entropy
 from envsdk.failures import StorageError
-from envsdk.settings.validation import validated
 from envsdk.trainer import TrainerConfig
 from envsdk.trainers.causal_lm import CausalLM
 from envsdk.trainers.objective import TokenOutputs
-from envsdk.trainers.packing import MicroBatch, Row, make_row, pack
-from envsdk.trainers.policy_trainer import PolicyTrainer, ScoreKind
+from envsdk.trainers.packing import MicroBatch, Row, pack
+from envsdk.trainers.policy_trainer import PolicyTrainer, ScoreKind, validated_settings
 from envsdk.trainers.pretrained_folder import write_pretrained
 from envsdk.trainers.sharded import full_tensor
 from envsdk.trainers.step_metrics import StepMetrics
@@ -37,7 +35,8 @@ from envsdk.trainers.train_rows import TrainRow
 from envsdk.trainers.training_args import TorchStrategyConfig, TrainingArgs
 
 Found = TypeVar("Found")
-_Learn = Callable[[MicroBatch, Sequence[TrainRow], StepMetrics], Tensor]
+Learn = Callable[[MicroBatch, StepMetrics], Tensor]
+"""The loss of a micro-batch, a scalar to go backward from; a filler's weighs nothing."""
 
 
 class TorchTrainer(PolicyTrainer):
@@ -66,9 +65,7 @@ class TorchTrainer(PolicyTrainer):
 
     @classmethod
     def create(cls, config: TrainerConfig) -> Self:
-        algorithm = validated(AlgorithmArgs, config.algorithm, "algorithm")
-        training = validated(TrainingArgs, config.training_args, "training_args")
-        strategy = validated(TorchStrategyConfig, config.strategy_config, "strategy_config")
+        algorithm, training, strategy = validated_settings(config, TorchStrategyConfig)
         torch.set_num_threads(strategy.num_threads)
         model = CausalLM.load(
             config.model,
@@ -87,30 +84,6 @@ class TorchTrainer(PolicyTrainer):
     @property
     def vocab_size(self) -> int:
         return self.model.vocab_size
-
-    def sft_step(self, sequences: Sequence[tuple[NDArray[np.int32], NDArray[np.int8]]]) -> dict[str, float]:
-        """One supervised step (behavior cloning): mean cross entropy of the tokens with mask 1.
-
-        `sequences` are (ids `[num_tokens]`, mask `[num_tokens]`). Same packing, optimizer and schedule
-        as `train_step`. Returns `sft/...`: `loss, accuracy, grad_norm, lr, num_tokens, step_time_s`.
-        """
-        started = time.perf_counter()
-        rows = [row for ids, mask in sequences if (row := make_row(ids, mask)) is not None]
-        num_tokens = sum(len(row.scored) for row in rows)
-        tally = StepMetrics()
-        self._accumulate_with(
-            self._imitate, [TrainRow(row=row, weight=1.0 / num_tokens, fields={}) for row in rows], tally
-        )
-        tally = self._merged(tally)
-        norm, learning_rate = self._optimizer.step()
-        return {
-            "sft/loss": tally.loss,
-            "sft/accuracy": tally.mean("accuracy"),
-            "sft/grad_norm": norm,
-            "sft/lr": learning_rate,
-            "sft/num_tokens": float(num_tokens),
-            "sft/step_time_s": time.perf_counter() - started,
-        }
 
     def weights(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """Each parameter once, float32, as `save_pretrained` would store it; not the value head.
@@ -186,21 +159,24 @@ class TorchTrainer(PolicyTrainer):
         return lambda: self._optimizer.restore(copies, num_steps)
 
     def _accumulate(self, rows: Sequence[TrainRow], tally: StepMetrics) -> None:
-        self._accumulate_with(self._reinforce, rows, tally)
-
-    def _accumulate_with(self, learn: _Learn, rows: Sequence[TrainRow], tally: StepMetrics) -> None:
-        for micro in self._pack([row.row for row in rows]):
+        def reinforce(micro: MicroBatch, tally: StepMetrics) -> Tensor:
             members = [rows[index] for index in micro.rows]
-            found = tally
             if micro.is_filler:
-                members, found = [replace(row, weight=0.0) for row in members], StepMetrics()
-            loss = learn(micro, members, found)
-            loss.backward()  # type: ignore[no-untyped-call]
-            found.loss += float(loss.detach())
-            found.num_real_tokens += micro.num_real_tokens
-            found.num_padded_tokens += micro.input_ids_BT.size
+                members = [replace(row, weight=0.0) for row in members]
+            return self.objective(members, self._outputs(micro), tally)
 
-    def _reinforce(self, micro: MicroBatch, rows: Sequence[TrainRow], tally: StepMetrics) -> Tensor:
+        self._accumulate_with(reinforce, [row.row for row in rows], tally)
+
+    def _accumulate_with(self, learn: Learn, rows: Sequence[Row], tally: StepMetrics) -> None:
+        for micro in self._pack(rows):
+            found = StepMetrics() if micro.is_filler else tally
+            loss = learn(micro, found)
+            loss.backward()  # type: ignore[no-untyped-call]
+            found.add_micro_batch(
+                loss, num_real_tokens=micro.num_real_tokens, num_padded_tokens=micro.input_ids_BT.size
+            )
+
+    def _outputs(self, micro: MicroBatch) -> TokenOutputs:
         logits_NV, hidden_NH = self.model.forward(micro)
         logprobs_N, entropy_N = token_logprobs_and_entropy(
             logits_NV,
@@ -209,17 +185,7 @@ class TorchTrainer(PolicyTrainer):
             entropy_gradient=self.objective.entropy_gradient,
         )
         values_N = self.model.predict_values(hidden_NH) if self.model.value_head is not None else None
-        outputs = TokenOutputs(logprobs_N=logprobs_N, entropy_N=entropy_N, values_N=values_N)
-        return self.objective(rows, outputs, tally)
-
-    def _imitate(self, micro: MicroBatch, rows: Sequence[TrainRow], tally: StepMetrics) -> Tensor:
-        logits_NV, _ = self.model.forward(micro)
-        targets_N = self._tensor(micro.targets_N)
-        tally.add("accuracy", (logits_NV.detach().argmax(-1) == targets_N).float())
-        loss_N = torch.nn.functional.cross_entropy(logits_NV.float(), targets_N, reduction="none")
-        lengths = [len(row.row.scored) for row in rows]
-        weights_N = self._tensor(np.repeat([row.weight for row in rows], lengths).astype(np.float32))
-        return (weights_N * loss_N).sum()
+        return TokenOutputs(logprobs_N=logprobs_N, entropy_N=entropy_N, values_N=values_N)
 
     @torch.no_grad()
     def _score(self, rows: Sequence[Row], kind: ScoreKind) -> list[NDArray[np.float32]]:
@@ -237,7 +203,7 @@ class TorchTrainer(PolicyTrainer):
         return StepMetrics.merge(self._all_gather(tally))
 
     def _all_gather(self, found: Found) -> list[Found]:
-        """What every rank found, in the order of the ranks, on every rank."""
+        """The values of all ranks, in their order, on every rank."""
         return [found]
 
     def _pack(self, rows: Sequence[Row]) -> list[MicroBatch]:

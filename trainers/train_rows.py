@@ -1,9 +1,9 @@
-"""From a batch to what each optimizer step learns from. Pure, and the same on every rank."""
+"""Turn a batch into the rows of each optimizer step. Pure, and the same on every rank."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,22 @@ from envsdk.seeds import stable_seed
 from envsdk.trainer import TrainBatch, TrainSequence
 from envsdk.trainers.packing import Row, make_row
 
-Fields = dict[str, NDArray[np.float32]]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenFields:
+    """What the loss needs of each scored token besides the model's outputs; arrays are `[num_scored]`."""
+
+    advantages: NDArray[np.float32]
+    behavior: NDArray[np.float32]
+    """Log-probabilities under the policy that sampled the tokens."""
+    proximal: NDArray[np.float32] | None = None
+    """Log-probabilities under the policy before the first optimizer step; None: the current ones."""
+    reference: NDArray[np.float32] | None = None
+    """Log-probabilities under the reference policy, where the loss has a KL term."""
+    returns: NDArray[np.float32] | None = None
+    """Targets of the value head, where there is one."""
+    old_values: NDArray[np.float32] | None = None
+    """Values before the step; None: the current ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +41,8 @@ class TrainRow:
 
     row: Row
     weight: float
-    """Of each of its tokens in the loss; set by `loss_agg_mode` over the whole optimizer step."""
-    fields: Mapping[str, NDArray[np.float32]]
-    """`advantages, behavior, [proximal], [reference], [returns], [old_values]`."""
+    """Of each of its tokens in the loss; set by `loss_agg_mode` over all sequences of the optimizer step."""
+    fields: TokenFields
 
 
 class BatchRows:
@@ -48,28 +62,33 @@ class BatchRows:
             or args.entropy_loss_coef != 0
             or own_args(args).moves_without_advantage
         )
-        self.needed = [
-            row is not None and (all_needed or bool(np.any(sequence.advantages[row.scored])))
+        self._fields = [
+            _fields(sequence, row, args, with_values)
+            if row is not None and (all_needed or np.any(sequence.advantages[row.scored]))
+            else None
             for sequence, row in zip(batch.sequences, self.rows, strict=True)
         ]
-        self._fields: list[Fields] = [
-            _fields(sequence, row, args, with_values) if row is not None and need else {}
-            for sequence, row, need in zip(batch.sequences, self.rows, self.needed, strict=True)
-        ]
+        """None: the sequence takes part in no forward pass."""
         self._sequences = batch.sequences
         self.plan = optimizer_steps(batch, args, seed)
         """Which sequences each optimizer step takes, in order."""
 
     def without_proximal(self) -> list[int]:
         """Sequences that learn and whose proximal log-probabilities are not known yet."""
-        return [index for index, fields in enumerate(self._fields) if fields and "proximal" not in fields]
+        return [
+            index
+            for index, fields in enumerate(self._fields)
+            if fields is not None and fields.proximal is None
+        ]
 
     def add_proximal(self, index: int, logprobs: NDArray[np.float32]) -> None:
         """`logprobs` `[num_scored]` of sequence `index`."""
-        self._fields[index]["proximal"] = logprobs
+        fields = self._fields[index]
+        assert fields is not None, "only asked for sequences that learn"
+        self._fields[index] = replace(fields, proximal=logprobs)
 
     def step_rows(self, members: Sequence[int]) -> list[TrainRow]:
-        """What an optimizer step over the sequences `members` computes."""
+        """The rows of an optimizer step over the sequences `members`."""
         lengths = [0 if (row := self.rows[index]) is None else len(row.scored) for index in members]
         weights = sequence_weights(
             self._args.loss_agg_mode,
@@ -78,9 +97,9 @@ class BatchRows:
             length=self._args.loss_agg_length,
         )
         return [
-            TrainRow(row=row, weight=float(weight), fields=self._fields[index])
+            TrainRow(row=row, weight=float(weight), fields=fields)
             for index, weight in zip(members, weights, strict=True)
-            if (row := self.rows[index]) is not None and self.needed[index]
+            if (row := self.rows[index]) is not None and (fields := self._fields[index]) is not None
         ]
 
     def num_left_out_tokens(self, members: Sequence[int]) -> int:
@@ -88,11 +107,11 @@ class BatchRows:
         return sum(
             len(row.scored)
             for index in members
-            if (row := self.rows[index]) is not None and not self.needed[index]
+            if (row := self.rows[index]) is not None and self._fields[index] is None
         )
 
     def metrics(self) -> dict[str, float]:
-        """How much there was to learn from, and what is known of all of it."""
+        """Numbers of tokens and sequences, and the entropy of all sampled tokens."""
         filled = [row for row in self.rows if row is not None]
         surprisals = [
             -sequence.behavior_logprobs[row.scored]
@@ -103,7 +122,9 @@ class BatchRows:
         return entropy | {
             "actor/num_tokens": float(sum(len(row.scored) for row in filled)),
             "actor/num_sequences": float(len(filled)),
-            "actor/num_sequences_without_gradient": float(len(filled) - sum(self.needed)),
+            "actor/num_sequences_without_gradient": float(
+                len(filled) - sum(fields is not None for fields in self._fields)
+            ),
         }
 
 
@@ -130,7 +151,7 @@ def check_sequences(
     sequence_length: int,
     with_values: bool,
 ) -> None:
-    """TrainerError for what would fail silently or far from its cause."""
+    """TrainerError for input that would fail silently or far from its cause."""
     for index, sequence in enumerate(sequences):
         length = len(sequence.ids)
         if length > sequence_length:
@@ -155,13 +176,15 @@ def check_sequences(
                 raise TrainerError(f"sequence {index} has {length} tokens but {len(values)} {name}")
 
 
-def _fields(sequence: TrainSequence, row: Row, args: AlgorithmArgs, with_values: bool) -> Fields:
-    fields = {
-        "advantages": sequence.advantages,
-        "behavior": sequence.behavior_logprobs,
-        "proximal": sequence.proximal_logprobs,
-        "reference": sequence.reference_logprobs if args.kl_loss_coef > 0 else None,
-    }
-    if with_values:
-        fields |= {"returns": sequence.returns, "old_values": sequence.old_values}
-    return {name: values[row.scored] for name, values in fields.items() if values is not None}
+def _fields(sequence: TrainSequence, row: Row, args: AlgorithmArgs, with_values: bool) -> TokenFields:
+    def scored(values: NDArray[np.float32] | None) -> NDArray[np.float32] | None:
+        return None if values is None else values[row.scored]
+
+    return TokenFields(
+        advantages=sequence.advantages[row.scored],
+        behavior=sequence.behavior_logprobs[row.scored],
+        proximal=scored(sequence.proximal_logprobs),
+        reference=scored(sequence.reference_logprobs) if args.kl_loss_coef > 0 else None,
+        returns=scored(sequence.returns) if with_values else None,
+        old_values=scored(sequence.old_values) if with_values else None,
+    )

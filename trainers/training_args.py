@@ -49,7 +49,7 @@ class LoRAArgs(StrictSettings):
     rank: int = Field(ge=1)
     """Of the two matrices of each adapted one."""
     alpha: float = Field(default=0.0, ge=0.0)
-    """What they add is multiplied by alpha / rank; 0 stands for twice the rank."""
+    """The adapter's output is multiplied by alpha / rank; 0 stands for twice the rank."""
     target_modules: Literal["all-linear"] | list[str] = "all-linear"
     """Ends of the names of linear layers, such as `q_proj`; `all-linear`: all but the output layer."""
 
@@ -88,10 +88,10 @@ class FSDP2StrategyConfig(TransformersArgs):
     """
 
     shard_size: int | None = Field(default=None, ge=1)
-    """Ranks that share out one copy of weights and optimizer; it divides the number of ranks. Null is all
+    """Ranks that shard one copy of weights and optimizer; it divides the number of ranks. Null is all
     of them: least memory. The number of ranks on a machine keeps most traffic within it (HSDP)."""
     reshard_after_forward: bool = True
-    """Free a layer's whole weights after its forward pass and gather them again for the backward pass;
+    """Free a layer's full weights after its forward pass and gather them again for the backward pass;
     false keeps them: less traffic, more memory."""
 
     def layout(self, num_ranks: int) -> str:

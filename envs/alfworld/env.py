@@ -44,7 +44,7 @@ class State:
     turn: int
     note: str
     notebook: Notebook
-    """What the texts have told; empty without `notes`."""
+    """What the texts have said; empty without `notes`."""
     ended: bool
 
 
@@ -104,7 +104,7 @@ class ALFWorldEnv(TextEnv):
             max_steps: Replies before the episode is truncated.
             action_format: `tag`: the command stands in `<action>`; `text`: it is the reply's last line.
             admissible_commands: Observations end with a list of the commands that do something now.
-            notes: Observations end with what the texts so far have told: the task, what is in hand, where
+            notes: Observations end with what the texts so far have said: the task, what is in hand, where
                 things that the task names were seen, and the receptacles not looked into yet.
             subgoal_reward: For each stage on the way (taking the object, cleaning it ...), the first time.
             step_penalty: Taken off the reward of every turn.

@@ -208,11 +208,11 @@ class _Drawing:
 
     def _new_id(self, type: str) -> str:
         """An AI2-THOR id: the type and where the thing is, such as `Sink|-00.50|+00.91|+01.25|SinkBasin`."""
-        whole, tail = type, ""
+        full, tail = type, ""
         if type.endswith("Basin"):
-            whole, tail = type.removesuffix("Basin"), f"|{type}"
+            full, tail = type.removesuffix("Basin"), f"|{type}"
         return self._unused(
-            lambda: whole + "|" + "|".join(f"{place:+06.2f}" for place in self._coordinates()) + tail
+            lambda: full + "|" + "|".join(f"{place:+06.2f}" for place in self._coordinates()) + tail
         )
 
     def _coordinates(self) -> Iterator[float]:

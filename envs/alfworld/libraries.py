@@ -52,14 +52,14 @@ def strip_library(folder: Path) -> None:
         if strip is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        handle, beside = tempfile.mkstemp(dir=folder, prefix=".", suffix=".tmp")
+        handle, temporary = tempfile.mkstemp(dir=folder, prefix=".", suffix=".tmp")
         os.close(handle)
         try:
-            subprocess.run([strip, "-o", beside, original], check=True, capture_output=True)
-            os.replace(beside, stripped)
+            subprocess.run([strip, "-o", temporary, original], check=True, capture_output=True)
+            os.replace(temporary, stripped)
         except (OSError, subprocess.CalledProcessError):
             with suppress(OSError):
-                os.unlink(beside)
+                os.unlink(temporary)
             return
     fast_downward.interface.DOWNWARD_LIB_PATH = str(stripped)
 

@@ -1,4 +1,4 @@
-"""What a player of a game has been told so far, taken from its texts alone. Pure.
+"""What a player of a game can know so far, taken from its texts alone. Pure.
 
     notebook = Notebook.begin(first_observation)
     notebook = notebook.after("go to desk 1", "You arrive at desk 1. On the desk 1, you see a mug 2.")

@@ -3,8 +3,8 @@
     store = TranslationStore(folder, translate)
     translation = store.get(domain, problem)     # from disk, or by `translate` and then on disk
 
-Files are JSON, compressed, written beside and renamed; any number of processes share a folder. One that
-is damaged is made again. When the folder passes its limit, the files used longest ago go.
+Files are compressed JSON, written to a temporary file and renamed; any number of processes share a folder. A
+damaged file is made again. When the folder passes its limit, the files used longest ago go.
 """
 
 from __future__ import annotations
@@ -95,13 +95,13 @@ class TranslationStore:
 
     def _write(self, path: Path, data: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, beside = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
-            os.replace(beside, path)
+            os.replace(temporary, path)
         except BaseException:
-            os.unlink(beside)
+            os.unlink(temporary)
             raise
         self._num_writes += 1
         if self._num_writes % _TRIM_EVERY_WRITES == 0:

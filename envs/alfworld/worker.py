@@ -57,7 +57,7 @@ def _resident_mb() -> int:
 
 
 def main(arguments: list[str]) -> int:
-    # Ctrl-C reaches the whole process group; the parent ends this process.
+    # Ctrl-C reaches the entire process group; the parent ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The planner's library writes to standard output, which is the user's.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -35,7 +35,7 @@ class DeskTask:
     lines: tuple[Line, ...]
     """Of different items."""
     accounts: Mapping[str, int]
-    """Account number by customer, two digits, no two alike."""
+    """Account number by customer, two digits, each different."""
     stock: Mapping[str, Mapping[str, int]]
     """Pieces by item and warehouse. One warehouse at least has all that is wanted, and one has not."""
 

@@ -56,7 +56,7 @@ class OrderDeskEnv(ReplayedEnv):
         """
         Args:
             num_lines: Items that a task asks for; each takes two calls, and the customer one.
-            tool_list: Where the policy is told of the tools. `observation`: at the head of the first one;
+            tool_list: Where the tools are described. `observation`: at the head of the first one;
                 `template`: the model's chat template gets them as `tools`; `none`: your prompt says it.
             max_steps: Replies before the episode is truncated, at least `2 * num_lines + 1`.
             step_penalty: Taken off the reward of every turn.

@@ -10,7 +10,7 @@ A room is made in three steps:
 
 Pulling is pushing played backwards, so every room that pulling reaches can be solved, and the
 pulls in reverse order solve it. Nothing is drawn and thrown away: when a floor turns out too
-narrow for what is asked, a cell is added to it and the pulling goes on.
+narrow for what is asked, a cell is added to it and the pulling continues.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _take(rng: random.Random, items: list[int]) -> int:
 
 
 def _growing_floors(rng: random.Random, width: int, height: int) -> Iterator[int]:
-    """Connected floors of random shape, each a cell larger than the last, up to the whole inside."""
+    """Connected floors of random shape, each a cell larger than the last, up to all of the inside."""
     stride, around = width + 1, offsets(width)
     row = ((1 << (width - 2)) - 1) << 1
     interior = sum(row << (y * stride) for y in range(1, height - 1))
@@ -174,7 +174,7 @@ def _growing_floors(rng: random.Random, width: int, height: int) -> Iterator[int
 def _choose_targets(rng: random.Random, floor: int, width: int, num_boxes: int) -> int:
     """Targets such that a box can be pulled off the last one, or 0 if there is no room for them.
 
-    On a whole inside with at least four cells per box there always is: the straight threes of
+    On a full inside with at least four cells per box there always is: the straight threes of
     cells in it that do not overlap are more than the other targets can block.
     """
     targets = 0
@@ -229,16 +229,21 @@ def _pull(
         for direction, offset in enumerate(around):
             pulls = boxes & shift(reach, -offset) & shift(free, -2 * offset)
             for box in bits(pulls):
-                beside = box + offset
+                neighbor = box + offset
                 num_moves = position.num_moves + 1
                 if position.came_from is not None:
-                    while not layers[num_moves - position.num_moves - 1] >> beside & 1:
+                    while not layers[num_moves - position.num_moves - 1] >> neighbor & 1:
                         num_moves += 1
                 if num_moves > max_moves:
                     continue
-                score = position.score + distances[beside] - distances[box]
+                score = position.score + distances[neighbor] - distances[box]
                 pulled = _Position(
-                    boxes ^ (1 << box | 1 << beside), beside + offset, score, num_moves, position, direction
+                    boxes ^ (1 << box | 1 << neighbor),
+                    neighbor + offset,
+                    score,
+                    num_moves,
+                    position,
+                    direction,
                 )
                 rank = ((pulled.boxes & ~targets).bit_count(), score)
                 if rank > best_rank:
@@ -277,8 +282,8 @@ def _room(
         before = position.came_from
         solution.append((position.direction + 2) % 4)
         if before.came_from is not None:
-            beside = position.player - around[position.direction]
-            solution.extend(walk(beside, before.player, floor & ~before.boxes, width))
+            neighbor = position.player - around[position.direction]
+            solution.extend(walk(neighbor, before.player, floor & ~before.boxes, width))
         position = before
     return Room(
         width=width,

@@ -34,7 +34,7 @@ Submission = Literal["auto", "output", "tree"]
 SUBMISSIONS: tuple[Submission, ...] = ("auto", "output", "tree")
 
 LOOKS = ("git ls-files", "git status --short", "grep -rn 'def ' --include='*.py' . | sort | head -40")
-"""Commands that change nothing, beside which `legal_actions` has the one that submits."""
+"""Commands that change nothing: with the one that submits they are the `legal_actions`."""
 
 _PRINTABLE = frozenset(string.ascii_letters + string.digits + string.punctuation + " \n")
 _MAX_OBSERVATION_LENGTH = 2**30

@@ -4,7 +4,7 @@
     rows = [prediction(episode) for episode in episodes]
     trajectory = mini_trajectory(episodes[0])
 
-`envsdk collect --format swe-bench --format mini-swe-agent` writes the same beside a data set.
+`envsdk collect --format swe-bench --format mini-swe-agent` writes the same next to a data set.
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ def command(
     """Write episodes of SWE as predictions for SWE-bench's evaluation, or as mini-swe-agent's trajectories.
 
     Episodes that failed are left out. Where an instance was played several times, the first episodes are in
-    PATH, the second ones beside it under the number 1, and so on.
+    PATH, the second ones next to it under the number 1, and so on.
     """
     episodes = read_episodes(source)
     if not episodes:

@@ -68,7 +68,7 @@ class CommandResult:
     """Why it was killed; empty where it was not."""
     elapsed_s: float
     num_bytes: int
-    """Of the whole output, of which `output` may lack the middle."""
+    """Of all of the output; `output` may lack the middle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -129,14 +129,14 @@ def build(
 
 def find_sources(data: Path, items: str | None = None) -> Sources:
     """The raw files in `data`; BadData says which is missing and where WebShop's are to be had."""
-    whole = data / "items_shuffle.json"
-    chosen = data / items if items is not None else whole
-    if items is None and not whole.exists():
+    full = data / "items_shuffle.json"
+    chosen = data / items if items is not None else full
+    if items is None and not full.exists():
         found = sorted(data.glob("items_shuffle*.json"))
         if len(found) > 1:
             names = ", ".join(path.name for path in found)
             raise BadData(f"{data}: has several files of products ({names}); choose one with --items")
-        chosen = found[0] if found else whole
+        chosen = found[0] if found else full
     size = chosen.stem.removeprefix("items_shuffle")
     attributes = data / f"items_ins_v2{size}.json"
     if not attributes.exists():

@@ -1,4 +1,4 @@
-"""Arrays on disk that are written and read piece by piece: none has to be in memory as a whole.
+"""Arrays on disk that are written and read piece by piece: none has to fit into memory.
 
 with ColumnWriter(path, np.float32) as column:  # a .npy file
     column.append(values)

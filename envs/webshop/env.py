@@ -71,7 +71,7 @@ class WebShopEnv(TextEnv):
             split: `test` (goals 0 to 499), `eval` (500 to 1499), `train` (from 1500), `held_out` (the
                 first fifth), `rest` or `all`.
             observation_mode: `text` or `text_rich`.
-            action_format: `tag`, the action in `<action>`, or `text`, the whole reply.
+            action_format: `tag`, the action in `<action>`, or `text`, the entire reply.
             max_steps: Replies before the episode is truncated.
             page_size: Products on a page of results; upstream has 10.
             show_attributes: Products have a page of their attributes.

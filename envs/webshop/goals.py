@@ -94,7 +94,7 @@ def combination(product: Product, variant: int) -> dict[str, str]:
 
 
 def make_goal(kind: GoalKind, drawn: DrawnGoal, product: Product) -> Goal:
-    """The whole goal."""
+    """All of the goal."""
     limit = drawn.price_upper
     price_text = "" if limit == NO_LIMIT else f", and price lower than {limit:.2f} dollars"
     options: tuple[str, ...] | dict[str, str]

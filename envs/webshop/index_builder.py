@@ -70,10 +70,10 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Merged:
-    """Postings in the order of the index: whole terms, or a part of one."""
+    """Postings in the order of the index: complete terms, or a part of one."""
 
     frequencies: NDArray[np.int64]
-    """`[num_terms]`: documents that hold the term, in the whole catalogue."""
+    """`[num_terms]`: documents that hold the term, in the catalogue."""
     lengths: NDArray[np.int64]
     """`[num_terms]`: postings of it in this part."""
     postings: NDArray[np.void]
@@ -83,7 +83,7 @@ class IndexBuilder:
     """Collects postings document by document, in the order of the catalogue.
 
     Files in `folder`: three per run, and `lengths.u32`, the documents' lengths. After a crash,
-    `resume(num_documents, num_runs)` goes on behind the last flush.
+    `resume(num_documents, num_runs)` resumes after the last flush.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -24,7 +24,7 @@ _COLORS = """
     wheat white wine yellow
 """
 COLORS = tuple(_COLORS.split())
-"""In alphabetic order: the first one within a text stands for the whole text."""
+"""In alphabetic order: the first one within a text stands for all of it."""
 
 _NOT_A_WORD = re.compile(r"\W")
 _HEURISTIC_LENGTH = 200
@@ -41,7 +41,7 @@ def color_of(text: str) -> str:
 
 
 def color_of_pair(pair: tuple[str, str]) -> str:
-    """The same of an option's name and value: only a name or value that is a color as a whole counts.
+    """The same of an option's name and value: only a name or value that is nothing but a color counts.
 
     Upstream tests `color in pair`, and then compares the pair's text.
     """
@@ -52,7 +52,7 @@ def color_of_pair(pair: tuple[str, str]) -> str:
 
 
 def token_set_ratio(one: str, other: str) -> int:
-    """How alike the sets of words are, 0 to 100; 100 when one contains the other."""
+    """Similarity of the sets of words, 0 to 100; 100 when one contains the other."""
     texts = _compared(one, other)
     if texts is None:
         return 0

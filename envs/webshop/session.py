@@ -5,7 +5,7 @@
       |                 |  +--- < prev ------+  +------------ < prev ------------+
       +- back to search, from everywhere     +-- buy now --> done
 
-A `Session` is the whole state of a trip and knows the pages; it has no clock, no files and no randomness
+A `Session` is all state of a trip and knows the pages; it has no clock, no files and no randomness
 of its own. Actions, pages and their text are those of upstream's text environment.
 """
 

@@ -30,7 +30,7 @@ class OwnGlobals:
         own = OwnGlobals()
         with own.in_place(seed=7):   # seeded
             ...
-        with own.in_place():         # goes on where the last block ended
+        with own.in_place():         # continues where the last block ended
             ...
 
     Blocks of several threads take turns, so code that waits does not belong inside one.

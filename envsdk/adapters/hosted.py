@@ -128,7 +128,7 @@ class HostedEnv(HostedEpisode, TextEnv):
 
     @abstractmethod
     def _answer(self, reply: str) -> Answer:
-        """Play one reply of an episode that is not over."""
+        """Play one reply of an episode that has not ended."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         super().reset(seed=seed)
@@ -155,7 +155,7 @@ class AsyncHostedEnv(HostedEpisode, AsyncTextEnv):
 
     @abstractmethod
     async def _answer(self, reply: str) -> Answer:
-        """Play one reply of an episode that is not over."""
+        """Play one reply of an episode that has not ended."""
 
     async def reset(  # type: ignore[override]
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -65,7 +65,7 @@ def make_reasoning_gym_env(
         config: Its settings. `seed` is 0 and `size`, the number of items, 10,000 if they are not given.
         split: `train` and `val` share no question: which of them an item belongs to follows from its text.
         val_share: Share of the items that belong to `val`.
-        reply: What of a reply is the answer: `tag`, the last `<answer>`; `whole`, all of it.
+        reply: The answer in a reply: `tag`, the last `<answer>`; `whole`, all of it.
         max_steps: Replies before the episode is truncated. With 1, a reply without an answer is a wrong
             answer; with more, it costs a turn and the question stays.
         success_score: Scores of at least this count as success.
@@ -105,7 +105,7 @@ def make_reasoning_gym_env(
 
 
 def reasoning_gym_prompt(*, reply: ReplyFormat = "tag", **_: Any) -> str:
-    """What a policy is told; the question is the observation."""
+    """The system prompt; the question is the observation."""
     return "Answer the question.\n" + (
         "Reply with the answer and nothing else." if reply == "whole" else SPEC.action_format
     )

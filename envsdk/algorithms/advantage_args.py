@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
+from envsdk.algorithms.advantage_estimator import EstimatorArgs, estimator_args
 from envsdk.settings.strict import StrictSettings
 
 ReinforceBaseline = Literal["none", "batch"]
@@ -22,6 +23,8 @@ class AdvantageKeys(StrictSettings):
     adv_estimator: str = "grpo"
     """`grpo`, `rloo`, `reinforce`, `reinforce_plus_plus`, `gae` (value head), `gigpo` (state hashes); or an
     entry point in `envsdk.advantage_estimators`, or `package.module:function`."""
+    adv_args: dict[str, Any] = Field(default_factory=dict)
+    """Settings of that estimator alone, which checks them. Those that ship read the keys below."""
     grpo_normalize_std: bool = True
     """`grpo`, `gigpo`: divide a group's advantages by the sample standard deviation of its returns."""
     reinforce_baseline: ReinforceBaseline = "batch"
@@ -65,11 +68,16 @@ class AdvantageKeys(StrictSettings):
     """Trajectories over which that adaptation can change the weight by a fifth."""
 
     @property
+    def estimator_args(self) -> EstimatorArgs:
+        """`adv_args` as the estimator's own model, which says what it needs. Raises ConfigurationError."""
+        return estimator_args(self.adv_estimator, self.adv_args)
+
+    @property
     def needs_values(self) -> bool:
         """Whether the trainer must have a value head."""
-        return self.adv_estimator == "gae"
+        return self.estimator_args.needs_values
 
     @property
     def needs_state_hashes(self) -> bool:
         """Whether each turn must carry the hash of the state it was played in."""
-        return self.adv_estimator == "gigpo"
+        return self.estimator_args.needs_state_hashes

@@ -13,6 +13,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from envsdk.trajectory import Turn
+
 Floats = NDArray[np.float64]
 StepLevel = Literal["turn", "reply", "segment", "token"]
 
@@ -25,7 +27,7 @@ class AdvantageSample:
     response_mask: NDArray[np.int8]
     """`[T]`, 1 where the policy sampled the token."""
     turn_rewards: Sequence[float]
-    """`[K]`"""
+    """`[K]`, as far as they are normalized and clipped; `turns` have them as the environment gave them."""
     turn_spans: Sequence[tuple[int, int]]
     """`[K]`: first token of each reply and one past its last; equal when the reply is empty."""
     valid: bool = True
@@ -33,14 +35,17 @@ class AdvantageSample:
     tag: str = ""
     success: bool = False
     """Whether the task was solved; counts towards the difficulty of its group."""
+    turns: Sequence[Turn] = ()
+    """`[K]`, as they were played; `Turn.metrics` has the numbers of the step's `info["metrics"]`."""
     state_hashes: Sequence[str] | None = None
-    """`[K]`: of the state each turn was played in. Needed for `gigpo`."""
+    """`[K]`: of the state each turn was played in, where the estimator needs them."""
     logprobs: NDArray[np.float32] | None = None
     """`[T]` under the policy; needed for a KL penalty (`init_kl_coef`)."""
     reference_logprobs: NDArray[np.float32] | None = None
     """`[T]` under the frozen reference; needed for a KL penalty."""
     values: NDArray[np.float32] | None = None
-    """`[T]`, as `Trainer.values` gives them: entry t is the value before token t. Needed for `gae`."""
+    """`[T]`, as `Trainer.values` gives them: entry t is the value before token t. There where the estimator
+    needs them."""
     last_value: float = 0.0
     """Value after the last token, for an episode that was cut off rather than ended."""
     token_rewards: NDArray[np.float64] | None = None

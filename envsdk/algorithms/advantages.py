@@ -4,19 +4,19 @@
         [-> whitened -> weighted by difficulty and length -> clipped]
 
 `token_advantages` does all of it for a batch. The formulas are in `estimators` and `rewards`, to be used
-alone. What `adv_estimator` names is a function such as `grpo` below, found under the entry-point group
-`envsdk.advantage_estimators` or as `package.module:function`.
+alone. What `adv_estimator` names is a function such as `grpo` below; see `advantage_estimator`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import ClassVar
 
 import numpy as np
 
 from envsdk.algorithms.advantage_args import RewardGrouping
+from envsdk.algorithms.advantage_estimator import EstimatorArgs, advantage_estimator, load_estimator
 from envsdk.algorithms.advantage_sample import AdvantageSample, TokenAdvantages, steps_of
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.estimators import (
@@ -35,31 +35,30 @@ from envsdk.algorithms.rewards import (
     normalized_turns,
     reward_statistics,
 )
-from envsdk.plugins import load_plugin
-
-ESTIMATOR_PLUGINS = "envsdk.advantage_estimators"
 
 
-class AdvantageEstimator(Protocol):
-    """From what trajectories earned to an advantage per token."""
+class ComparedArgs(EstimatorArgs):
+    """`grpo`, `rloo` take no settings."""
 
-    def __call__(self, samples: Sequence[AdvantageSample], args: AlgorithmArgs) -> list[TokenAdvantages]:
-        """One result per sample, in their order.
-
-        The samples' rewards are normalized and clipped; the KL penalty is in `token_rewards`. Pure: the
-        same samples in another order give the same results in that order, and invalid samples enter no
-        statistic and get 0. ValueError when a sample lacks what is needed.
-        """
-        ...
+    compares_groups: ClassVar[bool] = True
+    reads_discount_level: ClassVar[bool] = False
 
 
-def advantage_estimator(name: str) -> AdvantageEstimator:
-    """An entry point in `envsdk.advantage_estimators`, or `package.module:function`.
+class GiGPOArgs(ComparedArgs):
+    """`gigpo` takes no settings."""
 
-    ConfigurationError names the nearest known one.
-    """
-    function: AdvantageEstimator = load_plugin(ESTIMATOR_PLUGINS, name)
-    return function
+    needs_state_hashes: ClassVar[bool] = True
+
+
+class GAEArgs(EstimatorArgs):
+    """`gae` takes no settings."""
+
+    needs_values: ClassVar[bool] = True
+    reads_discount_level: ClassVar[bool] = False
+
+
+class ReturnsArgs(EstimatorArgs):
+    """`reinforce`, `reinforce_plus_plus` take no settings."""
 
 
 def token_advantages(
@@ -71,7 +70,8 @@ def token_advantages(
     lacks what the estimator needs. Never returns NaN for finite input.
     """
     rewarded = final_rewards(args, samples, args.init_kl_coef if kl_coef is None else kl_coef)
-    results = advantage_estimator(args.adv_estimator)(rewarded, args)
+    estimator = load_estimator(args.adv_estimator)
+    results = estimator.function(rewarded, args, args.estimator_args)
     if args.whiten_advantages:
         results = _whitened(samples, results)
     return _weighted_and_clipped(args, samples, results)
@@ -102,8 +102,13 @@ def final_rewards(
     return rewarded
 
 
-def grpo(samples: Sequence[AdvantageSample], args: AlgorithmArgs) -> list[TokenAdvantages]:
+@advantage_estimator(ComparedArgs)
+def grpo(samples: Sequence[AdvantageSample], args: AlgorithmArgs, own: ComparedArgs) -> list[TokenAdvantages]:
     """The trajectory's reward among its group's, on each of its tokens; see `group_advantages`."""
+    return _compared(samples, args)
+
+
+def _compared(samples: Sequence[AdvantageSample], args: AlgorithmArgs) -> list[TokenAdvantages]:
     per_trajectory = group_advantages(
         [sample.total_reward for sample in samples],
         [sample.group_id for sample in samples],
@@ -113,7 +118,8 @@ def grpo(samples: Sequence[AdvantageSample], args: AlgorithmArgs) -> list[TokenA
     return [_constant(*pair) for pair in zip(samples, per_trajectory, strict=True)]
 
 
-def rloo(samples: Sequence[AdvantageSample], args: AlgorithmArgs) -> list[TokenAdvantages]:
+@advantage_estimator(ComparedArgs)
+def rloo(samples: Sequence[AdvantageSample], args: AlgorithmArgs, own: ComparedArgs) -> list[TokenAdvantages]:
     """The trajectory's reward against the mean of the others in its group; see `rloo_advantages`."""
     per_trajectory = rloo_advantages(
         [sample.total_reward for sample in samples],
@@ -123,7 +129,10 @@ def rloo(samples: Sequence[AdvantageSample], args: AlgorithmArgs) -> list[TokenA
     return [_constant(*pair) for pair in zip(samples, per_trajectory, strict=True)]
 
 
-def reinforce(samples: Sequence[AdvantageSample], args: AlgorithmArgs) -> list[TokenAdvantages]:
+@advantage_estimator(ReturnsArgs)
+def reinforce(
+    samples: Sequence[AdvantageSample], args: AlgorithmArgs, own: ReturnsArgs
+) -> list[TokenAdvantages]:
     """Discounted return from each step on, less the batch's mean; see `reinforce_advantages`."""
     steps = [steps_of(sample, args.discount_level or "turn") for sample in samples]
     per_step = reinforce_advantages(
@@ -137,7 +146,10 @@ def reinforce(samples: Sequence[AdvantageSample], args: AlgorithmArgs) -> list[T
     ]
 
 
-def reinforce_plus_plus(samples: Sequence[AdvantageSample], args: AlgorithmArgs) -> list[TokenAdvantages]:
+@advantage_estimator(ReturnsArgs)
+def reinforce_plus_plus(
+    samples: Sequence[AdvantageSample], args: AlgorithmArgs, own: ReturnsArgs
+) -> list[TokenAdvantages]:
     """Discounted returns, the KL penalty token by token, whitened over the batch.
 
         A_t = sum_{u >= t} gamma^(u - t) r_u        A'_t = (A_t - mean) / (std + 1e-6) over all sampled tokens
@@ -154,7 +166,8 @@ def reinforce_plus_plus(samples: Sequence[AdvantageSample], args: AlgorithmArgs)
     return _whitened(samples, returns)
 
 
-def gigpo(samples: Sequence[AdvantageSample], args: AlgorithmArgs) -> list[TokenAdvantages]:
+@advantage_estimator(GiGPOArgs)
+def gigpo(samples: Sequence[AdvantageSample], args: AlgorithmArgs, own: GiGPOArgs) -> list[TokenAdvantages]:
     """A = A^E + `gigpo_step_weight` A^S: the episode among its group, the action among equal states.
 
     Source: arXiv:2505.10978. Without a state met twice this is `grpo`.
@@ -176,11 +189,14 @@ def gigpo(samples: Sequence[AdvantageSample], args: AlgorithmArgs) -> list[Token
         TokenAdvantages(
             advantages=episode.advantages + np.float32(args.gigpo_step_weight) * each.spread(values)
         )
-        for episode, each, values in zip(grpo(samples, args), steps, per_turn, strict=True)
+        for episode, each, values in zip(_compared(samples, args), steps, per_turn, strict=True)
     ]
 
 
-def gae_estimator(samples: Sequence[AdvantageSample], args: AlgorithmArgs) -> list[TokenAdvantages]:
+@advantage_estimator(GAEArgs)
+def gae_estimator(
+    samples: Sequence[AdvantageSample], args: AlgorithmArgs, own: GAEArgs
+) -> list[TokenAdvantages]:
     """Generalized advantage estimation with the value head's predictions; see `gae`."""
     return [_gae_sample(sample, args) for sample in samples]
 

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from envsdk.algorithms.advantage_estimator import EstimatorArgs
 from envsdk.config import plugins
 from envsdk.config.models import RunConfig
 from envsdk.failures import ConfigurationError
 from envsdk.settings.problems import Problem
 
-COMPARING_ESTIMATORS = ("grpo", "rloo", "gigpo")
-"""Compare the members of a group with one another."""
 COMPARING_FILTERS = ("zero_variance", "uniform_success")
 
 
 def advantage_problems(config: RunConfig) -> Iterator[Problem]:
     """Combinations that fail, do nothing, or do not do what they say."""
-    yield from _group_size(config)
-    yield from _without_effect(config)
+    estimator = plugins.estimator_settings(config.adv_estimator)
+    if estimator is not None:
+        yield from _group_size(config, estimator)
+        yield from _without_effect(config, estimator)
+        yield from _state_hashes(config, estimator)
     yield from _kl_penalty(config)
-    yield from _state_hashes(config)
     if config.loss_agg_mode == "seq-mean-token-sum-norm" and config.loss_agg_length is None:
         yield Problem(
             ("loss_agg_mode",),
@@ -34,11 +35,11 @@ def advantage_problems(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def _group_size(config: RunConfig) -> Iterator[Problem]:
+def _group_size(config: RunConfig, estimator: type[EstimatorArgs]) -> Iterator[Problem]:
     if config.train_env_manager.group_size > 1:
         return
     key = ("train_env_manager", "group_size")
-    if config.adv_estimator in COMPARING_ESTIMATORS:
+    if estimator.compares_groups:
         yield Problem(
             key,
             f"adv_estimator={config.adv_estimator} compares the members of a group, and a group of 1 leaves "
@@ -66,18 +67,18 @@ def _group_size(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def _without_effect(config: RunConfig) -> Iterator[Problem]:
+def _without_effect(config: RunConfig, estimator: type[EstimatorArgs]) -> Iterator[Problem]:
     """Keys that were set and that nobody would read."""
-    estimator = config.adv_estimator
-    if config.critic_warmup and not config.needs_values:
+    name = config.adv_estimator
+    if config.critic_warmup and not estimator.needs_values:
         yield Problem(
             ("critic_warmup",),
-            f"has no effect with adv_estimator={estimator}, which has no critic; leave it out, or use gae",
+            f"has no effect with adv_estimator={name}, which has no critic; leave it out, or use gae",
         )
-    if config.discount_level is not None and estimator in (*COMPARING_ESTIMATORS, "gae"):
+    if config.discount_level is not None and not estimator.reads_discount_level:
         yield Problem(
             ("discount_level",),
-            f"has no effect with adv_estimator={estimator}; leave it out, or use reinforce or "
+            f"has no effect with adv_estimator={name}; leave it out, or use reinforce or "
             "reinforce_plus_plus (for gae there is gae_level)",
         )
     if config.loss_agg_length is not None and config.loss_agg_mode != "seq-mean-token-sum-norm":
@@ -103,8 +104,8 @@ def _kl_penalty(config: RunConfig) -> Iterator[Problem]:
         yield Problem(("kl_horizon",), "has no effect without target_kl; set that too, or leave this out")
 
 
-def _state_hashes(config: RunConfig) -> Iterator[Problem]:
-    if not config.needs_state_hashes:
+def _state_hashes(config: RunConfig, estimator: type[EstimatorArgs]) -> Iterator[Problem]:
+    if not estimator.needs_state_hashes:
         return
     for index, tag in enumerate(config.train_env_manager.tags):
         if tag not in config.custom_envs:
@@ -118,6 +119,7 @@ def _state_hashes(config: RunConfig) -> Iterator[Problem]:
         if abilities is None or "state_hash" not in abilities():
             yield Problem(
                 ("train_env_manager", "tags", index),
-                f"adv_estimator=gigpo compares actions taken in the same state, and `{env_type}` has no "
-                "state_hash() to tell states apart; implement it, leave the tag out, or use grpo",
+                f"adv_estimator={config.adv_estimator} compares actions taken in the same state, and "
+                f"`{env_type}` has no state_hash() to tell states apart; implement it, leave the tag out, or "
+                "use grpo",
             )

@@ -22,6 +22,8 @@ from typing import Any, Protocol, runtime_checkable
 from pydantic import BaseModel
 
 from envsdk import registry
+from envsdk.algorithms.advantage_estimator import ADVANTAGE_ESTIMATORS as ADVANTAGE_ESTIMATORS
+from envsdk.algorithms.advantage_estimator import EstimatorArgs, load_estimator
 from envsdk.config.models import Role, RunConfig
 from envsdk.env import AnyTextEnv, EnvSpec, Isolation
 from envsdk.failures import ConfigurationError
@@ -33,7 +35,6 @@ TRAINERS = "envsdk.trainers"
 TRACKERS = "envsdk.trackers"
 ENV_MANAGERS = "envsdk.env_managers"
 GROUP_FILTERS = "envsdk.group_filters"
-ADVANTAGE_ESTIMATORS = "envsdk.advantage_estimators"
 SETTINGS = "envsdk.settings"
 POLICY_LOSSES = "envsdk.policy_losses"
 
@@ -63,6 +64,14 @@ def settings_model(kind: str, name: str, section: str) -> type[BaseModel] | None
     if isinstance(model, type) and issubclass(model, BaseModel):
         return model
     raise TypeError(f"the entry point {entry_name} of {SETTINGS} is no pydantic model, but {model!r}")
+
+
+def estimator_settings(adv_estimator: str) -> type[EstimatorArgs] | None:
+    """The model of an estimator's `adv_args`; None when the estimator cannot be loaded."""
+    try:
+        return load_estimator(adv_estimator).settings
+    except ConfigurationError:
+        return None
 
 
 def runs_on_several_ranks(trainer: str) -> bool:
@@ -126,6 +135,11 @@ def settings_sections(config: RunConfig) -> Iterator[SettingsSection]:
     if model is not None:
         yield SettingsSection(
             path=("pg_args",), plugin=config.pg_variant, model=model, values=config.pg_args, also={}
+        )
+    model = estimator_settings(config.adv_estimator)
+    if model is not None:
+        yield SettingsSection(
+            path=("adv_args",), plugin=config.adv_estimator, model=model, values=config.adv_args, also={}
         )
 
 

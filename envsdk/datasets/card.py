@@ -28,7 +28,7 @@ _HUB_SPLIT = re.compile(r"\w+(\.\w+)*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class License:
-    """Under which the data may be used."""
+    """The license of the data."""
 
     id: str = UNKNOWN
     """As the hub knows it, such as `apache-2.0` or `cc-by-4.0`; `other` needs `name` and `link`."""
@@ -58,7 +58,7 @@ class License:
 
 
 def card_text(manifest: Manifest, *, name: str) -> str:
-    """The whole card of a complete data set. The same manifest gives the same card."""
+    """The card of a complete data set. The same manifest gives the same card."""
     front = yaml.safe_dump(front_matter(manifest, name=name), sort_keys=False, allow_unicode=True)
     sections = [
         f"# {name}",
@@ -72,7 +72,7 @@ def card_text(manifest: Manifest, *, name: str) -> str:
 
 
 def front_matter(manifest: Manifest, *, name: str) -> dict[str, Any]:
-    """What the hub and `datasets.load_dataset` read."""
+    """The front matter that the hub and `datasets.load_dataset` read."""
     split = manifest.config["split"]
     split = split if _HUB_SPLIT.fullmatch(split) else "train"
     environments = sorted({tag["env_type"] for tag in manifest.config["tags"].values()})
@@ -111,8 +111,8 @@ def _summary(manifest: Manifest) -> str:
     if config.get("epsilon"):
         text += f" with a share {config['epsilon']:g} of its moves replaced by random ones"
     license_id = manifest.license.get("license", UNKNOWN)
-    told = "No license was stated." if license_id == UNKNOWN else f"License: {license_id}."
-    return f"{text}. {told}"
+    stated = "No license was stated." if license_id == UNKNOWN else f"License: {license_id}."
+    return f"{text}. {stated}"
 
 
 def _listed(names: Mapping[str, Any]) -> str:

@@ -37,7 +37,7 @@ class Conversation:
 
     @property
     def task(self) -> str:
-        """What the policy was asked: a digest of all before its first reply, equal for equal tasks."""
+        """A digest of everything before the policy's first reply, equal for equal tasks."""
         first = next(i for i, message in enumerate(self.messages) if message["role"] == "assistant")
         asked = [[message["role"], message["content"]] for message in self.messages[:first]]
         return hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""Pure: where an episode that was played again departs from the one that was recorded."""
+"""Pure: the first difference between a replayed episode and its record."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 from envsdk.trajectory import Outcome, Trajectory
 
 SCORES = frozenset({"reward", "metrics", "success"})
-"""Fields that a change of rewards changes, and nothing else."""
+"""Fields that differ when only rewards were changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The first one of an episode."""
+    """The first difference of an episode."""
 
     trajectory_id: str
     tag: str
     index: int
     seed: int
     turn: int | None
-    """From 0; None for what is true of the whole episode."""
+    """From 0; None for a difference of the episode."""
     field: str
     """`observation`, `state_hash`, `reward`, `metrics`, `outcome`, `success` or `final_observation`."""
     expected: Any
@@ -49,7 +49,7 @@ def first_difference(
     tolerance: float = 0.0,
     ignored: frozenset[str] = frozenset(),
 ) -> Difference | None:
-    """None when both took the same course.
+    """None when both are equal.
 
     Numbers differ when they are more than `tolerance` apart; NaN equals NaN. Fields in `ignored` are not
     compared. A state's hash is compared where both have one.
@@ -70,7 +70,7 @@ def first_difference(
 
 
 def _pairs(recorded: Trajectory, replayed: Trajectory) -> Iterator[tuple[int | None, str, Any, Any]]:
-    """`(turn, field, recorded, replayed)` in the order in which they come to be."""
+    """`(turn, field, recorded, replayed)` in the order in which they happen."""
     for number, (one, other) in enumerate(zip(recorded.turns, replayed.turns, strict=False)):
         yield number, "observation", one.observation, other.observation
         if one.state_hash is not None and other.state_hash is not None:

@@ -1,4 +1,4 @@
-"""Shell: what is left to do when every episode is played: duplicates, other formats, the card.
+"""Shell: finishes a collection after its last episode: duplicates, other formats, the card.
 
     shards in .played/ --drop_duplicates--> shards --write_formats--> FORMAT/ --write_card--> README.md
 
@@ -33,7 +33,7 @@ from envsdk.store.trajectories import iter_trajectories
 
 
 def waiting_shards(folder: Path, plans: Sequence[ShardPlan], config_fingerprint: str) -> set[int]:
-    """Numbers of the shards that are played and wait; StorageError names one of another collection."""
+    """Numbers of the played shards that wait; StorageError names one of another collection."""
     found: set[int] = set()
     for plan in plans:
         path = folder / PLAYED / plan.file_name
@@ -44,7 +44,7 @@ def waiting_shards(folder: Path, plans: Sequence[ShardPlan], config_fingerprint:
 
 
 def drop_duplicates(folder: Path, plans: Sequence[ShardPlan], manifest: Manifest, kind: Duplicates) -> None:
-    """Move every waiting shard to its place without what an earlier episode repeats, in order."""
+    """Move every waiting shard to its place, in order, without episodes that repeat earlier ones."""
     seen = Deduplicator(kind)
     last_missing = max((plan.number for plan in plans if plan.number not in manifest.shards), default=-1)
     for plan in plans:
@@ -72,7 +72,7 @@ def drop_duplicates(folder: Path, plans: Sequence[ShardPlan], manifest: Manifest
 
 
 def write_formats(folder: Path, manifest: Manifest, wanted: Sequence[ExportFormat]) -> None:
-    """Write the formats asked for, and those that were written before and no longer fit the shards."""
+    """Write the requested formats, and earlier ones that no longer match the shards."""
     asked = {format.name: format for format in wanted}
     earlier = make_formats(name for name in manifest.exports if name not in asked)
     dataset = DataSet(
@@ -86,7 +86,7 @@ def write_formats(folder: Path, manifest: Manifest, wanted: Sequence[ExportForma
 
 
 def write_card(folder: Path, manifest: Manifest) -> None:
-    """Write `README.md`; one that was changed by hand is left as it is."""
+    """Write `README.md`; one that was edited by hand stays as it is."""
     path = folder / CARD
     text = card_text(manifest, name=folder.resolve().name).encode()
     try:
@@ -107,7 +107,7 @@ def write_card(folder: Path, manifest: Manifest) -> None:
 
 
 def refuse_foreign_card(folder: Path) -> None:
-    """A README in a folder without a manifest is somebody else's."""
+    """Refuse a README in a folder without a manifest: it belongs to something else."""
     if (folder / CARD).exists():
         raise StorageError(
             f"{folder} holds a {CARD}, which the data set's card would replace: choose another folder."

@@ -1,4 +1,4 @@
-"""Formats of a data set besides its trajectory files, each in a folder of its own name.
+"""Other formats of a data set, each in a folder of its name.
 
     shards complete -> written into .NAME.partial/ -> renamed to NAME/ -> noted in the manifest
 
@@ -12,7 +12,7 @@ by its name under the entry-point group `envsdk.export_formats`, or as `package.
         def rows(self, trajectory, tag, dataset):
             yield {"instance_id": ..., "model_patch": ...}
 
-A kill leaves a format whole or absent; the same command writes it again.
+After a kill a format is complete or absent; the same command writes it again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ROWS_PER_GROUP = 1024
 
 
 class ExportFormat(ABC):
-    """One more shape of a data set. Built without arguments; keeps nothing between exports."""
+    """A format of a data set. Built without arguments; keeps no state between exports."""
 
     name: ClassVar[str]
     """Of the format, and of its folder."""
@@ -69,7 +69,7 @@ class RowFormat(ExportFormat):
 
     @abstractmethod
     def rows(self, trajectory: Trajectory, tag: TagRecord, dataset: DataSet) -> Iterable[Mapping[str, Any]]:
-        """What one episode becomes: usually one row, or none. JSON-like values."""
+        """The rows of one episode, usually one or none. JSON-like values."""
 
     def export(self, dataset: DataSet, folder: Path) -> int:
         num_episodes = 0
@@ -97,7 +97,7 @@ class RowFormat(ExportFormat):
         return "jsonl" if self.schema is None else "parquet"
 
     def _write(self, path: Path, rows: Iterator[Mapping[str, Any]]) -> None:
-        """A file without rows is not written: readers guess columns from what is there."""
+        """A file without rows is not written: readers guess columns from the rows."""
         first = next(rows, None)
         if first is None:
             return
@@ -182,7 +182,7 @@ def make_formats(names: Iterable[str]) -> list[ExportFormat]:
 
 
 def export(dataset: DataSet, wanted: ExportFormat, manifest: Manifest) -> None:
-    """Write one format beside the trajectory files unless it is there, and note it in `manifest`.
+    """Write one format into the folder of the trajectory files unless it is there, and note it in `manifest`.
 
     Raises StorageError, and ConfigurationError when no episode can be written in this format.
     """
@@ -193,11 +193,11 @@ def export(dataset: DataSet, wanted: ExportFormat, manifest: Manifest) -> None:
         return
     if folder.exists() and noted is None:
         raise StorageError(f"{folder} is there, and no export of this data set: move it away")
-    beside = folder.parent / f".{wanted.name}.partial"
+    partial = folder.parent / f".{wanted.name}.partial"
     try:
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir()
-        num_episodes = wanted.export(dataset, beside)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        num_episodes = wanted.export(dataset, partial)
         if num_episodes == 0:
             raise ConfigurationError(
                 f"--format {wanted.name}: none of the {manifest.tally.num_episodes} episodes in "
@@ -211,12 +211,12 @@ def export(dataset: DataSet, wanted: ExportFormat, manifest: Manifest) -> None:
         }
         manifest.save(dataset.folder)
         shutil.rmtree(folder, ignore_errors=True)
-        os.replace(beside, folder)
+        os.replace(partial, folder)
         fsync_folder(folder.parent)
     except OSError as error:
         raise storage_error("write", folder, error) from error
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _content_of(manifest: Manifest) -> str:

@@ -62,11 +62,11 @@ def dataset_names(tags: Mapping[str, TagRecord]) -> dict[str, str]:
     names: dict[str, str] = {}
     for tag, record in tags.items():
         called = str(record.env_config.get("id", tag)) if _is_gymnasium(record) else tag
-        short, whole = (_plain(text) for text in (re.split("[/:]", called)[-1], called))
-        name = short if f"{short}-v0" not in names.values() else whole
+        short, full = (_plain(text) for text in (re.split("[/:]", called)[-1], called))
+        name = short if f"{short}-v0" not in names.values() else full
         number = 2
         while f"{name}-v0" in names.values():
-            name, number = f"{whole}-{number}", number + 1
+            name, number = f"{full}-{number}", number + 1
         names[tag] = f"{name}-v0"
     return names
 
@@ -111,7 +111,7 @@ def _export_tag(dataset: DataSet, tag: TagRecord, data: Path, name: str) -> int:
                 "description": f"Episodes of {tag.env_type} collected by envsdk {version('envsdk')}",
             }
         )
-        # Minari measures the whole folder after each episode: once, at the end, is enough.
+        # Minari measures the folder after each episode; once, at the end, is enough.
         measure, storage.get_size = storage.get_size, lambda: 0.0
         storage.update_episodes(buffers)
         storage.update_metadata({"dataset_size": measure()})

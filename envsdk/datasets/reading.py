@@ -1,4 +1,4 @@
-"""Reading a data set back: its episodes, and what is known of its tags.
+"""Reads a data set: its episodes and the records of its tags.
 
 dataset = open_dataset(Path("demos"))       # a collection, or a run's folder
 for trajectory in dataset.episodes():
@@ -25,7 +25,7 @@ _UNLIMITED_TURNS = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagRecord:
-    """What was played under one tag; enough to render its conversations and to play them again."""
+    """The environment of one tag: enough to render its conversations and to replay them."""
 
     tag: str
     env_type: str
@@ -36,7 +36,7 @@ class TagRecord:
     max_new_tokens: int
     """Shown to the policy as `{max_response_length}`."""
     env_manager: str | None = None
-    """Plug-in that played it, where it was not the usual one."""
+    """Plug-in that played it, if not the default one."""
 
     @classmethod
     def from_json(cls, tag: str, value: Mapping[str, Any]) -> TagRecord:
@@ -91,7 +91,7 @@ def _collection(folder: Path, manifest: Manifest) -> DataSet:
     if not manifest.is_complete:
         raise ConfigurationError(
             f"{folder} is not complete: {len(manifest.shards)} of {manifest.num_planned} files are there. "
-            "Repeat the command that collects it to go on"
+            "Repeat the command that collects it to continue"
         )
     return DataSet(
         folder=folder,

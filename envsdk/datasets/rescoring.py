@@ -2,7 +2,7 @@
 
     replayed or scored episodes -> shards, one after the other -> formats -> card
 
-A kill costs one file; the same command goes on.
+After a kill the same command resumes; at most one file is scored again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from envsdk.store.trajectories import iter_trajectories
 from envsdk.trajectory import Outcome, Trajectory
 
 Rescore = Callable[[Iterable[Trajectory]], Iterable[Trajectory]]
-"""From episodes to the same episodes with other rewards, in order."""
+"""Takes episodes and yields them with other rewards, in order."""
 Score = Callable[[Trajectory], "float | Sequence[float]"]
 """The rewards of an episode, one per turn; or one number, for its last turn."""
 
@@ -93,7 +93,7 @@ def write_rescored(
     command: Sequence[str] = (),
     on_shard: Callable[[int], None] | None = None,
 ) -> Manifest:
-    """Write `dataset` with other rewards into `out`, or what is missing of it; `how` goes into its manifest.
+    """Write the missing files of `dataset` with other rewards into `out`; `how` goes into its manifest.
 
     Raises ConfigurationError when `out` holds something else, and what `rescore` raises.
     """

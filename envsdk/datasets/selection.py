@@ -1,4 +1,4 @@
-"""Pure: which of the episodes played are kept.
+"""Pure: which of the played episodes are kept.
 
 filters = EpisodeFilters(success_only=True, max_turns=8)
 filters.reason_to_drop(trajectory)      # None, or "not_solved", "too_long" ...
@@ -18,22 +18,22 @@ from typing import Any
 from envsdk.trajectory import Outcome, Trajectory
 
 DUPLICATE = "duplicate"
-"""Why an episode was dropped that another one repeats."""
+"""Why a repeated episode was dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeFilters:
-    """What an episode must be like to be kept; None asks for nothing. Any filter drops failed episodes."""
+    """Conditions for keeping an episode; None is no condition. Any filter drops failed episodes."""
 
     success_only: bool = False
     min_reward: float | None = None
-    """Least total reward, itself included."""
+    """Lowest total reward that is kept."""
     max_reward: float | None = None
-    """Largest total reward, itself included."""
+    """Highest total reward that is kept."""
     min_turns: int | None = None
     max_turns: int | None = None
     max_tokens: int | None = None
-    """Length of the whole token log, prompts included; an episode without one is dropped."""
+    """Length of the token log including prompts; an episode without one is dropped."""
 
     def __post_init__(self) -> None:
         for low, high in (("min_reward", "max_reward"), ("min_turns", "max_turns")):
@@ -45,7 +45,7 @@ class EpisodeFilters:
         return bool(self.to_json())
 
     def to_json(self) -> dict[str, Any]:
-        """Those that are set."""
+        """The conditions that are set."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None and value is not False}
 
@@ -92,7 +92,7 @@ class Deduplicator:
         self._seen: set[bytes] = set()
 
     def is_new(self, trajectory: Trajectory) -> bool:
-        """Whether no episode like this one was asked about before. Failed ones without a turn are new."""
+        """Whether this is the first episode of its kind. Failed ones without a turn always are."""
         if trajectory.outcome is Outcome.FAILED and not trajectory.turns:
             return True
         digest = episode_digest(trajectory, self._kind)

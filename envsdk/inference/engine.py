@@ -23,18 +23,8 @@ from numpy.typing import NDArray
 from envsdk.inference.sampling import OutputStructure as OutputStructure
 from envsdk.inference.sampling import SamplingParams as SamplingParams
 from envsdk.inference.sampling import TaggedJson as TaggedJson
+from envsdk.trajectory import FinishReason as FinishReason
 from envsdk.trajectory import VersionSpan
-
-
-class FinishReason(StrEnum):
-    STOP = "stop"
-    """A stop token was sampled; it is the reply's last token."""
-    LENGTH = "length"
-    """`max_new_tokens` or the engine's context was reached."""
-    ABORT = "abort"
-    """`abort` or a weight update in mode `restart` ended it; the tokens so far are returned."""
-    ERROR = "error"
-    """There is no whole reply; see `GenerationResult.error`. The tokens so far are returned."""
 
 
 class ErrorKind(StrEnum):

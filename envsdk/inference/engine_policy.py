@@ -87,7 +87,7 @@ class EnginePolicy(Policy):
         log.append_sampled(token_ids, result.logprobs.tolist(), result.version_spans)
         return Reply(
             text=self.chat.decode(token_ids),
-            finish_reason=result.finish_reason.value,
+            finish_reason=result.finish_reason,
             response_start=start,
             response_end=len(log),
         )

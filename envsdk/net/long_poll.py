@@ -1,16 +1,16 @@
-"""Few calls for many messages: both ends of a long poll between two processes.
+"""A long poll between two processes: many messages in few calls.
 
     client                                   server
     LongPoll.send(item) --+
     LongPoll.send(item) --+-- call(number, items) -> handle(items); return await outbox.collect(number)
-    on_reply(reply)   <-----------------------+      (when something is there for this client)
+    on_reply(reply)   <-----------------------+      (when there are items for this client)
 
-Everything a client sends within one turn of its event loop travels in one call, and one call is
-kept open so that the server can speak at any time. A newer call ends an older open one with
-nothing; there are never more than two under way.
+All messages that a client sends within one turn of its event loop travel in one call. One call stays open so
+that the server can send at any time. A newer call ends the open one with an empty reply; there are never more
+than two calls at a time.
 
-Calls are numbered because they may overtake each other (Ray's asynchronous actors run them in any
-order): only the newest call is ever given items, so what is said first is heard first.
+Calls are numbered because they may overtake each other (Ray's asynchronous actors run them in any order).
+Only the newest call receives items, so items arrive in the order they were sent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Reply = TypeVar("Reply")
 
 
 class Outbox(Generic[Item]):
-    """Server side: what one client has yet to fetch."""
+    """Server side: the items that one client has not yet fetched."""
 
     def __init__(self) -> None:
         self._items: list[Item] = []
@@ -35,33 +35,33 @@ class Outbox(Generic[Item]):
         self._is_due = False
 
     def put(self, item: Item) -> None:
-        """Leave an item; wakes the open call."""
+        """Add an item and end the open call with it."""
         self._items.append(item)
         self._is_due = True
         self.wake()
 
     def put_quietly(self, item: Item) -> None:
-        """Leave an item that can wait: it travels with the next one that is `put`, or after `flush`."""
+        """Add an item that can wait: it travels with the next `put`, or after `flush`."""
         self._items.append(item)
 
     def flush(self) -> None:
-        """What was left quietly has waited long enough."""
+        """Send the items added by `put_quietly`."""
         if self._items:
             self._is_due = True
             self.wake()
 
     def close(self) -> None:
-        """The client is gone: end its open call and drop what it has not fetched."""
+        """The client is gone: end its open call and drop its items."""
         self._items.clear()
         self.wake()
 
     def wake(self) -> None:
-        """End the open call now, with whatever is there."""
+        """End the open call now, with the present items."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def collect(self, number: int) -> list[Item]:
-        """Wait for the first item that is due and take all that are there once the event loop has had a turn.
+        """Wait for the first due item, then for one turn of the event loop, and take all items.
 
         Ends the `collect` of any earlier call with an empty list.
         """
@@ -81,9 +81,9 @@ class Outbox(Generic[Item]):
 
 
 class LongPoll(Generic[Sent, Reply]):
-    """Client side: keeps one call open and sends what has gathered meanwhile.
+    """Client side: keeps one call open and sends the messages that gather meanwhile.
 
-    Owner: whoever holds the remote end; `run` ends with the first error of a call.
+    `run` ends with the first error of a call.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class LongPoll(Generic[Sent, Reply]):
         self.num_calls = 0
 
     def send(self, item: Sent) -> None:
-        """Queue one message; it leaves with everything else queued in this turn of the loop."""
+        """Queue one message; it is sent with all others queued in this turn of the loop."""
         self._items.append(item)
         self._something_to_send.set()
 
@@ -113,13 +113,13 @@ class LongPoll(Generic[Sent, Reply]):
                     self.num_calls += 1
                 if sending.done():
                     sending = asyncio.ensure_future(self._something_to_send.wait())
-                # With two calls under way, what is sent gathers until one of them is answered.
+                # With two open calls, messages gather until one of the calls is answered.
                 waited_for = {calls[0], sending} if len(calls) < 2 else {calls[0]}
                 await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
-                # In the order of the calls: what the server said first is heard first.
+                # In the order of the calls, so that the server's items stay in order.
                 while calls and calls[0].done():
                     self._on_reply(calls.popleft().result())
-                # Managers woken by the reply queue their messages before the next call leaves.
+                # Managers woken by the reply queue their messages before the next call is sent.
                 await asyncio.sleep(0)
         finally:
             sending.cancel()

@@ -1,4 +1,4 @@
-"""Where processes meet for `torch.distributed`, without listening on every address of the machine."""
+"""Stores for `torch.distributed` that listen on one address, not on every address of the machine."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def free_port(address: str) -> int:
-    """A port to meet at later. It is below those that systems give to whoever connects, so that hardly
-    anybody takes it in the meantime."""
+    """A port to listen on later. It lies below the range that systems assign to outgoing connections, so it
+    is unlikely to be taken meanwhile."""
     while True:
         port = 20_000 + secrets.randbelow(12_000)
         with suppress(OSError), socket.create_server((address, port)):
@@ -26,10 +26,10 @@ def free_port(address: str) -> int:
 def host_store(
     address: str, port: int, world_size: int, *, timeout: timedelta, wait_for_all: bool
 ) -> TCPStore:
-    """The store that the others come to; listens on `address` alone. Port 0 is any, see `TCPStore.port`.
+    """Start the store, listening only on `address`. Port 0 takes a free port; see `TCPStore.port`.
 
-    Returns when everyone has come (`wait_for_all`), or at once. `init_method="tcp://..."` would listen
-    on all addresses of the machine.
+    With `wait_for_all` it returns when all processes have joined. `init_method="tcp://..."` would listen on
+    all addresses of the machine.
     """
     from torch._C._distributed_c10d import TCPStore
 
@@ -49,7 +49,8 @@ def host_store(
 def join_store(
     address: str, port: int, world_size: int, *, timeout: timedelta, wait_for_all: bool
 ) -> TCPStore:
-    """Come to the store at `address`; waits until it is there. `wait_for_all` is alike on all sides."""
+    """Join the store at `address`, waiting until it is up. All processes must pass the same
+    `wait_for_all`."""
     from torch._C._distributed_c10d import TCPStore
 
     return TCPStore(
@@ -60,7 +61,7 @@ def join_store(
 def address_towards(address: str, port: int) -> str:
     """This machine's own address on the network that leads to `address`."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        # Connecting a datagram socket sends nothing; it only chooses the way.
+        # Connecting a datagram socket sends nothing; it only selects the route.
         probe.connect((address, port or 1))
         return str(probe.getsockname()[0])
 

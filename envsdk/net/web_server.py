@@ -1,4 +1,4 @@
-"""An ASGI app on the event loop that runs already: the endpoint, and a served environment.
+"""Serves an ASGI app on the running event loop, for the endpoint and for served environments.
 
 created -> start (its port is known) -> serving -> close
 """
@@ -18,28 +18,28 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADERS_TIMEOUT_S = 20.0
-"""How long a connection may take to send the headers of a request."""
+"""Seconds in which a connection must send the headers of a request."""
 KEEP_ALIVE_S = 5
-"""How long a connection whose request was answered is kept for the next one."""
+"""Seconds that a connection is kept open for its next request."""
 MAX_BACKLOG = 128
-"""Connections that wait to be accepted. As many are accepted at a time, before the first can be looked at."""
+"""Connections that may wait to be accepted. All of them are accepted at once, before one is served."""
 MAX_CONNECTIONS_SHARE = 0.5
-"""Of the files this process may open. A connection beyond it closes the oldest that waits for headers."""
+"""Share of the files this process may open. One more connection closes the oldest without a request."""
 
 
 class WebServer:
-    """Serves one app. Owner: whoever calls `start`, who also closes it; the process's signals stay theirs.
+    """Serves one app. The caller of `start` also calls `close`, and keeps handling the process's signals.
 
-    Without TLS: bind it to other interfaces than loopback only inside a network you trust.
+    There is no TLS: bind it to interfaces other than loopback only inside a network you trust.
     """
 
     def __init__(self, app: Any, *, host: str, port: int, grace_s: int, **options: Any) -> None:
         """
         Args:
-            app: ASGI.
+            app: The ASGI app.
             host: Address to bind.
             port: 0 takes a free one.
-            grace_s: How long answers that are under way are waited for by `close`.
+            grace_s: How long `close` waits for running requests.
             options: More of `uvicorn.Config`, such as `ws`; WebSockets are off by default.
         """
         self._host = host
@@ -60,7 +60,7 @@ class WebServer:
         )
         self._serving: asyncio.Task[None] | None = None
         self.url = ""
-        """`http://HOST:PORT`, once it has started."""
+        """`http://HOST:PORT`, after `start`."""
 
     async def start(self) -> None:
         """Bind and serve. OSError when the address cannot be bound."""
@@ -76,19 +76,19 @@ class WebServer:
             await asyncio.sleep(0.001)
 
     async def wait_closed(self) -> None:
-        """Until the server ends."""
+        """Wait until the server ends."""
         assert self._serving is not None, "not started"
         await asyncio.shield(self._serving)
 
     async def close(self) -> None:
-        """Stop serving. Idempotent, and nothing to do before `start`."""
+        """Stop serving. Idempotent; does nothing before `start`."""
         if self._serving is not None:
             self._server.should_exit = True
             await self._serving
 
 
 class _Server(uvicorn.Server):
-    """Leaves the process's signals to whoever runs the event loop."""
+    """Leaves the process's signals to the owner of the event loop."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -96,10 +96,10 @@ class _Server(uvicorn.Server):
 
 
 class _Connection(H11Protocol):
-    """Nobody holds a connection without asking for anything.
+    """Closes a connection that sends no request.
 
-    opened, or answered -> headers come -> (request) -> answered -> ...
-                        -> too slowly, or too many connections: closed
+    opened, or answered -> headers arrive -> (request) -> answered -> ...
+                        -> too slow, or too many connections: closed
     """
 
     _deadline: asyncio.TimerHandle | None = None
@@ -111,8 +111,8 @@ class _Connection(H11Protocol):
             self._make_room()
 
     def _make_room(self) -> None:
-        """Close the oldest that waits: this one, where all others were asked something."""
-        # What is closed stays among the connections for a moment.
+        """Close the oldest connection without a request; that is this one if all others have one."""
+        # A closed connection stays in the set for a moment.
         still_open = [
             each
             for each in self.connections
@@ -135,7 +135,7 @@ class _Connection(H11Protocol):
 
     @property
     def _waits(self) -> bool:
-        """The headers of its next request have not come."""
+        """Whether the headers of its next request have not arrived."""
         return self.conn.their_state is h11.IDLE
 
     @property

@@ -13,21 +13,20 @@ import asyncio
 import functools
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import TypeVar
 
 from envsdk.config.algorithm_warnings import algorithm_notes
 from envsdk.config.models import RunConfig
 from envsdk.display.progress import ProgressDisplay, Validation
 from envsdk.failures import Interrupted
-from envsdk.managers.scheduler import RolloutBatch
+from envsdk.managers.batch_files import read_batch
+from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.pipeline.batches import ModelScores, learnable, prepare_batch, token_ids
 from envsdk.pipeline.checkpoints import RunState, write_checkpoint
 from envsdk.pipeline.cluster import Cluster
 from envsdk.pipeline.rollout_metrics import validation_metrics
 from envsdk.pipeline.run_folder import RunFolder, earlier_validations
 from envsdk.pipeline.step_log import StepLog
-from envsdk.store.trajectories import read_metadata, read_trajectories
 from envsdk.tracking.timeline import Timeline, Track
 from envsdk.tracking.tracker import Tracker
 from envsdk.trajectory import Trajectory
@@ -236,12 +235,3 @@ class AgenticPipeline:
                 ready = await self.cluster.rollout_scheduler.num_ready.remote()
                 self.display.rollouts(ready=ready, needed=self.config.rollout_batch_size)
         return answer.result()
-
-
-def read_batch(path: Path) -> RolloutBatch:
-    """A batch as it was delivered, from its file."""
-    metadata = read_metadata(path)
-    group_size = int(metadata["group_size"])
-    trajectories = read_trajectories(path)
-    groups = [trajectories[i : i + group_size] for i in range(0, len(trajectories), group_size)]
-    return RolloutBatch(version=int(metadata["version"]), groups=groups)

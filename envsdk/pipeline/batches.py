@@ -1,4 +1,4 @@
-"""From rollouts to what a trainer consumes. Pure."""
+"""Turn rollouts into a trainer's batch. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from envsdk.trajectory import Outcome, Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelScores:
-    """What models say of a batch's sequences, where the algorithm asks for it; one array each."""
+    """Scores that models give a batch's sequences, where the algorithm asks for them; one array each."""
 
     logprobs: Sequence[NDArray[np.float32]] | None = None
     """`[num_tokens]` under the trainer's present weights: the proximal policy."""
@@ -32,7 +32,7 @@ class ModelScores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedBatch:
-    """A batch ready to be trained, and what came up on the way."""
+    """A batch ready to be trained, and the metrics of preparing it."""
 
     batch: TrainBatch
     metrics: dict[str, float]
@@ -61,7 +61,7 @@ def learnable(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
 
 
 def token_ids(trajectories: Sequence[Trajectory], *, with_end: bool = False) -> list[NDArray[np.int32]]:
-    """What models score, `[num_tokens]` each.
+    """Token ids that models score, `[num_tokens]` each.
 
     `with_end` appends one token, whichever: `Trainer.values` then also gives the value of all the others.
     """
@@ -121,6 +121,7 @@ def _sample(trajectory: Trajectory, scores: ModelScores, index: int) -> Advantag
         turn_spans=[(turn.response_start, turn.response_end) for turn in trajectory.turns],
         tag=trajectory.task.tag,
         success=trajectory.success,
+        turns=trajectory.turns,
         state_hashes=hashes if len(hashes) == len(trajectory.turns) else None,
         logprobs=_at(scores.logprobs, index),
         reference_logprobs=_at(scores.reference_logprobs, index),

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written beside, synced, renamed; complete or not there.
+"""Checkpoints of a run: written to a temporary folder, synced, renamed: complete or absent.
 
     checkpoints/.step_000010.partial/ --fsync, rename--> checkpoints/step_000010/
                                                          --rename--> .step_000010.removed/ --> deleted
@@ -6,7 +6,7 @@
 A checkpoint holds the trainer (weights, optimizer, schedule, random state), the model as a Hugging
 Face folder, and `run.json`. The ledger with the data cursor is in there and in the batch files of
 `trajectories/`, which are written before a batch is trained: resuming from step N trains the
-batches N, N+1, ... that are already on disk, in order, and then goes on with new ones.
+batches N, N+1, ... that are already on disk, in order, and then new ones.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KEEP_LAST = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """What `run.json` holds."""
+    """The content of `run.json`."""
 
     step: int
     """Batches trained: the number of the next one."""
@@ -82,7 +82,7 @@ def write_checkpoint(run_dir: Path, state: RunState, save: Callable[[Path], None
 
 
 def find_checkpoint(run_dir: Path, resume: str) -> Checkpoint | None:
-    """What a run continues from: `auto`, `never` or a checkpoint's folder."""
+    """The checkpoint that a run continues from: `auto`, `never` or a checkpoint's folder."""
     if resume == "never":
         return None
     if resume != "auto":

@@ -22,7 +22,8 @@ from envsdk.inference.engine import EngineConfig
 from envsdk.inference.engine_demand import DemandConfig
 from envsdk.inference.engine_pool import PoolConfig
 from envsdk.managers.ledger_types import LedgerState
-from envsdk.managers.scheduler import RolloutBatch, RolloutScheduler, SchedulerSetup
+from envsdk.managers.rollout_batch import RolloutBatch
+from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.wiring import VAL_SPLIT, train_ledger, validation_ledger, worker_setups
 from envsdk.pipeline.engine_group import EngineGroup, EngineGroupSpec, Say
 from envsdk.pipeline.trainer_group import TrainerGroup, TrainerSpec, reason_of_death
@@ -56,7 +57,7 @@ class Cluster:
             ),
             state,
         )
-        self.held_out = scheduler.remote(
+        self.validation_scheduler = scheduler.remote(
             SchedulerSetup(
                 ledger=validation_ledger(config),
                 workers=worker_setups(
@@ -71,7 +72,7 @@ class Cluster:
     async def start(self) -> None:
         """Start everything side by side; returns when every worker has checked in."""
         await self.call(self.engines.start())
-        starting = [self.rollout_scheduler.start.remote(), self.held_out.start.remote()]
+        starting = [self.rollout_scheduler.start.remote(), self.validation_scheduler.start.remote()]
         await self.call(asyncio.gather(*starting, *(group.start() for group in self._trainers)))
         await self.call(self.engines.choose_transport())
 
@@ -98,7 +99,7 @@ class Cluster:
     def _name_of(self, died: ray.exceptions.RayActorError) -> str:
         schedulers = {
             "the scheduler of rollouts": self.rollout_scheduler,
-            "the scheduler of evaluations": self.held_out,
+            "the scheduler of evaluations": self.validation_scheduler,
         }
         for name, actor in schedulers.items():
             if actor._actor_id.hex() == died.actor_id:
@@ -124,24 +125,24 @@ class Cluster:
 
         return await self.call(step())
 
-    async def validate(self, version: int, number: int) -> RolloutBatch:
+    async def validate(self, version: int, step: int) -> RolloutBatch:
         """The frozen held-out tasks under the weights the engines have now."""
-        await self.call(self.held_out.begin_again.remote(version))
+        await self.call(self.validation_scheduler.begin_again.remote(version))
         batch: RolloutBatch = await self.call(
-            self.held_out.get_batch.remote(self._config.val_batch_size, number)
+            self.validation_scheduler.get_batch.remote(self._config.val_batch_size, step)
         )
         return batch
 
     async def close(self, *, patience_s: float = 5.0) -> None:
         """End everything; what is already gone is ignored. What takes longer ends with this process."""
         self.engines.close()
-        closing = [self.rollout_scheduler.close.remote(), self.held_out.close.remote()]
+        closing = [self.rollout_scheduler.close.remote(), self.validation_scheduler.close.remote()]
         closing += [group.close() for group in self._trainers]
         await asyncio.wait([asyncio.ensure_future(_quiet(call)) for call in closing], timeout=patience_s)
 
     async def _announce(self, engine: str, actor: Any | None) -> None:
         """To the workers of both schedulers."""
-        schedulers = (self.rollout_scheduler, self.held_out)
+        schedulers = (self.rollout_scheduler, self.validation_scheduler)
         if actor is None:
             await asyncio.gather(*(scheduler.engine_left.remote(engine) for scheduler in schedulers))
         else:

@@ -1,4 +1,4 @@
-"""What the engines of a run did, as metrics of a step. Pure."""
+"""Metrics of a step about the engines of a run. Pure."""
 
 from __future__ import annotations
 

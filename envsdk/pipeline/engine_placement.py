@@ -25,7 +25,7 @@ class EnginePlace:
 
 
 def device_bundle(mapping: Sequence[int], other_mappings: Sequence[Sequence[int] | None]) -> dict[str, float]:
-    """What one accelerator of an engine asks of Ray: its share, when trainers are mapped to it too."""
+    """Ray resources of one accelerator of an engine: a share of it, when trainers are mapped to it too."""
     users = Counter(device for one in (mapping, *other_mappings) for device in one or ())
     most = max(users[device] for device in mapping)
     return {"GPU": int(1000 / most) / 1000}

@@ -1,4 +1,4 @@
-"""What is left to do when Ray died under a run: say so, and write the report.
+"""Ends a run whose Ray died: writes the report and says what died.
 
     python -m envsdk.pipeline.lost_runtime RUN_FOLDER SENTENCE
 

@@ -1,4 +1,4 @@
-"""Where the ranks of a trainer run: what each asks Ray for, and what it gets. Pure.
+"""Where the ranks of a trainer run: the resources that each asks for and gets. Pure.
 
 rank_resources -> (Ray places one bundle per rank) -> rank_places
 """
@@ -31,7 +31,7 @@ def rank_resources(
     all_mappings: Sequence[Sequence[int] | None],
     uses_accelerators: bool,
 ) -> dict[str, float]:
-    """What one rank asks for: a CPU, and an accelerator where the cluster has them and the trainer uses them.
+    """Resources of one rank: a CPU, and an accelerator where the cluster has them and the trainer uses them.
 
     `all_mappings` are those of all trainers of the run, this one's included, and of its engines. Models
     mapped to the same accelerator take turns on it, so they share it; and a machine with fewer cores than

@@ -39,7 +39,7 @@ class Reservation:
         `error` is raised when others do not leave room within `timeout_s`.
         """
         self.bundle = dict(bundle)
-        """What each process takes."""
+        """The resources of each process."""
         self._mapping = mapping
         self._count = count
         self._key = key
@@ -85,7 +85,7 @@ class Reservation:
         )
 
     def release(self) -> None:
-        """What runs there is ended. Idempotent."""
+        """Give the resources back; processes that run there end. Idempotent."""
         if self.group is not None:
             remove_placement_group(self.group)
             self.group = None

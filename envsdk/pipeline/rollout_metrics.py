@@ -1,4 +1,4 @@
-"""What one batch of rollouts looks like in numbers. Pure."""
+"""Metrics of one batch of rollouts. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from envsdk.managers.scheduler import RolloutBatch
+from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.trajectory import Trajectory
 
 
 def rollout_metrics(batch: RolloutBatch) -> dict[str, float]:
-    """Rewards, success, staleness, lengths and what was thrown away. Failed episodes have no reward."""
+    """Rewards, success, staleness, lengths and discarded tokens. Failed episodes have no reward."""
     played = [trajectory for trajectory in batch.trajectories if trajectory.failure is None]
     metrics = _scores(played)
     metrics |= _staleness(played, batch.version)
@@ -70,7 +70,7 @@ def _staleness(played: Sequence[Trajectory], version: int) -> dict[str, float]:
 
 
 def _turn_metrics(played: Sequence[Trajectory]) -> dict[str, float]:
-    """Means over turns of what the environments report in `info["metrics"]`."""
+    """Means over turns of the numbers that environments report in `info["metrics"]`."""
     values: dict[str, list[float]] = defaultdict(list)
     for trajectory in played:
         for turn in trajectory.turns:

@@ -1,6 +1,6 @@
-"""What a run began with: its seed and its model. A run that goes on must not become another one silently.
+"""The seed and the model that a run began with. A run that is continued must keep both.
 
-origin.json in the run's folder: written when the run begins, compared each time it goes on
+origin.json in the run's folder: written when the run begins, compared each time it is continued
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FILE_NAME = "origin.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOrigin:
-    """What `origin.json` holds."""
+    """The content of `origin.json`."""
 
     seed: int
     pretrain: str

@@ -1,4 +1,4 @@
-"""What a run reports of each step: metrics to the trackers, a line to the display, spans to the timeline."""
+"""The report of each step: metrics to the trackers, a line to the display, spans to the timeline."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from envsdk.config.models import RunConfig
 from envsdk.display.progress import ProgressDisplay, StepSummary
-from envsdk.managers.scheduler import RolloutBatch
+from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.pipeline.cluster import Cluster
 from envsdk.pipeline.engine_metrics import EngineMetrics
 from envsdk.pipeline.rollout_metrics import num_sampled_tokens, rollout_metrics

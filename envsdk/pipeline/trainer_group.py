@@ -191,7 +191,7 @@ class TrainerGroup:
                 answer.cancel()
 
     def _failure_of(self, answers: Sequence[asyncio.Future[Any]]) -> EnvsdkError:
-        """What the rank that failed first says; a rank that died or knows what went wrong comes first."""
+        """The error of the rank that failed first; a rank that died or knows the cause comes first."""
         failed = [(rank, error) for rank, answer in enumerate(answers) if (error := _error(answer))]
         rank, error = min(failed, key=lambda pair: (not _is_death(pair[1]), not _is_cause(pair[1])))
         who = f"{self._spec.key}: rank {rank} of {self.world_size}"
@@ -236,7 +236,7 @@ def _is_cause(error: BaseException) -> bool:
 
 
 def reason_of_death(error: BaseException) -> str:
-    """What Ray knows of a process that is gone, on one line, without its advice."""
+    """Ray's account of how a process ended, on one line, without its advice."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     pid = next((line for line in lines if line.startswith("pid:")), "")
     detail = lines[-1].partition("Worker exit detail: ")[2] or lines[-1]

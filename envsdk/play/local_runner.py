@@ -46,11 +46,11 @@ class TaskListLeases(LeaseSource):
         self._hopeless: list[str] | None = []
         """Types of what the policy raised in each episode so far; None when one did not end in that way."""
 
-    async def lease(self, slot_id: str) -> EpisodeOrder | None:
-        found = self._next_of(slot_id.rpartition("/")[0])
-        if found is None:
+    async def lease(self, slot_id: str, tag: str) -> EpisodeOrder | None:
+        entry = self._next_of(tag)
+        if entry is None:
             return None
-        position, task, attempt = found
+        position, task, attempt = entry
         if self._max_attempts > 1:
             self._attempts[position] = attempt
         self._num_leased += 1

@@ -1,15 +1,15 @@
-"""Finds calls into environments that do not return, from outside of the process that is in them.
+"""Finds calls into environments that do not return. The search runs in another process.
 
     the process that plays: call.enter("step", 30.0) -> the environment's code -> call.leave()
                                     |  shared memory
-    another process:        overdue(cells, now) -> (which call, how) -> kills the first
+    another process:        overdue(cells, now) -> the blocking call -> kills the first process
 
-An environment in the event loop or on a thread may keep the interpreter's lock in C code: then no thread of
-its process runs, and only another process can tell the time. Entering and leaving a call writes a few numbers
-into memory that both share; nobody is asked and nothing is sent.
+An environment in the event loop or on a thread may keep the interpreter's lock in C code. Then no thread of
+its process runs, and only another process can notice the time. Entering and leaving a call only writes a few
+numbers into shared memory.
 
-This file also runs as a program, the watcher of an `EnvWorker`. It imports nothing but the standard library,
-so that watching costs a few megabytes.
+This file also runs as a program, the watcher of an `EnvWorker`. It imports only the standard library, so that
+a watcher needs only a few megabytes.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from typing import IO
 
 CHECK_S = 0.25
 GRACE_S = 3.0
-"""An event loop that runs ends a thread's late call itself within this."""
+"""Within this time, a running event loop ends a late call on a thread by itself."""
 _SAMPLE_S = 0.2
-"""Long enough to tell which thread computes."""
+"""Long enough to see which thread uses the processor."""
 
 _VERBS = ("start", "reset", "step", "state_hash", "oracle", "legal_actions", "close")
 _DUE, _VERB, _LIMIT, _THREAD, _IS_INLINE = range(5)
 _WIDTH = 5
 _MAX_CALLS = 4096
-"""Environments of one process, where nobody says how many there will be."""
+"""Environments of one process when their number is not known in advance."""
 _NOWHERE: memoryview[float] = memoryview(bytearray(8 * (1 + _WIDTH))).cast("d")
 
 
@@ -46,22 +46,23 @@ class OverdueCall:
     """A call that did not return in time."""
 
     place: int
-    """`EnvCall.place` of who made it."""
+    """`EnvCall.place` of the environment's host."""
     during: str
     limit_s: float
 
     @property
     def limit_name(self) -> str:
+        """The configuration key of its limit."""
         return limit_name(self.during)
 
 
 def limit_name(during: str) -> str:
-    """The key of the limit that holds for a call."""
+    """The configuration key of the limit of such a call."""
     return f"{during if during in ('start', 'reset') else 'step'}_timeout_s"
 
 
 class EnvCall:
-    """What an environment's host is in. Owner: the host; written by the thread that runs the environment."""
+    """The present call of one environment. Owner: its host; the environment's thread writes it."""
 
     __slots__ = ("_at", "_cells", "place")
 
@@ -71,22 +72,24 @@ class EnvCall:
         self._at = 1 + _WIDTH * place
 
     def runs_on(self, thread_id: int, *, is_inline: bool) -> None:
-        """Which thread (`threading.get_native_id`) runs the environment."""
+        """Set the thread (`threading.get_native_id`) that runs the environment."""
         self._cells[self._at + _THREAD] = thread_id
         self._cells[self._at + _IS_INLINE] = is_inline
 
     def enter(self, during: str, limit_s: float) -> None:
-        """From now on a call has `limit_s` seconds to `leave`."""
+        """A call begins; it has `limit_s` seconds until `leave`."""
         cells, at = self._cells, self._at
         cells[at + _VERB] = _VERBS.index(during)
         cells[at + _LIMIT] = limit_s
         cells[at + _DUE] = time.monotonic() + limit_s
 
     def leave(self) -> None:
+        """The call returned."""
         self._cells[self._at + _DUE] = 0.0
 
     def resume(self, during: str, limit_s: float) -> list[float]:
-        """From now on the event loop runs code of an awaited call, until `suspend` gets what this returns."""
+        """The event loop runs code of an awaited call. Pass the returned state to `suspend` when the call
+        waits."""
         cells, at = self._cells, self._at
         before: list[float] = [*cells[at : at + _WIDTH]]
         self.enter(during, limit_s)
@@ -95,12 +98,12 @@ class EnvCall:
 
     def suspend(self, before: list[float]) -> None:
         """The call waits: the event loop runs other code."""
-        # From the last on: a watcher does not take the deadline of the wait for one of the code.
+        # In reverse, so that a watcher does not take the deadline of the wait for one of the code.
         for index in reversed(range(_WIDTH)):
             self._cells[self._at + index] = before[index]
 
     def abandoned(self) -> EnvCall:
-        """The place for the next call; what the thread of this one still says goes nowhere."""
+        """A fresh EnvCall for the same place; later writes by the old thread have no effect."""
         self.leave()
         successor = EnvCall(self._cells, self.place)
         self._cells, self._at = _NOWHERE, 1
@@ -108,7 +111,7 @@ class EnvCall:
 
 
 class CallTable:
-    """The calls of a process, in a file without a name that a watcher can be given."""
+    """The calls of a process, in an unnamed file that a watcher can inherit."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
@@ -116,12 +119,12 @@ class CallTable:
         self._free: list[int] = []
 
     def share(self, cells: memoryview[float]) -> None:
-        """Use `cells` (`table_bytes`, as doubles), which others look at. Before the first `open`."""
+        """Use this shared memory (`table_bytes` long, as doubles). To be called before the first `open`."""
         assert self._cells is None, "calls are open already"
         self._cells = cells
 
     def open(self) -> EnvCall:
-        """A place in the table until `close`."""
+        """Reserve a place in the table until `close`."""
         if self._cells is None:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
             self._file.truncate(table_bytes(_MAX_CALLS))
@@ -130,30 +133,32 @@ class CallTable:
             return EnvCall(self._cells, self._free.pop())
         place = int(self._cells[0])
         if 1 + _WIDTH * (place + 1) > len(self._cells):
-            return EnvCall(_NOWHERE, 0)  # nobody watches the one too many
+            return EnvCall(_NOWHERE, 0)  # the table is full: this one is not watched
         self._cells[0] = place + 1
         return EnvCall(self._cells, place)
 
     def close(self, call: EnvCall) -> None:
+        """Release the place of this environment."""
         call.leave()
         if call._cells is self._cells:
             self._free.append(call.place)
 
     @property
     def is_loop_in_a_call(self) -> bool:
-        """Whether an environment runs in the event loop now."""
+        """Whether an environment's code runs in the event loop now."""
         cells = self._cells
         return cells is not None and any(
             cells[at + _DUE] and cells[at + _IS_INLINE] for at in range(1, 1 + _WIDTH * int(cells[0]), _WIDTH)
         )
 
     def start_watcher(self, names: Mapping[int, str], note: Path) -> None:
-        """Have this process killed when one of its calls keeps it from going on.
+        """Start a watcher that kills this process when a call blocks it.
 
-        `names` by place. The watcher leaves `note`, which `read_note` takes, and ends with this process.
+        `names` maps places to names for the note. The watcher writes the file `note` (see `read_note`) before
+        it kills, and ends with this process.
         """
         if self._file is None:
-            return  # nothing runs here: there are only processes
+            return  # all environments run in processes of their own
         table = self._file.fileno()
         subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, str(table), str(note), json.dumps(dict(names))],
@@ -164,12 +169,12 @@ class CallTable:
 
 
 def table_bytes(num_calls: int) -> int:
-    """Size of a table for so many environments."""
+    """Size in bytes of a table for this many environments."""
     return 8 * (1 + _WIDTH * num_calls)
 
 
 def table_in(file: int) -> memoryview[float]:
-    """The table that is an open file."""
+    """The table in an open file."""
     return memoryview(mmap.mmap(file, 0)).cast("d")
 
 
@@ -178,13 +183,13 @@ CALLS = CallTable()
 
 
 def overdue(cells: memoryview[float], now: float, pid: int) -> OverdueCall | None:
-    """The call that keeps process `pid` from going on, or None while it can help itself.
+    """The call that blocks process `pid`, or None while the process can end late calls by itself.
 
-    A call whose code runs in the event loop is overdue once its limit has passed. One on a thread, or one
-    that waits, is ended by the event loop; that it is open after `GRACE_S` means that the loop does not run,
-    because a call keeps the interpreter's lock: the one whose thread computes.
+    A call whose code runs in the event loop is overdue when its limit has passed. A call on a thread, or one
+    that waits, is ended by the event loop. If it is still open after `GRACE_S`, the loop does not run because
+    some call keeps the interpreter's lock: the one whose thread uses the processor.
     """
-    # Read once: they change meanwhile.
+    # Read once: the values change meanwhile.
     due = {at: cells[at + _DUE] for at in range(1, 1 + _WIDTH * int(cells[0]), _WIDTH)}
     calls = [at for at in due if due[at]]
     inline = [at for at in calls if cells[at + _IS_INLINE]]
@@ -201,16 +206,16 @@ def overdue(cells: memoryview[float], now: float, pid: int) -> OverdueCall | Non
         if busy in late:
             found = busy
         elif busy is not None and found not in inline:
-            return None  # the others wait for that one, which is still within its limit
+            return None  # the others wait for that call, which is within its limit
     if cells[found + _DUE] != due[found]:
-        return None  # it returned while it was being looked at
+        return None  # the call returned during the check
     return OverdueCall(
         place=(found - 1) // _WIDTH, during=_VERBS[int(cells[found + _VERB])], limit_s=cells[found + _LIMIT]
     )
 
 
 def _busiest(pid: int, threads: Mapping[int, int]) -> int | None:
-    """The key of the thread that computes most; None when none does, or nobody can tell."""
+    """The key of the thread that uses the processor most; None when none does or it cannot be seen."""
     before = {key: _cpu_ticks(pid, thread) for key, thread in threads.items()}
     time.sleep(_SAMPLE_S)
     used = {key: _cpu_ticks(pid, thread) - before[key] for key, thread in threads.items()}
@@ -231,13 +236,13 @@ class Note:
     """Why a watcher killed its process."""
 
     name: str
-    """Of the place where the call was made."""
+    """The name of the environment's place."""
     during: str
     limit_s: float
 
 
 def read_note(path: Path) -> Note | None:
-    """What a watcher left, if it did; removes it."""
+    """The note of a watcher, or None without one. Removes the file."""
     try:
         text = path.read_text()
         path.unlink()

@@ -1,7 +1,7 @@
-"""Tells a Ctrl-C of the user from a KeyboardInterrupt that foreign code raises.
+"""Distinguishes the user's Ctrl-C from a KeyboardInterrupt that a plug-in raises.
 
 with noticing_ctrl_c(is_in_foreign_code):      # in the main thread, where signals arrive
-    env.step(...)                              # `raise KeyboardInterrupt` in it is the environment's failure
+    env.step(...)                              # `raise KeyboardInterrupt` here fails the environment only
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _was_pressed = False
 
 
 def is_from_the_user(error: BaseException) -> bool:
-    """Whether `error` is the user's Ctrl-C. Where nobody notices signals, each KeyboardInterrupt may be."""
+    """Whether `error` is the user's Ctrl-C. Without `noticing_ctrl_c`, every KeyboardInterrupt counts."""
     if not issubclass(type(error), KeyboardInterrupt) or not _is_main_thread():
         return False
     return _was_pressed or signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -24,9 +24,9 @@ def is_from_the_user(error: BaseException) -> bool:
 
 @contextmanager
 def noticing_ctrl_c(is_in_foreign_code: Callable[[], bool]) -> Iterator[None]:
-    """Ctrl-C breaks into foreign code at once; elsewhere it does what it did outside of the block.
+    """Inside the block, Ctrl-C interrupts a plug-in's code at once; otherwise it keeps its present handler.
 
-    Does nothing outside of the main thread, or where Ctrl-C is ignored.
+    Does nothing outside of the main thread, or when Ctrl-C is ignored.
     """
     global _was_pressed
     before = signal.getsignal(signal.SIGINT)
@@ -50,7 +50,7 @@ def noticing_ctrl_c(is_in_foreign_code: Callable[[], bool]) -> Iterator[None]:
 
 
 def ignore_ctrl_c() -> None:
-    """For processes that others end: Ctrl-C reaches them, too. What they start can still be interrupted."""
+    """For processes that another one ends: Ctrl-C reaches them, too. Their children can be interrupted."""
     signal.signal(signal.SIGINT, lambda number, frame: None)
 
 

@@ -1,4 +1,4 @@
-"""Ends processes with everything that they started."""
+"""Ends processes together with their descendants."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def kill_tree(pid: int) -> None:
-    """Kill a process and its descendants. It is stopped first, so that it starts nothing more."""
+    """Kill a process and its descendants. It is stopped first, so that it cannot start more."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGSTOP)
         kill_descendants(pid)
@@ -24,7 +24,7 @@ def kill_tree(pid: int) -> None:
 
 
 def kill_descendants(pid: int) -> None:
-    """Kill what a process started, and what came of that, until nothing is left."""
+    """Kill the descendants of a process until none is left."""
     while alive := _living_descendants(pid):
         for each in alive:
             with contextlib.suppress(ProcessLookupError):
@@ -47,12 +47,12 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def adopt_orphans() -> None:
-    """Make the orphans of this process's descendants its children (Linux; elsewhere they are lost)."""
+    """Make orphaned descendants children of this process. Linux only; elsewhere they are lost."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent() -> None:
-    """Let this process end when the one that started it does, whatever runs in it then."""
+    """End this process when its parent ends, even in the middle of a call."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -61,7 +61,7 @@ def die_with_parent() -> None:
             parent.join()
             os._exit(1)
 
-        # Where the kernel does not do it, or the parent has ended already.
+        # For systems whose kernel cannot do it, and in case the parent has already ended.
         threading.Thread(target=wait, name="envsdk-parent", daemon=True).start()
 
 

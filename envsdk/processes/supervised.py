@@ -1,13 +1,13 @@
-"""Plays in processes that another one watches, so that no environment can hold up the command.
+"""Plays in watched processes, so that no environment can block the command.
 
     play_supervised(shares, on_event)
 
     share --spawn--> process: share.play(send) --events--> on_event
-                        |  what its environments are in, in shared memory
-                        +--> past its limit: killed; what is left of the share is played in another process
+                        |  shared memory: the call that each environment is in
+                        +--> past its limit: killed; another process plays the rest of the share
 
-An environment that holds up its process once, or takes it along when it crashes, may do so again: the second
-process gives each one a process of its own, where that ends a single episode.
+An environment that blocks or crashes its process may do so again. The second process therefore runs each
+environment in a process of its own, where this ends only one episode.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ Event = TypeVar("Event")
 
 
 class Share(ABC, Generic[Event]):
-    """The work of one process; picklable."""
+    """The work of one process. Picklable."""
 
     @property
     @abstractmethod
     def num_environments(self) -> int:
-        """How many are open at the same time, at most."""
+        """Maximum number of environments open at the same time."""
 
     @abstractmethod
     def play(self, send: Callable[[Event], None]) -> None:
-        """In the process: do what is left, and tell of it."""
+        """In the process: play the remaining work and send events about it."""
 
     @abstractmethod
     def heard(self, event: Event) -> None:
-        """In the supervisor: what `event` tells of is no longer left."""
+        """In the supervisor: the work that `event` reports is done."""
 
     @abstractmethod
     def isolated(self) -> Share[Event]:
-        """What is left, with each environment in a process of its own."""
+        """The remaining work, with each environment in a process of its own."""
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class _Player(Generic[Event]):
         theirs.close()
 
     def receive(self) -> Event | None:
-        """What it says next, None when it is done; raises what it raised, and EOFError when it died."""
+        """The next event; None at the end. Raises the error of the process, or EOFError when it died."""
         event = self.pipe.recv()
         if isinstance(event, BaseException):
             raise event
@@ -84,7 +84,7 @@ class _Player(Generic[Event]):
         return found
 
     def late(self) -> str:
-        """Which call keeps it from going on; empty when none does."""
+        """A description of the call that blocks the process; empty when none does."""
         if self.process.pid is None or self.pipe.poll():
             return ""
         call = overdue(self.calls, time.monotonic(), self.process.pid)
@@ -102,9 +102,9 @@ class _Player(Generic[Event]):
 
 
 def play_supervised(shares: Sequence[Share[Event]], on_event: Callable[[Event], None]) -> None:
-    """Play all shares, each in a process; calls `on_event` for what they send, in the order of each.
+    """Play all shares, each in a process, and call `on_event` with their events, in order for each share.
 
-    Raises what a share or `on_event` raises; Ctrl-C ends it at once. All processes have ended then.
+    Errors of a share or of `on_event` are raised; Ctrl-C ends it at once. All processes have ended on return.
     """
     players: dict[Any, _Player[Event]] = {}
 

@@ -1,8 +1,8 @@
-"""A file that is only ever appended to, and stays readable when the process dies at any moment.
+"""An append-only file that stays readable when the process dies at any moment.
 
     open -> append* -> close
 
-The owner decides what a whole record is and cuts a torn one off before it appends (`truncate`).
+The owner decides what a complete record is and removes a torn one before it appends (`truncate`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from envsdk.store.atomic import storage_error
 
 
 class AppendFile:
-    """Appends whole records; either all bytes of a record reach the file or none. Thread-safe."""
+    """Appends records; either all bytes of a record reach the file or none. Thread-safe."""
 
     def __init__(self, path: Path, *, durable: bool = False) -> None:
-        """`durable` asks for an fsync after each record: it then survives a power cut, not just a kill."""
+        """`durable`: fsync after each record, so that it survives a power cut and not only a kill."""
         self.path = path
         self._durable = durable
         self._lock = Lock()
@@ -29,7 +29,7 @@ class AppendFile:
             raise storage_error("write", path, error) from error
 
     def append(self, record: bytes) -> None:
-        """Write one record. Raises StorageError, having taken back what it wrote, when the disk is full."""
+        """Write one record. On a full disk, removes what it wrote and raises StorageError."""
         with self._lock:
             descriptor = self._open_descriptor()
             size = os.fstat(descriptor).st_size
@@ -44,7 +44,7 @@ class AppendFile:
                 raise storage_error("write", self.path, error) from error
 
     def read(self) -> bytes:
-        """Everything in the file."""
+        """The content of the file."""
         with self._lock:
             descriptor = self._open_descriptor()
             return os.pread(descriptor, os.fstat(descriptor).st_size, 0)

@@ -1,9 +1,9 @@
-"""Files that are there whole or not at all, also after a crash or on a full disk.
+"""Files that are complete or absent, also after a crash or on a full disk.
 
-    write beside -> flush -> fsync(file) -> rename over the target -> fsync(folder)
+    write a temporary file -> flush -> fsync(file) -> rename over the target -> fsync(folder)
 
 A reader never sees a part of a file. A writer that is killed leaves at most a hidden
-`.NAME.*.tmp` beside the target, which `remove_leftovers` takes away.
+`.NAME.*.tmp` in the target's folder, which `remove_leftovers` deletes.
 """
 
 from __future__ import annotations
@@ -61,34 +61,34 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     An OSError in the block or while finishing becomes a StorageError naming `path`. When this
     returns, the content is on the disk.
     """
-    beside: Path | None = None
+    temporary: Path | None = None
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        beside = Path(name)
+        temporary = Path(name)
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
             os.fchmod(file.fileno(), 0o666 & ~_umask())
             os.fsync(file.fileno())
-        os.replace(beside, path)
-        beside = None
+        os.replace(temporary, path)
+        temporary = None
         fsync_folder(path.parent)
     except OSError as error:
         raise storage_error("write", path, error) from error
     finally:
-        if beside is not None:
+        if temporary is not None:
             with suppress(OSError):
-                beside.unlink()
+                temporary.unlink()
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Put `data` in the place of `path`, whole or not at all."""
+    """Put `data` in the place of `path`, atomically."""
     with atomic_file(path) as file:
         file.write(data)
 
 
 def write_json_atomically(path: Path, value: Any) -> None:
-    """Put `value` as readable JSON in the place of `path`, whole or not at all."""
+    """Put `value` as readable JSON in the place of `path`, atomically."""
     write_atomically(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 

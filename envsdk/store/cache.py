@@ -1,4 +1,4 @@
-"""Where envsdk keeps what it makes once: the tiny policy, translated games, built stores."""
+"""The cache folder: the tiny policy, translated games, built stores, indices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """`$ENVSDK_CACHE`, else `envsdk` in `$XDG_CACHE_HOME` or `~/.cache`. It need not be there yet."""
+    """`$ENVSDK_CACHE`, else `envsdk` in `$XDG_CACHE_HOME` or `~/.cache`. It may not exist yet."""
     own = os.environ.get("ENVSDK_CACHE")
     if own:
         return Path(own).expanduser()

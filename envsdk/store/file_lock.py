@@ -1,4 +1,4 @@
-"""A lock that goes with its process, however it ends."""
+"""A lock that is released when its process ends, for whatever reason."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
-"""What file systems without locks answer; nobody is kept out there."""
+"""Errors of file systems without locks; there, nothing is locked."""
 _LOOK_EVERY_S = 0.05
 
 
 @contextmanager
 def locked(path: Path, *, patience_s: float) -> Iterator[None]:
-    """Hold the lock `path`, a file that is made and stays; BlockingIOError when another holds it so long."""
+    """Hold the lock file `path`, created if needed; BlockingIOError when another process holds it."""
     with path.open("w") as file:
         wait_for_lock(file.fileno(), fcntl.LOCK_EX, patience_s)
         yield
 
 
 def wait_for_lock(descriptor: int, kind: int, patience_s: float) -> None:
-    """`fcntl.flock` of this kind, tried for so long; BlockingIOError then."""
+    """`fcntl.flock`, retried for some seconds; then BlockingIOError."""
     deadline = time.monotonic() + patience_s
     while True:
         try:

@@ -1,6 +1,6 @@
-"""What a Hugging Face folder holds, and whether it can be played with, before anything is started.
+"""The contents of a Hugging Face folder, and whether a policy can be loaded from it, checked before a start.
 
-python -m envsdk.store.model_files FOLDER     how a process of its own judges tokenizer and chat template
+python -m envsdk.store.model_files FOLDER     checks tokenizer and chat template in a process of its own
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _headers(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def weights_problem(folder: Path) -> str | None:
-    """What is wrong with the `*.safetensors` files of a folder; None when they are whole or there are none.
+    """What is wrong with the `*.safetensors` files of a folder; None when they are complete or absent.
 
     Only headers are read, so that large models take no time.
     """
@@ -126,11 +126,11 @@ def weights_problem(folder: Path) -> str | None:
         try:
             tensors = json.loads(text)
             ends = (entry["data_offsets"][1] for name, entry in tensors.items() if name != "__metadata__")
-            whole = _LENGTH_BYTES + header_bytes + max(map(int, ends), default=0)
+            expected = _LENGTH_BYTES + header_bytes + max(map(int, ends), default=0)
         except (ValueError, AttributeError, KeyError, IndexError, TypeError):
             return f"{path} is damaged: its header cannot be read"
-        if size < whole:
-            return f"{path} is cut short: {size} of {whole} bytes"
+        if size < expected:
+            return f"{path} is cut short: {size} of {expected} bytes"
     return None
 
 

@@ -6,8 +6,8 @@ Episodes that filters drop are counted in their shard's footer. Where duplicates
 in DIR/.played/ until those before it are done, since the first of each kind is kept.
 
 The plan is a function of what was asked for: shard n always holds the same tasks, so the shards that
-are there are the cursor. A run that was killed is continued by playing the shards that are missing;
-no episode can be there twice or be left out. Shards are written whole (`envsdk.store.atomic`), and the
+are there are the cursor. A run that was killed resumes by playing the missing shards, so no episode is
+repeated or lost. Shards are written atomically (`envsdk.store.atomic`), and the
 manifest is rewritten after each.
 """
 
@@ -38,7 +38,7 @@ PLAYED = ".played"
 _COUNTS_KEY = "envsdk.counts"
 _LOCK_PATIENCE_S = 1.0
 _WORKER_PATIENCE_S = 20.0
-"""Workers of a killed run end within a blink, unless the machine is very busy."""
+"""Workers of a killed run end within milliseconds, unless the machine is very busy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class ShardPlan:
     first_index: int
     num_episodes: int
     first_position: int
-    """Position of the first episode in the whole collection; ids of trajectories derive from it."""
+    """Position of the first episode in the collection; ids of trajectories derive from it."""
 
     @property
     def file_name(self) -> str:
@@ -389,7 +389,7 @@ def account_for_shards(folder: Path, plans: Sequence[ShardPlan], manifest: Manif
             continue
         record = recorded.get(plan.number)
         if record is None:
-            # Written just before the run was killed: the manifest never heard of it.
+            # Written just before the run was killed, before the manifest was.
             record = _read_record(folder, plan, manifest.fingerprint)
         elif file_sha256(path) != record.sha256:
             raise StorageError(
@@ -401,7 +401,7 @@ def account_for_shards(folder: Path, plans: Sequence[ShardPlan], manifest: Manif
 
 
 def refuse_foreign_shards(folder: Path) -> None:
-    """Shards without a manifest are somebody else's: they are neither continued nor written over."""
+    """Refuse shards without a manifest: they belong to something else and are not overwritten."""
     shard = next(iter(sorted(folder.glob("part-*.parquet"))), None)
     if shard is not None:
         raise StorageError(

@@ -1,4 +1,4 @@
-"""Which code something is made by: a digest of the Python sources of the packages it is defined in."""
+"""A digest of the Python sources of the packages that define some classes or functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trajectories on disk: one Parquet file, one row per trajectory, whole or not at all.
+"""Trajectories on disk: one Parquet file, one row per trajectory, written atomically.
 
     write_trajectories(path, trajectories, metadata={"step": "7"})
     read_trajectories(path)      # the same trajectories
@@ -15,11 +15,11 @@ Text is stored as UTF-8. A lone surrogate, which UTF-8 cannot hold, is stored as
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import accumulate, chain
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
+from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from envsdk.failures import Boundary, Failure, StorageError, without_lone_surrogates
 from envsdk.store.atomic import atomic_file, storage_error
-from envsdk.trajectory import Outcome, Task, TokenArrays, Trajectory, Turn
+from envsdk.trajectory import FinishReason, Outcome, Task, TokenArrays, Trajectory, Turn
 
 SCHEMA_VERSION = 2
 """Raised when earlier versions of envsdk can no longer read the files. Version 1 had `metrics` as a map."""
@@ -42,76 +42,183 @@ _ROWS_PER_GROUP = 1024
 _TEXT_PER_GROUP = 2**28
 """Characters of them; offsets of strings have 31 bits, and a character takes up to four bytes."""
 
-_METRIC = pa.struct(
-    [pa.field("name", pa.string(), nullable=False), pa.field("value", pa.float64(), nullable=False)]
-)
-_METRICS = pa.list_(pa.field("item", _METRIC, nullable=False))
+Rows = Sequence[Any]
+"""Trajectories, or turns, or failures."""
+
+
+class Column(NamedTuple):
+    """One column of a file, or one field of a struct in it: its name, its type and its source."""
+
+    name: str
+    type: pa.DataType
+    array: Callable[[Rows], pa.Array]
+    """The column of some rows."""
+    is_nullable: bool = False
+
+    @property
+    def field(self) -> pa.Field:
+        return pa.field(self.name, self.type, nullable=self.is_nullable)
+
+
+_TO_PYTHON: dict[pa.DataType, Callable[[Any], Any]] = {pa.bool_(): bool, pa.float64(): float}
+"""Environments may report numbers of NumPy's types, which Arrow does not take for Python's."""
+
+
+def _each(name: str, value_type: pa.DataType, get: Callable[[Any], Any] | None = None) -> Column:
+    """A column with one plain value per row; without `get` it is the attribute of that name."""
+    get = get or attrgetter(name)
+
+    def array(rows: Rows) -> pa.Array:
+        return _text(map(get, rows)) if value_type == pa.string() else _numbers(map(get, rows), value_type)
+
+    return Column(name, value_type, array)
+
+
+def _numbers(values: Iterable[Any], value_type: pa.DataType) -> pa.Array:
+    to_python = _TO_PYTHON.get(value_type)
+    return pa.array(list(map(to_python, values) if to_python else values), value_type)
+
+
+def _text(values: Iterable[str | None]) -> pa.Array:
+    values = list(values)
+    try:
+        return pa.array(values, pa.string())
+    except UnicodeEncodeError:
+        return pa.array([value and without_lone_surrogates(value) for value in values], pa.string())
+
+
+def _struct(columns: Sequence[Column]) -> pa.DataType:
+    return pa.struct([column.field for column in columns])
+
+
+def _struct_array(columns: Sequence[Column], rows: Rows, mask: pa.Array | None = None) -> pa.Array:
+    arrays = [column.array(rows) for column in columns]
+    return pa.StructArray.from_arrays(arrays, fields=[column.field for column in columns], mask=mask)
+
+
+def _list(value_type: pa.DataType, *, is_nullable: bool = False) -> pa.DataType:
+    return pa.list_(pa.field("item", value_type, nullable=is_nullable))
+
+
+def _offsets(lengths: Iterable[int]) -> pa.Array:
+    return pa.array(list(accumulate(lengths, initial=0)), pa.int32())
+
+
+_METRIC = (_each("name", pa.string(), itemgetter(0)), _each("value", pa.float64(), itemgetter(1)))
+_METRICS = _list(_struct(_METRIC))
 """Not a map, for which Hugging Face datasets has no type."""
 _EARLIER_METRICS = pa.map_(pa.string(), pa.float64())
 
 
-def _turn(metrics: pa.DataType) -> pa.DataType:
-    return pa.struct(
-        [
-            pa.field("observation", pa.string(), nullable=False),
-            pa.field("reply", pa.string(), nullable=False),
-            pa.field("reward", pa.float64(), nullable=False),
-            pa.field("response_start", pa.int32(), nullable=False),
-            pa.field("response_end", pa.int32(), nullable=False),
-            pa.field("finish_reason", pa.string(), nullable=False),
-            pa.field("metrics", metrics, nullable=False),
-        ]
+def _metric_lists(turns: Rows) -> pa.Array:
+    pairs = [pair for turn in turns for pair in turn.metrics.items()]
+    offsets = _offsets(len(turn.metrics) for turn in turns)
+    return pa.ListArray.from_arrays(offsets, _struct_array(_METRIC, pairs), type=_METRICS)
+
+
+_TURN = (
+    _each("observation", pa.string()),
+    _each("reply", pa.string()),
+    _each("reward", pa.float64()),
+    _each("response_start", pa.int32()),
+    _each("response_end", pa.int32()),
+    _each("finish_reason", pa.string()),
+    Column("metrics", _METRICS, _metric_lists),
+)
+_TURNS = _list(_struct(_TURN))
+_EARLIER_TURNS = _list(_struct([*_TURN[:-1], _TURN[-1]._replace(type=_EARLIER_METRICS)]))
+
+
+def _turn_lists(trajectories: Rows) -> pa.Array:
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    offsets = _offsets(len(trajectory.turns) for trajectory in trajectories)
+    return pa.ListArray.from_arrays(offsets, _struct_array(_TURN, turns), type=_TURNS)
+
+
+_HASHES = _list(pa.string(), is_nullable=True)
+
+
+def _hash_lists(trajectories: Rows) -> pa.Array:
+    """One list per trajectory, parallel to its turns; null when none of them has a hash."""
+    lists = [[turn.state_hash for turn in trajectory.turns] for trajectory in trajectories]
+    is_null = [all(value is None for value in hashes) for hashes in lists]
+    kept = [[] if null else hashes for hashes, null in zip(lists, is_null, strict=True)]
+    flat = _text(value for hashes in kept for value in hashes)
+    return pa.ListArray.from_arrays(
+        _offsets(map(len, kept)), flat, type=_HASHES, mask=pa.array(is_null, pa.bool_())
     )
 
 
-_TURN = _turn(_METRICS)
-_TURNS = pa.list_(pa.field("item", _TURN, nullable=False))
-_EARLIER_TURNS = pa.list_(pa.field("item", _turn(_EARLIER_METRICS), nullable=False))
-_HASHES = pa.list_(pa.field("item", pa.string()))
-_FAILURE = pa.struct(
-    [
-        pa.field("boundary", pa.string(), nullable=False),
-        pa.field("kind", pa.string(), nullable=False),
-        pa.field("message", pa.string(), nullable=False),
-    ]
+_FAILURE = (
+    _each("boundary", pa.string(), attrgetter("boundary.value")),
+    _each("kind", pa.string()),
+    _each("message", pa.string()),
 )
 
 
-def _tokens(value_type: pa.DataType) -> pa.DataType:
-    return pa.list_(pa.field("item", value_type, nullable=False))
+def _failures(trajectories: Rows) -> pa.Array:
+    failures = [trajectory.failure for trajectory in trajectories]
+    none = Failure(boundary=Boundary.SCHEDULER, kind="", message="")
+    mask = pa.array([failure is None for failure in failures], pa.bool_())
+    return _struct_array(_FAILURE, [failure or none for failure in failures], mask)
 
 
-SCHEMA = pa.schema(
-    [
-        pa.field("trajectory_id", pa.string(), nullable=False),
-        pa.field("group_id", pa.int64(), nullable=False),
-        pa.field("tag", pa.string(), nullable=False),
-        pa.field("split", pa.string(), nullable=False),
-        pa.field("index", pa.int64(), nullable=False),
-        pa.field("seed", pa.int64(), nullable=False),
-        pa.field("outcome", pa.string(), nullable=False),
-        pa.field("success", pa.bool_(), nullable=False),
-        pa.field("num_turns", pa.int32(), nullable=False),
-        pa.field("total_reward", pa.float64(), nullable=False),
-        pa.field("turns", _TURNS, nullable=False),
-        pa.field("state_hashes", _HASHES),
-        pa.field("final_observation", pa.string(), nullable=False),
-        pa.field("failure", _FAILURE),
-        pa.field("token_ids", _tokens(pa.int32())),
-        pa.field("response_mask", _tokens(pa.int8())),
-        pa.field("behavior_logprobs", _tokens(pa.float32())),
-        pa.field("versions", _tokens(pa.int32())),
-        pa.field("started_at", pa.float64(), nullable=False),
-        pa.field("ended_at", pa.float64(), nullable=False),
-        pa.field("generate_s", pa.float64(), nullable=False),
-        pa.field("env_s", pa.float64(), nullable=False),
-        pa.field("worker", pa.string(), nullable=False),
-    ]
+_TOKENS = {
+    "token_ids": ("ids", np.int32),
+    "response_mask": ("response_mask", np.int8),
+    "behavior_logprobs": ("behavior_logprobs", np.float32),
+    "versions": ("versions", np.int32),
+}
+"""Columns of the token log: the field of TokenArrays and its type. All are null without a log."""
+
+
+def _token_column(name: str) -> Column:
+    attribute, dtype = _TOKENS[name]
+    list_type = _list(pa.from_numpy_dtype(dtype))
+
+    def array(trajectories: Rows) -> pa.Array:
+        logs = [trajectory.tokens for trajectory in trajectories]
+        values = [np.asarray(getattr(log, attribute), dtype) for log in logs if log is not None]
+        flat = pa.array(np.concatenate(values) if values else np.empty(0, dtype))
+        offsets = _offsets(0 if log is None else len(log) for log in logs)
+        mask = pa.array([log is None for log in logs], pa.bool_())
+        return pa.ListArray.from_arrays(offsets, flat, type=list_type, mask=mask)
+
+    return Column(name, list_type, array, is_nullable=True)
+
+
+_PLAIN = (
+    *("trajectory_id", "group_id", "seed", "success", "final_observation"),
+    *("started_at", "ended_at", "generate_s", "env_s", "worker"),
 )
-"""Columns of a trajectory file. Readers go by name: a column may be added without a new version."""
+"""Columns that are read into the attribute of the same name."""
+
+COLUMNS = (
+    _each("trajectory_id", pa.string()),
+    _each("group_id", pa.int64()),
+    _each("tag", pa.string(), attrgetter("task.tag")),
+    _each("split", pa.string(), attrgetter("task.split")),
+    _each("index", pa.int64(), attrgetter("task.index")),
+    _each("seed", pa.int64()),
+    _each("outcome", pa.string(), attrgetter("outcome.value")),
+    _each("success", pa.bool_()),
+    _each("num_turns", pa.int32(), lambda trajectory: len(trajectory.turns)),
+    _each("total_reward", pa.float64()),
+    Column("turns", _TURNS, _turn_lists),
+    Column("state_hashes", _HASHES, _hash_lists, is_nullable=True),
+    _each("final_observation", pa.string()),
+    Column("failure", _struct(_FAILURE), _failures, is_nullable=True),
+    *map(_token_column, _TOKENS),
+    _each("started_at", pa.float64()),
+    _each("ended_at", pa.float64()),
+    _each("generate_s", pa.float64()),
+    _each("env_s", pa.float64()),
+    _each("worker", pa.string()),
+)
+"""Of a trajectory file. Readers go by name: a column may be added without a new version."""
+SCHEMA = pa.schema([column.field for column in COLUMNS])
 _LATER_COLUMNS = frozenset({"state_hashes"})
 """Columns that files of the present version may lack."""
-
 
 DISCARDED_PREFIX = "discarded_"
 """Of the names of a run's files with episodes that were played and not used."""
@@ -260,243 +367,64 @@ def _damaged(path: Path, error: Exception) -> StorageError:
 
 
 def to_record_batch(trajectories: Sequence[Trajectory]) -> pa.RecordBatch:
-    """The rows of `SCHEMA`, built column by column."""
-    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-    logs = [trajectory.tokens for trajectory in trajectories]
-    columns = [
-        _text([t.trajectory_id for t in trajectories]),
-        pa.array([t.group_id for t in trajectories], pa.int64()),
-        _text([t.task.tag for t in trajectories]),
-        _text([t.task.split for t in trajectories]),
-        pa.array([t.task.index for t in trajectories], pa.int64()),
-        pa.array([t.seed for t in trajectories], pa.int64()),
-        _text([t.outcome.value for t in trajectories]),
-        pa.array([bool(t.success) for t in trajectories], pa.bool_()),
-        pa.array([len(t.turns) for t in trajectories], pa.int32()),
-        pa.array([t.total_reward for t in trajectories], pa.float64()),
-        pa.ListArray.from_arrays(
-            _offsets(len(t.turns) for t in trajectories), _turn_column(turns), type=_TURNS
-        ),
-        _hash_column([t.turns for t in trajectories]),
-        _text([t.final_observation for t in trajectories]),
-        _failure_column([t.failure for t in trajectories]),
-        _token_column([None if log is None else log.ids for log in logs], np.int32),
-        _token_column([None if log is None else log.response_mask for log in logs], np.int8),
-        _token_column([None if log is None else log.behavior_logprobs for log in logs], np.float32),
-        _token_column([None if log is None else log.versions for log in logs], np.int32),
-        pa.array([t.started_at for t in trajectories], pa.float64()),
-        pa.array([t.ended_at for t in trajectories], pa.float64()),
-        pa.array([t.generate_s for t in trajectories], pa.float64()),
-        pa.array([t.env_s for t in trajectories], pa.float64()),
-        _text([t.worker for t in trajectories]),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    """The trajectories as columns."""
+    return pa.RecordBatch.from_arrays([column.array(trajectories) for column in COLUMNS], schema=SCHEMA)
 
 
 def from_record_batch(batch: pa.RecordBatch) -> list[Trajectory]:
     """The inverse of `to_record_batch`; columns are found by name."""
-
-    def column(name: str) -> list[Any]:
-        values: list[Any] = batch.column(name).to_pylist()
-        return values
-
-    all_turns = _turns_from_batch(batch)
-    turn_ends = list(accumulate(batch.column("turns").value_lengths().to_pylist()))
-    tasks = map(_make_task, column("tag"), column("split"), column("index"))
-    tokens = _tokens_from_batch(batch)
-    rows = zip(
-        column("trajectory_id"),
-        column("group_id"),
-        tasks,
-        column("seed"),
-        column("outcome"),
-        column("success"),
-        chain((0,), turn_ends),
-        turn_ends,
-        tokens,
-        column("failure"),
-        column("final_observation"),
-        column("started_at"),
-        column("ended_at"),
-        column("generate_s"),
-        column("env_s"),
-        column("worker"),
-        strict=False,
-    )
+    columns = {name: batch.column(name).to_pylist() for name in (*_PLAIN, "tag", "split", "index", "outcome")}
+    failures = batch.column("failure").to_pylist()
+    turns, tokens = _turns_from_batch(batch), _tokens_from_batch(batch)
+    ends = accumulate(batch.column("turns").value_lengths().to_pylist(), initial=0)
     return [
         Trajectory(
-            trajectory_id=trajectory_id,
-            group_id=group_id,
-            task=task,
-            seed=seed,
-            outcome=Outcome(outcome),
-            success=success,
-            turns=tuple(all_turns[first:last]),
-            tokens=log,
-            failure=None if failure is None else _failure_from_row(failure),
-            final_observation=final_observation,
-            started_at=started_at,
-            ended_at=ended_at,
-            generate_s=generate_s,
-            env_s=env_s,
-            worker=worker,
+            **{name: columns[name][row] for name in _PLAIN},
+            task=Task(tag=columns["tag"][row], split=columns["split"][row], index=columns["index"][row]),
+            outcome=Outcome(columns["outcome"][row]),
+            turns=tuple(turns[first:last]),
+            tokens=tokens[row],
+            failure=None
+            if failure is None
+            else Failure(**failure | {"boundary": Boundary(failure["boundary"])}),
         )
-        for (
-            trajectory_id,
-            group_id,
-            task,
-            seed,
-            outcome,
-            success,
-            first,
-            last,
-            log,
-            failure,
-            final_observation,
-            started_at,
-            ended_at,
-            generate_s,
-            env_s,
-            worker,
-        ) in rows
+        for row, ((first, last), failure) in enumerate(zip(pairwise(ends), failures, strict=True))
     ]
 
 
-def _text(values: Sequence[str | None]) -> pa.Array:
-    try:
-        return pa.array(values, pa.string())
-    except UnicodeEncodeError:
-        return pa.array([value and without_lone_surrogates(value) for value in values], pa.string())
-
-
-def _offsets(lengths: Iterable[int]) -> pa.Array:
-    return pa.array(list(accumulate(lengths, initial=0)), pa.int32())
-
-
-def _turn_column(turns: list[Turn]) -> pa.Array:
-    metrics = pa.ListArray.from_arrays(
-        _offsets(len(turn.metrics) for turn in turns),
-        pa.StructArray.from_arrays(
-            [
-                _text([name for turn in turns for name in turn.metrics]),
-                pa.array([float(value) for turn in turns for value in turn.metrics.values()], pa.float64()),
-            ],
-            fields=list(_METRIC),
-        ),
-        type=_METRICS,
-    )
-    return pa.StructArray.from_arrays(
-        [
-            _text([turn.observation for turn in turns]),
-            _text([turn.reply for turn in turns]),
-            pa.array([float(turn.reward) for turn in turns], pa.float64()),
-            pa.array([turn.response_start for turn in turns], pa.int32()),
-            pa.array([turn.response_end for turn in turns], pa.int32()),
-            _text([turn.finish_reason for turn in turns]),
-            metrics,
-        ],
-        fields=list(_TURN),
-    )
-
-
-def _hash_column(turns: Sequence[Sequence[Turn]]) -> pa.Array:
-    """One list per trajectory, parallel to its turns; null when none of them has a hash."""
-    has_hashes = [any(turn.state_hash is not None for turn in each) for each in turns]
-    kept = [each if found else () for each, found in zip(turns, has_hashes, strict=True)]
-    return pa.ListArray.from_arrays(
-        _offsets(map(len, kept)),
-        _text([turn.state_hash for each in kept for turn in each]),
-        type=_HASHES,
-        mask=pa.array([not found for found in has_hashes], pa.bool_()),
-    )
-
-
-def _failure_column(failures: list[Failure | None]) -> pa.Array:
-    rows = [failure or Failure(boundary=Boundary.SCHEDULER, kind="", message="") for failure in failures]
-    return pa.StructArray.from_arrays(
-        [
-            _text([row.boundary.value for row in rows]),
-            _text([row.kind for row in rows]),
-            _text([row.message for row in rows]),
-        ],
-        fields=list(_FAILURE),
-        mask=pa.array([failure is None for failure in failures], pa.bool_()),
-    )
-
-
-def _token_column(logs: Sequence[NDArray[Any] | None], dtype: type[np.generic]) -> pa.Array:
-    values = [np.asarray(log, dtype) for log in logs if log is not None]
-    flat = pa.array(np.concatenate(values) if values else np.empty(0, dtype))
-    return pa.ListArray.from_arrays(
-        _offsets(0 if log is None else len(log) for log in logs),
-        flat,
-        type=_tokens(flat.type),
-        mask=pa.array([log is None for log in logs], pa.bool_()),
-    )
-
-
-def _make_task(tag: str, split: str, index: int) -> Task:
-    return Task(tag=tag, split=split, index=index)
-
-
-def _failure_from_row(row: dict[str, str]) -> Failure:
-    return Failure(boundary=Boundary(row["boundary"]), kind=row["kind"], message=row["message"])
-
-
 def _turns_from_batch(batch: pa.RecordBatch) -> list[Turn]:
-    turns = _turns_from_column(batch.column("turns").flatten())
-    if "state_hashes" not in batch.schema.names:
-        return turns
-    lengths = batch.column("turns").value_lengths().to_pylist()
-    recorded = zip(batch.column("state_hashes").to_pylist(), lengths, strict=True)
-    hashes = [each for found, length in recorded for each in found or [None] * length]
-    if not any(each is not None for each in hashes):
-        return turns
-    return [replace(turn, state_hash=each) for turn, each in zip(turns, hashes, strict=True)]
-
-
-def _turns_from_column(column: pa.StructArray) -> list[Turn]:
-    fields = dict(zip((field.name for field in column.type), column.flatten(), strict=True))
-    metrics = fields["metrics"]
+    """The turns of all trajectories of the batch, in their order."""
+    turns = batch.column("turns")
+    lengths, flat = turns.value_lengths().to_pylist(), turns.flatten()
+    fields = {field.name: column for field, column in zip(flat.type, flat.flatten(), strict=True)}
+    metrics = fields.pop("metrics")
     if isinstance(metrics, pa.MapArray):
-        names, numbers = metrics.keys.to_pylist(), metrics.items.to_pylist()
+        pairs = list(zip(metrics.keys.to_pylist(), metrics.items.to_pylist(), strict=True))
     else:
-        names, numbers = (part.to_pylist() for part in metrics.values.flatten())
-    ends = metrics.offsets.to_pylist()
+        pairs = list(zip(*(part.to_pylist() for part in metrics.values.flatten()), strict=True))
+    hashes: list[str | None] = [None] * len(flat)
+    if "state_hashes" in batch.schema.names:
+        lists = zip(batch.column("state_hashes").to_pylist(), lengths, strict=True)
+        hashes = [value for found, length in lists for value in found or [None] * length]
+    columns = {name: column.to_pylist() for name, column in fields.items()}
+    columns["finish_reason"] = [FinishReason(reason) for reason in columns["finish_reason"]]
+    rows = zip(
+        zip(*columns.values(), strict=True),
+        pairwise(metrics.offsets.to_pylist()),
+        hashes,
+        strict=True,
+    )
     return [
-        Turn(
-            observation=observation,
-            reply=reply,
-            reward=reward,
-            response_start=response_start,
-            response_end=response_end,
-            finish_reason=finish_reason,
-            metrics=dict(zip(names[first:last], numbers[first:last], strict=True)),
-        )
-        for observation, reply, reward, response_start, response_end, finish_reason, first, last in zip(
-            fields["observation"].to_pylist(),
-            fields["reply"].to_pylist(),
-            fields["reward"].to_pylist(),
-            fields["response_start"].to_pylist(),
-            fields["response_end"].to_pylist(),
-            fields["finish_reason"].to_pylist(),
-            ends[:-1],
-            ends[1:],
-            strict=True,
-        )
+        Turn(**dict(zip(fields, values, strict=True)), metrics=dict(pairs[first:last]), state_hash=state_hash)
+        for values, (first, last), state_hash in rows
     ]
 
 
 def _tokens_from_batch(batch: pa.RecordBatch) -> list[TokenArrays | None]:
-    columns = [
-        _arrays_from_column(batch.column(name))
-        for name in ("token_ids", "response_mask", "behavior_logprobs", "versions")
-    ]
+    columns = {attribute: _arrays_from_column(batch.column(name)) for name, (attribute, _) in _TOKENS.items()}
     return [
-        None
-        if ids is None
-        else TokenArrays(ids=ids, response_mask=mask, behavior_logprobs=logprobs, versions=versions)
-        for ids, mask, logprobs, versions in zip(*columns, strict=True)
+        None if arrays[0] is None else TokenArrays(**dict(zip(columns, arrays, strict=True)))
+        for arrays in zip(*columns.values(), strict=True)
     ]
 
 

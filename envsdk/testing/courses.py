@@ -73,17 +73,17 @@ def ask(env: TextEnv, method: str, /, *args: Any, **kwargs: Any) -> Any:
         NeverReturned: It did not return within the limits of `ending_calls`.
     """
 
-    def told() -> str:
+    def shown_call() -> str:
         given = ", ".join([*map(short, args), *(f"{name}={value!r}" for name, value in kwargs.items())])
         return f"{method}({given})"
 
     try:
-        with call(method, told):
+        with call(method, shown_call):
             return getattr(env, method)(*args, **kwargs)
     except NeverReturned:
         raise
     except Exception as error:
-        raise Fault(method, f"{told()} raised {describe_error(error)}") from error
+        raise Fault(method, f"{shown_call()} raised {describe_error(error)}") from error
 
 
 def short(value: Any, limit: int = 200) -> str:

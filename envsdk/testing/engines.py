@@ -376,19 +376,19 @@ class EngineSuite(StructureTests, AdapterTests):
             request = self.long_request()
             running = engine.submit(request)
             waiting = engine.submit(self.request("waiting"))
-            told: list[TokenDelta] = []
+            deltas_so_far: list[TokenDelta] = []
             for step in range(4):
                 await self.mid_reply(engine)
-                num_known = sum(len(delta.token_ids) for delta in told)
+                num_known = sum(len(delta.token_ids) for delta in deltas_so_far)
                 deltas = await engine.progress({"long": num_known, "waiting": 0, "unknown": 0})
                 assert [delta.request_id for delta in deltas] == ["long"]
-                told += deltas
+                deltas_so_far += deltas
                 if step == 1 and engine.abilities.inflight_update:
                     await engine.load_weights(self.weights(), 1)
             assert not running.done()
             result = await running
             check_result(request, result, sequence_length=self.sequence_length)
-            known = joined(told)
+            known = joined(deltas_so_far)
             assert known is not None
             count = len(known.token_ids)
             assert known.token_ids.dtype == np.int32

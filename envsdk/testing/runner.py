@@ -68,21 +68,21 @@ CULPRITS: Mapping[str, tuple[str, ...]] = {
     "snapshot": ("abilities.declared_abilities_answer",),
     "state_hash": ("abilities.declared_abilities_answer",),
 }
-"""Checks that name the fault when a method raises; others that stumble over it are blocked."""
+"""Checks that report a method that raises; others that fail for that reason are blocked."""
 
 
 class Status(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     BLOCKED = "blocked"
-    """It stumbled over a fault that another check names."""
+    """It failed because of a fault that another check reports."""
     SKIPPED = "skipped"
     """It does not apply: an ability is not declared, or an option is off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of one check."""
+    """The result of one check."""
 
     check: Check
     status: Status
@@ -112,7 +112,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What came of all checks."""
+    """The results of all checks."""
 
     name: str
     """Of the environment."""
@@ -172,7 +172,7 @@ def examine(
     """
     subject = target if isinstance(target, Subject) else subject_of(target, env_config, options_from(options))
     checks = chosen(only)
-    # First those that name a fault over which others stumble, so that it is searched and told once.
+    # First the checks that name a fault, so that it is searched and reported once.
     naming = ["contract.calls_return", *(name for names in CULPRITS.values() for name in names)]
     outcomes: dict[str, Outcome] = {}
     faulty: dict[str, str] = {}
@@ -232,7 +232,7 @@ def chosen(only: Iterable[str]) -> list[Check]:
 def run(check: Check, subject: Subject, faulty: Mapping[str, str] | None = None) -> Outcome:
     """One check, with its failing example as small as it could be made.
 
-    `faulty` has methods known to raise and the checks that said so: who stumbles over one is blocked.
+    `faulty` has the methods that raise and the checks that report them: other checks are blocked by these.
     """
     began = time.perf_counter()
     try:

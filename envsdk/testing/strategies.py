@@ -28,7 +28,7 @@ AWKWARD_REPLIES = (
     "²",
     "<answer>" * 200,
 )
-"""Replies that a careless parser falls over; drawn beside arbitrary text."""
+"""Replies that a careless parser falls over; drawn besides arbitrary text."""
 
 seeds = st.integers(min_value=0, max_value=2**31 - 1)
 """Those that training draws."""

@@ -121,12 +121,12 @@ def ending_calls(limits: CallLimits, costs: dict[str, CallCosts] | None = None) 
 
 
 class call:
-    """One call of the environment; `told` says which, should it not return."""
+    """One call of the environment; `describe` says which, should it not return."""
 
-    __slots__ = ("_began", "_clock", "_method", "_told")
+    __slots__ = ("_began", "_clock", "_describe", "_method")
 
-    def __init__(self, method: str, told: Callable[[], str]) -> None:
-        self._method, self._told = method, told
+    def __init__(self, method: str, describe: Callable[[], str]) -> None:
+        self._method, self._describe = method, describe
         self._clock = _clock
         self._began = 0.0
 
@@ -141,7 +141,7 @@ class call:
         if self._clock is None:
             return
         if isinstance(error, _Interruption):
-            late = self._clock.late(f"{self._told()} had not returned")
+            late = self._clock.late(f"{self._describe()} had not returned")
             self._clock.arm(max(self._clock.limits.reset_s, self._clock.limits.step_s))
             raise late from None
         took_s = time.perf_counter() - self._began

@@ -1,6 +1,6 @@
-"""What a run did when: a trace that https://ui.perfetto.dev opens.
+"""A trace of a run's spans and counters, which https://ui.perfetto.dev opens.
 
-    open (new, or going on where an earlier process stopped) -> span | counter -> close
+    open (new, or after the events of an earlier process) -> span | counter -> close
 
 The file is Chrome's trace-event format as a JSON array. Each event is on disk when the call
 returns; a killed process leaves an array without its closing bracket, which viewers and
@@ -33,7 +33,7 @@ _PROCESS_NAME = "envsdk"
 
 
 class Track(StrEnum):
-    """Tracks that the report draws as lanes. Any other name makes a track of its own."""
+    """Tracks that the viewer draws first. Any other name makes a track of its own."""
 
     TRAINER = "trainer"
     """`train`, `wait` (no batch is ready), `checkpoint` ..."""
@@ -73,7 +73,7 @@ class Timeline:
         self._continue()
 
     def span(self, track: str, name: str, start_s: float, end_s: float, **args: Any) -> None:
-        """Something that took from `start_s` to `end_s`, in Unix seconds."""
+        """A span from `start_s` to `end_s`, in Unix seconds."""
         duration_us = max(0, _microseconds(end_s) - _microseconds(start_s))
         self._event(track, {"ph": "X", "name": name, "ts": _microseconds(start_s), "dur": duration_us}, args)
 
@@ -111,7 +111,7 @@ class Timeline:
         self.close()
 
     def _continue(self) -> None:
-        """Take over what an earlier process left: cut a torn event or a closing bracket, learn the tracks."""
+        """Continue an earlier process's file: remove a torn event or a closing bracket, read the tracks."""
         size = 0
         for end, event in _parse(self._file.read()):
             size = end
@@ -173,7 +173,7 @@ def read_timeline(path: Path) -> list[TimelineEvent]:
 
 
 def _parse(content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Whole events, one a line, each with the offset at which it ends; stops at the first torn one."""
+    """Complete events, one a line, each with the offset of its end; stops at the first torn one."""
     offset = 0
     for line in content.splitlines(keepends=True):
         offset += len(line)

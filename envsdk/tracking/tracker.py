@@ -37,14 +37,14 @@ class Tracker(ABC):
     @classmethod
     @abstractmethod
     def create(cls, run_dir: Path, config: Mapping[str, Any]) -> Tracker:
-        """Open what is kept of the run in `run_dir`, or begin it. Raises ConfigurationError for bad settings.
+        """Open the tracker of the run in `run_dir`, or create it. Raises ConfigurationError for bad settings.
 
         `config` is the tracker's own section of the YAML, empty when there is none.
         """
 
     @abstractmethod
     def log(self, step: int, metrics: Mapping[str, float], *, time_unix_s: float) -> None:
-        """Keep the metrics of one step. Steps do not decrease; a second call for a step adds to it."""
+        """Store the metrics of one step. Steps do not decrease; a second call for a step adds to it."""
 
     @abstractmethod
     def rewind(self, step: int) -> None:
@@ -52,7 +52,7 @@ class Tracker(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Write out what is pending. Idempotent."""
+        """Flush pending writes. Idempotent."""
 
 
 class TrackerGroup(Tracker):

@@ -39,7 +39,7 @@ class ViewOptions(Options):
     export: Annotated[Path | None, Option(metavar="FILE.html")] = None
     """Write the pages of one run or data set to one file and serve nothing."""
     trajectories: Annotated[int, Option(metavar="N"), Field(ge=0)] = 200
-    """With --export: trajectories in the file, taken evenly, as whole groups."""
+    """With --export: trajectories in the file, spread evenly, in complete groups."""
     tokenizer: Annotated[Path | None, Option(metavar="FOLDER")] = None
     """Hugging Face folder, or its tokenizer.json, that the tokens were made with; a run's own is found by
     itself."""
@@ -55,7 +55,7 @@ class ViewOptions(Options):
 def view(options: ViewOptions) -> None:
     """Look at runs and data sets in a browser: curves, progress, trajectories token by token, failures.
 
-    Works without a network. A page of a run that is still going on keeps up with it.
+    Works without a network. Pages of a run that is still training update themselves.
     """
     from envsdk.view.library import Library
 

@@ -23,7 +23,7 @@ SORTS = {
     "logprob": "t.logprob",
     "version": "t.newest",
 }
-"""Name in the URL and the column; a leading `-` turns the order round."""
+"""Name in the URL and the column; a leading `-` reverses the order."""
 
 RESULTS = ("yes", "no", "failed")
 """`success`: solved, not solved, or without an outcome."""
@@ -31,7 +31,7 @@ RESULTS = ("yes", "no", "failed")
 MAX_LIMIT = 500
 
 MIN_PREFIX = 3
-"""Characters that a word must have to stand for longer ones: shorter ones begin too many."""
+"""Characters that a word needs to match longer words: shorter ones match too many."""
 
 _RANGES = {"reward": "t.reward", "turns": "t.turns", "tokens": "t.sampled", "step": "t.step"}
 
@@ -42,7 +42,7 @@ class FilterError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """What is asked for; every field narrows, empty ones do not."""
+    """The conditions; empty fields are none."""
 
     text: str = ""
     """Words that must all occur, phrases in double quotes; the last may be the beginning of a longer one."""
@@ -143,14 +143,14 @@ class Filter:
         return " AND ".join(conditions) or "1", values
 
     def order(self) -> str:
-        """The ORDER BY clause; what the column does not decide, the order of writing does."""
+        """The ORDER BY clause; ties are in the order of writing."""
         column = SORTS[self.sort.removeprefix("-")]
         direction = "DESC" if self.sort.startswith("-") else "ASC"
         return f"{column} {direction} NULLS LAST, t.id {direction}"
 
 
 def match_expression(text: str) -> str:
-    """What a person typed as an FTS5 expression in which nothing is an operator.
+    """The typed text as an FTS5 expression without operators.
 
     `push "the box" lef` becomes `"push" AND "the box" AND "lef"*`.
     """

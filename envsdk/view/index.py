@@ -1,10 +1,10 @@
-"""An index of a source's trajectories, kept in the cache folder: what a list, a filter or a search needs.
+"""An index of a source's trajectories in the cache folder, for lists, filters and searches.
 
-    open (made when it is not there) -> refresh (reads files that are new) -> search | locate ...
+    open (creates it if needed) -> refresh (reads new files) -> search | locate ...
 
-One SQLite file per source. A trajectory file is written once and never changed, so an index of a running
-job grows by its new files only; a file that was replaced, by a run that was continued, is read again. The
-trajectories themselves stay in their files: a row says where.
+One SQLite file per source. A trajectory file is written once and never changed, so the index of a running
+job only reads new files. A resumed run may replace a file; the index then reads it again. The trajectories
+stay in their files; a row holds the position.
 
     index = TrajectoryIndex.open(source)
     index.refresh()
@@ -30,7 +30,7 @@ from envsdk.view.rows import COLUMNS, IndexRow, rows_of_file
 from envsdk.view.sources import Source, file_role, spread
 
 _FORMAT = 1
-"""Raised when the tables change; an index of another format is made anew."""
+"""Raised when the tables change; an index of another format is deleted and built again."""
 SEARCH_LIMIT_S = 15.0
 """For one search."""
 _BUSY_S = 60
@@ -89,14 +89,14 @@ class TrajectoryIndex:
         try:
             index._create()
         except sqlite3.DatabaseError:
-            # Torn or of another program: it holds nothing that cannot be read again.
+            # Damaged, or of another program: everything in it can be read again.
             for path in folder.glob(f"{index.path.name}*"):
                 path.unlink(missing_ok=True)
             index._create()
         return index
 
     def refresh(self, on_progress: Progress | None = None) -> int:
-        """Read what is new in the source; returns the number of files read.
+        """Read the new files of the source; returns their number.
 
         A file that cannot be read is noted (`problems`), and tried again when it changes.
         """
@@ -146,7 +146,7 @@ class TrajectoryIndex:
         return Found(total=total, rows=rows, facets=facets)
 
     def locate(self, file: str, row: int) -> dict[str, Any] | None:
-        """What the index knows of one trajectory; None when it is not there."""
+        """The row of one trajectory; None when the index has none."""
         query = f"SELECT {_LISTED} FROM {_JOINED} WHERE f.name = ? AND t.row = ?"
         with self._connect() as db:
             found = db.execute(query, (file, row)).fetchone()
@@ -273,7 +273,7 @@ class TrajectoryIndex:
                 return
             if db.execute("SELECT 1 FROM files WHERE name = ?", (path.name,)).fetchone():
                 self._forget(db, path.name)
-            # Text of what was forgotten stays in `texts`, under ids that are never used again.
+            # Texts of removed rows stay in `texts`, under ids that are never used again.
             (first,) = db.execute("SELECT id FROM next").fetchone()
             error, num_rows = "", 0
             file_id = db.execute(
@@ -327,7 +327,7 @@ class TrajectoryIndex:
 
 @contextmanager
 def _limited(db: sqlite3.Connection) -> Iterator[None]:
-    """FilterError when the block asks for more than `SEARCH_LIMIT_S`: nobody waits for it any longer."""
+    """FilterError when the block takes longer than `SEARCH_LIMIT_S`."""
     until = time.monotonic() + SEARCH_LIMIT_S
     db.set_progress_handler(lambda: int(time.monotonic() > until), 1_000)
     try:

@@ -1,8 +1,8 @@
-"""The sources of a folder, opened when they are asked for, read again when their files change.
+"""The sources of a folder: opened on the first request, read again when their files change.
 
 Library -> OpenSource (one per run or data set) -> overview | progress | search | trajectory | group ...
 
-What the methods return is JSON-ready; the pure modules beside this one say what is in it.
+The methods return JSON-ready values, which the pure modules of this package make.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Library:
         self._rescan()
 
     def sources(self) -> list[OpenSource]:
-        """All of them, by name; runs that were started since are among them."""
+        """All sources by name, including runs that were started since the last call."""
         with self._lock:
             if time.monotonic() - self._scanned_at > _RESCAN_S:
                 try:
@@ -114,7 +114,7 @@ class OpenSource:
         return about | self._manifest_facts(now - written_at) | {"written_at": written_at}
 
     def overview(self, now: float) -> dict[str, Any]:
-        """What the first page of a source shows; the index is brought up to date meanwhile."""
+        """The data of a source's first page; starts an update of the index."""
         self.refresh_soon()
         about = self.listed(now) | {"folder": str(self.source.folder), "indexing": self.indexing()}
         index = self.index()
@@ -135,7 +135,7 @@ class OpenSource:
         return about | {"headlines": [*headlines, _num_trajectories(about)]}
 
     def progress(self, now: float) -> dict[str, Any]:
-        """What changes while a run goes on; `stamp` changes when anything else did."""
+        """What changes while a run is training; `stamp` changes when anything else did."""
         self.refresh_soon()
         indexing = self.indexing()
         if self.source.kind is Kind.RUN:
@@ -170,7 +170,7 @@ class OpenSource:
         return view
 
     def trajectory(self, trajectory_key: str, wanted: Filter | None = None) -> dict[str, Any] | None:
-        """One trajectory, and where it stands among those that a filter finds; None when it is not there."""
+        """One trajectory and its place among those that a filter finds; None when there is none."""
         place = parse_key(trajectory_key)
         if place is None:
             return None
@@ -202,7 +202,7 @@ class OpenSource:
         return group_view(self.views(found.rows)) | {"total": found.total}
 
     def views(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The trajectories that rows of the index stand for, in their order; each file is opened once."""
+        """The trajectories of some rows of the index, in their order; each file is opened once."""
         decode = self._decoder()
         by_file: dict[str, list[dict[str, Any]]] = {}
         for row in rows:
@@ -231,7 +231,7 @@ class OpenSource:
         self.index().refresh(self._note_progress)
 
     def refresh_soon(self) -> None:
-        """Bring the index up to date in a thread of its own, unless one is at it."""
+        """Bring the index up to date in a thread of its own, unless one is running."""
         index = self.index()
         with self._lock:
             if self._indexing is not None and self._indexing.is_alive():
@@ -246,7 +246,7 @@ class OpenSource:
 
             self._indexing = threading.Thread(target=work, name="index", daemon=True)
             self._indexing.start()
-        # Mostly there is nothing to do: then what follows sees the newest state.
+        # Usually there is nothing to do, and the caller then sees the newest state.
         self._indexing.join(timeout=_INDEX_WAIT_S)
 
     def _catch_up(self) -> None:
@@ -256,7 +256,7 @@ class OpenSource:
             self._indexing.join(timeout=_PATIENCE_S)
 
     def indexing(self) -> dict[str, Any]:
-        """How far the index is."""
+        """How many files the index has read, and how many trajectories it holds."""
         done, files = self._indexed
         is_running = self._indexing is not None and self._indexing.is_alive()
         return {
@@ -332,7 +332,7 @@ class OpenSource:
         return max((stamp[1] / 1e9 for path in places if (stamp := _stamp(path)) is not None), default=0.0)
 
     def _manifest_facts(self, quiet_s: float) -> dict[str, Any]:
-        """Of a collection; of other data sets nothing is known."""
+        """What the manifest of a collection says; other data sets have none."""
         try:
             manifest = json.loads((self.source.folder / MANIFEST).read_text(encoding="utf-8"))
             counts = manifest["counts"]

@@ -1,4 +1,4 @@
-"""The page: one HTML file around the package's own style and scripts, linked or put in."""
+"""The page: one HTML file with the package's own style and scripts, linked or included."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def served_page() -> str:
 def exported_page(data: Any, *, name: str = "envsdk view", summary: str = "") -> str:
     """The page as one file that holds `data` (JSON-ready) and may neither load nor run anything else.
 
-    `summary` is markup that is shown until the scripts draw the page, or for good where none may run.
+    `summary` is markup that shows until the scripts draw the page, or permanently where scripts are disabled.
     """
     style = "\n".join(_read(name) for name in STYLES)
     script = "\n".join(_read(name) for name in SCRIPTS)

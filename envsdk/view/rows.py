@@ -1,4 +1,4 @@
-"""What the index keeps of each trajectory, taken column by column from its file."""
+"""The rows of the index, read column by column from a trajectory file."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class IndexRow:
     values: tuple[Any, ...]
     """Parallel to `COLUMNS`."""
     text: str
-    """Everything in it that a search looks through."""
+    """The texts of the trajectory that a search covers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class TokenStats:
     num_tokens: int
     num_sampled: int
     versions: tuple[int, ...]
-    """Those that sampled its tokens, oldest first."""
+    """Versions that sampled its tokens, oldest first."""
     mean_logprob: float | None
     """Nats per sampled token; None when nothing was sampled."""
 

@@ -1,7 +1,7 @@
-"""What there is to look at in a folder: runs, data sets, or several of either.
+"""The runs and data sets in a folder.
 
     FOLDER                       a run, or a data set
-    FOLDER/*, FOLDER/*/*         where FOLDER is neither: those of its subfolders that are
+    FOLDER/*, FOLDER/*/*         if FOLDER is neither: its subfolders that are
 
 A run is what `envsdk train` leaves behind; a data set is any folder with Parquet files that hold
 trajectories (`envsdk collect`, `envsdk serve --out`, or `write_trajectories` of your own).
@@ -41,13 +41,13 @@ class Kind(StrEnum):
 
 
 class Use(StrEnum):
-    """What the trajectories of one file were for."""
+    """The use of the trajectories in one file."""
 
     TRAIN = "train"
     """Delivered to a training step."""
     VALIDATION = "validation"
     DISCARDED = "discarded"
-    """Played and not used: failed, stale, filtered, or a spare."""
+    """Played and not used: failed, stale, filtered out, or more than a group needs."""
     DATA = "data"
     """Of a data set."""
 
@@ -59,7 +59,7 @@ class Source:
     source_id: str
     """Short, stable for a folder, fit for a URL."""
     name: str
-    """The folder's path below the one that was asked for."""
+    """The folder's path below the requested one."""
     kind: Kind
     folder: Path
     """Absolute."""
@@ -82,7 +82,7 @@ class Source:
     def _all_files(self) -> list[Path]:
         files = list(self.trajectory_folder.glob("*.parquet"))
         if self.kind is Kind.DATA:
-            # Beside its shards a collection may hold the same episodes in other formats.
+            # A collection may hold the same episodes in other formats as well.
             files = [path for path in files if path.name.startswith(_SHARD_PREFIX)] or files
         return sorted(files, key=lambda path: file_order(path.name))
 
@@ -108,7 +108,7 @@ def spread(values: Sequence[T], number: int) -> list[T]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileRole:
-    """What the name of a trajectory file says."""
+    """What the name of a trajectory file tells about it."""
 
     use: Use
     step: int | None

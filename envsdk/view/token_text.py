@@ -1,7 +1,7 @@
-"""What each token of a log reads as: the text it adds to the text before it.
+"""The text of each token of a log: what it adds to the text before it.
 
-A character may be spread over several tokens, and what a token decodes to may depend on its neighbors (a
-leading space, say), so a token is decoded together with those right before it.
+A character may take several tokens, and the text of a token may depend on its neighbors (a leading space),
+so each token is decoded together with those right before it.
 """
 
 from __future__ import annotations

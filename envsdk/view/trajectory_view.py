@@ -1,6 +1,6 @@
 """Pure: a trajectory as a page shows it, as JSON-ready values.
 
-Texts are plain text. What shows them puts them into the page as text, never as markup.
+Texts are plain text: pages insert them as text, never as markup.
 """
 
 from __future__ import annotations

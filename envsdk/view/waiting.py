@@ -1,9 +1,9 @@
 """Pure: who waited for whom, from a run's timeline.
 
-At each moment the trainer trains or waits for a batch; the engines sample or do not; new weights are being
-published, or a validation runs, or neither. `CAUSES` names what that makes of the moment. When the engines
-do not sample, that is put down to the first of publication, validation and training that is going on; and
-when the trainer waits as well, to the environments, whose turn it then is.
+At each moment the trainer trains or waits for a batch, and the engines sample or do not; new weights may be
+published or a validation may run. `CAUSES` names the combinations. When the engines do not sample, the
+cause is the first of publication, validation and training that is running; when the trainer waits as well, it
+is the environments.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Supervised learning of replies: what the warm start and `envsdk.sft` share.
+"""Supervised learning of replies, for the warm start and for `envsdk.sft`.
 
     conversation -> Demonstration (tokens, and which of them are replies) -> batches -> sft_step
 
@@ -21,7 +21,7 @@ from envsdk.prompts import Message
 from envsdk.seeds import stable_seed
 
 if TYPE_CHECKING:
-    from envsdk.trainers.torch_trainer import TorchTrainer
+    from envsdk.trainers.sft_trainer import SftTrainer
 
 WARMUP_SHARE = 0.05
 """Of the steps, over which the learning rate rises."""
@@ -99,12 +99,12 @@ def imitation_trainer(
     learning_rate: float,
     max_tokens_per_microbatch: int = 1024,
     strategy_config: Mapping[str, Any] | None = None,
-) -> TorchTrainer:
+) -> SftTrainer:
     """AdamW with a short warm-up and a linear decay over `num_steps`."""
     from envsdk.trainer import TrainerConfig
-    from envsdk.trainers.torch_trainer import TorchTrainer
+    from envsdk.trainers.sft_trainer import SftTrainer
 
-    return TorchTrainer.create(
+    return SftTrainer.create(
         TrainerConfig(
             model=model,
             sequence_length=sequence_length,
@@ -126,7 +126,7 @@ def imitation_trainer(
 
 
 def imitate(
-    trainer: TorchTrainer,
+    trainer: SftTrainer,
     demonstrations: Sequence[Demonstration],
     *,
     batch_size: int,
@@ -144,7 +144,7 @@ def imitate(
         )
 
 
-def mean_loss(trainer: TorchTrainer, demonstrations: Sequence[Demonstration]) -> float:
+def mean_loss(trainer: SftTrainer, demonstrations: Sequence[Demonstration]) -> float:
     """Cross entropy per reply token in nats, without learning from it."""
     total, num_tokens = 0.0, 0
     for start in range(0, len(demonstrations), _SCORED_AT_ONCE):

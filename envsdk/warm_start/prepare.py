@@ -8,10 +8,10 @@ reinforcement learning needs: successes to reinforce, and room above them.
 
     folder = prepare_policy(load_config("agentic_async.yaml").config)
 
-The folder is named by a hash of all that decides its content, the environments' sources among it, in
-`$ENVSDK_CACHE`, or `envsdk` in the user's cache folder. It is written beside and renamed, so what is there is
-whole; processes that want the same policy wait for the one that makes it. A kill costs at most the cloning:
-demonstrations are kept.
+The folder's name is a hash of everything that decides its content, including the environments' sources. It
+lies in `$ENVSDK_CACHE`, or in `envsdk` in the user's cache folder. It is written under another name and
+renamed, so it is complete or absent; processes that want the same policy wait for the one that makes it. A
+kill costs at most the cloning: demonstrations are kept.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ from envsdk.warm_start.tiny_policy import build_tokenizer, check_pieces, write_r
 if TYPE_CHECKING:
     from envsdk.config import RunConfig, WarmStartArgs
     from envsdk.managers.traj_env_manager import TagSetup
-    from envsdk.trainers.torch_trainer import TorchTrainer
+    from envsdk.trainers.sft_trainer import SftTrainer
 
 RECORD = "warm_start.json"
-"""Beside the weights: what the policy was made from, and how well it imitates."""
+"""File next to the weights: the recipe of the policy, and how well it imitates."""
 
 _RECIPE = 1
 """Raised when the same settings would give another policy."""
-_TELL_EVERY_S = 5.0
+_PRINT_EVERY_S = 5.0
 
 
 def prepare_policy(config: RunConfig, *, console: Console | None = None) -> Path:
@@ -157,18 +157,18 @@ def _make(config: RunConfig, description: Mapping[str, Any], folder: Path, conso
     work = folder.parent / f".{folder.name}.work"
     console.print(f"warm start: making the tiny policy once, in {folder}", highlight=False, soft_wrap=True)
     trajectories = _collect(config, work / "demonstrations", console)
-    beside = work / "policy"
+    unfinished = work / "policy"
     try:
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir()
-        score = _clone(config, trajectories, beside, console)
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
+        score = _clone(config, trajectories, unfinished, console)
         solved = sum(trajectory.success for trajectory in trajectories) / len(trajectories)
         took = time.monotonic() - started
         record = {**description, "demonstrator_success": solved, **score, "seconds": round(took, 1)}
-        write_json_atomically(beside / RECORD, record)
+        write_json_atomically(unfinished / RECORD, record)
         # One without a record was damaged by hand; a rename onto it would fail.
         shutil.rmtree(folder, ignore_errors=True)
-        os.replace(beside, folder)
+        os.replace(unfinished, folder)
         fsync_folder(folder.parent)
     except OSError as error:
         raise storage_error("write", folder, error) from error
@@ -284,7 +284,7 @@ def _tokenize(
 
 
 def _imitate(
-    trainer: TorchTrainer,
+    trainer: SftTrainer,
     demonstrations: Sequence[Demonstration],
     args: WarmStartArgs,
     num_steps: int,
@@ -292,7 +292,7 @@ def _imitate(
 ) -> dict[str, float]:
     """Behavior cloning; returns loss and accuracy per token, averaged over the last tenth of the steps."""
     tail: list[dict[str, float]] = []
-    told = time.monotonic()
+    printed_at = time.monotonic()
     with console.status("") as status:
         steps = imitate(
             trainer, demonstrations, batch_size=args.batch_size, epochs=args.epochs, seed=args.seed
@@ -302,8 +302,8 @@ def _imitate(
                 tail.append(metrics)
             line = f"warm start: imitating, step {step}/{num_steps}, loss {metrics['sft/loss']:.3f}"
             status.update(line)
-            if not console.is_terminal and time.monotonic() - told >= _TELL_EVERY_S:
-                told = time.monotonic()
+            if not console.is_terminal and time.monotonic() - printed_at >= _PRINT_EVERY_S:
+                printed_at = time.monotonic()
                 console.print(line, highlight=False)
     return {
         name: float(np.mean([metrics[f"sft/{name}"] for metrics in tail])) for name in ("loss", "accuracy")

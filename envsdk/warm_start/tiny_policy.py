@@ -1,9 +1,9 @@
 """The tiny policy: a decoder of 1 to 4 M parameters that any machine trains in minutes.
 
-It is an ordinary Hugging Face folder (Qwen3 architecture, fast tokenizer, chat template), so that all
-that works on it works on a larger model. Its tokenizer knows whole words and single symbols: a grid cell,
-a tag such as `<answer>` and a whole answer such as `<answer>Up</answer>` are one token each, and text it has
-never seen falls apart into bytes, so nothing is lost and nothing fails.
+It is an ordinary Hugging Face folder (Qwen3 architecture, fast tokenizer, chat template), so code that works
+on it works on a larger model. Its tokenizer knows words and single symbols: a grid cell, a tag such as
+`<answer>` and a complete answer such as `<answer>Up</answer>` are one token each. Unknown text is split into
+bytes, so nothing is lost and nothing fails.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PIECES = "|".join(
         r"[^\s\p{L}\p{N}]",
     ]
 )
-"""What can become a single token, the first that matches: text is cut into these pieces."""
+"""Text is cut into these pieces, by the first alternative that matches; each can become a single token."""
 
 
 def build_tokenizer(
@@ -128,7 +128,7 @@ def write_random_model(
         num_key_value_heads=max(1, num_heads // 2),
         head_dim=hidden_size // num_heads,
         max_position_embeddings=sequence_length,
-        # Texts are short: a low base tells near positions apart with more dimensions.
+        # Texts are short: a low base separates near positions in more dimensions.
         rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
         # The usual 0.02 is for wide models; at this width it makes the first steps slow.
         initializer_range=hidden_size**-0.5,

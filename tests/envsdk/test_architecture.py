@@ -55,6 +55,9 @@ PURE_CORES = {
     "envsdk/view/trajectory_view.py",
     "envsdk/view/waiting.py",
     "managers/ledger.py",
+    "managers/ledger_parts.py",
+    "managers/ledger_types.py",
+    "managers/rollout_batch.py",
 }
 """No clock, no randomness of their own, no I/O, no framework."""
 

@@ -207,7 +207,7 @@ class OneLease(LeaseSource):
         self.orders = [EpisodeOrder(lease_id=0, group_id=0, member=0, task=task, seed=0, policy_seed=0)]
         self.released_ids: list[int] = []
 
-    async def lease(self, slot_id: str) -> EpisodeOrder | None:
+    async def lease(self, slot_id: str, tag: str) -> EpisodeOrder | None:
         return self.orders.pop() if self.orders else None
 
     def submit(self, slot_id: str, lease_id: int, trajectory: Trajectory) -> None:

@@ -110,7 +110,7 @@ MUTATIONS = [
     ),
     Mutation(
         5,
-        "deadlines are not looked at",
+        "deadlines are not checked",
         "                if member.deadline > clock:\n",
         "                if True:\n",
     ),
@@ -122,7 +122,7 @@ MUTATIONS = [
     ),
     Mutation(
         5,
-        "what is to be played again is never queued",
+        "a member to be played again is never queued",
         "        self._pool.queue(member, first=True)\n",
         "",
     ),
@@ -147,19 +147,19 @@ MUTATIONS = [
     ),
     Mutation(
         8,
-        "a member is leased again for ever",
+        "a member is leased again without end",
         "        if member.attempt >= self.config.max_group_attempts:\n",
         "        if False:\n",
     ),
     Mutation(
         8,
-        "nobody is told that everything is thrown away",
+        "no stall is reported when everything is thrown away",
         "            self._guard.waste(reason)\n",
         "            pass\n",
     ),
     Mutation(
         8,
-        "nobody is told that a tag has no environments",
+        "no stall is reported when a tag has no environments",
         "                starved = starved or name\n",
         "                pass\n",
         module=PARTS,

@@ -17,6 +17,7 @@ from ray.exceptions import RayActorError
 from envsdk.failures import Boundary, Failure
 from envsdk.inference.sampling import SamplingParams
 from envsdk.managers import scheduler as scheduler_module
+from envsdk.managers import worker_group
 from envsdk.managers.env_worker import (
     Control,
     Finished,
@@ -25,11 +26,14 @@ from envsdk.managers.env_worker import (
     Released,
     Stop,
     ToWorker,
+    WorkerId,
     WorkerSetup,
 )
 from envsdk.managers.ledger_types import LedgerConfig
-from envsdk.managers.scheduler import RolloutBatch, RolloutScheduler, SchedulerSetup, _Worker
+from envsdk.managers.rollout_batch import RolloutBatch
+from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.traj_env_manager import EpisodeOrder
+from envsdk.managers.worker_group import Worker as WorkerRecord
 from envsdk.processes.call_watch import Note
 from envsdk.trajectory import Outcome, TokenLog, Trajectory, VersionSpan
 
@@ -65,14 +69,15 @@ class Worker:
     """One incarnation: what its slots play, and its end of the long poll."""
 
     def __init__(self, scheduler: RolloutScheduler, name: str, setup: WorkerSetup, incarnation: int) -> None:
-        self.name, self.worker_id = name, f"{name}#{incarnation}"
+        self.name, self.worker_id = name, WorkerId(name, incarnation)
         self.playing: dict[str, EpisodeOrder] = {}
         self.told_to_stop: set[str] = set()
         self.is_suspended = False
         self._scheduler = scheduler
         self._calls = 0
         self._call: asyncio.Task[list[ToWorker]] | None = None
-        scheduler._workers[name] = _Worker(name, self.worker_id, setup, object())
+        self.record = WorkerRecord(self.worker_id, setup, object())
+        scheduler._workers.workers[name] = self.record
 
     @property
     def is_up(self) -> bool:
@@ -124,7 +129,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.killed: list[Any] = []
         self.patches = [
             mock.patch.object(scheduler_module, "time", clock),
-            mock.patch.object(scheduler_module.ray, "kill", self.killed.append),
+            mock.patch.object(worker_group.ray, "kill", self.killed.append),
         ]
         for patch in self.patches:
             patch.start()
@@ -283,8 +288,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             note = None
             if worker.playing and has_note:
                 note = Note(data.draw(st.sampled_from(sorted(worker.playing))), "step", 1.0)
-            self.scheduler._worker_died(name, RayActorError(), note)
-            self.scheduler._restarts_without_progress.clear()
+            self.scheduler._worker_died(worker.record, RayActorError(), note)
+            self.scheduler._restarts.reset()
             worker.end()
             self._start_worker(name)
             # What it said last arrives behind the news of its death.
@@ -314,12 +319,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _look_at_the_clock(self) -> None:
         async def look() -> None:
             self.scheduler._end_what_is_late(self.now)
-            hung = [n for n, w in self.scheduler._workers.items() if w.actor in self.killed]
+            hung = [n for n, w in self.workers.items() if w.record.actor in self.killed]
             for name in hung:
-                self.scheduler._worker_died(name, RayActorError(), None)
+                self.scheduler._worker_died(self.workers[name].record, RayActorError(), None)
                 self.workers.pop(name).end()
                 self._start_worker(name)
-            self.scheduler._restarts_without_progress.clear()
+            self.scheduler._restarts.reset()
             self.killed.clear()
 
         self._do(look())
@@ -362,13 +367,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler") or self.is_over:
             return
         scheduler = self.scheduler
-        assert scheduler._playing == {slot: w.playing[slot] for w, slot in self._busy()}
-        assert scheduler._stopping.keys() == {s for w in self.workers.values() for s in w.told_to_stop}
-        assert scheduler._stragglers <= scheduler._playing.keys()
-        assert scheduler._held.keys() <= scheduler._ledger._finished_members.keys(), (
+        assert scheduler._slots.playing == {slot: w.playing[slot] for w, slot in self._busy()}
+        assert scheduler._slots.stop_deadlines.keys() == {
+            s for w in self.workers.values() for s in w.told_to_stop
+        }
+        assert scheduler._slots.stragglers <= scheduler._slots.playing.keys()
+        assert scheduler._finished_trajectories.keys() <= scheduler._ledger._finished_members.keys(), (
             "a result is kept for nobody"
         )
-        assert not scheduler._filtered
+        assert not scheduler._filter_reasons
         if not self.is_evaluation:
             for worker in self.workers.values():
                 assert not worker.is_up or worker.is_suspended is scheduler._ledger.is_suspended

@@ -45,7 +45,7 @@ def test_every_task_ends_once_whatever_fails(tags: list[str], max_attempts: int,
     )
 
     async def play(slot: str) -> None:
-        while (order := await leases.lease(slot)) is not None:
+        while (order := await leases.lease(slot, slot[0])) is not None:
             assert order.task.tag == slot[0]
             seeds.setdefault(order.lease_id, []).append(order.policy_seed)
             await asyncio.sleep(0)
@@ -67,11 +67,11 @@ async def test_a_wrong_configuration_is_not_tried_again() -> None:
     leases = TaskListLeases(
         [(0, task("A", 0))], 7, lambda position, trajectory: ended.append(position), max_attempts=5
     )
-    order = await leases.lease("A/0")
+    order = await leases.lease("A/0", "A")
     assert order is not None
     leases.submit("A/0", 0, episode(order, Boundary.CONFIGURATION))
     assert ended == [0]
-    assert await leases.lease("A/0") is None
+    assert await leases.lease("A/0", "A") is None
 
 
 async def test_the_list_is_read_no_further_than_it_is_asked_for() -> None:
@@ -85,7 +85,7 @@ async def test_the_list_is_read_no_further_than_it_is_asked_for() -> None:
 
     leases = TaskListLeases(tasks(), 7, lambda position, trajectory: None)
     for _ in range(3):
-        assert await leases.lease("A/0") is not None
+        assert await leases.lease("A/0", "A") is not None
     assert num_read == 3
 
 
@@ -95,7 +95,7 @@ async def test_what_did_not_fail_is_not_played_again(max_attempts: int) -> None:
     leases = TaskListLeases(
         [(5, task("A", 5))], 7, lambda position, trajectory: ended.append(position), max_attempts=max_attempts
     )
-    order = await leases.lease("A/0")
+    order = await leases.lease("A/0", "A")
     assert order is not None
     leases.submit("A/0", 5, episode(order))
     assert ended == [5]
@@ -106,7 +106,7 @@ async def play_failing(boundaries: list[Boundary | None]) -> int:
     tasks = [(position, task("A", position)) for position in range(len(boundaries))]
     leases = TaskListLeases(tasks, 7, lambda position, trajectory: None)
     for number, boundary in enumerate(boundaries):
-        order = await leases.lease("A/0")
+        order = await leases.lease("A/0", "A")
         assert order is not None
         try:
             leases.submit("A/0", order.lease_id, episode(order, boundary))

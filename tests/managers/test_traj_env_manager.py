@@ -198,7 +198,7 @@ class OneByOne(LeaseSource):
         self.submitted: list[int] = []
         self.returned: list[int] = []
 
-    async def lease(self, slot_id: str) -> EpisodeOrder | None:
+    async def lease(self, slot_id: str, tag: str) -> EpisodeOrder | None:
         return self._orders.pop(0) if self._orders else None
 
     def submit(self, slot_id: str, lease_id: int, trajectory: Trajectory) -> None:

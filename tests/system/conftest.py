@@ -23,7 +23,8 @@ from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.env_worker import WorkerSetup
 from envsdk.managers.ledger_types import LedgerConfig, LedgerState
 from envsdk.managers.ray_runtime import ray_runtime
-from envsdk.managers.scheduler import RolloutBatch, RolloutScheduler, SchedulerSetup
+from envsdk.managers.rollout_batch import RolloutBatch
+from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.traj_env_manager import TagSetup
 from envsdk.prompts import AgentPrompts
 from envsdk.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer

@@ -25,10 +25,17 @@ TWO_RANKS = (
 
 
 MEGATRON = (
-    "actor_train.strategy_args.strategy_name=megatron_train",
+    "actor_train.strategy_args.strategy_name=tests.trainers.megatron.cpu_trainer:MegatronOnCpu",
     "actor_train.strategy_args.strategy_config.tensor_model_parallel_size=2",
     "actor_train.device_mapping=list(range(0,2))",
 )
+
+
+@pytest.fixture
+def importable_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the processes of a run import this checkout's `tests`."""
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
 
 
 def rank_processes(run: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -88,6 +95,7 @@ def test_whatever_ends_a_run_no_rank_outlives_it_and_the_same_command_goes_on(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("importable_tests")
 def test_a_killed_megatron_rank_ends_the_run_and_another_layout_goes_on(tmp_path: Path, model: Path) -> None:
     job = Job(tmp_path, model, max_steps=6)
     run = job.start(*MEGATRON)
@@ -107,6 +115,7 @@ def test_a_killed_megatron_rank_ends_the_run_and_another_layout_goes_on(tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("importable_tests")
 def test_two_megatron_ranks_play_and_learn_what_one_torch_process_does(tmp_path: Path, model: Path) -> None:
     runs: list[tuple[list[list[int]], list[dict[str, float]], dict[str, np.ndarray]]] = []
     for name, overrides in (("torch", ()), ("megatron", MEGATRON)):

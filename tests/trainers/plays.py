@@ -25,6 +25,7 @@ TRAINING = {
     # Where a gradient is almost 0, Adam would turn a rounding error into a whole step.
     "adam_epsilon": 1e-5,
 }
+MEGATRON_ON_CPU = "tests.trainers.megatron.cpu_trainer:MegatronOnCpu"
 OWN_TO_A_LAYOUT = {"actor/padding_fraction"}
 TIMES = {"actor/step_time_s", "sft/step_time_s"}
 
@@ -71,7 +72,7 @@ def play_on_megatron(
     gpus: bool = False,
 ) -> Played:
     config = dataclasses.replace(config, strategy_config=strategy)
-    return play_on("megatron_train", world_size, config, calls, gpus=gpus)
+    return play_on("megatron_train" if gpus else MEGATRON_ON_CPU, world_size, config, calls, gpus=gpus)
 
 
 def assert_close(one: Any, other: Any, *, tolerance: float, where: str = "") -> None:

@@ -15,6 +15,7 @@ from envsdk.algorithms.aggregation import sequence_weights
 from envsdk.algorithms.args import LossAggregation
 from envsdk.failures import ConfigurationError, StorageError, TrainerError
 from envsdk.trainer import TrainBatch, TrainSequence
+from envsdk.trainers.sft_trainer import SftTrainer
 from envsdk.trainers.torch_optimizer import learning_rate_at
 from envsdk.trainers.torch_trainer import TorchTrainer
 from envsdk.trainers.training_args import TrainingArgs
@@ -167,7 +168,7 @@ def test_the_step_is_the_one_autograd_makes_one_sequence_at_a_time(
 
 def test_reinforcement_raises_the_probability_of_the_rewarded_arm(make_config) -> None:
     """A bandit: from prompt [1], arm 7 earns 1 and every other arm 0; sampled from the policy itself."""
-    trainer = TorchTrainer.create(make_config(training_args={"learning_rate": 3e-3}))
+    trainer = SftTrainer.create(make_config(training_args={"learning_rate": 3e-3}))
     rng = np.random.default_rng(0)
 
     def arm_probability() -> float:
@@ -584,7 +585,7 @@ def test_the_value_after_the_last_token_is_asked_for_with_one_token_more(make_co
 
 
 def test_behavior_cloning_learns_the_masked_tokens_and_only_those(make_config) -> None:
-    trainer = TorchTrainer.create(make_config(training_args={"learning_rate": 3e-3}))
+    trainer = SftTrainer.create(make_config(training_args={"learning_rate": 3e-3}))
     rng = np.random.default_rng(0)
 
     def sequence() -> tuple[np.ndarray, np.ndarray]:

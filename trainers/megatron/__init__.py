@@ -2,7 +2,7 @@
 
 import warnings
 
-# Megatron tells of each library of fused kernels that it misses, and does without, as it is asked to here.
+# Megatron warns of each library of fused kernels that is missing; the trainer asks it to do without them.
 warnings.filterwarnings(
     "ignore", message=".*(Apex|Transformer Engine).*not installed", module=r"megatron\.core"
 )

@@ -15,15 +15,15 @@ from envsdk.settings.strict import StrictSettings
 class MegatronStrategyConfig(StrictSettings):
     """The section `actor_train.strategy_args.strategy_config` for `strategy_name: megatron_train`.
 
-    `actor_train.device_mapping` sizes the world; what the sizes below leave of it is data parallelism. A
-    rank's device is its own: the GPU of its number on its machine, or the CPU where there is none.
+    `actor_train.device_mapping` gives the number of ranks; divided by the sizes below it is the number of
+    data-parallel copies. Each rank needs a GPU: the one of the rank's number on its machine.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("megatron",)
     """Modules of optional packages that a run with this trainer needs."""
 
     tensor_model_parallel_size: int = Field(default=1, ge=1)
-    """Ranks that share out each matrix. It divides the model's attention heads, its key-value heads and the
+    """Ranks that shard each matrix. It divides the model's attention heads, its key-value heads and the
     width of its feed-forward layers; a vocabulary it does not divide is padded."""
     pipeline_model_parallel_size: int = Field(default=1, ge=1)
     """Ranks that hold successive layers. It divides the number of layers."""
@@ -31,19 +31,19 @@ class MegatronStrategyConfig(StrictSettings):
     """Pieces of the model on each pipeline rank, taken in turns (interleaved schedule): shorter waits, more
     traffic."""
     context_parallel_size: int = Field(default=1, ge=1)
-    """Ranks that share out each sequence, for long ones."""
+    """Ranks that shard each sequence, for long ones."""
     expert_model_parallel_size: int = Field(default=1, ge=1)
-    """Ranks that share out the experts of a mixture; it divides their number. Taken from the ranks of data,
+    """Ranks that shard the experts of a mixture; it divides their number. Taken from the ranks of data,
     context and tensor parallelism, not on top of them."""
     expert_tensor_parallel_size: int | None = Field(default=None, ge=1)
-    """Ranks that share out each expert's matrices; null is `tensor_model_parallel_size`."""
+    """Ranks that shard each expert's matrices; null is `tensor_model_parallel_size`."""
     sequence_parallel: bool = False
-    """Tensor-parallel ranks also share out what lies between the matrices along the sequence: less memory,
+    """Tensor-parallel ranks also shard the activations between the matrices, along the sequence: less memory,
     the same traffic. A mixture of experts under tensor parallelism needs it."""
     use_distributed_optimizer: bool = True
-    """Data-parallel ranks share out the optimizer's moments and main weights instead of copying them."""
+    """Data-parallel ranks shard the optimizer's moments and main weights instead of copying them."""
     recompute_granularity: Literal["selective", "full"] | None = None
-    """Recompute in the backward pass: attention (`selective`), or whole layers (`full`): least memory, about
+    """Recompute in the backward pass: attention (`selective`), or full layers (`full`): least memory, about
     a third more time."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of weights and activations. With `bfloat16` the optimizer keeps float32 main weights;
@@ -65,7 +65,7 @@ class MegatronStrategyConfig(StrictSettings):
 
     @property
     def expert_tensor_size(self) -> int:
-        """Ranks that share out one expert."""
+        """Ranks that shard one expert."""
         return self.expert_tensor_parallel_size or self.tensor_model_parallel_size
 
     @property

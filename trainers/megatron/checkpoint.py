@@ -1,6 +1,6 @@
-"""Megatron's state in the checkpoint format of all trainers: whole tensors under Hugging Face names.
+"""Megatron's state in the checkpoint format of all trainers: full tensors under Hugging Face names.
 
-    save:  each tensor is gathered from the ranks that share it out, and written by one of them
+    save:  each tensor is gathered from the ranks that shard it, and written by one of them
     load:  each rank reads the tensors it holds a part of, and cuts its part out
 
 So what was written under one layout is read under any other, and by the other trainers too; nothing is
@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from envsdk.failures import ConfigurationError, StorageError
 from envsdk.trainers.collectives import all_gather, on_first_rank, raise_on_all_ranks
-from envsdk.trainers.megatron import cpu, hf_weights
+from envsdk.trainers.megatron import hf_weights
+from envsdk.trainers.megatron.device import device
 from envsdk.trainers.megatron.optimizer import Kind, ParallelOptimizer
 from envsdk.trainers.torch_checkpoint import StoredCheckpoint, write_state, write_tensors
 
@@ -142,7 +143,7 @@ def _whole_tensors(
         for kind in get_args(Kind):
             parameter = head.get(_HEAD + name)
             tensor = (
-                torch.empty(shape, device=cpu.device())
+                torch.empty(shape, device=device())
                 if parameter is None
                 else optimizer.full_tensor(parameter, kind)
             )

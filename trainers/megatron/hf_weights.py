@@ -9,7 +9,6 @@ Names are those on disk: of a mixture every expert has its own matrices.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +23,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from envsdk.failures import ConfigurationError
-from envsdk.trainers.megatron.cpu import device
-
-_EMBEDDING = "model.embed_tokens.weight"
-_HEAD = "lm_head.weight"
+from envsdk.trainers.megatron.device import device
+from envsdk.trainers.megatron.weight_layouts import EMBEDDING, HEAD, Layout, weights_of
 
 
 class FolderWeights(Mapping[str, Tensor]):
@@ -92,12 +89,12 @@ def load(
     """
     for held in _held(chunks, with_tied_head=True):
         names = held.names
-        if names == (_HEAD,) and (held.is_tied_head or _HEAD not in tensors):
-            names = (_EMBEDDING,)
+        if names == (HEAD,) and (held.is_tied_head or HEAD not in tensors):
+            names = (EMBEDDING,)
         parameter = held.parameter
         parts = [tensors[name] for name in names]
         try:
-            whole = held.kind.join_parts(held.config, parts)
+            whole = held.layout.join_parts(held.config, parts)
             if held.is_vocabulary:
                 missing = len(parameter) * held.group.size() - len(whole)
                 whole = (
@@ -105,7 +102,7 @@ def load(
                     if 0 <= missing < held.group.size()
                     else whole
                 )
-            shard = held.kind.shard(whole, held.group.size())[held.group.rank()]
+            shard = held.layout.shard(whole, held.group.size())[held.group.rank()]
             put(parameter, _of_shape(shard, parameter.shape))
         except (RuntimeError, ValueError) as error:
             shapes = ", ".join(f"{name} {list(part.shape)}" for name, part in zip(names, parts, strict=True))
@@ -124,7 +121,7 @@ def _of_shape(shard: Tensor, shape: torch.Size) -> Tensor:
 def export(
     chunks: Sequence[nn.Module], vocab_size: int, of: Callable[[nn.Parameter], Tensor] = Tensor.detach
 ) -> Iterator[tuple[str, Tensor]]:
-    """Every weight of the model, whole, on this rank's device: the same on every rank, in the same order.
+    """Every weight of the model in full, on this rank's device: the same on every rank, in the same order.
 
     Collective: all ranks go through all of it. Tensors are copies in the model's precision. A tied
     output embedding comes under the input embedding's name alone. `of(parameter)` may stand for another
@@ -158,122 +155,8 @@ def export(
 
 
 def unwrapped(chunk: nn.Module) -> Any:
-    """The `GPTModel` inside what precision and data parallelism wrap around it."""
+    """The `GPTModel` inside its wrappers for precision and data parallelism."""
     return get_attr_wrapped_model(chunk, "decoder", return_model_obj=True)
-
-
-class _Copied:
-    """The same on all tensor-parallel ranks, and the same as in Hugging Face."""
-
-    def join_parts(self, config: TransformerConfig, parts: list[Tensor]) -> Tensor:
-        """Hugging Face tensors to Megatron's one."""
-        (part,) = parts
-        return part
-
-    def part(self, config: TransformerConfig, whole: Tensor) -> list[Tensor]:
-        """Back again."""
-        return [whole]
-
-    def shard(self, whole: Tensor, size: int) -> Sequence[Tensor]:
-        """What each tensor-parallel rank holds."""
-        return [whole] * size
-
-    def join_shards(self, shards: list[Tensor]) -> Tensor:
-        """Back again."""
-        return shards[0]
-
-
-class _Rows(_Copied):
-    """Shared out along the outputs."""
-
-    def shard(self, whole: Tensor, size: int) -> Sequence[Tensor]:
-        return whole.chunk(size, 0)
-
-    def join_shards(self, shards: list[Tensor]) -> Tensor:
-        return torch.cat(shards, 0)
-
-
-class _Columns(_Copied):
-    """Shared out along the inputs."""
-
-    def shard(self, whole: Tensor, size: int) -> Sequence[Tensor]:
-        return whole.chunk(size, 1)
-
-    def join_shards(self, shards: list[Tensor]) -> Tensor:
-        return torch.cat(shards, 1)
-
-
-class _QueryKeyValue(_Rows):
-    """Per group of queries that share a key: its queries, the key, the value."""
-
-    def join_parts(self, config: TransformerConfig, parts: list[Tensor]) -> Tensor:
-        groups = [part.reshape(config.num_query_groups, -1, *part.shape[1:]) for part in parts]
-        return torch.cat(groups, 1).flatten(0, 1)
-
-    def part(self, config: TransformerConfig, whole: Tensor) -> list[Tensor]:
-        groups, width = config.num_query_groups, config.kv_channels
-        num_queries = config.num_attention_heads // groups
-        grouped = whole.reshape(groups, -1, *whole.shape[1:])
-        parts = torch.split(grouped, [num_queries * width, width, width], 1)
-        return [part.flatten(0, 1) for part in parts]
-
-
-class _GateUp(_Copied):
-    """Each rank has its rows of the gate, then its rows of what it gates."""
-
-    def join_parts(self, config: TransformerConfig, parts: list[Tensor]) -> Tensor:
-        return torch.cat(parts, 0)
-
-    def part(self, config: TransformerConfig, whole: Tensor) -> list[Tensor]:
-        return list(whole.chunk(2, 0))
-
-    def shard(self, whole: Tensor, size: int) -> Sequence[Tensor]:
-        gate, up = (half.chunk(size, 0) for half in whole.chunk(2, 0))
-        return [torch.cat(halves) for halves in zip(gate, up, strict=True)]
-
-    def join_shards(self, shards: list[Tensor]) -> Tensor:
-        halves = [shard.chunk(2, 0) for shard in shards]
-        return torch.cat([torch.cat(half) for half in zip(*halves, strict=True)])
-
-
-def _layer(name: str) -> re.Pattern[str]:
-    return re.compile(rf"decoder\.layers\.(\d+)\.{name}")
-
-
-_L = "model.layers.{0}."
-_E = _L + "mlp.experts.{1}."
-_Q, _K, _V = (f"{_L}self_attn.{letter}_proj." for letter in "qkv")
-_LOCAL_EXPERT = r"mlp\.experts\.local_experts\.(\d+)\."
-_RULES: list[tuple[re.Pattern[str], tuple[str, ...], _Copied]] = [
-    (re.compile(r"embedding\.word_embeddings\.weight"), (_EMBEDDING,), _Rows()),
-    (re.compile(r"output_layer\.weight"), (_HEAD,), _Rows()),
-    (re.compile(r"decoder\.final_layernorm\.weight"), ("model.norm.weight",), _Copied()),
-    (_layer(r"input_layernorm\.weight"), (_L + "input_layernorm.weight",), _Copied()),
-    (_layer(r"pre_mlp_layernorm\.weight"), (_L + "post_attention_layernorm.weight",), _Copied()),
-    (
-        _layer(r"self_attention\.linear_qkv\.weight"),
-        (_Q + "weight", _K + "weight", _V + "weight"),
-        _QueryKeyValue(),
-    ),
-    (_layer(r"self_attention\.linear_qkv\.bias"), (_Q + "bias", _K + "bias", _V + "bias"), _QueryKeyValue()),
-    (_layer(r"self_attention\.q_layernorm\.weight"), (_L + "self_attn.q_norm.weight",), _Copied()),
-    (_layer(r"self_attention\.k_layernorm\.weight"), (_L + "self_attn.k_norm.weight",), _Copied()),
-    (_layer(r"self_attention\.linear_proj\.weight"), (_L + "self_attn.o_proj.weight",), _Columns()),
-    (
-        _layer(r"mlp\.linear_fc1\.weight"),
-        (_L + "mlp.gate_proj.weight", _L + "mlp.up_proj.weight"),
-        _GateUp(),
-    ),
-    (_layer(r"mlp\.linear_fc2\.weight"), (_L + "mlp.down_proj.weight",), _Columns()),
-    (_layer(r"mlp\.router\.weight"), (_L + "mlp.gate.weight",), _Copied()),
-    (
-        _layer(_LOCAL_EXPERT + r"linear_fc1\.weight"),
-        (_E + "gate_proj.weight", _E + "up_proj.weight"),
-        _GateUp(),
-    ),
-    (_layer(_LOCAL_EXPERT + r"linear_fc2\.weight"), (_E + "down_proj.weight",), _Columns()),
-]
-"""Megatron's name, Hugging Face's ({0} the layer, {1} the expert), and how they lie in each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,22 +164,22 @@ class _Held:
     """A parameter of which this rank holds a part, or all."""
 
     names: tuple[str, ...]
-    kind: _Copied
+    layout: Layout
     parameter: nn.Parameter
     group: Any
-    """The ranks that share it out."""
+    """The ranks that shard it."""
     config: TransformerConfig
     is_expert: bool
     is_tied_head: bool
 
     @property
     def is_vocabulary(self) -> bool:
-        return self.names[0] in (_EMBEDDING, _HEAD)
+        return self.names[0] in (EMBEDDING, HEAD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Described:
-    """What the other ranks must know to receive a parameter."""
+    """The description that other ranks need to receive a parameter."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -319,7 +202,7 @@ def _held(chunks: Iterable[nn.Module], *, with_tied_head: bool) -> Iterator[_Hel
             is_tied_head = name == "output_layer.weight" and gpt.share_embeddings_and_output_weights
             if is_tied_head and not with_tied_head:
                 continue
-            names, kind, indices = _matching(name)
+            names, layout, indices = weights_of(name)
             if indices:
                 indices[0] = gpt.decoder.layers[indices[0]].layer_number - 1
             if is_expert := len(indices) == 2:
@@ -331,7 +214,7 @@ def _held(chunks: Iterable[nn.Module], *, with_tied_head: bool) -> Iterator[_Hel
             )
             yield _Held(
                 names=tuple(each.format(*indices) for each in names),
-                kind=kind,
+                layout=layout,
                 parameter=parameter,
                 group=group,
                 config=config,
@@ -340,23 +223,16 @@ def _held(chunks: Iterable[nn.Module], *, with_tied_head: bool) -> Iterator[_Hel
             )
 
 
-def _matching(name: str) -> tuple[tuple[str, ...], _Copied, list[int]]:
-    for pattern, names, kind in _RULES:
-        if found := pattern.fullmatch(name):
-            return names, kind, [int(index) for index in found.groups()]
-    raise KeyError(f"no Hugging Face name is known for Megatron's parameter {name}")
-
-
 def _whole(held: _Held, of: Callable[[nn.Parameter], Tensor], vocab_size: int) -> list[Tensor]:
     shards = _all_gather_tensors(of(held.parameter), held.group)
-    whole = held.kind.join_shards(shards)
-    return held.kind.part(held.config, whole[:vocab_size] if held.is_vocabulary else whole)
+    whole = held.layout.join_shards(shards)
+    return held.layout.part(held.config, whole[:vocab_size] if held.is_vocabulary else whole)
 
 
 def _described(held: _Held, vocab_size: int, dtype: torch.dtype | None) -> _Described:
     shards = [torch.empty_like(held.parameter, device="meta")] * held.group.size()
-    whole = held.kind.join_shards(shards)
-    parts = held.kind.part(held.config, whole[:vocab_size] if held.is_vocabulary else whole)
+    whole = held.layout.join_shards(shards)
+    parts = held.layout.part(held.config, whole[:vocab_size] if held.is_vocabulary else whole)
     return _Described(
         names=held.names,
         shapes=tuple(tuple(part.shape) for part in parts),

@@ -26,7 +26,7 @@ from megatron.core.transformer.transformer_block import (
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from envsdk.trainers.megatron.cpu import device
+from envsdk.trainers.megatron.device import device
 from envsdk.trainers.megatron.packing import held_positions
 
 
@@ -64,7 +64,7 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
     """Causal attention over `[S, B, h, d]`, or over packed sequences `[T, h, d]`.
 
     With context parallelism keys and values are gathered from all ranks, queries are not: memory for
-    them grows with the whole sequence, that for attention with a rank's part.
+    them grows with the full sequence, that for attention with a rank's part.
     """
 
     def __init__(

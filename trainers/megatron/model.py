@@ -14,15 +14,15 @@ from torch import nn
 
 from envsdk.failures import ConfigurationError
 from envsdk.trainer import TrainerRank
-from envsdk.trainers.megatron import cpu
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
+from envsdk.trainers.megatron.device import device
 from envsdk.trainers.megatron.hf_config import check_supported, head_width, num_experts
 from envsdk.trainers.megatron.layer_spec import block_spec
 from envsdk.trainers.process_group import join_process_group
 
 
 def initialize_parallelism(strategy: MegatronStrategyConfig, rank: TrainerRank, seed: int) -> None:
-    """Meet the other ranks and share out the roles; returns when all have come.
+    """Meet the other ranks and assign the roles; returns when all have come.
 
     ConfigurationError when the layout does not fit so many ranks.
     """
@@ -31,12 +31,7 @@ def initialize_parallelism(strategy: MegatronStrategyConfig, rank: TrainerRank, 
     except ValueError as error:
         raise ConfigurationError(f"strategy_config: {error}") from error
     torch.set_num_threads(strategy.num_threads)
-    if cpu.install():
-        join_process_group(rank, backend="gloo")
-    else:
-        torch.cuda.set_device(rank.local_rank)
-        # Objects (metrics, log-probabilities) are on the CPU and go by gloo.
-        join_process_group(rank, backend="cpu:gloo,cuda:nccl")
+    join_process_group(rank)
     share_out_ranks(strategy, seed)
 
 
@@ -59,7 +54,6 @@ def build_model(hf_config: Any, strategy: MegatronStrategyConfig) -> list[nn.Mod
     Each has Megatron's `config`. Weights are random until loaded. ConfigurationError when Megatron would
     compute another model, or the layout does not fit it.
     """
-    cpu.install()
     check_supported(hf_config, strategy)
     config = transformer_config(hf_config, strategy)
     virtual_size = strategy.virtual_pipeline_model_parallel_size
@@ -67,7 +61,7 @@ def build_model(hf_config: Any, strategy: MegatronStrategyConfig) -> list[nn.Mod
     chunks: list[nn.Module] = [_chunk(hf_config, config, stage) for stage in stages]
     if config.bf16:
         chunks = [Float16Module(config, chunk) for chunk in chunks]
-    return [chunk.to(cpu.device()) for chunk in chunks]
+    return [chunk.to(device()) for chunk in chunks]
 
 
 def transformer_config(hf: Any, strategy: MegatronStrategyConfig) -> TransformerConfig:
@@ -110,8 +104,8 @@ def transformer_config(hf: Any, strategy: MegatronStrategyConfig) -> Transformer
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
         "bf16": dtype is torch.bfloat16,
-        # Interleaved stages send both ways between two ranks at once: which tensor is which can be told
-        # neither by its length nor in a batch of transfers.
+        # Interleaved stages send both ways between two ranks at once: neither its length
+        # nor its place in a batch of transfers identifies a tensor.
         "variable_seq_lengths": not is_interleaved,
         "batch_p2p_comm": not is_interleaved,
         "overlap_p2p_comm": is_interleaved,

@@ -1,7 +1,7 @@
-"""AdamW where ranks share out parameters, moments or both: Megatron's optimizers, stepped as ours.
+"""AdamW where ranks shard parameters, moments or both: Megatron's optimizers under our schedule.
 
 A parameter here is one rank's shard under tensor, pipeline and expert parallelism. Its float32 value and
-its moments are in turn whole on this rank, or, with the distributed optimizer, cut into flat parts of
+its moments are either complete on this rank or, with the distributed optimizer, cut into flat parts of
 which each data-parallel rank has one.
 """
 
@@ -30,7 +30,7 @@ Kind = Literal["weight", "exp_avg", "exp_avg_sq"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """What this rank steps of one parameter; its tensors are flat and float32."""
+    """The part of one parameter that this rank steps; its tensors are flat and float32."""
 
     start: int
     """Of the part in the flattened parameter."""
@@ -221,7 +221,7 @@ def _sharded(member: Any) -> Iterator[tuple[nn.Parameter, Tensor]]:
 
 
 def _sharing_group(parameter: nn.Parameter) -> Any:
-    """The ranks among which the distributed optimizer shares out a parameter, owners of a part or not."""
+    """The ranks over which the distributed optimizer shards a parameter, owners of a part or not."""
     if getattr(parameter, "allreduce", True):
         return parallel_state.get_data_parallel_group(with_context_parallel=True)
     return parallel_state.get_expert_data_parallel_group()

@@ -22,14 +22,14 @@ from envsdk.trainers.packing import Row, divide
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackingLayout:
-    """What the parallel layout asks of micro-batches."""
+    """The demands of the parallel layout on micro-batches."""
 
     data_rank: int = 0
     data_size: int = 1
     context_rank: int = 0
     context_size: int = 1
     length_multiple: int = 1
-    """Of what a context-parallel rank holds of a micro-batch (sequence parallelism)."""
+    """Divides the length of a context-parallel rank's part of a micro-batch (sequence parallelism)."""
     count_multiple: int = 1
     """Of the micro-batches of one pass (interleaved pipeline stages)."""
     same_length: bool = False

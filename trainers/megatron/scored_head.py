@@ -51,7 +51,7 @@ class ScoredHead:
         hidden_T1H = inputs[0]
         assert self._scored_S is not None
         if self._gathers:
-            # Every rank computes the whole gradient of the chosen positions and takes its own part.
+            # Every rank computes the full gradient of the chosen positions and takes its own part.
             hidden_T1H = gather_from_sequence_parallel_region(
                 hidden_T1H,
                 tensor_parallel_output_grad=False,

@@ -1,4 +1,4 @@
-"""Log-probabilities, entropies and values where ranks share out the vocabulary and the sequence.
+"""Log-probabilities, entropies and values where ranks shard the vocabulary and the sequence.
 
 Shapes: T inputs that this rank holds, S of them scored, N scored tokens of all context-parallel ranks,
 H hidden size, V columns of the vocabulary that this rank holds.

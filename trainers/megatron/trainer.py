@@ -30,11 +30,11 @@ from transformers import AutoModelForCausalLM
 
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.failures import ConfigurationError
-from envsdk.settings.validation import validated
 from envsdk.trainer import TrainerConfig
 from envsdk.trainers.collectives import all_gather, on_first_rank
-from envsdk.trainers.megatron import checkpoint, cpu, hf_weights
+from envsdk.trainers.megatron import checkpoint, hf_weights
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
+from envsdk.trainers.megatron.device import device, require_gpu
 from envsdk.trainers.megatron.hf_config import read_config
 from envsdk.trainers.megatron.model import build_model, initialize_parallelism
 from envsdk.trainers.megatron.optimizer import ParallelOptimizer
@@ -43,18 +43,18 @@ from envsdk.trainers.megatron.scored_head import ScoredHead, add_value_head
 from envsdk.trainers.megatron.token_outputs import over_context, vocab_parallel_logprobs_and_entropy
 from envsdk.trainers.objective import TokenOutputs
 from envsdk.trainers.packing import Row
-from envsdk.trainers.policy_trainer import PolicyTrainer, ScoreKind
+from envsdk.trainers.policy_trainer import PolicyTrainer, ScoreKind, validated_settings
 from envsdk.trainers.pretrained_folder import write_pretrained
 from envsdk.trainers.step_metrics import StepMetrics
 from envsdk.trainers.train_rows import TrainRow
 from envsdk.trainers.training_args import TrainingArgs
 
 _Use = Callable[[PackedBatch, TokenOutputs], Tensor]
-"""What is done with a micro-batch; the result is a scalar to go backward from."""
+"""The use of a micro-batch; the result is a scalar to go backward from."""
 
 
 class MegatronTrainer(PolicyTrainer):
-    """Strategy `megatron_train`: one object per rank, created and called on all ranks alike.
+    """Strategy `megatron_train`: one object per rank; all ranks create it and make the same calls.
 
     rank = TrainerRank(rank=0, world_size=2, master_port=29500)
     trainer = MegatronTrainer.create(TrainerConfig(model=folder, sequence_length=1024, seed=0, rank=rank))
@@ -77,7 +77,7 @@ class MegatronTrainer(PolicyTrainer):
         self._models = [hf_weights.unwrapped(chunk) for chunk in chunks]
         if self._is_last_stage:
             if config.with_value_head:
-                add_value_head(self._models[-1], hf_config.hidden_size, cpu.device())
+                add_value_head(self._models[-1], hf_config.hidden_size, device())
             self._head = ScoredHead(self._models[-1])
         self._chunks = _data_parallel(chunks, strategy)
         self._optimizer = ParallelOptimizer(
@@ -93,14 +93,12 @@ class MegatronTrainer(PolicyTrainer):
             and parallel_state.get_tensor_model_parallel_rank() == 0
             and parallel_state.get_context_parallel_rank() == 0
         )
-        """Whether this is the one of the ranks that compute the same loss that tells of it."""
+        """True on the one rank, among those with the same loss, that reports it."""
 
     @classmethod
     def create(cls, config: TrainerConfig) -> Self:
-        algorithm = validated(AlgorithmArgs, config.algorithm, "algorithm")
-        training = validated(TrainingArgs, config.training_args, "training_args")
-        strategy = validated(MegatronStrategyConfig, config.strategy_config, "strategy_config")
-        cpu.install()
+        algorithm, training, strategy = validated_settings(config, MegatronStrategyConfig)
+        cls.check_device()
         hf_config = read_config(config.model)
         initialize_parallelism(strategy, config.rank, config.seed)
         chunks = build_model(hf_config, strategy)
@@ -108,6 +106,11 @@ class MegatronTrainer(PolicyTrainer):
         return cls(
             chunks, hf_config, config=config, algorithm=algorithm, training=training, strategy=strategy
         )
+
+    @classmethod
+    def check_device(cls) -> None:
+        """ConfigurationError where the trainer cannot run."""
+        require_gpu()
 
     @property
     def vocab_size(self) -> int:
@@ -185,9 +188,9 @@ class MegatronTrainer(PolicyTrainer):
         def learn(micro: PackedBatch, outputs: TokenOutputs) -> Tensor:
             found = tally if self._is_reporting_rank else StepMetrics()
             loss = self.objective([rows[index] for index in micro.rows], outputs, found)
-            found.loss += float(loss.detach())
-            found.num_real_tokens += micro.num_real_tokens
-            found.num_padded_tokens += micro.num_tokens
+            found.add_micro_batch(
+                loss, num_real_tokens=micro.num_real_tokens, num_padded_tokens=micro.num_tokens
+            )
             return loss
 
         self._run([row.row for row in rows], learn)
@@ -294,7 +297,7 @@ def _nothing(outputs: TokenOutputs) -> Tensor:
 
 
 def _data_parallel(chunks: Sequence[nn.Module], strategy: MegatronStrategyConfig) -> list[Any]:
-    """The chunks, with gradients that are summed over the ranks: weights of rows are of the whole step."""
+    """The chunks, with gradients that are summed over the ranks: rows have the step's weights."""
     settings = DistributedDataParallelConfig(
         use_distributed_optimizer=strategy.use_distributed_optimizer,
         overlap_grad_reduce=strategy.overlap_grad_reduce,
@@ -330,4 +333,4 @@ def _packing_layout(strategy: MegatronStrategyConfig) -> PackingLayout:
 
 
 def _on_device(values: NDArray[Any]) -> Tensor:
-    return torch.from_numpy(values).to(cpu.device())
+    return torch.from_numpy(values).to(device())

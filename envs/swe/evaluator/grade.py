@@ -77,13 +77,13 @@ async def _evaluate(task: Task, patch: str, backend: SandboxBackend, strict: boo
 def _blamed(verdict: Evaluation, gold: Evaluation, limit_s: float) -> Evaluation:
     """The verdict on a patch that was ended by a limit, by how the gold patch fares under the same one."""
     if came_through(gold, limit_s):
-        told = f"the gold patch takes {gold.run_s:.1f} s under the same limits"
-        return replace(verdict, detail=f"{verdict.detail}; {told}")
-    told = gold.detail if gold.run_s <= limit_s else f"{gold.run_s:.1f} s"
+        gold_time = f"the gold patch takes {gold.run_s:.1f} s under the same limits"
+        return replace(verdict, detail=f"{verdict.detail}; {gold_time}")
+    problem = gold.detail if gold.run_s <= limit_s else f"{gold.run_s:.1f} s"
     return replace(
         verdict,
         reason=Verdict.INFRASTRUCTURE,
-        detail=f"{verdict.detail}; but the gold patch does not come through well either: {told}",
+        detail=f"{verdict.detail}; but the gold patch does not come through well either: {problem}",
     )
 
 
@@ -193,8 +193,8 @@ def _first_error(collect_errors: Mapping[str, str]) -> str:
     """What could not be collected, and the exception."""
     name, message = next(iter(collect_errors.items()))
     lines = [line for line in message.splitlines() if line.startswith("E ")]
-    told = lines[-1].removeprefix("E ").strip() if lines else message.strip().rpartition("\n")[2]
-    return f"{name} ({told[:300]})" if told else name
+    last = lines[-1].removeprefix("E ").strip() if lines else message.strip().rpartition("\n")[2]
+    return f"{name} ({last[:300]})" if last else name
 
 
 def _by_short_name(report: Report) -> dict[str, Outcome]:

@@ -61,7 +61,7 @@ def link(source: str, target: str) -> None:
 
 
 def laid_paths(task: Task, folder: Path) -> tuple[str, ...]:
-    """Files and whole folders of `folder`, relative to it, that hold only tests and their configuration.
+    """Files and entire folders of `folder`, relative to it, that hold only tests and their configuration.
 
     `folder` is the tree with the test patch applied. Files of the gold patch are source and never among them.
     """

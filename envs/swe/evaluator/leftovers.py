@@ -1,6 +1,6 @@
 """Which added files of a patch are no part of a fix: virtual environments, installed packages, bulk.
 
-`Sandbox.diff` goes by the same rules, so that a submission is small; patches from elsewhere come here whole.
+`Sandbox.diff` goes by the same rules, so that a submission is small; patches from elsewhere come here uncut.
 An agent leaves scripts, data, builds and environments in the repository. Few and small, they do no harm
 and stay. What is left out is never held against the patch.
 """

@@ -33,7 +33,7 @@ class Laid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestRun:
-    """What came of one run."""
+    """The result of one run."""
 
     __test__ = False
 

@@ -50,7 +50,7 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graded:
-    """What came of one patch."""
+    """The result for one patch."""
 
     prediction: Prediction
     resolved: bool | None

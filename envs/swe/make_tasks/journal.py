@@ -1,4 +1,4 @@
-"""What was decided about each mutation, line by line: a run that was killed goes on where it stopped."""
+"""The decision about each mutation, line by line: a run that was killed resumes where it stopped."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ async def make(
 ) -> Progress:
     """Write `out/tasks.jsonl` until it has `num_tasks` rows of this package, or no candidate is left.
 
-    Everything that was decided is kept in `out`; the same call goes on where another was stopped.
+    Every decision is kept in `out`; the same call resumes where another was stopped.
 
     Raises ConfigurationError: the tests of the package cannot be run.
     """

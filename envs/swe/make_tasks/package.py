@@ -65,8 +65,8 @@ def fetch(
 
     Args:
         needs: Requirements of the tests beyond those of the package.
-        source: Folder of the import package where it cannot be told.
-        tests: Folders of the tests where they cannot be told.
+        source: Folder of the import package where it cannot be found.
+        tests: Folders of the tests where they cannot be found.
 
     Raises ConfigurationError: there is no such distribution, it is not pure Python, or its layout is unknown.
     """

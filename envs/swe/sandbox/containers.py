@@ -19,10 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
-from envsdk.envs.swe.sandbox.binds import check_binds
 from envsdk.envs.swe.sandbox.contract import ExecEnd, Image, Limits, SandboxError, SandboxUnavailable
 from envsdk.envs.swe.sandbox.process import Process
-from envsdk.envs.swe.sandbox.remote import WAIT, Ended, RemoteSandbox
+from envsdk.envs.swe.sandbox.remote import WAIT, Ended, RemoteBackend, RemoteSandbox, Shell
 from envsdk.envs.swe.sandbox.settings import ContainerSettings, parse_settings
 
 log = logging.getLogger(__name__)
@@ -106,23 +105,15 @@ class CliContainer:
                 *("bash", "-c", WAIT, "bash", str(self.time_to_live_s)),
             )
 
-    async def shell(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: IO[bytes] | None,
-        env: Mapping[str, str],
-        timeout_s: float,
-        keep: int,
-        max_output: int,
-    ) -> Ended:
-        variables = [option for name, value in env.items() for option in ("--env", f"{name}={value}")]
+    async def shell(self, shell: Shell) -> Ended:
+        variables = [option for name, value in shell.env.items() for option in ("--env", f"{name}={value}")]
+        interactive = ("--interactive",) if shell.stdin is not None else ()
         return await self.command.run(
-            *("exec", *(("--interactive",) if stdin is not None else ()), *variables, self.name, *argv),
-            stdin=stdin,
-            timeout_s=timeout_s,
-            keep=keep,
-            max_output=max_output,
+            *("exec", *interactive, *variables, self.name, *shell.argv),
+            stdin=shell.stdin,
+            timeout_s=shell.timeout_s,
+            keep=shell.keep,
+            max_output=shell.max_output,
         )
 
     async def is_running(self) -> bool:
@@ -136,9 +127,7 @@ class CliContainer:
 
     async def memory_kills(self) -> int:
         script = "grep -hs '^oom_kill ' /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control"
-        ended = await self.shell(
-            ["bash", "-c", script], stdin=None, env={}, timeout_s=60, keep=1 << 12, max_output=1 << 12
-        )
+        ended = await self.shell(Shell(argv=["bash", "-c", script], timeout_s=60))
         words = ended.output.text().split()
         return int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
 
@@ -171,43 +160,28 @@ class CliContainer:
         return await self.command.ask("container", "inspect", *options, "--format", template, self.name)
 
 
-class ContainerBackend:
+class ContainerBackend(RemoteBackend):
     """Runs sandboxes as containers.
-
-    new --probe (the first `start` does it)--> probed --aclose--> new
 
     Raises ConfigurationError: a setting is unknown or wrong.
     """
 
     name: ClassVar[str]
     extra_options: ClassVar[tuple[str, ...]] = ()
+    forbidden_in_binds = ":"
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.settings = parse_settings(ContainerSettings, settings, backend=self.name)
+        super().__init__(
+            starts_at_once=self.settings.starts_at_once, commands_at_once=self.settings.commands_at_once
+        )
         self._command = CommandLine(self.settings.program or self.name, self.settings.call_timeout_s)
-        self._starts = asyncio.Semaphore(self.settings.starts_at_once)
-        self._slots = asyncio.Semaphore(self.settings.commands_at_once)
-        self._probing = asyncio.Lock()
-        self._is_probed = False
-        self._sandboxes: list[RemoteSandbox] = []
 
-    async def probe(self) -> None:
-        async with self._probing:
-            if not self._is_probed:
-                await self._sweep()
-                await self._smoke_run()
-                self._is_probed = True
+    async def _probe(self) -> None:
+        await self._sweep()
+        await self._smoke_run()
 
-    async def start(self, image: Image, *, limits: Limits | None = None) -> RemoteSandbox:
-        check_binds(image, forbidden=":")
-        await self.probe()
-        return await self._start(image, limits or Limits())
-
-    async def aclose(self) -> None:
-        await asyncio.gather(*(sandbox.close() for sandbox in self._sandboxes))
-        self._is_probed = False
-
-    async def _start(self, image: Image, limits: Limits) -> RemoteSandbox:
+    def _make(self, image: Image, limits: Limits) -> tuple[RemoteSandbox, str]:
         identity = secrets.token_hex(6)
         container = CliContainer(
             command=self._command,
@@ -220,16 +194,7 @@ class ContainerBackend:
         sandbox = RemoteSandbox(
             id=identity, image=image, limits=limits, container=container, slots=self._slots
         )
-        try:
-            await container.start(image.container or self.settings.image)
-            await sandbox.prepare()
-        except OSError as error:
-            raise SandboxError(f"a sandbox could not be started: {error}") from error
-        except (SandboxError, asyncio.CancelledError):
-            await sandbox.close()
-            raise
-        self._sandboxes = [*(other for other in self._sandboxes if not other.is_closed), sandbox]
-        return sandbox
+        return sandbox, image.container or self.settings.image
 
     def _run_options(self, image: Image, limits: Limits) -> list[str]:
         binds = [

@@ -70,7 +70,7 @@ class ExecResult:
     elapsed_s: float
     """Of the command itself; waiting for a slot is not counted."""
     total_bytes: int
-    """Length of the whole output."""
+    """Length of all of the output."""
 
     @property
     def ok(self) -> bool:

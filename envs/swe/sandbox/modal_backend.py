@@ -12,15 +12,14 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import Any
 
-from envsdk.envs.swe.sandbox.binds import check_binds
 from envsdk.envs.swe.sandbox.containers import has_died, this_process
 from envsdk.envs.swe.sandbox.contract import ExecEnd, Image, Limits, SandboxError, SandboxUnavailable
 from envsdk.envs.swe.sandbox.output import HeadTail
-from envsdk.envs.swe.sandbox.remote import WAIT, Ended, RemoteSandbox
+from envsdk.envs.swe.sandbox.remote import WAIT, Ended, RemoteBackend, RemoteSandbox, Shell
 from envsdk.envs.swe.sandbox.settings import ModalSettings, parse_settings
 
 log = logging.getLogger(__name__)
@@ -54,57 +53,38 @@ class ModalContainer:
             self.running = await self._answer(
                 self.sdk.Sandbox.create.aio(*command, image=image, **self.options)
             )
-        ended = await self.shell(
-            ["bash", "-c", _WAITING], stdin=None, env={}, timeout_s=120, keep=64, max_output=64
-        )
+        argv = ["bash", "-c", _WAITING]
+        ended = await self.shell(Shell(argv=argv, timeout_s=120, keep=64, max_output=64))
         self.waiting_process = ended.output.text().strip()
         if ended.reason is not ExecEnd.EXIT or not self.waiting_process.isdigit():
             raise SandboxError(f"modal: the sandbox does not answer: {ended.output.text()}")
 
-    async def shell(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: IO[bytes] | None,
-        env: Mapping[str, str],
-        timeout_s: float,
-        keep: int,
-        max_output: int,
-    ) -> Ended:
-        kept = HeadTail(keep)
+    async def shell(self, shell: Shell) -> Ended:
+        kept = HeadTail(shell.keep)
         began = time.perf_counter()
         reason, code = ExecEnd.EXIT, 137
         try:
-            async with asyncio.timeout(timeout_s):
-                code = await self._run(argv, stdin, env, timeout_s, kept, max_output)
+            async with asyncio.timeout(shell.timeout_s):
+                code = await self._run(shell, kept)
         except TimeoutError:
             reason = ExecEnd.TIMEOUT
         except self.sdk.exception.Error as error:
             raise SandboxError(f"modal: {error}") from error
-        if kept.total > max_output:
+        if kept.total > shell.max_output:
             reason = ExecEnd.OUTPUT_LIMIT
         return Ended(reason=reason, returncode=code, output=kept, elapsed_s=time.perf_counter() - began)
 
-    async def _run(
-        self,
-        argv: Sequence[str],
-        stdin: IO[bytes] | None,
-        env: Mapping[str, str],
-        timeout_s: float,
-        kept: HeadTail,
-        max_output: int,
-    ) -> int:
-        process = await self.running.exec.aio(
-            *argv, env=dict(env), timeout=math.ceil(timeout_s) + _SERVER_MARGIN_S, text=False
-        )
-        while stdin is not None and (chunk := stdin.read(_CHUNK_BYTES)):
+    async def _run(self, shell: Shell, kept: HeadTail) -> int:
+        timeout = math.ceil(shell.timeout_s) + _SERVER_MARGIN_S
+        process = await self.running.exec.aio(*shell.argv, env=dict(shell.env), timeout=timeout, text=False)
+        while shell.stdin is not None and (chunk := shell.stdin.read(_CHUNK_BYTES)):
             process.stdin.write(chunk)
             await process.stdin.drain.aio()
         process.stdin.write_eof()
         await process.stdin.drain.aio()
         async for chunk in process.stdout:
             kept.feed(chunk)
-            if kept.total > max_output:
+            if kept.total > shell.max_output:
                 return 137
         code: int = await process.wait.aio()
         return code
@@ -148,10 +128,8 @@ class ModalContainer:
             raise SandboxError(f"modal: {error}") from error
 
 
-class ModalBackend:
+class ModalBackend(RemoteBackend):
     """Runs sandboxes on Modal.
-
-    new --probe (the first `start` does it)--> connected --aclose--> new
 
     Raises ConfigurationError: a setting is unknown or wrong.
     """
@@ -160,48 +138,33 @@ class ModalBackend:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.settings = parse_settings(ModalSettings, settings, backend=self.name)
-        self._starts = asyncio.Semaphore(self.settings.starts_at_once)
-        self._slots = asyncio.Semaphore(self.settings.commands_at_once)
-        self._connecting = asyncio.Lock()
+        super().__init__(
+            starts_at_once=self.settings.starts_at_once, commands_at_once=self.settings.commands_at_once
+        )
         self._sdk: Any = None
         self._app: Any = None
-        self._sandboxes: list[RemoteSandbox] = []
 
-    async def probe(self) -> None:
-        async with self._connecting:
-            if self._app is not None:
-                return
-            try:
-                import modal
-            except ImportError as error:
-                raise SandboxUnavailable("modal is not installed: pip install 'envsdk[modal]'") from error
-            self._sdk = modal
-            try:
-                self._app = await modal.App.lookup.aio(self.settings.app, create_if_missing=True)
-                await self._sweep()
-                sandbox = await self._start(Image(), Limits())
-                answer = await sandbox.exec("echo probe", timeout_s=60, cwd="/")
-                await sandbox.close()
-            except (modal.exception.Error, SandboxError) as error:
-                self._app = None
-                raise SandboxUnavailable(
-                    f"Modal cannot run sandboxes for this account: {error}. Run `modal setup` and see that "
-                    f"the image {self.settings.image} has bash: docs/swe-sandbox.md"
-                ) from error
-            if answer.output != "probe\n":
-                self._app = None
-                raise SandboxUnavailable(f"Modal: a trial sandbox answered {answer.output[-500:]!r}")
+    async def _probe(self) -> None:
+        try:
+            import modal
+        except ImportError as error:
+            raise SandboxUnavailable("modal is not installed: pip install 'envsdk[modal]'") from error
+        self._sdk = modal
+        try:
+            self._app = await modal.App.lookup.aio(self.settings.app, create_if_missing=True)
+            await self._sweep()
+            sandbox = await self._start(Image(), Limits())
+            answer = await sandbox.exec("echo probe", timeout_s=60, cwd="/")
+            await sandbox.close()
+        except (modal.exception.Error, SandboxError) as error:
+            raise SandboxUnavailable(
+                f"Modal cannot run sandboxes for this account: {error}. Run `modal setup` and see that "
+                f"the image {self.settings.image} has bash: docs/swe-sandbox.md"
+            ) from error
+        if answer.output != "probe\n":
+            raise SandboxUnavailable(f"Modal: a trial sandbox answered {answer.output[-500:]!r}")
 
-    async def start(self, image: Image, *, limits: Limits | None = None) -> RemoteSandbox:
-        check_binds(image)
-        await self.probe()
-        return await self._start(image, limits or Limits())
-
-    async def aclose(self) -> None:
-        await asyncio.gather(*(sandbox.close() for sandbox in self._sandboxes))
-        self._app = None
-
-    async def _start(self, image: Image, limits: Limits) -> RemoteSandbox:
+    def _make(self, image: Image, limits: Limits) -> tuple[RemoteSandbox, Any]:
         container = ModalContainer(
             sdk=self._sdk,
             options={
@@ -223,14 +186,7 @@ class ModalBackend:
             slots=self._slots,
             relays_binds=bool(image.binds),
         )
-        try:
-            await container.start(self._sdk.Image.from_registry(image.container or self.settings.image))
-            await sandbox.prepare()
-        except (SandboxError, asyncio.CancelledError):
-            await sandbox.close()
-            raise
-        self._sandboxes = [*(other for other in self._sandboxes if not other.is_closed), sandbox]
-        return sandbox
+        return sandbox, self._sdk.Image.from_registry(image.container or self.settings.image)
 
     async def _sweep(self) -> None:
         """End the sandboxes of this machine's programs that have died."""

@@ -159,7 +159,7 @@ class Process:
             self._reason = self._reason or reason
             self._expect_the_end()
             # The launcher's group holds bubblewrap and, until it starts a session, the child; afterwards the
-            # child dies with bubblewrap, and with the child its whole PID namespace.
+            # child dies with bubblewrap, and with the child its PID namespace.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 

@@ -13,12 +13,14 @@ import re
 import secrets
 import tarfile
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import IO, Protocol
+from typing import IO, Any, ClassVar, Protocol
 
 from envsdk.envs.swe.sandbox import scripts
+from envsdk.envs.swe.sandbox.binds import check_binds
 from envsdk.envs.swe.sandbox.contract import (
     ExecEnd,
     ExecResult,
@@ -42,7 +44,7 @@ echo $$ > /tmp/.waiting 2>/dev/null
 while ((left = $1 - SECONDS, left > 0)); do sleep $((left < 60 ? left : 60)) & wait $!; done
 """
 """The first process: waits $1 seconds, and buries the processes that others leave, as bash does while it
-waits for one of its own. Told by SIGUSR1 it kills all others: no shell can be started for that where they
+waits for one of its own. On SIGUSR1 it kills all others: no shell can be started for that where they
 have used up the limit on processes."""
 
 END_ALL = """\
@@ -101,27 +103,33 @@ class Ended:
     elapsed_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shell:
+    """A shell to run in a container."""
+
+    argv: Sequence[str]
+    stdin: IO[bytes] | None = None
+    """A file with a descriptor, at its start."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float
+    keep: int = 1 << 12
+    """Bytes of its output that are kept."""
+    max_output: int = 1 << 12
+    """It is ended after more bytes."""
+
+
 class Container(Protocol):
     """One running container."""
 
     waiting_process: str
     """Process id, inside, of the one that waits."""
 
-    async def shell(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: IO[bytes] | None,
-        env: Mapping[str, str],
-        timeout_s: float,
-        keep: int,
-        max_output: int,
-    ) -> Ended:
-        """Run `argv` inside; raises OSError or SandboxError where that cannot be tried.
+    async def start(self, image: Any) -> None:
+        """Start it. Raises SandboxError: that was refused."""
+        ...
 
-        Args:
-            stdin: A file with a descriptor, at its start.
-        """
+    async def shell(self, shell: Shell) -> Ended:
+        """Run a shell inside; raises OSError or SandboxError where that cannot be tried."""
         ...
 
     async def is_running(self) -> bool: ...
@@ -206,14 +214,16 @@ class RemoteSandbox:
         limits = [str(self.limits.file_mb << 10), str(self.limits.open_files)]
         try:
             with in_memory(script.encode("utf-8", "surrogateescape")) as given:
-                ended = await self.container.shell(
-                    ["bash", "-c", _RUN, "bash", answer, folder, self.container.waiting_process, *limits],
+                waiting = self.container.waiting_process
+                shell = Shell(
+                    argv=["bash", "-c", _RUN, "bash", answer, folder, waiting, *limits],
                     stdin=given,
                     env=env,
                     timeout_s=timeout_s,
                     keep=self.limits.kept_output_bytes + 2 * len(answer),
                     max_output=self.limits.output_bytes,
                 )
+                ended = await self.container.shell(shell)
         except asyncio.CancelledError:
             await self._clean_up()
             raise
@@ -263,14 +273,8 @@ class RemoteSandbox:
 
     async def _ran(self, script: str) -> bool:
         """Whether a script that cleans up came to its end."""
-        ended = await self.container.shell(
-            ["bash", "-c", script, "bash", self.container.waiting_process],
-            stdin=None,
-            env={},
-            timeout_s=_CLEAN_UP_TIMEOUT_S,
-            keep=1 << 12,
-            max_output=1 << 12,
-        )
+        argv = ["bash", "-c", script, "bash", self.container.waiting_process]
+        ended = await self.container.shell(Shell(argv=argv, timeout_s=_CLEAN_UP_TIMEOUT_S))
         return ended.reason is ExecEnd.EXIT and ended.returncode == 0
 
     async def read(self, path: str, *, max_bytes: int = 32 << 20) -> bytes:
@@ -361,13 +365,9 @@ class RemoteSandbox:
         bound = self._bound_below(target)
         script = _LAY_FOLDER if name == "." else _LAY_FILE
         async with _packed(folder, name, as_name, bound) as archive:
+            argv = ["bash", "-c", script, "bash", place, *(_as_pattern(f"{place}/{path}") for path in bound)]
             ended = await self.container.shell(
-                ["bash", "-c", script, "bash", place, *(_as_pattern(f"{place}/{path}") for path in bound)],
-                stdin=archive,
-                env={},
-                timeout_s=OWN_WORK_TIMEOUT_S,
-                keep=1 << 12,
-                max_output=1 << 20,
+                Shell(argv=argv, stdin=archive, timeout_s=OWN_WORK_TIMEOUT_S, max_output=1 << 20)
             )
         if ended.reason is not ExecEnd.EXIT or ended.returncode:
             why = ended.output.text().strip()
@@ -396,14 +396,15 @@ class RemoteSandbox:
         """Run a script of ours; raises SandboxFileError, about `path`, where it fails."""
         answer = secrets.token_hex(8)
         async with self._in_use():
-            ended = await self.container.shell(
-                ["bash", "-c", f"echo {answer}\n{script}"],
+            shell = Shell(
+                argv=["bash", "-c", f"echo {answer}\n{script}"],
                 stdin=stdin,
                 env=env,
                 timeout_s=timeout_s,
                 keep=2 * max_output + 64,
                 max_output=max_output + 64,
             )
+            ended = await self.container.shell(shell)
         if not ended.output.drop_start(f"{answer}\n".encode()):
             raise SandboxError(f"sandbox {self.id}: {ended.output.text().strip()}")
         if ended.reason is not ExecEnd.EXIT:
@@ -417,6 +418,59 @@ class RemoteSandbox:
         if "\0" in path:
             raise SandboxFileError(f"{path[:200]!r} is no path")
         return str(PurePosixPath(self.image.workdir) / path)
+
+
+class RemoteBackend(ABC):
+    """Starts sandboxes in containers, and closes them.
+
+    new --probe (the first `start` does it)--> probed --aclose--> new
+    """
+
+    forbidden_in_binds: ClassVar[str] = ""
+    """Characters that no path of `Image.binds` may have."""
+
+    def __init__(self, *, starts_at_once: int, commands_at_once: int) -> None:
+        self._starts = asyncio.Semaphore(starts_at_once)
+        self._slots = asyncio.Semaphore(commands_at_once)
+        self._probing = asyncio.Lock()
+        self._is_probed = False
+        self._sandboxes: list[RemoteSandbox] = []
+
+    @abstractmethod
+    async def _probe(self) -> None:
+        """Connect, sweep and run a small command. Raises SandboxUnavailable."""
+
+    @abstractmethod
+    def _make(self, image: Image, limits: Limits) -> tuple[RemoteSandbox, Any]:
+        """A sandbox whose container has not been started, and what to start it from."""
+
+    async def probe(self) -> None:
+        async with self._probing:
+            if not self._is_probed:
+                await self._probe()
+                self._is_probed = True
+
+    async def start(self, image: Image, *, limits: Limits | None = None) -> RemoteSandbox:
+        check_binds(image, forbidden=self.forbidden_in_binds)
+        await self.probe()
+        return await self._start(image, limits or Limits())
+
+    async def aclose(self) -> None:
+        await asyncio.gather(*(sandbox.close() for sandbox in self._sandboxes))
+        self._is_probed = False
+
+    async def _start(self, image: Image, limits: Limits) -> RemoteSandbox:
+        sandbox, source = self._make(image, limits)
+        try:
+            await sandbox.container.start(source)
+            await sandbox.prepare()
+        except OSError as error:
+            raise SandboxError(f"a sandbox could not be started: {error}") from error
+        except (SandboxError, asyncio.CancelledError):
+            await sandbox.close()
+            raise
+        self._sandboxes = [*(other for other in self._sandboxes if not other.is_closed), sandbox]
+        return sandbox
 
 
 @contextlib.contextmanager

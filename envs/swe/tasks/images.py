@@ -20,7 +20,7 @@ SITE = "/opt/site"
 """Where a sandbox shows `TestPlan.site`."""
 _MAX_TREE_BYTES = 2 << 30
 _PACK_TIMEOUT_S = 600.0
-# R2E-Gym keeps its tests beside the repository in some images and inside in others.
+# R2E-Gym keeps its tests next to the repository in some images and inside in others.
 _PACK = """set -e
 if [ -d /r2e_tests ] && [ ! -e r2e_tests ]; then cp -r /r2e_tests r2e_tests; fi
 tar --exclude=./.git --exclude=__pycache__ -cf /tmp/tree.tar .
@@ -86,13 +86,13 @@ async def installed_modules(task: Task, backend: SandboxBackend) -> frozenset[st
         sandbox = await backend.start(image)
         try:
             script = f"'{interpreter}' -I - <<'EOF'\n{_MODULES}EOF\n"
-            told = await sandbox.exec(script, timeout_s=_MODULES_TIMEOUT_S, cwd=task.source.workdir)
+            listing = await sandbox.exec(script, timeout_s=_MODULES_TIMEOUT_S, cwd=task.source.workdir)
         finally:
             await sandbox.close()
-        if not told.ok:
-            raise SandboxError(f"{task.instance_id}: {interpreter} of its image: {told.output[-500:]}")
+        if not listing.ok:
+            raise SandboxError(f"{task.instance_id}: {interpreter} of its image: {listing.output[-500:]}")
         make_folder(file.parent)
-        write_json_atomically(file, json.loads(told.output))
+        write_json_atomically(file, json.loads(listing.output))
     return frozenset(json.loads(file.read_text()))
 
 

@@ -1,9 +1,9 @@
 """Tasks of the public data sets: SWE-bench (all variants), SWE-Gym, SWE-smith, R2E-Gym, NeMo, and made ones.
 
-The kind of a row is told by its fields:
+The fields of a row decide its kind:
 
     envsdk              made by `envs.swe.make_tasks`: everything a sound evaluation needs
-    instance_dict ...   NeMo: a whole row of another kind, as JSON or not, anywhere inside
+    instance_dict ...   NeMo: a complete row of another kind, as JSON or not, anywhere inside
     expected_output_json    R2E-Gym: the outcome of every test
     repo: swesmith/..., or an image of SWE-smith's      `patch` introduces the bug
     otherwise           SWE-bench, SWE-Gym and what is made like them (`images`)
@@ -314,7 +314,7 @@ def _bench_python(record: Record) -> str:
 def _nested(record: Record) -> Record | None:
     """The row that some field holds, at any depth, as JSON or as an object."""
     objects = list(_objects(record.values))
-    beside = {
+    around = {
         name: values[name] for values in reversed(objects) for name in _BESIDE if values.get(name) is not None
     }
     for values in objects:
@@ -326,7 +326,7 @@ def _nested(record: Record) -> Record | None:
                 except ValueError as error:
                     raise record.error(name, f"is no JSON: {error}") from None
             if isinstance(inner, dict):
-                return record.inner({**beside, **inner})
+                return record.inner({**around, **inner})
     return None
 
 

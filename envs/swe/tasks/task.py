@@ -125,7 +125,7 @@ class Task:
     """For example `owner/name`."""
     source: RepoSource
     problem_statement: str
-    """The issue: all that the agent is told."""
+    """The issue: all that the agent gets to read."""
     gold_patch: str
     """Resolves the issue; applies to the base tree. Hidden from the agent."""
     test_patch: str = ""

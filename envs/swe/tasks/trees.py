@@ -70,7 +70,7 @@ def _base_tree(source: RepoSource, setup_patch: str, hidden: tuple[str, ...], in
 
 
 def finish_base(folder: Path, target: Path, setup_patch: str, hidden: tuple[str, ...]) -> None:
-    """Make the base tree of a checked-out `folder` and move it to `target`; hidden tests go beside it."""
+    """Make the base tree of a checked-out `folder` and move it to `target`; hidden tests go next to it."""
     if setup_patch:
         apply_patch(folder, setup_patch)
     kept = folder.parent / "hidden"
@@ -153,7 +153,7 @@ def _git(folder: Path, *arguments: str, env: dict[str, str] | None = None) -> No
 
 @contextmanager
 def building(target: Path) -> Iterator[Path]:
-    """A new folder beside `target`, gone afterwards unless it was moved."""
+    """A new folder next to `target`, deleted afterwards unless it was moved."""
     make_folder(target.parent)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".building.") as temporary:
         folder = Path(temporary) / "tree"

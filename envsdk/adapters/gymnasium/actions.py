@@ -56,12 +56,12 @@ def action_names(space: spaces.Discrete[Any], names: Sequence[str] | None) -> li
 def _names_of(space: spaces.Discrete[Any], names: Sequence[str] | None) -> ActionParser:
     listed = action_names(space, names)
     by_name = {name.lower(): int(space.start) + index for index, name in enumerate(listed)}
-    told = ", ".join(listed) if len(listed) <= _LISTED else f"{', '.join(listed[:_LISTED])} ..."
+    options = ", ".join(listed) if len(listed) <= _LISTED else f"{', '.join(listed[:_LISTED])} ..."
 
     def parse(answer: str) -> Any:
         action = by_name.get(" ".join(answer.lower().split()))
         if action is None:
-            raise ValueError(f"not one of {told}.")
+            raise ValueError(f"not one of {options}.")
         return space.dtype.type(action) if space.dtype is not None else action
 
     return parse

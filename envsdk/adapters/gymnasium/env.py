@@ -16,7 +16,7 @@ from gymnasium import spaces
 from envsdk import registry
 from envsdk.adapters.gymnasium.actions import ActionParser, action_names, parser_for
 from envsdk.adapters.gymnasium.observations import MARKS, check_labels, check_marks, in_words, without_colors
-from envsdk.adapters.gymnasium.prompt import told
+from envsdk.adapters.gymnasium.prompt import describe
 from envsdk.adapters.gymnasium.tabular import Transitions, best_actions
 from envsdk.adapters.hosted import Answer, ReplayedEnv
 from envsdk.adapters.text import NO_ANSWER, REPLY_FORMATS, ReplyFormat, tagged, tagged_answer
@@ -109,7 +109,7 @@ def gymnasium_prompt(
     marks: Mapping[str, str] | None = None,
     **_: Any,
 ) -> str:
-    """What a policy is told of the environment that `make_gymnasium_env` makes of these arguments.
+    """The system prompt for the environment that `make_gymnasium_env` makes of these arguments.
 
     An environment of ours behind Gymnasium's interface keeps its own prompt. Raises ValueError as there.
     """
@@ -119,7 +119,7 @@ def gymnasium_prompt(
             return registry.system_prompt(registry.spec(id.rpartition(":")[2]), kwargs or {})
         if isinstance(env.action_space, spaces.Discrete) and actions is not None:
             actions = action_names(env.action_space, actions)
-        return told(
+        return describe(
             env,
             names=actions,
             marks={**MARKS, **(marks or {})},
@@ -158,7 +158,7 @@ class GymnasiumEnv(ReplayedEnv):
             env: Is owned: `close` closes it.
             render: Called after each action that parsed.
             parse: By default what fits the action space, with the names `actions` if it is discrete.
-            reads_whole: The whole reply is the answer; otherwise the last `<answer>` of it.
+            reads_whole: The entire reply is the answer; otherwise the last `<answer>` of it.
 
         The others are those of `make_gymnasium_env`.
         """

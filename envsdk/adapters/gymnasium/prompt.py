@@ -1,4 +1,4 @@
-"""What a policy is told of a Gymnasium environment: its documentation, its drawing and its actions."""
+"""The system prompt for a Gymnasium environment: its documentation, its drawing and its actions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LEGENDS: Mapping[str, str] = {
 """What Gymnasium's toy texts draw, which their documentation does not say; marks by their styles."""
 
 
-def told(
+def describe(
     env: gymnasium.Env[Any, Any],
     *,
     names: Sequence[str] | None,
@@ -40,7 +40,7 @@ def told(
         env: The environment inside.
         names: The user's names of its actions.
         marks: What stands for colors in its rendering.
-        reads_whole: The whole reply is the action, otherwise what stands in tags.
+        reads_whole: The entire reply is the action; otherwise the content of the tags.
         shows_values: Observations are values of its space, without labels.
         parse_doc: Documentation of the user's own parser; None when there is none.
     """

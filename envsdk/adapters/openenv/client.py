@@ -26,7 +26,7 @@ class OpenEnvFailed(Exception):
 
 
 def openenv_prompt(*, reply: ReplyFormat = "whole", action_field: str | None = None, **_: Any) -> str:
-    """What a policy is told where the user says nothing: the server's protocol has no words for a task."""
+    """The system prompt unless the user gives one: the server's protocol has no words for a task."""
     form = " as a JSON object" if action_field == "" else ""
     return (
         f"Reply with the action{form} in tags: <answer>...</answer>."
@@ -69,8 +69,8 @@ class OpenEnvClientEnv(HostedEnv):
             action_field: Field of the action that the reply fills. Without it the only text field of the
                 action's schema; where there is more to fill, the reply is a JSON object. `""`: JSON always.
             observation_field: Field of the observation that is shown. Without it `text` or the only text
-                field; else the whole observation as JSON. `""`: JSON always.
-            reply: What of a reply is the action: `whole`, or `tag`, what stands in the last `<answer>`.
+                field; else all of the observation as JSON. `""`: JSON always.
+            reply: The action in a reply: `whole`, all of it, or `tag`, the content of the last `<answer>`.
             success: When a task counts as solved: `rewarded`, it is done with a reward above zero in the
                 last turn; or a number that the return must reach. By default what the observation says under
                 `success`, else `rewarded`.

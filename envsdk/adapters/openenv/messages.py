@@ -51,7 +51,7 @@ class TextAction(_Strict):
     """One reply of the policy."""
 
     text: str
-    """The whole reply."""
+    """All of the reply."""
     metadata: dict[str, Any] = Field(default_factory=dict)
     """Not looked at."""
 
@@ -70,7 +70,7 @@ class TextObservation(_Strict):
     metadata: dict[str, Any] = Field(default_factory=dict)
 
     def data(self) -> dict[str, Any]:
-        """As it is sent: `reward` and `done` beside the observation."""
+        """As it is sent: `reward` and `done` next to the observation."""
         inside = self.model_dump(exclude={"done", "reward", "metadata"})
         return {"observation": inside, "reward": self.reward, "done": self.done}
 

@@ -79,7 +79,7 @@ class ServerConfig:
 
 
 class OpenEnvServer:
-    """Serves one environment, a fresh one per session. Runs on the event loop of whoever calls `start`."""
+    """Serves one environment, a fresh one per session. Runs on the event loop that calls `start`."""
 
     def __init__(self, open_env: Callable[[], SessionEnvironment], config: ServerConfig) -> None:
         """ConfigurationError for a token that is too short."""
@@ -125,8 +125,8 @@ class OpenEnvServer:
     def _guarded(self, handler: Callable[[Request], Awaitable[Response]]) -> Any:
         async def guarded(request: Request) -> Response:
             if not self._is_authorized(request.headers):
-                told = {"detail": "wrong or missing token"}
-                return JSONResponse(told, 401, headers={"WWW-Authenticate": "Bearer"})
+                refusal = {"detail": "wrong or missing token"}
+                return JSONResponse(refusal, 401, headers={"WWW-Authenticate": "Bearer"})
             try:
                 return await handler(request)
             except ProtocolError as error:

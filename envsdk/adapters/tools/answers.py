@@ -1,4 +1,4 @@
-"""From a policy's reply to what it is told: the calls in it are read, validated, carried out and answered.
+"""From a policy's reply to the answer: its calls are read, validated, carried out and answered.
 
     toolbox = Toolbox([add])
     answer = toolbox.answer('<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>')
@@ -129,7 +129,7 @@ class Toolbox:
                 self._carry_out(call) if number < limit else (CallStatus.OVER_LIMIT, f"Error: {reason}")
             )
             statuses.append(status)
-            # What is beyond the limit is told once.
+            # Calls beyond the limit get one error.
             if number <= limit:
                 responses.append(self._response(output))
         return Answer("\n".join(responses), tuple(statuses))
@@ -139,8 +139,8 @@ class Toolbox:
         if known is None:
             hint = did_you_mean(call.name, self.tools)
             names = ", ".join(self.tools)
-            told = f"Error: there is no tool {_cut(call.name, 64)!r}.{hint} Tools: {names}"
-            return CallStatus.UNKNOWN_TOOL, told
+            error = f"Error: there is no tool {_cut(call.name, 64)!r}.{hint} Tools: {names}"
+            return CallStatus.UNKNOWN_TOOL, error
         arguments, reason = self._read(call)
         if reason:
             return CallStatus.INVALID_ARGUMENTS, f"Error: {call.name}: {_cut(reason, _LONGEST_REASON)}"
@@ -151,7 +151,7 @@ class Toolbox:
             raise
         except ToolError as error:
             return CallStatus.TOOL_FAILED, f"Error: {error}"
-        except Exception as error:  # noqa: BLE001 - boundary: what a tool raises is told to the policy
+        except Exception as error:  # noqa: BLE001 - boundary: the policy gets what a tool raises
             return CallStatus.TOOL_FAILED, f"Error: {call.name} failed: {describe_error(error)}"
         return CallStatus.OK, text
 

@@ -30,7 +30,7 @@ JsonSchema = Mapping[str, Any]
 
 
 class ToolError(Exception):
-    """Raised by a tool whose call cannot be carried out: its text is told to the policy as it stands."""
+    """Raised by a tool whose call cannot be carried out: the policy gets its text as it stands."""
 
 
 class ToolUnavailable(Exception):
@@ -50,7 +50,7 @@ class Tool:
     call: Callable[[dict[str, Any]], Any]
     """Carries out a call whose arguments agree with the schema; returns text, or what JSON can hold.
 
-    Whatever it raises is told to the policy, except ToolUnavailable.
+    The policy gets the message of any exception except ToolUnavailable.
     """
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""`ToolUseEnv`: any environment, with tools beside it that the policy may call between its moves."""
+"""`ToolUseEnv`: any environment, with tools that the policy may call between its moves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ToolList = Literal["observation", "template", "none"]
 
 
 def tool_use_prompt(*, env: str, env_config: Mapping[str, Any] | None = None, **_: Any) -> str:
-    """What a policy is told: the prompt of the environment inside, and how tools are called."""
+    """The system prompt: that of the environment inside, and how tools are called."""
     return (
         f"{registry.system_prompt(registry.spec(env), env_config or {})}\n\n"
         'You may call tools first: <tool_call>{"name": NAME, "arguments": {...}}</tool_call>. '
@@ -56,7 +56,7 @@ class ToolUseEnv(HostedEnv):
             env_config: Its arguments.
             tools: Functions or `Tool`s, in YAML as `package.module:attribute`.
             mcp_servers: By name, what `McpServer` takes: `command`, or `url`.
-            tool_list: Where the policy is told of the tools. `observation`: at the head of the first one;
+            tool_list: Where the tools are described. `observation`: at the head of the first one;
                 `template`: the model's chat template gets them as `tools`; `none`: your prompt says it.
             max_calls: Calls of an episode; those beyond are answered with an error.
             max_calls_per_reply: The same within one reply.

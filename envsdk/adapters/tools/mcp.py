@@ -57,7 +57,7 @@ class McpServer(BaseModel):
     """Connect anew for each episode: for servers that remember."""
     connect_timeout_s: PositiveFloat = 30.0
     call_timeout_s: PositiveFloat = 20.0
-    """A call without an answer within that time is told to the policy as a failed one."""
+    """A call without an answer within that time fails, and the policy is answered so."""
 
     @model_validator(mode="after")
     def _is_reached_one_way(self) -> McpServer:

@@ -112,7 +112,7 @@ class VerifiersEnv(AsyncHostedEnv):
         self._num_messages = 0
         """Messages of the conversation that were shown."""
         self._row: int | None = None
-        """Number of the row to play, where `reset` was told one."""
+        """Number of the row to play, if `reset` was given one."""
 
     async def reset(  # type: ignore[override]
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -23,7 +23,7 @@ class TextHarnessConfig(vf.HarnessConfig):  # type: ignore[misc]
 
 
 class TextHarness(vf.Harness[TextHarnessConfig]):  # type: ignore[misc]
-    """One reply of the model to the conversation so far; an interaction goes on from there."""
+    """One reply of the model to the conversation so far; an interaction continues from there."""
 
     APPENDS_SYSTEM_PROMPT = True
     SUPPORTS_RESUME = True

@@ -139,7 +139,7 @@ _stack = AsyncExitStack()
 
 
 async def _serving(id: str, settings: str, max_turns: int) -> tuple[Any, ModelServer]:
-    """The environment, with what verifiers keeps up beside it, and the model's server of this loop."""
+    """The environment, with what verifiers keeps open for it, and the model's server of this loop."""
     loop = asyncio.get_running_loop()
     key = (loop, id, settings, max_turns)
     if key not in _served:

@@ -22,7 +22,7 @@ class Asked:
     """The rollout waits for a reply."""
 
     messages: Sequence[Any]
-    """The whole conversation so far, as messages of verifiers."""
+    """The conversation so far, as messages of verifiers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

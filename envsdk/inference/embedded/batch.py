@@ -296,7 +296,7 @@ class Batch:
 
     def _plan_for(self, rows: Sequence[_Row]) -> SamplingPlan:
         params = [row.request.sampling for row in rows]
-        return SamplingPlan.of(params, self._decoder.vocab_size, self._decoder.device)
+        return SamplingPlan.of(params, self._decoder.device)
 
     def _next_uniforms(self, first: int) -> Tensor:
         count = len(self._rows)

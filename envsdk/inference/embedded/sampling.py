@@ -6,7 +6,7 @@ B is the number of rows, V the vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from envsdk.inference.engine import SamplingParams
+from envsdk.inference.sampling import SHAPE, SamplingParams
 
 # Keeps u * total strictly below total in float32, so that no token without probability is drawn.
 _BELOW_ONE = np.float32(1.0 - 2.0**-22)
@@ -32,29 +32,26 @@ class SamplingPlan:
     inverse_temperature_B1: Tensor | None
     greedy_B: Tensor | None
     filtered_rows: Tensor | None
-    """Rows that leave tokens out; the next three have one entry, `[num_filtered, 1]`, for each."""
-    top_k: Tensor | None
-    top_p: Tensor | None
-    log_min_p: Tensor | None
+    """Rows that leave tokens out."""
+    shape: Mapping[str, Tensor]
+    """By parameter of `SamplingShape`, the values of these rows: `[num_filtered, 1]`."""
 
     @classmethod
-    def of(cls, params: Sequence[SamplingParams], vocab_size: int, device: torch.device) -> SamplingPlan:
+    def of(cls, params: Sequence[SamplingParams], device: torch.device) -> SamplingPlan:
         temperatures = [p.temperature or 1.0 for p in params]
         greedy = [p.temperature == 0 for p in params]
         filtered = [row for row, p in enumerate(params) if p.is_truncated]
-        top_k = [[min(params[row].top_k or vocab_size, vocab_size)] for row in filtered]
-        top_p = [[params[row].top_p] for row in filtered]
-        min_p = [[params[row].min_p] for row in filtered]
-
         return cls(
             inverse_temperature_B1=None
             if all(t == 1.0 for t in temperatures)
             else (1.0 / torch.tensor(temperatures, device=device)).unsqueeze(1),
             greedy_B=torch.tensor(greedy, device=device) if any(greedy) else None,
             filtered_rows=torch.tensor(filtered, device=device) if filtered else None,
-            top_k=torch.tensor(top_k, device=device) if filtered else None,
-            top_p=torch.tensor(top_p, device=device) if filtered else None,
-            log_min_p=torch.tensor(min_p, device=device).log() if filtered else None,
+            shape={
+                name: torch.tensor([[getattr(params[row], name)] for row in filtered], device=device)
+                for name in SHAPE
+                if filtered
+            },
         )
 
 
@@ -63,10 +60,7 @@ def sample(logits_BV: Tensor, uniforms_B: Tensor, plan: SamplingPlan) -> tuple[T
     if plan.inverse_temperature_B1 is not None:
         logits_BV = logits_BV * plan.inverse_temperature_B1
     if plan.filtered_rows is not None:
-        assert plan.top_k is not None
-        assert plan.top_p is not None
-        assert plan.log_min_p is not None
-        kept = _filter(logits_BV[plan.filtered_rows], plan.top_k, plan.top_p, plan.log_min_p)
+        kept = _filter(logits_BV[plan.filtered_rows], plan.shape)
         logits_BV = logits_BV.index_copy(0, plan.filtered_rows, kept)
     probabilities_BV = torch.softmax(logits_BV, -1)
     cumulative_BV = torch.cumsum(probabilities_BV, -1)
@@ -81,14 +75,17 @@ def sample(logits_BV: Tensor, uniforms_B: Tensor, plan: SamplingPlan) -> tuple[T
     return tokens_B1.squeeze(1), probabilities_BV.gather(1, tokens_B1).squeeze(1).log_().clamp_(max=0.0)
 
 
-def _filter(logits: Tensor, top_k: Tensor, top_p: Tensor, log_min_p: Tensor) -> Tensor:
+def _filter(logits: Tensor, shape: Mapping[str, Tensor]) -> Tensor:
     """-inf outside the `top_k` likeliest tokens, then outside the smallest set that holds `top_p`, then below
     `min_p` times the likeliest token's probability."""
     ordered, order = logits.sort(dim=-1, descending=True)
-    ordered = ordered.masked_fill(ordered < ordered.gather(1, top_k - 1), -torch.inf)
+    top_k = shape["top_k"]
+    last = torch.where(top_k == 0, logits.shape[1], top_k.clamp(max=logits.shape[1])) - 1
+    ordered = ordered.masked_fill(ordered < ordered.gather(1, last), -torch.inf)
     probabilities = ordered.softmax(-1)
     before = probabilities.cumsum(-1) - probabilities
-    outside = (before >= top_p) | (ordered < ordered[:, :1] + log_min_p)
+    outside = before >= shape["top_p"]
+    outside |= ordered < ordered[:, :1] + shape["min_p"].log()
     outside[:, 0] = False
     ordered = ordered.masked_fill(outside, -torch.inf)
     return torch.empty_like(logits).scatter_(1, order, ordered)

@@ -279,7 +279,7 @@ class Answerer:
         sampling: SamplingParams,
         reply: _Reply,
         structure_field: str,
-    ) -> str:
+    ) -> FinishReason:
         """Fill `reply`; returns the finish reason. `structure_field` asked for the structure, if any."""
         if session is not None and session.is_over:
             raise _session_over(session)
@@ -306,7 +306,7 @@ class Answerer:
         if session is not None and session.is_over:
             raise _session_over(session)
         if reply.text.is_stopped:
-            return FinishReason.STOP.value
+            return FinishReason.STOP
         if future.cancelled():
             raise ApiError(503, "the endpoint is closing", code="closing")
         result = future.result()
@@ -315,9 +315,9 @@ class Answerer:
         return _finish_reason(result, structure_field)
 
 
-def _finish_reason(result: GenerationResult, structure_field: str) -> str:
+def _finish_reason(result: GenerationResult, structure_field: str) -> FinishReason:
     if result.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
-        return result.finish_reason.value
+        return result.finish_reason
     if result.error_kind is ErrorKind.TURN_TIMEOUT:
         raise ApiError(504, result.error, code="turn_timeout")
     if result.error_kind is ErrorKind.STRUCTURED_OUTPUT:

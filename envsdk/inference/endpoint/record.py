@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from envsdk.trajectory import TokenLog, VersionSpan
+from envsdk.trajectory import FinishReason, TokenLog, VersionSpan
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -32,8 +32,7 @@ class RecordedReply:
     """Sampled, a stop token included."""
     logprobs: Sequence[float]
     version_spans: Sequence[VersionSpan]
-    finish_reason: str
-    """`stop` or `length`."""
+    finish_reason: FinishReason
     text: str
     """As the policy wrote it, without special tokens."""
     observation: str

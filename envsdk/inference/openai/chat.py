@@ -27,6 +27,7 @@ from envsdk.inference.sampling import SamplingParams, recorded
 from envsdk.inference.settings import api_key_of
 from envsdk.policy import Policy, PolicyFailed, Reply, TurnContext
 from envsdk.prompts import AgentPrompts, conversation
+from envsdk.trajectory import FinishReason
 
 _CONNECT_TIMEOUT_S = 10.0
 _IN_PROTOCOL = ("temperature", "top_p")
@@ -94,7 +95,7 @@ class _Completion(BaseModel):
     usage: _Usage | None = None
 
 
-def read_completion(text: str) -> tuple[str, str, int]:
+def read_completion(text: str) -> tuple[str, FinishReason, int]:
     """`(reply, finish reason, tokens used)` of a server's answer; ReplyRefused when it holds no reply."""
     try:
         completion = _Completion.model_validate_json(text)
@@ -106,7 +107,8 @@ def read_completion(text: str) -> tuple[str, str, int]:
         raise ReplyRefused(f"the server ended the reply with finish_reason `{reason}`")
     if choice.message.content is None:
         raise ReplyRefused("the server's message has no content")
-    return choice.message.content, reason, completion.usage.total_tokens if completion.usage else 0
+    num_tokens = completion.usage.total_tokens if completion.usage else 0
+    return choice.message.content, FinishReason(reason), num_tokens
 
 
 class ChatClient:
@@ -138,7 +140,7 @@ class ChatClient:
     ) -> None:
         await self._http.aclose()
 
-    async def complete(self, body: Mapping[str, Any]) -> tuple[str, str]:
+    async def complete(self, body: Mapping[str, Any]) -> tuple[str, FinishReason]:
         """`(reply, finish reason)`. Raises ReplyRefused, and Unavailable after the last retry."""
         for attempt in itertools.count():
             if self._gate is not None:

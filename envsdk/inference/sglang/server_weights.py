@@ -15,12 +15,7 @@ from envsdk.inference.engine_support.failures import ReplyRefused, Unavailable
 from envsdk.inference.lora import Adapter, told_apart
 from envsdk.inference.sglang.connection import Connection
 from envsdk.inference.sglang.settings import SGLangSettings
-from envsdk.inference.sglang.weight_folder import (
-    copies,
-    heads_that_may_be_left_out,
-    write_adapter,
-    write_folder,
-)
+from envsdk.inference.weight_folder import copies, optional_head, write_adapter, write_folder
 from envsdk.inference.weight_shapes import Shape, checked, shapes_in
 
 
@@ -56,7 +51,7 @@ class ServerWeights:
                 f"new weights cannot be checked: {model} holds no *.safetensors file; save the model with "
                 "save_pretrained"
             )
-        optional = heads_that_may_be_left_out(model, expected)
+        optional = optional_head(model, expected)
         if isinstance(weights, Path):
             shapes = ((name, Shape(shape)) for name, shape in shapes_in(weights).items())
             for _ in checked(shapes, expected, optional=optional):
@@ -71,6 +66,9 @@ class ServerWeights:
 
     def _adapter_in_folder(self, adapter: Adapter, folder: Path) -> NewWeights:
         assert self._model is not None
+        ranks = sorted({len(half_a) for half_a, _ in adapter.pairs.values()})
+        if len(ranks) > 1:
+            raise EngineError(f"the adapter has ranks {ranks}; SGLang takes adapters of one rank")
         write_adapter(adapter, folder)
         return NewWeights(self._model.resolve() if self._has_other_weights else None, folder)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from pathlib import Path
 
 from envsdk.failures import EngineError
-from envsdk.inference.lora import A_SUFFIX, B_SUFFIX, Adapter
+from envsdk.inference.lora import Adapter
+from envsdk.inference.weight_folder import write_adapter
 from envsdk.inference.weight_shapes import Shapes
 
 _MEMORY = Path("/dev/shm")
@@ -25,24 +25,7 @@ class AdapterFolder:
 
     def write(self, adapter: Adapter) -> None:
         """In place of the earlier one, which vLLM must not be reading."""
-        from safetensors.torch import save_file
-
-        tensors = {}
-        for module, (half_a, half_b) in adapter.pairs.items():
-            tensors[f"base_model.model.{module}{A_SUFFIX}"] = half_a.contiguous()
-            tensors[f"base_model.model.{module}{B_SUFFIX}"] = half_b.contiguous()
-        save_file(tensors, self.path / "adapter_model.safetensors")
-        ranks = {module: len(half_a) for module, (half_a, _) in adapter.pairs.items()}
-        config = {
-            "peft_type": "LORA",
-            "r": adapter.rank,
-            "lora_alpha": adapter.rank,
-            "target_modules": sorted({module.rpartition(".")[2] for module in adapter.pairs}),
-            # The scaling is in B: alpha / r is 1 for each.
-            "rank_pattern": ranks,
-            "alpha_pattern": ranks,
-        }
-        (self.path / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+        write_adapter(adapter, self.path)
 
     def close(self) -> None:
         """Idempotent."""

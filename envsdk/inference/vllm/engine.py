@@ -37,13 +37,14 @@ from envsdk.inference.refusals import bad_structure, in_use, refused
 from envsdk.inference.vllm.adapter_folder import AdapterFolder, no_adapter
 from envsdk.inference.vllm.core import AsyncLLMCore, Core
 from envsdk.inference.vllm.settings import DEFAULT_MAX_LORA_RANK, VLLMSettings, end_token
-from envsdk.inference.vllm.staged_weights import StagedWeights, stage, tied_names
+from envsdk.inference.vllm.staged_weights import StagedWeights, stage
 from envsdk.inference.vllm.translate import (
     read_output,
     read_progress,
     refusal,
     sampling_options,
 )
+from envsdk.inference.weight_folder import optional_head
 from envsdk.inference.weight_shapes import shapes_in
 from envsdk.inference.weight_tensors import as_tensors
 from envsdk.settings.validation import validated
@@ -92,7 +93,7 @@ class VLLMEngine(Engine):
         self._max_running = config.max_running
         self._model = config.model
         self._expected = shapes_in(config.model)
-        self._optional = tied_names(config.model, self._expected)
+        self._optional = optional_head(config.model, self._expected)
 
         self._adapter_folder: AdapterFolder | None = None
         self._has_other_weights = False

@@ -8,7 +8,6 @@ The memory has no name in the file system (memfd): the last process that has it 
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envsdk.failures import ConfigurationError, EngineError
+from envsdk.failures import EngineError
 from envsdk.inference.engine import WeightReference
 from envsdk.inference.weight_buckets import Bucket, Buffer, Piece, fill_buckets, read_buckets
 from envsdk.inference.weight_shapes import Shapes, checked
@@ -121,14 +120,3 @@ def _weight_files(folder: Path) -> list[Path]:
     if not files:
         raise EngineError(f"{folder} holds no *.safetensors file; save the model with save_pretrained")
     return files
-
-
-def tied_names(folder: Path, shapes: Shapes) -> frozenset[str]:
-    """Weights that a trainer may send and the model does not have, because its head is its embedding."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{folder / 'config.json'} cannot be read: {error}") from error
-    # A configuration need not say what is its architecture's default; its files always do.
-    tied = bool(config.get("tie_word_embeddings")) or "lm_head.weight" not in shapes
-    return frozenset({"lm_head.weight"}) if tied else frozenset()

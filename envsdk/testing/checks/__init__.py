@@ -1,7 +1,7 @@
 """The checks every environment should pass, by name: `catalogue()`.
 
 A check is a function of the subject and of examples, and raises AssertionError when its demand is not
-met. What it takes beside the subject says how it is run:
+met. What it takes besides the subject says how it is run:
 
     course                                one of the courses that all such checks look at together
     seed, script, then, history, ...      examples of its own, drawn by Hypothesis and shrunk
@@ -58,7 +58,7 @@ class Check:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """What it takes beside the subject."""
+        """What it takes besides the subject."""
         return tuple(inspect.signature(self.function).parameters)[1:]
 
     @property

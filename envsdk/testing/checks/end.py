@@ -24,7 +24,7 @@ _TURNS_TO_THE_END = 200
 
 
 def _after_the_end(subject: Subject, seed: int, script: Script, reply: str) -> list[tuple[str, Turn]]:
-    """Replies to an episode that is over and what came of them; empty when it refuses them."""
+    """Replies to an episode that is over and their results; empty when it refuses them."""
     env = subject.make()
     turns = play_to_the_end(env, seed, script, min(subject.options.max_turns, _TURNS_TO_THE_END))
     if not turns[-1].is_last:

@@ -1,4 +1,4 @@
-"""`snapshot` and `restore`: the whole state, and nothing but a copy of it."""
+"""`snapshot` and `restore`: all of the state, and nothing but a copy of it."""
 
 from __future__ import annotations
 

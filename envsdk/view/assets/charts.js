@@ -125,7 +125,7 @@
     return picture;
   };
 
-  // parts: [{name, value, color}]; one bar that adds up to the whole.
+  // parts: [{name, value, color}]; one bar, all parts in it.
   View.shareBar = (parts, format) => {
     const total = parts.reduce((sum, part) => sum + part.value, 0);
     const shown = parts.filter((part) => part.value > 0);

@@ -1,4 +1,4 @@
-// Failed episodes by boundary, and how all episodes ended.
+// How all episodes ended, and failed episodes by boundary.
 "use strict";
 (() => {
   const { h } = View;

@@ -1,4 +1,4 @@
-// Which page is shown, the bar above it, the keyboard, and keeping up with a run that goes on.
+// Routing, the bar above each page, the keyboard, and updates while a run is training.
 "use strict";
 (() => {
   const { h } = View;

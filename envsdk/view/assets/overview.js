@@ -1,4 +1,4 @@
-// One run or data set as a whole: where it stands, its learning curves, and all other metrics.
+// The first page of a run or data set: its state, headlines, learning curves, and all other metrics.
 "use strict";
 (() => {
   const { h } = View;

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envsdk.algorithms.advantage_estimator import load_estimator
 from envsdk.algorithms.advantage_sample import AdvantageSample, TokenAdvantages, steps_of
-from envsdk.algorithms.advantages import advantage_estimator, token_advantages
+from envsdk.algorithms.advantages import token_advantages
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.failures import ConfigurationError
 
@@ -381,7 +382,7 @@ def test_an_estimator_of_your_own_is_found_by_its_dotted_name() -> None:
     assert result.advantages.tolist() == [0, 0, 1, 1, 0, 0, 0, 0, 0]
     assert not failed.advantages.any()
     with pytest.raises(ConfigurationError, match="not registered under envsdk"):
-        advantage_estimator("grpp")
+        load_estimator("grpp")
 
 
 def test_missing_inputs_are_named() -> None:

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from envsdk.algorithms.args import AlgorithmArgs, AlgorithmKeys
 from envsdk.config.models import EnvManagerArgs, RunConfig, Section, StructuredOutput, split_evenly
-from envsdk.config.reference import with_reference
 from envsdk.inference.engine import OutputStructure
 from envsdk.managers.wiring import output_structure
+from tests.docs.configuration_reference import with_reference
 
 SECTIONS = [each for each in Section.__subclasses__() if each is not RunConfig]
 
@@ -114,7 +114,9 @@ def test_every_key_is_described() -> None:
 
 def test_the_guide_lists_the_keys_as_they_are() -> None:
     page = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text(encoding="utf-8")
-    assert page == with_reference(page), "run: python -m envsdk.config.reference docs/configuration.md"
+    assert page == with_reference(page), (
+        "run: python -m tests.docs.configuration_reference docs/configuration.md"
+    )
     for name in RunConfig.model_fields:
         assert f"| `{name}` |" in page
 

@@ -185,7 +185,7 @@ def test_processed_logprobs_equal_an_independent_computation(
     filtered = SamplingParams(
         max_new_tokens=1, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p
     )
-    plan = SamplingPlan.of([filtered, plain, filtered, plain], VOCAB_SIZE, torch.device("cpu"))
+    plan = SamplingPlan.of([filtered, plain, filtered, plain], torch.device("cpu"))
     draws = torch.from_numpy(uniforms(seed, 4))
     tokens, logprobs = sample(torch.from_numpy(logits), draws, plan)
 
@@ -215,7 +215,7 @@ def test_processed_logprobs_equal_an_independent_computation(
 def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
     logits = torch.tensor([[2.0, 1.0, 0.0, -torch.inf, -1.0]])
     count = 10_000
-    plan = SamplingPlan.of([SamplingParams(max_new_tokens=1)] * count, 5, torch.device("cpu"))
+    plan = SamplingPlan.of([SamplingParams(max_new_tokens=1)] * count, torch.device("cpu"))
     evenly = (torch.arange(count) + 0.5) / count
     tokens, _ = sample(logits.expand(count, 5), evenly, plan)
     frequencies = torch.bincount(tokens, minlength=5) / count
@@ -226,7 +226,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
 def test_a_token_without_probability_is_never_drawn(draw: float) -> None:
     logits = torch.full((1, VOCAB_SIZE), -torch.inf)
     logits[0, 20:40] = torch.randn(20, generator=torch.Generator().manual_seed(0))
-    plan = SamplingPlan.of([SamplingParams(max_new_tokens=1)], VOCAB_SIZE, torch.device("cpu"))
+    plan = SamplingPlan.of([SamplingParams(max_new_tokens=1)], torch.device("cpu"))
     tokens, logprobs = sample(logits, torch.tensor([draw]), plan)
     assert 20 <= int(tokens[0]) < 40
     assert torch.isfinite(logprobs).all()

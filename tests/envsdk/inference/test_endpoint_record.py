@@ -19,7 +19,7 @@ from envsdk.inference.endpoint.sessions import Session, SessionBook
 from envsdk.inference.endpoint.trajectories import trajectories
 from envsdk.inference.endpoint.wire import ChatFields, read_chat
 from envsdk.inference.proxy import InferenceProxy
-from envsdk.trajectory import NO_VERSION, VersionSpan
+from envsdk.trajectory import NO_VERSION, FinishReason, VersionSpan
 from tests.envsdk.inference.endpoint_models import CHATS
 
 CHAT = CHATS["qwen_like_chat"]
@@ -51,7 +51,7 @@ def record(session: Session, prompt: Prompt, token_ids: Sequence[int], version: 
         token_ids=token_ids,
         logprobs=[-0.25 - number] * len(token_ids),
         version_spans=[VersionSpan(version=version, start=0, end=len(token_ids))] if token_ids else [],
-        finish_reason="stop",
+        finish_reason=FinishReason.STOP,
         text=text,
         observation=prompt.observation,
         segment=None if prompt.new_text is None else prompt.new_text + text,

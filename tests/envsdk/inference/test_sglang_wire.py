@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from envsdk.failures import ConfigurationError, EngineError
+from envsdk.inference import weight_folder
 from envsdk.inference.engine import (
     EngineConfig,
     FinishReason,
@@ -29,10 +30,9 @@ from envsdk.inference.engine import (
 from envsdk.inference.engine_support.failures import ReplyRefused, Unavailable
 from envsdk.inference.engine_support.requests import Answer, WaitingRequests
 from envsdk.inference.lora import Adapter
-from envsdk.inference.sglang import weight_folder
 from envsdk.inference.sglang.server_arg_names import SERVER_ARG_NAMES
+from envsdk.inference.sglang.server_weights import ServerWeights
 from envsdk.inference.sglang.settings import SET_BY_ENGINE, SGLangSettings, server_arguments
-from envsdk.inference.sglang.weight_folder import heads_that_may_be_left_out, write_folder
 from envsdk.inference.sglang.wire import (
     Delta,
     generate_body,
@@ -40,6 +40,7 @@ from envsdk.inference.sglang.wire import (
     read_message,
     why_unsupported,
 )
+from envsdk.inference.weight_folder import optional_head, write_folder
 from envsdk.inference.weight_shapes import shapes_in
 from envsdk.settings.validation import validated
 
@@ -75,8 +76,9 @@ def test_adapters_need_their_largest_size_said_for_a_server_that_is_to_be_starte
 
 def test_an_adapter_of_several_ranks_is_refused(tmp_path: Path) -> None:
     pairs = {str(rank): (torch.zeros(rank, 3), torch.zeros(5, rank)) for rank in (1, 2)}
+    weights = ServerWeights(None, tmp_path, SGLangSettings())  # type: ignore[arg-type]
     with pytest.raises(EngineError, match=r"ranks \[1, 2\]"):
-        weight_folder.write_adapter(Adapter(pairs), tmp_path)
+        weights._adapter_in_folder(Adapter(pairs), tmp_path)
 
 
 def message(
@@ -307,7 +309,7 @@ def _shapes(weights: dict[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
         ({"a": np.zeros((2, 3))}, "`b` is missing; 1 weights"),
         ({"a": np.zeros((3, 2))}, r"`a` has shape \[3, 2\]; the model needs \[2, 3\]"),
         ({"c": np.zeros(1)}, "`c` is not one of the model's"),
-        ({"a": np.zeros((2, 3), np.complex64)}, "`a` cannot be written"),
+        ({"a": np.zeros((2, 3), object)}, "`a` cannot be written"),
     ],
 )
 def test_weights_that_are_not_the_models_are_named(
@@ -321,9 +323,9 @@ def test_weights_that_are_not_the_models_are_named(
 def test_a_tied_head_may_come_or_not(is_tied: bool, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"tie_word_embeddings": is_tied}))
     save_file({"lm_head.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
-    optional = heads_that_may_be_left_out(tmp_path, shapes_in(tmp_path))
+    optional = optional_head(tmp_path, shapes_in(tmp_path))
     assert optional == ({"lm_head.weight"} if is_tied else set())
-    assert heads_that_may_be_left_out(tmp_path, {"x": (1,)}) == {"lm_head.weight"}
+    assert optional_head(tmp_path, {"x": (1,)}) == {"lm_head.weight"}
 
 
 def test_a_broken_weights_file_is_named(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.failures import Boundary, Failure, TrainerError
-from envsdk.managers.scheduler import RolloutBatch
+from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.pipeline.batches import ModelScores, learnable, prepare_batch, token_ids
 from envsdk.pipeline.rollout_metrics import rollout_metrics, validation_metrics
 from envsdk.trajectory import Outcome, Task, TokenLog, Trajectory, Turn, VersionSpan

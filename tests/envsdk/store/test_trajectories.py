@@ -28,7 +28,8 @@ from envsdk.store.trajectories import (
     read_trajectories,
     write_trajectories,
 )
-from envsdk.trajectory import Outcome, Task, TokenArrays, Trajectory, Turn
+from envsdk.trajectory import FinishReason, Outcome, Task, TokenArrays, Trajectory, Turn
+from tests.envsdk.store.kept_files import KEPT, kept_trajectories
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 finite = st.floats(allow_nan=False)
@@ -58,7 +59,7 @@ turns = st.builds(
     reward=finite,
     response_start=st.integers(0, 2**31 - 1),
     response_end=st.integers(0, 2**31 - 1),
-    finish_reason=st.sampled_from(["stop", "length", "abort"]),
+    finish_reason=st.sampled_from([FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT]),
     metrics=st.dictionaries(text, finite, max_size=3),
     state_hash=st.none() | text,
 )
@@ -110,6 +111,18 @@ def an_episode(index: int = 0, *, reply: str = "Up", num_turns: int = 2) -> Traj
         started_at=1.0,
         ended_at=2.0,
     )
+
+
+def test_a_file_that_was_written_before_reads_equal_and_has_the_same_columns(tmp_path: Path) -> None:
+    written = read_trajectories(KEPT)
+    assert len(written) == len(kept_trajectories())
+    assert all(map(same, written, kept_trajectories()))
+    write_trajectories(tmp_path / "new.parquet", kept_trajectories(), metadata={"step": "7"})
+    new, old = pq.ParquetFile(tmp_path / "new.parquet"), pq.ParquetFile(KEPT)
+    assert new.schema_arrow.equals(old.schema_arrow, check_metadata=True)
+    assert new.schema.equals(old.schema)
+    assert new.read().equals(old.read())
+    assert {**new.metadata.metadata, b"ARROW:schema": b""} == {**old.metadata.metadata, b"ARROW:schema": b""}
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)

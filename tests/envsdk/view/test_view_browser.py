@@ -17,6 +17,7 @@ from envsdk.store.trajectories import write_trajectories
 from envsdk.tracking import JsonlTracker
 from envsdk.tracking.timeline import Timeline, Track
 from envsdk.view import main
+from envsdk.view.export import write_report
 from envsdk.view.library import Library
 from tests.envsdk.view.conftest import find_browser
 from tests.envsdk.view.view_runs import ATTACK, STEPS, encode, make_trajectory, write_run, write_step
@@ -507,3 +508,54 @@ def test_an_attack_in_an_exported_file_is_text(
     page = watch(target.as_uri(), "t/discarded_step_000001:1")
     assert page.locator(".observation").first.inner_text() == ATTACK
     assert page.locator("main img, main script").count() == 0
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of the report of a run with staleness, the trainer's times and hostile names."""
+    folder = write_run(tmp_path_factory.mktemp("reported") / "tiny")
+    tracker = JsonlTracker(folder / "metrics.jsonl")
+    times = {"time/train_s": 5.0, "time/publish_s": 1.0, "time/wait_batch_s": 4.0}
+    counts = {"staleness/count_0": 3.0, "staleness/count_1": 1.0, f"failures/{ATTACK}": 1.0}
+    for step in (STEPS + 1, STEPS + 2):
+        tracker.log(step, {ATTACK: 1.0, **times, **counts}, time_unix_s=2000.0 + step)
+    tracker.close()
+    return write_report(folder).as_uri()
+
+
+def test_a_report_shows_staleness_and_where_the_trainer_s_time_went(watch: Open, report: str) -> None:
+    page = watch(report)
+    expect(page.get_by_role("img", name="Staleness when trained on: 0: 75.0%, 1: 25.0%")).to_be_visible()
+    seconds = page.get_by_role("img", name="The trainer’s seconds, by step")
+    heights = seconds.locator("rect:not(.catch)").evaluate_all(
+        "all => all.map((one) => Number(one.getAttribute('height')))"
+    )
+    assert len(heights) == 6
+    assert heights[0] == pytest.approx(5 * heights[1]) == pytest.approx(heights[2] * 5 / 4)
+    page.get_by_role("link", name="best of FrozenLake").click()
+    expect(page.locator(".turn").first).to_be_visible()
+
+
+def test_a_report_can_be_read_with_scripts_off(watch: Open, browser: Browser, report: str) -> None:
+    for scheme, width in (("light", 1200), ("dark", 390)):
+        context = browser.new_context(
+            java_script_enabled=False, color_scheme=scheme, viewport={"width": width, "height": 900}
+        )
+        page = context.new_page()
+        page.goto(report)
+        expect(page.get_by_role("heading", name="tiny")).to_be_visible()
+        expect(page.get_by_text("25.0% before, +50.0 points")).to_be_visible()
+        expect(page.locator("noscript p")).to_be_visible()
+        expect(page.get_by_role("row", name="actor/entropy 1 0.25 0.25 1")).to_be_visible()
+        assert page.locator("main img, main script").count() == 0
+        expect(page.get_by_text("</script></pre><script>window.attacked = 1").first).to_be_visible()
+        context.close()
+
+
+def test_the_pages_of_a_report_fit_a_narrow_window(watch: Open, report: str) -> None:
+    page = watch(report, viewport={"width": 380, "height": 800})
+    for fragment in ("", "failures", "metrics"):
+        if fragment:
+            go(page, fragment)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 380, fragment
+        assert page.locator("main img, main script").count() == 0

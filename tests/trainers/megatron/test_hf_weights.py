@@ -17,6 +17,7 @@ from envsdk.failures import ConfigurationError
 from envsdk.trainer import TrainerRank
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
 from envsdk.trainers.megatron.hf_config import check_supported, read_config
+from tests.trainers.megatron import cpu_shim
 
 SIZES = st.sampled_from([1, 2, 3, 4])
 
@@ -25,6 +26,7 @@ def _refusal(rank: TrainerRank, folder: Path) -> str:
     from envsdk.trainers.megatron.hf_weights import FolderWeights, load
     from envsdk.trainers.megatron.model import build_model, initialize_parallelism
 
+    cpu_shim.install()
     strategy = MegatronStrategyConfig()
     initialize_parallelism(strategy, rank, 0)
     try:
@@ -40,6 +42,7 @@ def _written_and_read(rank: TrainerRank, folder: Path, strategy_config: dict[str
     from envsdk.trainers.megatron.hf_weights import FolderWeights, export, load
     from envsdk.trainers.megatron.model import build_model, initialize_parallelism
 
+    cpu_shim.install()
     strategy = MegatronStrategyConfig(**strategy_config)
     initialize_parallelism(strategy, rank, 0)
     config = read_config(folder)

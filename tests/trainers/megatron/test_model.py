@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from envsdk.trainer import TrainerRank
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
+from tests.trainers.megatron import cpu_shim
 
 Layout = dict[str, Any]
 
@@ -52,6 +53,7 @@ def check_layouts(rank: TrainerRank, folder: Path, cases: list[Layout], toleranc
     import torch.distributed as dist
     from megatron.core import parallel_state
 
+    cpu_shim.install()
     from envsdk.trainers.megatron.hf_config import read_config
     from envsdk.trainers.megatron.hf_weights import FolderWeights, export, load
     from envsdk.trainers.megatron.model import build_model, initialize_parallelism, share_out_ranks
@@ -89,7 +91,7 @@ def logits_of(chunks: list[Any], strategy: MegatronStrategyConfig) -> dict[str, 
     from megatron.core.packed_seq_params import PackedSeqParams
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
-    from envsdk.trainers.megatron.cpu import device
+    from envsdk.trainers.megatron.device import device
     from envsdk.trainers.megatron.layer_spec import zigzag
 
     cp, tp = strategy.context_parallel_size, strategy.tensor_model_parallel_size

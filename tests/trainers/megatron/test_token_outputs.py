@@ -18,7 +18,7 @@ def of_a_rank(rank: TrainerRank) -> dict[str, Any]:
     from envsdk.trainers.megatron.token_outputs import over_context, vocab_parallel_logprobs_and_entropy
     from envsdk.trainers.process_group import join_process_group
 
-    join_process_group(rank, backend="gloo")
+    join_process_group(rank)
     logits, ids, weights = drawn()
     padded = torch.nn.functional.pad(logits, (0, 1), value=50.0)
     mine = padded.chunk(2, -1)[rank.rank].clone().requires_grad_()

@@ -43,7 +43,7 @@ def write_records(path: str, key: bytes) -> "Callable[..., None]":
 
 
 def load(folder: str, name: str) -> Any:
-    """The module `NAME.py` beside this one, under a name that no repository has."""
+    """The module `NAME.py` in this folder, under a name that no repository has."""
     spec = importlib.util.spec_from_file_location(f"_envsdk_kit_{name}", os.path.join(folder, f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None

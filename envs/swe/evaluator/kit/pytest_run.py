@@ -56,7 +56,7 @@ def make_reporter(record: "Callable[..., None]", config: "dict[str, Any]", probe
         def pytest_runtest_logreport(self, report: Any) -> None:
             outcome = report.outcome
             if type(report).__name__ == "SubtestReport" and outcome != "failed":
-                return  # the parent reports; a failed part counts for the whole
+                return  # the parent reports; a failed part makes it fail
             if hasattr(report, "wasxfail"):
                 outcome = "xfailed" if outcome == "skipped" else "xpassed"
             message = shorten(report.longrepr) if outcome == "failed" else ""

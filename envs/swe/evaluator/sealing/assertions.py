@@ -39,7 +39,7 @@ class Comparison:
     """One or more operators between operands, all of which must hold; `negated`: must not."""
 
     node: ast.expr
-    """The whole as an expression, at its place in the file."""
+    """The statement as an expression, at its place in the file."""
     operands: tuple[ast.expr, ...]
     operators: tuple[str, ...]
     negated: bool

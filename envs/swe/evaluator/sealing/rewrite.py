@@ -54,7 +54,7 @@ class Claim:
     can_vary: bool = False
     """Of a comparison: it may be sent as truths, with variants."""
     varies_digits: bool = False
-    """Of truths: variants differ in digits; which of several words a text has can be told by reading it."""
+    """Of truths: variants differ in digits; which of several words a text has can be read off."""
     order: list[int] = field(default_factory=list)
     """Of truths: which variant is sent at which place; 0 is the assertion itself."""
     optional: bool = False

@@ -195,11 +195,11 @@ class _Maker:
             limit_s = allowed_s(limit_s, self._seal.gold_s)
         run = await self._try(files, self._gold, limit_s)
         if run.result.reason is not ExecEnd.EXIT:
-            told = f"{run.result.reason.value} after {run.result.elapsed_s:.0f} s"
+            how = f"{run.result.reason.value} after {run.result.elapsed_s:.0f} s"
             if files and run.result.reason is not ExecEnd.INFRASTRUCTURE:
                 # A claim does not end a test as a failed assertion does: it may wait for what never comes.
-                raise _Unsealable(f"with rewritten tests the gold patch comes to {told}")
-            raise SandboxError(f"{self._task.instance_id}: sealing its tests with the gold patch: {told}")
+                raise _Unsealable(f"with rewritten tests the gold patch comes to {how}")
+            raise SandboxError(f"{self._task.instance_id}: sealing its tests with the gold patch: {how}")
         if run.report is None or run.distrusted is not None:
             raise _Unsealable(f"a run of the gold patch cannot be read: {run.distrusted}")
         self._seal.gold_s = max(self._seal.gold_s, run.result.elapsed_s)
@@ -366,7 +366,7 @@ def _was_raised(claim: Claim, hit: Sequence[Any]) -> bool:
 
 
 def _test_files(task: Task, tests: Path) -> dict[str, _File]:
-    """The files with tests, and those beside them that they may import, as they are."""
+    """The files with tests, and those next to them that they may import, as they are."""
     found = {}
     for planned in task.tests.paths:
         root = tests / planned

@@ -1,4 +1,4 @@
-"""What of this machine a sandbox shows: its read-only system, and the interpreter it is told to."""
+"""The parts of this machine that a sandbox shows: its read-only system, and an interpreter."""
 
 from __future__ import annotations
 

@@ -115,8 +115,11 @@ async def test_files_are_packed_without_room_on_the_disk_and_unpacked_elsewhere(
     await taker.exec("echo other > c; echo other > /tmp/d", timeout_s=60)
     archive = await packed.pack()
     await taker.unpack(archive)
-    assert said(await taker.exec("cat a; ls -A . /tmp; stat -c %s /tmp/b", timeout_s=60)).split() == [
-        *("one", ".:", ".git", "a", "tests", "/tmp:", "b", str(15 << 20)),
+    # The checkout itself may lie below /tmp, and is seen there.
+    assert said(
+        await taker.exec("cat a; ls -A; ls -d /tmp/[a-d]; stat -c %s /tmp/b", timeout_s=60)
+    ).split() == [
+        *("one", ".git", "a", "tests", "/tmp/b", str(15 << 20)),
     ]
     with pytest.raises(SandboxFileError):
         await packed.pack(max_bytes=1000)
@@ -402,9 +405,9 @@ async def test_a_bound_folder_that_only_this_user_reads_is_shown_all_the_same(
 
 
 async def test_settings_are_checked() -> None:
-    with pytest.raises(ConfigurationError, match="unknown key `uidd`; known keys: allow_copies"):
+    with pytest.raises(ConfigurationError, match="uidd: unknown key; did you mean `uid`"):
         open_backend("bubblewrap", {"uidd": 1})
-    with pytest.raises(ConfigurationError, match="`uid`: Input should be greater than 0"):
+    with pytest.raises(ConfigurationError, match="uid: must be greater than 0, not 0"):
         open_backend("bubblewrap", {"uid": 0})
     with pytest.raises(ConfigurationError, match="did you mean `bubblewrap`"):
         open_backend("bublewrap")

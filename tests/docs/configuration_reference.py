@@ -1,6 +1,6 @@
 """The tables of keys in docs/configuration.md, from the models themselves.
 
-    python -m envsdk.config.reference docs/configuration.md
+    python -m tests.docs.configuration_reference docs/configuration.md
 
 rewrites what stands between the markers; a test compares.
 """

@@ -1,8 +1,8 @@
-"""Megatron-core on a machine without CUDA: the one place that knows how.
+"""Let megatron-core run without CUDA, for tests on tiny models.
 
-Megatron asks for CUDA devices, streams and generators by name. Here its modules, and no others, see a
+Megatron asks for CUDA devices, streams and generators by name. `install` gives its modules, and no others, a
 view of `torch` in which the CPU answers such requests; the real `torch` and every other library stay as
-they are. A request that is not foreseen fails where it is made. Where CUDA is present nothing is done.
+they are. A request that the view does not know fails where it is made. With CUDA `install` does nothing.
 """
 
 from __future__ import annotations
@@ -42,11 +42,6 @@ _log = logging.getLogger(__name__)
 _installed = False
 
 
-def device() -> torch.device:
-    """Where this rank computes."""
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else _CPU
-
-
 def install() -> bool:
     """Let megatron-core run on the CPU; True when it does, False where CUDA is present. Idempotent."""
     global _installed
@@ -54,7 +49,7 @@ def install() -> bool:
         return False
     if _installed:
         return True
-    _log.warning("no CUDA device: Megatron runs on the CPU through a shim, for tests and small models")
+    _log.warning("no CUDA device: Megatron runs on the CPU through a shim")
     # First of all: what is imported after it is not compiled, which takes longer than it saves here.
     importlib.import_module("megatron.core.jit").disable_jit_fuser()
     for name in (

@@ -1,0 +1,102 @@
+"""Weights as folders of safetensors files, for servers that read them from disk.
+
+given weights -> checked against the model's own shapes -> files of at most SHARD_BYTES
+a LoRA adapter -> a folder in PEFT's format
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from envsdk.failures import EngineError
+from envsdk.inference.lora import A_SUFFIX, B_SUFFIX, Adapter
+from envsdk.inference.weight_shapes import Shapes, checked
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SHARD_BYTES = 1 << 30
+"""Bytes of weights held in memory before they are written; a larger tensor is held alone."""
+_HEAD = "lm_head.weight"
+
+
+def optional_head(model: Path, expected: Shapes) -> frozenset[str]:
+    """The head's weight where it is tied to the embeddings: some writers leave it out, and some do not.
+
+    EngineError when the model's configuration cannot be read.
+    """
+    try:
+        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EngineError(f"{model / 'config.json'} cannot be read: {error}") from error
+    # A configuration may omit its architecture's default; the files show it.
+    is_tied = bool(config.get("tie_word_embeddings")) or _HEAD not in expected
+    return frozenset({_HEAD}) if is_tied else frozenset()
+
+
+def write_folder(
+    weights: Iterable[tuple[str, Any]], folder: Path, expected: Shapes, *, optional: frozenset[str]
+) -> None:
+    """Write the `expected` ones among `weights`, see `checked`, into the empty `folder`.
+
+    Each is read before the next is asked for. EngineError for one that is not as expected or cannot be
+    written.
+    """
+    shard: dict[str, Tensor] = {}
+    num_bytes = num_shards = 0
+    for name, tensor in copies(checked(weights, expected, optional=optional)):
+        if shard and num_bytes + tensor.nbytes > SHARD_BYTES:
+            _write(shard, folder / f"model-{num_shards:05}.safetensors")
+            shard, num_bytes, num_shards = {}, 0, num_shards + 1
+        shard[name] = tensor
+        num_bytes += tensor.nbytes
+    _write(shard, folder / f"model-{num_shards:05}.safetensors")
+
+
+def write_adapter(adapter: Adapter, folder: Path) -> None:
+    """Write the adapter in PEFT's format, over one that is in `folder`. EngineError when that fails."""
+    ranks = {module: len(half_a) for module, (half_a, _) in adapter.pairs.items()}
+    pattern = ranks if len(set(ranks.values())) > 1 else {}
+    tensors = {
+        f"base_model.model.{module}{suffix}": half.contiguous()
+        for module, pair in adapter.pairs.items()
+        for suffix, half in zip((A_SUFFIX, B_SUFFIX), pair, strict=True)
+    }
+    _write(tensors, folder / "adapter_model.safetensors")
+    config = {
+        "peft_type": "LORA",
+        "r": adapter.rank,
+        "lora_alpha": adapter.rank,
+        "target_modules": sorted({module.rpartition(".")[2] for module in adapter.pairs}),
+        # The scaling is in B: alpha / r is 1 for each.
+        "rank_pattern": pattern,
+        "alpha_pattern": pattern,
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def copies(weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Tensor]]:
+    """Tensors in main memory that stay when the next one is asked for. EngineError for what is none."""
+    import torch
+
+    for name, array in weights:
+        try:
+            tensor = array if isinstance(array, torch.Tensor) else torch.from_numpy(np.array(array))
+            yield name, tensor.detach().to("cpu", copy=True).contiguous()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise EngineError(f"weight `{name}` cannot be written: {error}") from error
+
+
+def _write(tensors: Mapping[str, Tensor], file: Path) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(dict(tensors), file)
+    except (SafetensorError, OSError, KeyError) as error:
+        raise EngineError(f"the new weights cannot be written to {file}: {error}") from error

@@ -1,0 +1,89 @@
+"""A batch of rollouts, and what is counted between two batches. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+from envsdk.failures import Failure
+from envsdk.managers.ledger_types import LedgerCounts
+from envsdk.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutBatch:
+    """One batch of complete groups. Failed members are part of their group."""
+
+    version: int
+    """The trainer's version when the batch was taken."""
+    groups: Sequence[Sequence[Trajectory]]
+    ledger_counts: Mapping[str, int] = field(default_factory=dict)
+    """Ended leases since the start of the run, by how they ended."""
+    failures: Mapping[str, int] = field(default_factory=dict)
+    """Failed episodes since the last batch, by `boundary/kind`."""
+    failing_tags: Mapping[str, str] = field(default_factory=dict)
+    """Tags whose episodes since the last batch have all failed, with the last failure."""
+    filtered: Mapping[str, int] = field(default_factory=dict)
+    """Groups dropped since the last batch, by group filter."""
+    discarded_tokens: int = 0
+    """Sampled tokens thrown away since the last batch."""
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """Of all groups, in order."""
+        return [trajectory for group in self.groups for trajectory in group]
+
+
+class RolloutTally:
+    """Counts failures and discarded tokens from one batch to the next. Owner: the scheduler."""
+
+    def __init__(self) -> None:
+        self._failures: Counter[str] = Counter()
+        self._failures_of_tag: Counter[str] = Counter()
+        self._last_failure: dict[str, Failure] = {}
+        self._discarded_tokens = 0
+
+    def add_failure(self, failure: Failure, *, tag: str | None = None) -> None:
+        """Count a failure. With `tag`, it is that of an episode which its worker reported."""
+        self._failures[f"{failure.boundary}/{failure.kind}"] += 1
+        if tag is not None:
+            self._failures_of_tag[tag] += 1
+            self._last_failure[tag] = failure
+
+    def add_discarded(self, trajectory: Trajectory) -> None:
+        """Count the sampled tokens of a trajectory that is thrown away."""
+        if trajectory.tokens is not None:
+            self._discarded_tokens += int(trajectory.tokens.response_mask.sum())
+
+    def batch(
+        self,
+        version: int,
+        groups: Sequence[Sequence[Trajectory]],
+        counts: LedgerCounts,
+        filtered: Mapping[str, int],
+    ) -> RolloutBatch:
+        """A batch with these groups and everything that was counted."""
+        succeeded = {
+            trajectory.task.tag for group in groups for trajectory in group if not trajectory.failure
+        }
+        return RolloutBatch(
+            version=version,
+            groups=groups,
+            ledger_counts={name: count for name, count in asdict(counts).items() if name != "open"},
+            failures=dict(self._failures),
+            failing_tags={
+                tag: f"{count} failed, the last one: {self._last_failure[tag]}"
+                for tag, count in self._failures_of_tag.items()
+                if tag not in succeeded
+            },
+            filtered=filtered,
+            discarded_tokens=self._discarded_tokens,
+        )
+
+    def failure_note(self) -> str:
+        """The most frequent failures as a sentence that follows another; empty without failures."""
+        if not self._failures:
+            return ""
+        counted = ", ".join(f"{count} x {kind}" for kind, count in self._failures.most_common(5))
+        return f" Failures since the last batch: {counted}."

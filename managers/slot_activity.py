@@ -1,0 +1,82 @@
+"""What the workers' slots play, and when a worker hangs or dies too often. Pure: policy without processes.
+
+slot: idle -> playing -> idle
+              playing -> told to stop -> idle       not in time: its worker hangs
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from envsdk.managers.traj_env_manager import EpisodeOrder
+
+MAX_RESTARTS_WITHOUT_PROGRESS = 5
+
+
+class SlotActivity:
+    """Which episode each slot plays, as far as its worker has reported. Owner: the scheduler."""
+
+    def __init__(self) -> None:
+        self.playing: dict[str, EpisodeOrder] = {}
+        """By slot, until the worker reports the episode finished or released."""
+        self.stop_deadlines: dict[str, float] = {}
+        """By slot that was told to stop: when it must have stopped."""
+        self.stragglers: set[str] = set()
+        """Slots that still play an episode of an earlier ledger."""
+
+    def told_to_stop(self, slot_id: str, deadline: float) -> None:
+        """The episode on this slot was cancelled."""
+        self.stop_deadlines[slot_id] = deadline
+
+    def reported(self, slot_id: str) -> bool:
+        """The slot is idle now. Returns whether it played for an earlier ledger."""
+        self.playing.pop(slot_id, None)
+        self.stop_deadlines.pop(slot_id, None)
+        was_straggler = slot_id in self.stragglers
+        self.stragglers.discard(slot_id)
+        return was_straggler
+
+    def forget(self, slot_ids: Iterable[str]) -> None:
+        """The worker of these slots is gone."""
+        for slot_id in slot_ids:
+            self.reported(slot_id)
+
+    def begin_again(self) -> list[tuple[str, int]]:
+        """Another ledger takes over: returns the episodes to stop, as slot and lease id."""
+        self.stragglers = set(self.playing)
+        return [
+            (slot_id, order.lease_id)
+            for slot_id, order in self.playing.items()
+            if slot_id not in self.stop_deadlines
+        ]
+
+    def hung(self, now: float) -> list[str]:
+        """Slots that did not stop in time."""
+        return [slot_id for slot_id, deadline in self.stop_deadlines.items() if deadline < now]
+
+
+class RestartCounter:
+    """Counts a worker's unexplained deaths until one of its episodes succeeds or a batch is delivered."""
+
+    def __init__(self) -> None:
+        self._deaths: Counter[str] = Counter()
+
+    def died(self, worker: str) -> None:
+        """This worker died for an unknown reason."""
+        self._deaths[worker] += 1
+
+    def progressed(self, worker: str) -> None:
+        """An episode of this worker succeeded."""
+        self._deaths.pop(worker, None)
+
+    def reset(self) -> None:
+        """A batch was delivered."""
+        self._deaths.clear()
+
+    def verdict(self, worker: str) -> str | None:
+        """Why the worker must not be started again, if so."""
+        deaths = self._deaths[worker]
+        if deaths <= MAX_RESTARTS_WITHOUT_PROGRESS:
+            return None
+        return f"worker {worker} died {deaths} times in a row"

@@ -1,0 +1,147 @@
+"""Shell: the worker processes of one scheduler, as Ray actors, and the messages to them.
+
+started -> checked in -> (messages)* -> dead -> started again under the next incarnation
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from envsdk.failures import as_envsdk_error
+from envsdk.managers.env_worker import (
+    Control,
+    EngineJoined,
+    EngineLeft,
+    EnvWorker,
+    ToWorker,
+    WorkerId,
+    WorkerSetup,
+)
+from envsdk.net.long_poll import Outbox
+from envsdk.processes.call_watch import Note, read_note
+
+NOTE_PATIENCE_S = 10.0
+
+
+@dataclass(slots=True)
+class Worker:
+    """One incarnation of a worker process."""
+
+    worker_id: WorkerId
+    setup: WorkerSetup
+    actor: Any
+    outbox: Outbox[ToWorker] = field(default_factory=Outbox)
+    checked_in: bool = False
+
+
+class WorkerGroup:
+    """Starts the workers, replaces dead ones, and carries messages to them. Owner: the scheduler."""
+
+    def __init__(self, setups: Mapping[str, WorkerSetup]) -> None:
+        self._setups = setups
+        self.workers: dict[str, Worker] = {}
+        """The present incarnation of each worker, by name."""
+        self.all_checked_in = asyncio.Event()
+        self._engines: dict[str, Any] = {}
+        """Engines that workers may send requests to, by name."""
+        for setup in setups.values():
+            self._engines |= setup.engines
+        self.name_of_slot = {slot: name for name, setup in setups.items() for slot in setup.slots}
+        """Name of the worker that has this slot."""
+        self._is_closing = False
+
+    async def supervise(
+        self, name: str, scheduler: Any, died: Callable[[Worker, RayActorError, Note | None], None]
+    ) -> None:
+        """Run one worker until `close`. When it dies, call `died` and start it again.
+
+        Raises EnvsdkError when the worker's own code fails.
+        """
+        remote_worker: Any = ray.remote(num_cpus=0, max_restarts=0)(EnvWorker)
+        for incarnation in itertools.count():
+            worker_id = WorkerId(name, incarnation)
+            setup = replace(self._setups[name], engines=dict(self._engines))
+            actor = remote_worker.remote(worker_id, setup)
+            worker = self.workers[name] = Worker(worker_id, setup, actor)
+            note_at = None
+            try:
+                note_at = await actor.note.remote()
+                await actor.run.remote(scheduler)
+                return
+            except RayActorError as error:
+                if self._is_closing:
+                    return
+                died(worker, error, None if note_at is None else await _take_note(*note_at))
+                # The process may only be out of reach; two of one name must not run.
+                ray.kill(actor)
+            except Exception as error:
+                raise as_envsdk_error(error, f"worker {name} failed") from error
+
+    def check_in(self, worker: Worker, *, is_suspended: bool) -> None:
+        """The first call of a worker: tell it what changed since its setup was written."""
+        worker.checked_in = True
+        if is_suspended:
+            worker.outbox.put(Control.SUSPEND)
+        for engine in worker.setup.engines.keys() - self._engines.keys():
+            worker.outbox.put(EngineLeft(engine))
+        for engine, actor in self._engines.items():
+            if worker.setup.engines.get(engine) is not actor:
+                worker.outbox.put(EngineJoined(engine, actor))
+        if len(self.workers) == len(self._setups) and all(w.checked_in for w in self.workers.values()):
+            self.all_checked_in.set()
+
+    def send(self, slot_id: str, message: ToWorker) -> None:
+        """To the worker of this slot."""
+        self.workers[self.name_of_slot[slot_id]].outbox.put(message)
+
+    def broadcast(self, message: ToWorker) -> None:
+        """To every worker that has checked in."""
+        for worker in self.workers.values():
+            if worker.checked_in:
+                worker.outbox.put(message)
+
+    def engine_joined(self, name: str, actor: Any) -> None:
+        """Workers may send requests to this engine."""
+        self._engines[name] = actor
+        self.broadcast(EngineJoined(name, actor))
+
+    def engine_left(self, name: str) -> None:
+        """Workers must send this engine no more requests."""
+        self._engines.pop(name, None)
+        self.broadcast(EngineLeft(name))
+
+    def kill(self, name: str) -> None:
+        """Kill this worker; `supervise` starts it again."""
+        ray.kill(self.workers[name].actor)
+
+    async def num_calls(self) -> int:
+        """Ray calls made for rollouts since start, by all workers."""
+        return sum(await asyncio.gather(*(w.actor.num_calls.remote() for w in self.workers.values())))
+
+    def close(self) -> None:
+        """End all workers."""
+        self._is_closing = True
+        self.broadcast(Control.CLOSE)
+        for worker in self.workers.values():
+            ray.kill(worker.actor)
+
+
+async def _take_note(node_id: str, path: Path) -> Note | None:
+    """The note that a worker's watcher left on that machine, if it killed the worker."""
+    where = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    reading = ray.remote(num_cpus=0, max_retries=0)(read_note).options(scheduling_strategy=where).remote(path)
+    try:
+        async with asyncio.timeout(NOTE_PATIENCE_S):
+            note: Note | None = await reading
+            return note
+    except (TimeoutError, RayError):
+        return None  # the machine is gone, too

@@ -1,0 +1,141 @@
+"""Megatron's parameters and the Hugging Face weights they are made of: names, and how tensors are laid out.
+
+names, layout, indices = weights_of("decoder.layers.0.mlp.linear_fc1.weight")
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import torch
+from megatron.core.transformer import TransformerConfig
+from torch import Tensor
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
+
+class Layout:
+    """One Hugging Face tensor, copied to all tensor-parallel ranks."""
+
+    def join_parts(self, config: TransformerConfig, parts: list[Tensor]) -> Tensor:
+        """Megatron's tensor, from the Hugging Face tensors."""
+        (part,) = parts
+        return part
+
+    def part(self, config: TransformerConfig, whole: Tensor) -> list[Tensor]:
+        """The Hugging Face tensors, from Megatron's."""
+        return [whole]
+
+    def shard(self, whole: Tensor, size: int) -> Sequence[Tensor]:
+        """The part of each tensor-parallel rank."""
+        return [whole] * size
+
+    def join_shards(self, shards: list[Tensor]) -> Tensor:
+        """The full tensor, from the parts of all ranks."""
+        return shards[0]
+
+
+class _Rows(Layout):
+    """Sharded along the outputs."""
+
+    def shard(self, whole: Tensor, size: int) -> Sequence[Tensor]:
+        return whole.chunk(size, 0)
+
+    def join_shards(self, shards: list[Tensor]) -> Tensor:
+        return torch.cat(shards, 0)
+
+
+class _Columns(Layout):
+    """Sharded along the inputs."""
+
+    def shard(self, whole: Tensor, size: int) -> Sequence[Tensor]:
+        return whole.chunk(size, 1)
+
+    def join_shards(self, shards: list[Tensor]) -> Tensor:
+        return torch.cat(shards, 1)
+
+
+class _QueryKeyValue(_Rows):
+    """Per group of queries that share a key: its queries, the key, the value."""
+
+    def join_parts(self, config: TransformerConfig, parts: list[Tensor]) -> Tensor:
+        groups = [part.reshape(config.num_query_groups, -1, *part.shape[1:]) for part in parts]
+        return torch.cat(groups, 1).flatten(0, 1)
+
+    def part(self, config: TransformerConfig, whole: Tensor) -> list[Tensor]:
+        groups, width = config.num_query_groups, config.kv_channels
+        num_queries = config.num_attention_heads // groups
+        grouped = whole.reshape(groups, -1, *whole.shape[1:])
+        parts = torch.split(grouped, [num_queries * width, width, width], 1)
+        return [part.flatten(0, 1) for part in parts]
+
+
+class _GateUp(Layout):
+    """Each rank has its rows of the gate, then its rows of what it gates."""
+
+    def join_parts(self, config: TransformerConfig, parts: list[Tensor]) -> Tensor:
+        return torch.cat(parts, 0)
+
+    def part(self, config: TransformerConfig, whole: Tensor) -> list[Tensor]:
+        return list(whole.chunk(2, 0))
+
+    def shard(self, whole: Tensor, size: int) -> Sequence[Tensor]:
+        gate, up = (half.chunk(size, 0) for half in whole.chunk(2, 0))
+        return [torch.cat(halves) for halves in zip(gate, up, strict=True)]
+
+    def join_shards(self, shards: list[Tensor]) -> Tensor:
+        halves = [shard.chunk(2, 0) for shard in shards]
+        return torch.cat([torch.cat(half) for half in zip(*halves, strict=True)])
+
+
+def _layer(name: str) -> re.Pattern[str]:
+    return re.compile(rf"decoder\.layers\.(\d+)\.{name}")
+
+
+_L = "model.layers.{0}."
+_E = _L + "mlp.experts.{1}."
+_Q, _K, _V = (f"{_L}self_attn.{letter}_proj." for letter in "qkv")
+_LOCAL_EXPERT = r"mlp\.experts\.local_experts\.(\d+)\."
+_RULES: list[tuple[re.Pattern[str], tuple[str, ...], Layout]] = [
+    (re.compile(r"embedding\.word_embeddings\.weight"), (EMBEDDING,), _Rows()),
+    (re.compile(r"output_layer\.weight"), (HEAD,), _Rows()),
+    (re.compile(r"decoder\.final_layernorm\.weight"), ("model.norm.weight",), Layout()),
+    (_layer(r"input_layernorm\.weight"), (_L + "input_layernorm.weight",), Layout()),
+    (_layer(r"pre_mlp_layernorm\.weight"), (_L + "post_attention_layernorm.weight",), Layout()),
+    (
+        _layer(r"self_attention\.linear_qkv\.weight"),
+        (_Q + "weight", _K + "weight", _V + "weight"),
+        _QueryKeyValue(),
+    ),
+    (_layer(r"self_attention\.linear_qkv\.bias"), (_Q + "bias", _K + "bias", _V + "bias"), _QueryKeyValue()),
+    (_layer(r"self_attention\.q_layernorm\.weight"), (_L + "self_attn.q_norm.weight",), Layout()),
+    (_layer(r"self_attention\.k_layernorm\.weight"), (_L + "self_attn.k_norm.weight",), Layout()),
+    (_layer(r"self_attention\.linear_proj\.weight"), (_L + "self_attn.o_proj.weight",), _Columns()),
+    (
+        _layer(r"mlp\.linear_fc1\.weight"),
+        (_L + "mlp.gate_proj.weight", _L + "mlp.up_proj.weight"),
+        _GateUp(),
+    ),
+    (_layer(r"mlp\.linear_fc2\.weight"), (_L + "mlp.down_proj.weight",), _Columns()),
+    (_layer(r"mlp\.router\.weight"), (_L + "mlp.gate.weight",), Layout()),
+    (
+        _layer(_LOCAL_EXPERT + r"linear_fc1\.weight"),
+        (_E + "gate_proj.weight", _E + "up_proj.weight"),
+        _GateUp(),
+    ),
+    (_layer(_LOCAL_EXPERT + r"linear_fc2\.weight"), (_E + "down_proj.weight",), _Columns()),
+]
+"""Megatron's name, the Hugging Face names ({0} the layer, {1} the expert), and the layout."""
+
+
+def weights_of(name: str) -> tuple[tuple[str, ...], Layout, list[int]]:
+    """Hugging Face names, with a place for each index; the layout; the indices of layer and expert in `name`.
+
+    KeyError for a parameter that no rule knows.
+    """
+    for pattern, names, kind in _RULES:
+        if found := pattern.fullmatch(name):
+            return names, kind, [int(index) for index in found.groups()]
+    raise KeyError(f"no Hugging Face name is known for Megatron's parameter {name}")
