@@ -48,7 +48,7 @@ from envsdk.inference.proxy import InferenceProxy
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.pipeline.engine_group import EngineGroup, EngineGroupSpec
 from envsdk.pipeline.trainer_group import TrainerGroup
-from envsdk.pipeline.weight_update import Shipment, ShipReport, WeightSender
+from envsdk.pipeline.weight_update import TransferReport, WeightSender, WeightTransfer
 
 NUM_ENGINES = 4
 PLACES = 16
@@ -186,8 +186,8 @@ async def throughput(seconds: float, repeats: int) -> dict[str, Any]:
 class Sender:
     """Stands for the trainer's first rank; its weights are next to nothing."""
 
-    def ship(self, shipment: Shipment) -> ShipReport:
-        return WeightSender(shipment).send([("weight", np.zeros(8, np.float32))])
+    def send(self, transfer: WeightTransfer) -> TransferReport:
+        return WeightSender(transfer).send([("weight", np.zeros(8, np.float32))])
 
     def node_id(self) -> str:
         return str(ray.get_runtime_context().get_node_id())
@@ -199,8 +199,8 @@ class StandInTrainer:
     def __init__(self) -> None:
         self._sender: Any = ray.remote(num_cpus=0)(Sender).remote()
 
-    async def ship_weights(self, shipment: Shipment) -> ShipReport:
-        report: ShipReport = await self._sender.ship.remote(shipment)
+    async def send_weights(self, transfer: WeightTransfer) -> TransferReport:
+        report: TransferReport = await self._sender.send.remote(transfer)
         return report
 
     async def node_id(self) -> str:

@@ -45,7 +45,7 @@ from envsdk.managers.ledger_types import LedgerConfig
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.traj_env_manager import TagSetup
-from envsdk.pipeline.weight_update import Shipment, ShipReport, WeightSender, update_engines
+from envsdk.pipeline.weight_update import TransferReport, WeightSender, WeightTransfer, update_engines
 from envsdk.warm_start.tiny_policy import build_tokenizer, write_tokenizer
 
 NUM_TURNS = 5
@@ -155,12 +155,12 @@ def actor(body: type[Any]) -> Any:
 async def publish_weights(engine: Any, version: int) -> None:
     """As a run does: in buckets, from this process in place of the trainer's first rank."""
 
-    async def ship(shipment: Shipment) -> ShipReport:
-        return await asyncio.to_thread(WeightSender(shipment).send, WEIGHTS.items())
+    async def send(transfer: WeightTransfer) -> TransferReport:
+        return await asyncio.to_thread(WeightSender(transfer).send, WEIGHTS.items())
 
     await update_engines(
         {"engine": engine},
-        ship,
+        send,
         version=version,
         mode="continue",
         transport=Transport.SHARED_MEMORY if can_share_memory() else Transport.OBJECT_STORE,

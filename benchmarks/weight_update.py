@@ -31,7 +31,7 @@ from envsdk.inference.engine_host import EngineHost
 from envsdk.inference.mock import MockEngine
 from envsdk.inference.weight_transport import Transport
 from envsdk.managers.ray_runtime import ray_runtime
-from envsdk.pipeline.weight_update import Shipment, ShipReport, WeightSender, update_engines
+from envsdk.pipeline.weight_update import TransferReport, WeightSender, WeightTransfer, update_engines
 
 MB = 1024**2
 GOAL = 3.0
@@ -72,8 +72,8 @@ class Sender:
         del copies
         return between - began, ended - between
 
-    def ship(self, shipment: Shipment) -> ShipReport:
-        return WeightSender(shipment).send(self._weights.items())
+    def send(self, transfer: WeightTransfer) -> TransferReport:
+        return WeightSender(transfer).send(self._weights.items())
 
 
 def decoder_weights(num_bytes: int) -> Iterator[tuple[str, NDArray[Any]]]:
@@ -102,20 +102,20 @@ async def measure(size_mb: int, bucket_mb: int, num_engines: int, repeats: int) 
     }
     await asyncio.gather(*(engine.start.remote() for engine in engines.values()))
 
-    async def ship(shipment: Shipment) -> ShipReport:
-        report: ShipReport = await sender.ship.remote(shipment)
+    async def send(transfer: WeightTransfer) -> TransferReport:
+        report: TransferReport = await sender.send.remote(transfer)
         return report
 
     copies: list[tuple[float, float]] = []
     seconds: dict[Transport, list[float]] = {transport: [] for transport in Transport}
-    reports: dict[Transport, ShipReport] = {}
+    reports: dict[Transport, TransferReport] = {}
     for version in range(1, repeats + 2):  # the first round loads libraries and is not counted
         for transport in Transport:
             copied_s = await sender.memcpy_and_copy_s.remote()
             started = time.perf_counter()
             report = await update_engines(
                 engines,
-                ship,
+                send,
                 version=version,
                 mode="continue",
                 transport=transport,

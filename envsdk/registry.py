@@ -127,7 +127,7 @@ def missing(env_spec: EnvSpec) -> list[str]:
 
 
 def system_prompt(env_spec: EnvSpec, env_config: Mapping[str, Any]) -> str:
-    """What a policy is told before the first observation, where the user's own configuration says nothing.
+    """The system prompt of an environment, for configurations that give none.
 
     Raises ConfigurationError for keywords that the environment refuses.
     """

@@ -33,9 +33,10 @@ class SlotActivity:
         """The slot is idle now. Returns whether it played for an earlier ledger."""
         self.playing.pop(slot_id, None)
         self.stop_deadlines.pop(slot_id, None)
-        was_straggler = slot_id in self.stragglers
-        self.stragglers.discard(slot_id)
-        return was_straggler
+        if slot_id not in self.stragglers:
+            return False
+        self.stragglers.remove(slot_id)
+        return True
 
     def forget(self, slot_ids: Iterable[str]) -> None:
         """The worker of these slots is gone."""

@@ -30,7 +30,7 @@ class AdvantageKeys(StrictSettings):
     reinforce_baseline: ReinforceBaseline = "batch"
     """`reinforce`: `batch` subtracts the mean return of all steps in the batch."""
     gigpo_step_weight: float = Field(default=1.0, ge=0.0)
-    """`gigpo`: weight of the advantage among equal states beside that of the whole episode."""
+    """`gigpo`: weight of the advantage among equal states, added to that of the episode."""
     gamma: float = Field(default=1.0, ge=0.0, le=1.0)
     """Discount per step; what a step is, `discount_level` and `gae_level` say. Per turn for `gigpo`."""
     discount_level: DiscountLevel | None = None

@@ -49,8 +49,8 @@ class AdvantageSample:
     last_value: float = 0.0
     """Value after the last token, for an episode that was cut off rather than ended."""
     token_rewards: NDArray[np.float64] | None = None
-    """`[T]`, 0 where the mask is 0: what single tokens earn beside the turns' rewards. An estimator finds
-    the KL penalty here."""
+    """`[T]`, 0 where the mask is 0: what single tokens earn in addition to the turns' rewards. An
+    estimator finds the KL penalty here."""
 
     @property
     def total_reward(self) -> float:

@@ -17,7 +17,7 @@ Sources: DAPO, arXiv:2503.14476, eq. 8 (token-mean); Dr. GRPO, arXiv:2503.20783 
 its constant norm); GRPO, arXiv:2402.03300, eq. 3 (seq-mean-token-mean). The trajectory modes are the same
 formulas with the tokens of a trajectory for those of a sequence.
 
-The weights are computed once over the whole optimizer step, so the split into micro-batches or ranks, the
+The weights are computed once over the optimizer step, so the split into micro-batches or ranks, the
 order of the rows and the padding cannot change the result.
 """
 

@@ -151,7 +151,7 @@ def gae(
 def whiten(
     advantages: Sequence[NDArray[np.float32]], masks: Sequence[NDArray[np.int8]]
 ) -> list[NDArray[np.float32]]:
-    """Mean 0 and variance 1 over the masked tokens of the whole batch; `[T_i]` in, `[T_i]` out, 0 elsewhere.
+    """Mean 0 and variance 1 over the masked tokens of the batch; `[T_i]` in, `[T_i]` out, 0 elsewhere.
 
         A' = (A - mean) / (std + 1e-6)        population standard deviation
 

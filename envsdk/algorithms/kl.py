@@ -8,11 +8,11 @@ With d = log pi(x) - log pi_ref(x) and x ~ pi:
     k3 = exp(-d) - 1 + d       unbiased, low variance, never negative
 
 The gradient of k3 is (1 - w) grad log pi(x) with w = exp(-d) = pi_ref(x) / pi(x), an importance weight. It
-is truncated at `K3_MAX_WEIGHT`, like other such weights: below d = -log K3_MAX_WEIGHT k3 goes on as its
+is truncated at `K3_MAX_WEIGHT`, like other such weights: below d = -log K3_MAX_WEIGHT k3 continues as its
 tangent. A token far below the reference is pulled back as hard as one at the bound, neither without limit
 nor, as where the estimate itself is clamped, not at all. There k3 is below the unbiased estimate.
 
-Works on NumPy arrays and torch tensors alike and imports neither torch nor anything heavy.
+Works on NumPy arrays and on torch tensors, and imports neither torch nor anything heavy.
 """
 
 from __future__ import annotations

@@ -33,9 +33,9 @@ Own = TypeVar("Own", bound=PolicyLossArgs)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyTokens:
-    """The sampled tokens of whole sequences, one sequence after the other; tensors are `[N]`.
+    """The sampled tokens of complete sequences, one sequence after the other; tensors are `[N]`.
 
-    A sequence is never split: a loss may compare whole sequences or whole replies, and the result does
+    A sequence is never split: a loss may compare sequences or replies, and the result does
     not depend on which sequences share a micro-batch.
     """
 

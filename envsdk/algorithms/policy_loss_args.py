@@ -155,7 +155,7 @@ class TOPRArgs(OverBehavior):
     """`topr`."""
 
     level: Literal["sequence", "token"] = "sequence"
-    """Whether the ratio is that of the whole sequence, as in the paper, or of each token."""
+    """Whether the ratio is that of the sequence, as in the paper, or of each token."""
 
 
 class Kimi15Args(OverProximal):
@@ -164,7 +164,7 @@ class Kimi15Args(OverProximal):
     tau: float = Field(default=0.1, ge=0.0)
     """Weight of the squared log-ratio."""
     level: Literal["sequence", "token"] = "sequence"
-    """Whether the log-ratio of the whole sequence is squared, as in the paper, or that of each token."""
+    """Whether the log-ratio of the sequence is squared, as in the paper, or that of each token."""
 
     @property
     def corrects_staleness(self) -> bool:

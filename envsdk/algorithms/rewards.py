@@ -35,7 +35,7 @@ def reward_statistics(
 
     The two groupings are independent: REINFORCE++ with baseline centers by group and scales by batch
     (arXiv:2501.03262). None leaves that part out (0, or 1). Sample standard deviation (n - 1);
-    where it is not defined or 0 the scale is 1, since nothing tells how large a difference is.
+    where it is not defined or 0 the scale is 1, since there is no measure for a difference.
     """
     rewards_N = np.asarray(rewards, np.float64)
     valid_N = np.ones(len(rewards_N), bool) if valid is None else np.asarray(valid, bool)

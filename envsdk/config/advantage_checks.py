@@ -1,4 +1,4 @@
-"""What the settings of rewards, advantages, aggregation and group filters must agree on."""
+"""Checks of the settings of rewards, advantages, aggregation and group filters against one another."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _group_size(config: RunConfig, estimator: type[EstimatorArgs]) -> Iterator[P
 
 
 def _without_effect(config: RunConfig, estimator: type[EstimatorArgs]) -> Iterator[Problem]:
-    """Keys that were set and that nobody would read."""
+    """Keys that are set and have no effect."""
     name = config.adv_estimator
     if config.critic_warmup and not estimator.needs_values:
         yield Problem(
@@ -114,7 +114,7 @@ def _state_hashes(config: RunConfig, estimator: type[EstimatorArgs]) -> Iterator
         try:
             constructor = plugins.environment_class(plugins.environment_spec(env_type))
         except ConfigurationError:
-            continue  # said of the tag itself
+            continue  # the check of tags reports it
         abilities = getattr(constructor, "abilities", None)
         if abilities is None or "state_hash" not in abilities():
             yield Problem(

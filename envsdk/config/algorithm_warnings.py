@@ -1,4 +1,4 @@
-"""What a run tells its user about its algorithm, in `--explain` and once when it starts."""
+"""Warnings about a run's algorithm, shown by `--explain` and once when the run starts."""
 
 from __future__ import annotations
 

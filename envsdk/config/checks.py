@@ -1,4 +1,4 @@
-"""What several keys must agree on, and what must exist outside the file.
+"""Checks that involve several keys, or something outside the file.
 
 `check` returns every problem it finds; it starts nothing and writes nothing.
 """
@@ -40,7 +40,7 @@ _BRACED_NAME = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 def check(config: RunConfig, *, for_training: bool = True) -> list[Problem]:
-    """Everything that would make the run fail or mean something else than its user thinks.
+    """Problems that would make the run fail, or do something else than its file says.
 
     Not `for_training`: the file is only played with, to collect or to evaluate.
     """
@@ -141,7 +141,7 @@ def _algorithm(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             ("ppo_mini_batch_size",),
             f"{config.ppo_mini_batch_size} is more than rollout_batch_size={config.rollout_batch_size}; "
-            "use that or less, or null for the whole batch",
+            "use that or less, or null for one step per batch",
         )
     warm_start = config.warm_start
     if config.pretrain == EMBEDDED_DEFAULT and warm_start.hidden_size % warm_start.num_heads:
@@ -448,10 +448,10 @@ def _memory(config: RunConfig) -> Iterator[Problem]:
             (path, "environments", manager.num_envs, 8 * _KIB),
             ((name, "max_env_num_per_worker"), "workers", manager.num_workers, 32 * _MIB),
         ]
-    told: set[str] = set()
+    reported: set[str] = set()
     for key, what, number, least_bytes in pieces:
-        if number * least_bytes > total and key[0] not in told:
-            told.add(str(key[0]))
+        if number * least_bytes > total and key[0] not in reported:
+            reported.add(str(key[0]))
             yield Problem(
                 key,
                 f"{number} {what} take at least {number * least_bytes / 1024**3:,.0f} GiB, and this machine "
@@ -460,7 +460,7 @@ def _memory(config: RunConfig) -> Iterator[Problem]:
 
 
 def _num_processes(config: RunConfig, manager: EnvManagerArgs) -> int:
-    """Environments in processes of their own; 0 where tags and partition do not fit: told elsewhere."""
+    """Environments in processes of their own; 0 where tags and partition do not fit (see `_partition`)."""
     if len(manager.num_groups_partition or manager.tags) != len(manager.tags):
         return 0
     return sum(
@@ -479,7 +479,7 @@ def _isolation(env: CustomEnv) -> str | None:
 
 
 def _devices(config: RunConfig) -> Iterator[Problem]:
-    """Devices by name, told before a process that would use them is started."""
+    """Devices by name, checked before a process that would use them is started."""
     for section in plugins.settings_sections(config):
         if "device" not in section.model.model_fields:
             continue

@@ -61,7 +61,7 @@ def load_config(
     """Read `source` (see `find_config`), apply `key=value` overrides in order, validate.
 
     Not `for_training`: what only training forbids is allowed, such as an engine that takes no weights.
-    Raises ConfigurationError, whose message tells all that is wrong at once.
+    Raises ConfigurationError, whose message lists every problem.
     """
     path = find_config(source)
     reading = _Reading()
@@ -111,7 +111,7 @@ def find_config(source: str | Path) -> Path:
 
 
 def examples_folder() -> Path:
-    """The shipped examples: inside the package when installed, beside it in a checkout."""
+    """The shipped examples: inside the package when installed, next to it in a checkout."""
     package = Path(str(files("envsdk")))
     installed = package / "examples"
     return installed if installed.is_dir() else package.parent / "examples"
@@ -184,14 +184,14 @@ class _Reading:
         name = own.pop(EXTENDS)
         if not isinstance(name, str) or not name:
             raise ConfigurationError(f"{_display(path)}: `{EXTENDS}` must be the name of one YAML file")
-        beside = path.parent / name
+        neighbor = path.parent / name
         try:
-            return self.read(beside if beside.is_file() else find_config(name))
+            return self.read(neighbor if neighbor.is_file() else find_config(name))
         except ConfigurationError as error:
-            if beside.is_file() or Path(name).parent == Path():
+            if neighbor.is_file() or Path(name).parent == Path():
                 raise ConfigurationError(f"{_display(path)}: `{EXTENDS}: {name}`: {error}") from error
             raise ConfigurationError(
-                f"{_display(path)}: `{EXTENDS}: {name}`: there is no file {beside}"
+                f"{_display(path)}: `{EXTENDS}: {name}`: there is no file {neighbor}"
             ) from error
 
     def _record(self, node: yaml.Node | None, path: KeyPath, file: str) -> None:

@@ -71,9 +71,9 @@ def split_evenly(total: int, weights: Sequence[int]) -> list[int]:
     >>> split_evenly(10, [1, 1, 1])
     [4, 3, 3]
     """
-    whole = sum(weights)
-    shares = [total * weight // whole for weight in weights]
-    by_remainder = sorted(range(len(weights)), key=lambda i: (-(total * weights[i] % whole), i))
+    of_all = sum(weights)
+    shares = [total * weight // of_all for weight in weights]
+    by_remainder = sorted(range(len(weights)), key=lambda i: (-(total * weights[i] % of_all), i))
     for i in by_remainder[: total - sum(shares)]:
         shares[i] += 1
     return shares
@@ -96,7 +96,7 @@ class StructuredOutput(Section):
     """What the text of a reply must be; exactly one of these. The engine samples nothing else."""
 
     regex: str | None = None
-    """Regular expression that matches the whole text; without look-around and back references."""
+    """Regular expression that the text matches from start to end; without look-around and back references."""
     json_schema: dict[str, Any] | None = None
     """The text is JSON that this schema allows."""
     choices: Annotated[list[str], Field(min_length=1)] | None = None
@@ -309,7 +309,7 @@ class ActorInfer(Role):
     drained and ended, down to `min_engines`."""
     max_engine_restarts: NonNegativeInt = 3
     """How often in a row an engine that died, broke or hung is started again. Five minutes of service
-    clear the count; the run goes on while one engine is left."""
+    clear the count; the run continues while one engine is left."""
     engine_timeout_s: PositiveFloat = 60.0
     """An engine that shows no sign of life for so many seconds hangs, and is replaced."""
     engine_stall_s: PositiveFloat = 300.0

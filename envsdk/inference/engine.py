@@ -60,9 +60,9 @@ class GenerationRequest:
     """Requests of one session extend each other's prompts: the key of prefix reuse and affinity."""
     priority: int = 0
     """Lower runs earlier, where the engine is able."""
-    is_watched: bool = False
+    stream: bool = False
     """Somebody waits for its tokens as they come. For whoever brings them; engines need not look at it."""
-    outlasts_updates: bool = False
+    survives_weight_update: bool = False
     """A pause in mode `abort` does not end it: it could only begin anew, and has done so too often."""
 
 

@@ -24,9 +24,9 @@ from envsdk.inference.engine import (
 )
 from envsdk.inference.partial_results import REPORT_S, STREAM_S, ProgressWatch
 from envsdk.inference.proxy import Deliver, EngineLink
-from envsdk.inference.weight_buckets import Piece
-from envsdk.inference.weight_receiver import WeightIntake
-from envsdk.inference.weight_transport import Parcel, UpdateInterrupted
+from envsdk.inference.weight_buckets import Chunk
+from envsdk.inference.weight_receiver import WeightReceiver
+from envsdk.inference.weight_transport import Payload, UpdateInterrupted
 from envsdk.inference.wire import (
     PackedRequests,
     PackedResults,
@@ -90,7 +90,7 @@ _PAUSES = {"continue": PauseMode.KEEP, "finish": PauseMode.WAIT, "restart": Paus
 
 @dataclass(frozen=True, slots=True)
 class _Update:
-    intake: WeightIntake
+    receiver: WeightReceiver
     loading: asyncio.Future[None]
 
 
@@ -142,7 +142,7 @@ class EngineHost:
         return pack_results(results, self._engine.health())
 
     def _submit(self, request: GenerationRequest, client: _Client) -> None:
-        watch = self._watched if request.is_watched else self._running
+        watch = self._watched if request.stream else self._running
 
         def answered(done: asyncio.Future[GenerationResult]) -> None:
             self._busy.end()
@@ -195,35 +195,35 @@ class EngineHost:
             if mode != "continue":
                 await engine.pause(_PAUSES[mode])
 
-        intake = WeightIntake(before_end=before_swap)
+        receiver = WeightReceiver(before_end=before_swap)
         in_flight = engine.abilities.inflight_update
 
         async def load() -> None:
             try:
                 if not in_flight:
                     await engine.pause(_PAUSES[mode])
-                await engine.load_weights(intake.stream(), version)
+                await engine.load_weights(receiver.stream(), version)
             finally:
-                intake.close()
+                receiver.close()
                 if not in_flight or mode != "continue":
                     await engine.resume()
 
-        self._updates[update_id] = _Update(intake, asyncio.ensure_future(load()))
+        self._updates[update_id] = _Update(receiver, asyncio.ensure_future(load()))
 
     async def take_bucket(
-        self, update_id: str, number: int, pieces: tuple[Piece, ...], num_bytes: int, parcel: Parcel
+        self, update_id: str, number: int, chunks: tuple[Chunk, ...], num_bytes: int, payload: Payload
     ) -> bool:
         """Bucket `number` of the update. Returns when it has been read; False when it never will be.
 
         Why not, `complete_update` or `abandon_update` tells.
         """
         update = self._updates.get(update_id)
-        return update is not None and await update.intake.put(number, pieces, num_bytes, parcel)
+        return update is not None and await update.receiver.put(number, chunks, num_bytes, payload)
 
     async def complete_update(self, update_id: str) -> None:
         """All buckets were taken: swap. Raises what the engine raised; it then has its earlier weights."""
         update = self._updates[update_id]
-        update.intake.end()
+        update.receiver.end()
         try:
             await update.loading
         finally:
@@ -234,8 +234,8 @@ class EngineHost:
         update = self._updates.get(update_id)
         if update is None:
             return
-        if not update.intake.is_ended:
-            update.intake.interrupt()
+        if not update.receiver.is_ended:
+            update.receiver.interrupt()
         try:
             with suppress(UpdateInterrupted):
                 await update.loading

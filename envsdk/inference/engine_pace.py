@@ -54,7 +54,7 @@ def slow_engines(rates: Mapping[str, Rates | None], ratio: float) -> set[str]:
 
 
 class Pace:
-    """One engine's counters, look by look. Owner: its life in the pool."""
+    """One engine's counters, look by look. Owner: its incarnation in the pool."""
 
     def __init__(self) -> None:
         self._last: EngineHealth | None = None

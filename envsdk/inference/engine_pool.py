@@ -72,26 +72,26 @@ class PoolConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class EngineIncarnation:
     """One incarnation of an engine."""
 
     name: str
     number: int
-    """From 0; the workers know the first lives from the beginning."""
+    """From 0; the workers know the first incarnations from the beginning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start this life's process; `started` or `lost` follows."""
+    """Start this incarnation's process; `started` or `lost` follows."""
 
-    life: Life
+    incarnation: EngineIncarnation
 
 
 @dataclass(frozen=True, slots=True)
 class End:
     """End what may be left of it."""
 
-    life: Life
+    incarnation: EngineIncarnation
     is_well: bool = False
     """Let it close in order."""
 
@@ -100,21 +100,21 @@ class End:
 class Leave:
     """Tell the workers to send it nothing more; what runs there may end there. `End` follows."""
 
-    life: Life
+    incarnation: EngineIncarnation
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
     """Give it the trainer's weights when nobody else does; `given` follows."""
 
-    life: Life
+    incarnation: EngineIncarnation
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
     """Tell the workers of it."""
 
-    life: Life
+    incarnation: EngineIncarnation
 
 
 PoolCommand = Start | End | Update | Join | Leave
@@ -122,7 +122,7 @@ PoolCommand = Start | End | Update | Join | Leave
 
 @dataclass(slots=True)
 class _Engine:
-    life: Life
+    incarnation: EngineIncarnation
     state: EngineState = EngineState.STARTING
     silence_s: float = 0.0
     served_s: float = 0.0
@@ -146,13 +146,13 @@ class _Engine:
 
 
 class EnginePool:
-    """Owner: the shell that has the engines' processes. Events of a life that is over count for nothing.
+    """Owner: the shell that has the engines' processes. Events of an ended incarnation are ignored.
 
     pool = EnginePool(["engine-0", "engine-1"])     # their processes are starting
-    commands = pool.started(life)
-    commands = pool.published(0, pool.lives)        # both serve
-    commands = pool.lost(life, "killed")            # [End(life)]
-    commands = pool.tick(1.0)                       # [Start(Life("engine-0", 1))]
+    commands = pool.started(incarnation)
+    commands = pool.published(0, pool.incarnations)        # both serve
+    commands = pool.lost(incarnation, "killed")            # [End(incarnation)]
+    commands = pool.tick(1.0)                       # [Start(EngineIncarnation("engine-0", 1))]
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class EnginePool:
     ) -> None:
         """All engines there may ever be. The first `num_started`, or all, are starting; the others rest."""
         self._config = config or PoolConfig()
-        self._engines = {name: _Engine(Life(name, 0)) for name in names}
+        self._engines = {name: _Engine(EngineIncarnation(name, 0)) for name in names}
         for name in names[num_started:] if num_started is not None else ():
             self._engines[name].state = EngineState.RESTING
         self._min_engines = self._config.min_engines or len(self._in({EngineState.STARTING}))
@@ -176,10 +176,10 @@ class EnginePool:
         return self._engines[name].state
 
     @property
-    def lives(self) -> list[Life]:
+    def incarnations(self) -> list[EngineIncarnation]:
         """Of the engines that have started: those a publication is for."""
         started = _WITH_PROCESS - {EngineState.STARTING}
-        return [engine.life for engine in self._engines.values() if engine.state in started]
+        return [engine.incarnation for engine in self._engines.values() if engine.state in started]
 
     @property
     def num_serving(self) -> int:
@@ -208,17 +208,17 @@ class EnginePool:
         news, self._news = self._news, []
         return news
 
-    def started(self, life: Life) -> list[PoolCommand]:
-        engine = self._living(life)
+    def started(self, incarnation: EngineIncarnation) -> list[PoolCommand]:
+        engine = self._living(incarnation)
         if engine is None or engine.state is not EngineState.STARTING:
             return []
         engine.state = EngineState.WAITING
         engine.silence_s = 0.0
         return self._updates()
 
-    def seen(self, life: Life, health: EngineHealth) -> list[PoolCommand]:
+    def seen(self, incarnation: EngineIncarnation, health: EngineHealth) -> list[PoolCommand]:
         """Its counters now, while it samples as it can."""
-        engine = self._living(life)
+        engine = self._living(incarnation)
         if engine is None:
             return []
         engine.silence_s = 0.0
@@ -226,24 +226,26 @@ class EnginePool:
         engine.health = health
         engine.pace.look(health, elapsed_s)
         if engine.pace.stalled_s > self._config.stall_s:
-            return self.lost(life, f"it had requests and computed nothing in {self._config.stall_s:g} s")
+            return self.lost(
+                incarnation, f"it had requests and computed nothing in {self._config.stall_s:g} s"
+            )
         if engine.state is EngineState.DRAINING:
             engine.empty_s = 0.0 if num_open(health) else engine.empty_s + elapsed_s
             if engine.empty_s >= DRAINED_S:
                 return self._end_drained(engine, is_well=True)
         return []
 
-    def heard(self, life: Life) -> None:
+    def heard(self, incarnation: EngineIncarnation) -> None:
         """It is well, and paused on purpose: its counters say nothing."""
-        if (engine := self._living(life)) is not None:
+        if (engine := self._living(incarnation)) is not None:
             engine.silence_s = 0.0
             engine.seen_at_s = self._now_s
             engine.health = None
             engine.pace.skip()
 
-    def lost(self, life: Life, why: str) -> list[PoolCommand]:
+    def lost(self, incarnation: EngineIncarnation, why: str) -> list[PoolCommand]:
         """Its process ended, it says that it is broken, or the weights could not be given to it."""
-        engine = self._living(life)
+        engine = self._living(incarnation)
         if engine is None:
             return []
         if engine.state is EngineState.DRAINING and not engine.returns:
@@ -259,41 +261,41 @@ class EnginePool:
             then = "it is started again"
             doubled = self._config.first_backoff_s * 2.0 ** min(engine.num_losses - 1, 32)
             engine.backoff_s = min(doubled, self._config.max_backoff_s)
-        self._news.append(f"{life.name} was lost, {then}; the reason: {' '.join(why.split())}")
-        return [End(life)]
+        self._news.append(f"{incarnation.name} was lost, {then}; the reason: {' '.join(why.split())}")
+        return [End(incarnation)]
 
     def weights_move(self) -> None:
         """The trainer learns: it has no version's weights until the next `published`."""
         self._version = None
 
-    def published(self, version: int, lives: Iterable[Life]) -> list[PoolCommand]:
-        """`lives` have `version`, and so has the trainer.
+    def published(self, version: int, incarnations: Iterable[EngineIncarnation]) -> list[PoolCommand]:
+        """`incarnations` have `version`, and so has the trainer.
 
         An engine that workers know and that was left out is lost: they would send it requests.
         """
         self._version = version
-        given = set(lives)
+        given = set(incarnations)
         commands: list[PoolCommand] = []
         for engine in self._engines.values():
-            if engine.life in given:
+            if engine.incarnation in given:
                 commands += self._serve(engine)
             elif engine.state in {EngineState.SERVING, EngineState.DRAINING} or self._waits_in_its_first_life(
                 engine
             ):
-                commands += self.lost(engine.life, f"it did not get the weights of version {version}")
+                commands += self.lost(engine.incarnation, f"it did not get the weights of version {version}")
         return commands + self._updates()
 
-    def version_for(self, life: Life) -> int | None:
+    def version_for(self, incarnation: EngineIncarnation) -> int | None:
         """What `Update` is to give: None when it is not, or not now."""
-        engine = self._living(life)
+        engine = self._living(incarnation)
         return self._version if engine is not None and engine.state is EngineState.WAITING else None
 
-    def given(self, life: Life, version: int) -> list[PoolCommand]:
+    def given(self, incarnation: EngineIncarnation, version: int) -> list[PoolCommand]:
         """It has these weights; it serves when there are none newer."""
-        engine = self._living(life)
+        engine = self._living(incarnation)
         if engine is None or engine.state is not EngineState.WAITING or self._version is None:
             return []
-        return self._serve(engine) if version == self._version else [Update(life)]
+        return self._serve(engine) if version == self._version else [Update(incarnation)]
 
     def tick(self, elapsed_s: float) -> list[PoolCommand]:
         """So much time passed in which engines were listened to."""
@@ -324,7 +326,8 @@ class EnginePool:
         if engine.silence_s <= limit_s:
             return []
         return self.lost(
-            engine.life, f"{'it did not start' if starts else 'no sign of life'} in {limit_s:g} s"
+            engine.incarnation,
+            f"{'it did not start' if starts else 'no sign of life'} in {limit_s:g} s",
         )
 
     def _drain_slow(self, elapsed_s: float) -> list[PoolCommand]:
@@ -333,7 +336,7 @@ class EnginePool:
         if self._stretch_s < self._config.stretch_s:
             return []
         stretch_s, self._stretch_s = self._stretch_s, 0.0
-        serving = {engine.life.name: engine for engine in self._in({EngineState.SERVING})}
+        serving = {engine.incarnation.name: engine for engine in self._in({EngineState.SERVING})}
         rates = {name: engine.pace.end_stretch() for name, engine in serving.items()}
         slow = slow_engines(rates, self._config.slow_ratio)
         for name, engine in serving.items():
@@ -344,8 +347,8 @@ class EnginePool:
         slowest = max(due, key=lambda engine: engine.slow_s)
         slowest.num_slow_restarts += 1
         self._news.append(
-            f"{slowest.life.name} was over {self._config.slow_ratio:g} times as slow as the others for "
-            f"{slowest.slow_s:g} s; it is started again"
+            f"{slowest.incarnation.name} was over {self._config.slow_ratio:g} times as slow as the others "
+            f"for {slowest.slow_s:g} s; it is started again"
         )
         return self._drain(slowest, returns=True)
 
@@ -373,44 +376,44 @@ class EnginePool:
         return []
 
     def _start(self, engine: _Engine) -> PoolCommand:
-        """Begin its next life."""
+        """Begin its next incarnation."""
         kept = (engine.num_losses, engine.last_loss, engine.num_slow_restarts)
-        life = Life(engine.life.name, engine.life.number + 1)
-        begun = _Engine(life, seen_at_s=self._now_s)
+        incarnation = EngineIncarnation(engine.incarnation.name, engine.incarnation.number + 1)
+        begun = _Engine(incarnation, seen_at_s=self._now_s)
         begun.num_losses, begun.last_loss, begun.num_slow_restarts = kept
-        self._engines[life.name] = begun
-        return Start(life)
+        self._engines[incarnation.name] = begun
+        return Start(incarnation)
 
     def _drain(self, engine: _Engine, *, returns: bool) -> list[PoolCommand]:
         engine.state = EngineState.DRAINING
         engine.returns = returns
-        return [Leave(engine.life)]
+        return [Leave(engine.incarnation)]
 
     def _end_drained(self, engine: _Engine, *, is_well: bool) -> list[PoolCommand]:
         engine.state = EngineState.DOWN if engine.returns else EngineState.RESTING
         engine.backoff_s = 0.0
-        return [End(engine.life, is_well)]
+        return [End(engine.incarnation, is_well)]
 
     def _serve(self, engine: _Engine) -> list[PoolCommand]:
         if engine.state is not EngineState.WAITING:
             return []
         engine.state = EngineState.SERVING
-        return [Join(engine.life)] if engine.life.number else []
+        return [Join(engine.incarnation)] if engine.incarnation.number else []
 
     def _waits_in_its_first_life(self, engine: _Engine) -> bool:
-        return engine.state is EngineState.WAITING and engine.life.number == 0
+        return engine.state is EngineState.WAITING and engine.incarnation.number == 0
 
     def _updates(self) -> list[PoolCommand]:
         if self._version is None:
             return []
-        return [Update(e.life) for e in self._engines.values() if e.state is EngineState.WAITING]
+        return [Update(e.incarnation) for e in self._engines.values() if e.state is EngineState.WAITING]
 
     def _in(self, states: set[EngineState]) -> list[_Engine]:
         return [engine for engine in self._engines.values() if engine.state in states]
 
-    def _living(self, life: Life) -> _Engine | None:
-        engine = self._engines[life.name]
-        return engine if engine.life == life and engine.state in _WITH_PROCESS else None
+    def _living(self, incarnation: EngineIncarnation) -> _Engine | None:
+        engine = self._engines[incarnation.name]
+        return engine if engine.incarnation == incarnation and engine.state in _WITH_PROCESS else None
 
 
 def _times(count: int) -> str:

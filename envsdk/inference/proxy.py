@@ -1,8 +1,8 @@
 """InferenceProxy: one front for many engines.
 
     generate -> waiting (suspended, or no room) -> dispatched -> answered: the future resolves, exactly once
-                                                      |-> engine lost: goes on elsewhere from its tokens
-                                                      |-> weight update: played again, goes on, or outlasts it
+                                                      |-> engine lost: continues elsewhere from its tokens
+                                                      |-> weight update: restarts, continues or survives it
                                                       \\-> overdue: aborted, answered with an error
 
 The proxy is a library object in each process that plays episodes, not an actor: a relay would
@@ -16,6 +16,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,18 @@ Deliver = Callable[[Sequence[GenerationResult | TokenDelta], EngineHealth | None
 OnTokens = Callable[[TokenDelta], None]
 
 MAX_INTERRUPTIONS = 3
-"""After so many restarts by weight updates a turn goes on from the tokens it has, or outlasts the next."""
+"""After so many restarts by weight updates a turn keeps its tokens; see `OnInterruption`."""
+
+
+class OnInterruption(Enum):
+    """What becomes of a turn when new weights arrive while an engine samples it."""
+
+    RESTART = auto()
+    """It begins again from its prompt."""
+    CONTINUE = auto()
+    """It continues from its tokens."""
+    SURVIVES = auto()
+    """Engines do not end it: it has a structure, so that it cannot continue from its tokens."""
 
 
 class EngineLink(ABC):
@@ -85,7 +97,7 @@ class LocalLink(EngineLink):
 
     def send(self, request: GenerationRequest) -> None:
         # An engine of this process is not lost without it: only who waits for tokens needs them early.
-        if request.is_watched and self._engine.abilities.progress:
+        if request.stream and self._engine.abilities.progress:
             self._watch.opened(request.request_id, None)
             if self._watching is None:
                 self._watching = asyncio.ensure_future(self._watch.run())
@@ -123,23 +135,23 @@ class _Pending:
     future: asyncio.Future[GenerationResult]
     on_tokens: OnTokens | None
     order: Order
-    num_told: int = 0
-    """Tokens `on_tokens` has had."""
+    num_reported: int = 0
+    """Tokens that `on_tokens` got."""
     dispatched_at: float = 0.0
     so_far: TokenDelta | None = None
-    """What the turn had when it was dispatched, and goes on from."""
+    """Tokens the turn had when it was dispatched, and continues from."""
     since: list[TokenDelta] = field(default_factory=list)
-    """What the engine has told of it since."""
+    """Tokens the engine reported since."""
     interruptions: int = 0
 
     def sampled(self) -> TokenDelta | None:
         """All that is known of the reply."""
         return joined([*([self.so_far] if self.so_far is not None else []), *self.since])
 
-    def tell(self, deltas: Sequence[TokenDelta]) -> None:
+    def report(self, deltas: Sequence[TokenDelta]) -> None:
         if self.on_tokens is not None:
             for delta in deltas:
-                self.num_told += len(delta.token_ids)
+                self.num_reported += len(delta.token_ids)
                 self.on_tokens(delta)
 
 
@@ -158,7 +170,7 @@ class InferenceProxy:
         keep_interrupted_tokens: bool = False,
         engines_return: bool = False,
     ) -> None:
-        """`keep_interrupted_tokens`: turns that a weight update cut short go on from what they have.
+        """`keep_interrupted_tokens`: turns that a weight update cut short continue from their tokens.
 
         `engines_return`: a broken engine is replaced, so even the last one's requests wait for that.
         """
@@ -213,7 +225,7 @@ class InferenceProxy:
             lambda done: self._cancelled(request.request_id) if done.cancelled() else None
         )
         if on_tokens is not None:
-            request = replace(request, is_watched=True)
+            request = replace(request, stream=True)
         order = (request.priority, next(self._arrivals))
         pending = self._pending[request.request_id] = _Pending(request, future, on_tokens, order)
         if self._is_closed:
@@ -265,17 +277,16 @@ class InferenceProxy:
             request_id, engine = taken
             pending = self._pending[request_id]
             pending.dispatched_at = _now()
-            request = replace(rest_of(pending.request, pending.so_far), outlasts_updates=self._lasts(pending))
+            survives = self._on_interruption(pending) is OnInterruption.SURVIVES
+            request = replace(rest_of(pending.request, pending.so_far), survives_weight_update=survives)
             self._links[engine].send(request)
 
-    def _lasts(self, pending: _Pending) -> bool:
-        """Whether weight updates must not cut the turn short: it could only begin anew, and is not to."""
-        is_bound = pending.request.sampling.structure is not None
-        return is_bound and (self._keeps_tokens(pending) or pending.on_tokens is not None)
-
-    def _keeps_tokens(self, pending: _Pending) -> bool:
-        """A weight update takes no token of it any more."""
-        return self._keep_interrupted_tokens or pending.interruptions >= MAX_INTERRUPTIONS
+    def _on_interruption(self, pending: _Pending) -> OnInterruption:
+        may_restart = not self._keep_interrupted_tokens and pending.interruptions < MAX_INTERRUPTIONS
+        if may_restart and pending.on_tokens is None:
+            return OnInterruption.RESTART
+        is_structured = pending.request.sampling.structure is not None
+        return OnInterruption.SURVIVES if is_structured else OnInterruption.CONTINUE
 
     def _said(
         self, engine: str, said: Sequence[GenerationResult | TokenDelta], health: EngineHealth | None
@@ -304,7 +315,7 @@ class InferenceProxy:
         pending = self._pending.get(delta.request_id)
         if pending is not None:
             pending.since.append(delta)
-            pending.tell([delta])
+            pending.report([delta])
 
     def _answered(self, result: GenerationResult) -> None:
         self._router.done(result.request_id)
@@ -317,31 +328,29 @@ class InferenceProxy:
             return
         # A weight update ended a turn that nobody asked to end.
         sampled = tokens_of(reply)
-        pending.tell(tokens_of(reply, start=pending.num_told))
-        self._go_on(pending, sampled[0] if sampled else None, is_outdated=True)
+        pending.report(tokens_of(reply, start=pending.num_reported))
+        self._resubmit(pending, sampled[0] if sampled else None, is_outdated=True)
 
-    def _go_on(self, pending: _Pending, sampled: TokenDelta | None, *, is_outdated: bool) -> None:
-        """Submit a turn again that was cut short: from its tokens, or from its beginning.
+    def _resubmit(self, pending: _Pending, sampled: TokenDelta | None, *, is_outdated: bool) -> None:
+        """Submit a turn again that was cut short: with its tokens, or from its beginning.
 
-        `is_outdated`: there are newer weights than those that sampled the last of its tokens. It then starts
-        over, unless it is to keep its tokens, has started over too often, or somebody has read them. A reply
-        with a structure always starts over, since an engine takes the first token it samples for the
-        structure's; instead of keeping its tokens it outlasts further updates.
+        `is_outdated`: there are newer weights than those that sampled the last of its tokens. A reply with a
+        structure cannot continue from its tokens, since an engine takes the first token it samples for the
+        structure's first.
         """
         pending.interruptions += is_outdated
-        keeps = self._keeps_tokens(pending) or pending.num_told
-        pending.so_far = sampled if keeps or not is_outdated else None
-        pending.since = []
-        if pending.so_far is not None:
-            ended = ended_by_its_tokens(pending.request, pending.so_far)
+        pending.so_far, pending.since = None, []
+        restarts = is_outdated and self._on_interruption(pending) is OnInterruption.RESTART
+        if sampled is not None and not restarts:
+            ended = ended_by_its_tokens(pending.request, sampled)
             if ended is not None:
-                self._resolve(pending, _ended(pending.so_far, ended))
+                self._resolve(pending, _ended(sampled, ended))
                 return
-            if pending.request.sampling.structure is not None:
-                if pending.num_told:
-                    self._resolve(pending, _failed(pending.so_far, _TORN))
-                    return
-                pending.so_far = None
+            if pending.request.sampling.structure is None:
+                pending.so_far = sampled
+            elif pending.on_tokens is not None:
+                self._resolve(pending, _failed(sampled, _TORN))
+                return
         self._submit(pending)
 
     def _forget_if_drained(self, engine: str) -> None:
@@ -351,7 +360,7 @@ class InferenceProxy:
     def _resolve(self, pending: _Pending, result: GenerationResult) -> None:
         del self._pending[pending.request.request_id]
         if not pending.future.done():
-            pending.tell(tokens_of(result, start=pending.num_told))
+            pending.report(tokens_of(result, start=pending.num_reported))
             pending.future.set_result(result)
 
     def _cancelled(self, request_id: str) -> None:
@@ -379,7 +388,7 @@ class InferenceProxy:
             if pending is not None:
                 sampled = pending.sampled()
                 is_outdated = sampled is not None and sampled.version_spans[-1].version < self._newest_version
-                self._go_on(pending, sampled, is_outdated=is_outdated)
+                self._resubmit(pending, sampled, is_outdated=is_outdated)
         self._dispatch()
 
     async def _sweep_overdue(self) -> None:
@@ -403,7 +412,7 @@ class InferenceProxy:
 
 _CLOSED = EngineFailure("the proxy is closed")
 _TORN = EngineFailure(
-    "its engine was lost or updated, and a reply with a structure that was partly read cannot go on"
+    "its engine was lost or updated, and a reply with a structure that was partly read cannot continue"
 )
 
 

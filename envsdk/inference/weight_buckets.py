@@ -2,8 +2,8 @@
 
     (name, array)* -> fill_buckets -> Bucket* ==any transport==> read_buckets -> (name, array)*
 
-A tensor that fits into a bucket lies in one, in one piece, so that the reader gets a view of it. A larger one
-is cut into pieces over as many buckets as it takes, and put together again by the reader. So a bucket never
+A tensor that fits into a bucket lies in one, in one chunk, so that the reader gets a view of it. A larger one
+is cut into chunks over as many buckets as it takes, and put together again by the reader. So a bucket never
 outgrows its buffer, whatever the model, and buffers can be made once.
 """
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ALIGNMENT = 64
-"""Bytes; where a piece begins in its bucket, a multiple of every element's size."""
+"""Bytes; where a chunk begins in its bucket, a multiple of every element's size."""
 
 Buffer = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class Chunk:
     """Where a tensor, or a part of one too large for a bucket, lies."""
 
     name: str
@@ -39,9 +39,9 @@ class Piece:
     tensor_bytes: int
     """Of the whole tensor."""
     start: int
-    """First byte of the piece in the tensor."""
+    """First byte of the chunk in the tensor."""
     offset: int
-    """First byte of the piece in the bucket."""
+    """First byte of the chunk in the bucket."""
     num_bytes: int
 
 
@@ -49,7 +49,7 @@ class Piece:
 class Bucket:
     """A full buffer and its index."""
 
-    pieces: tuple[Piece, ...]
+    chunks: tuple[Chunk, ...]
     data: Buffer
     """`[num_bytes]`, the used part of the buffer."""
 
@@ -63,7 +63,7 @@ def fill_buckets(
     are the caller's again when the generator goes on.
     """
     buffer = next_buffer()
-    pieces: list[Piece] = []
+    chunks: list[Chunk] = []
     used = 0
     for name, weight in weights:
         data, dtype, shape = as_bytes(weight)
@@ -72,14 +72,14 @@ def fill_buckets(
             offset = -(-used // ALIGNMENT) * ALIGNMENT
             left = len(data) - start
             fits_elsewhere = start == 0 and left <= len(buffer)
-            if pieces and (offset >= len(buffer) or (fits_elsewhere and offset + left > len(buffer))):
-                yield Bucket(tuple(pieces), buffer[:used])
-                buffer, pieces, used = next_buffer(), [], 0
+            if chunks and (offset >= len(buffer) or (fits_elsewhere and offset + left > len(buffer))):
+                yield Bucket(tuple(chunks), buffer[:used])
+                buffer, chunks, used = next_buffer(), [], 0
                 continue
             count = min(left, len(buffer) - offset)
             buffer[offset : offset + count] = data[start : start + count]
-            pieces.append(
-                Piece(
+            chunks.append(
+                Chunk(
                     name=name,
                     dtype=dtype,
                     shape=shape,
@@ -92,8 +92,8 @@ def fill_buckets(
             used, start = offset + count, start + count
             if count == left:
                 break
-    if pieces:
-        yield Bucket(tuple(pieces), buffer[:used])
+    if chunks:
+        yield Bucket(tuple(chunks), buffer[:used])
 
 
 def read_buckets(buckets: Iterable[Bucket]) -> Iterator[tuple[str, NDArray[Any] | Tensor]]:
@@ -105,19 +105,19 @@ def read_buckets(buckets: Iterable[Bucket]) -> Iterator[tuple[str, NDArray[Any] 
     whole = np.empty(0, np.uint8)
     filled = 0
     for bucket in buckets:
-        for piece in bucket.pieces:
-            data = bucket.data[piece.offset : piece.offset + piece.num_bytes]
-            if piece.start != filled or len(data) != piece.num_bytes:
-                raise EngineError(f"weight `{piece.name}` is torn at byte {filled} of {piece.tensor_bytes}")
-            if piece.num_bytes < piece.tensor_bytes:
+        for chunk in bucket.chunks:
+            data = bucket.data[chunk.offset : chunk.offset + chunk.num_bytes]
+            if chunk.start != filled or len(data) != chunk.num_bytes:
+                raise EngineError(f"weight `{chunk.name}` is torn at byte {filled} of {chunk.tensor_bytes}")
+            if chunk.num_bytes < chunk.tensor_bytes:
                 if filled == 0:
-                    whole = np.empty(piece.tensor_bytes, np.uint8)
-                whole[filled : filled + piece.num_bytes] = data
-                filled += piece.num_bytes
-                if filled < piece.tensor_bytes:
+                    whole = np.empty(chunk.tensor_bytes, np.uint8)
+                whole[filled : filled + chunk.num_bytes] = data
+                filled += chunk.num_bytes
+                if filled < chunk.tensor_bytes:
                     continue
                 data, filled = whole, 0
-            yield piece.name, _from_bytes(data, piece)
+            yield chunk.name, _from_bytes(data, chunk)
     if filled:
         raise EngineError(f"the last weight ends after {filled} of {len(whole)} bytes")
 
@@ -137,13 +137,13 @@ def as_bytes(weight: NDArray[Any] | Tensor) -> tuple[Buffer, str, tuple[int, ...
     return data, str(weight.dtype).removeprefix("torch."), tuple(weight.shape)
 
 
-def _from_bytes(data: Buffer, piece: Piece) -> NDArray[Any] | Tensor:
+def _from_bytes(data: Buffer, chunk: Chunk) -> NDArray[Any] | Tensor:
     try:
-        return data.view(np.dtype(piece.dtype)).reshape(piece.shape)
+        return data.view(np.dtype(chunk.dtype)).reshape(chunk.shape)
     except TypeError:
         import torch
 
-        dtype: torch.dtype = getattr(torch, piece.dtype)
+        dtype: torch.dtype = getattr(torch, chunk.dtype)
         # PyTorch wants writable memory, which an object store's is not.
         flat = torch.from_numpy(data) if data.flags.writeable else torch.tensor(data)
-        return flat.view(dtype).reshape(piece.shape)
+        return flat.view(dtype).reshape(chunk.shape)

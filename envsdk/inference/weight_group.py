@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed import ProcessGroupGloo, Work
 
 from envsdk.inference.weight_buckets import Bucket, Buffer
-from envsdk.inference.weight_transport import BroadcastParcel, Outlet, UpdateInterrupted
+from envsdk.inference.weight_transport import BroadcastPayload, BucketSender, UpdateInterrupted
 from envsdk.net.rendezvous import address_towards, host_store, interface_of, join_store
 
 TIMEOUT = timedelta(seconds=30)
@@ -109,7 +109,7 @@ class WeightGroup:
         self._group = gloo(self._store, self._rank, self._world_size, options)
 
 
-class BroadcastOutlet(Outlet):
+class BroadcastBucketSender(BucketSender):
     """The trainer's end."""
 
     def __init__(self, capacity: int, address: str, engines: Sequence[str]) -> None:
@@ -122,9 +122,9 @@ class BroadcastOutlet(Outlet):
     def buffer(self, number: int) -> Buffer:
         return self._buffers[number % len(self._buffers)]
 
-    def parcels(self, bucket: Bucket, number: int, engines: Sequence[str]) -> dict[str, Any]:
+    def payloads(self, bucket: Bucket, number: int, engines: Sequence[str]) -> dict[str, Any]:
         return {
-            name: BroadcastParcel(
+            name: BroadcastPayload(
                 address=self._address, port=self._group.port, rank=rank, world_size=len(self._ranks) + 1
             )
             for name, rank in self._ranks.items()

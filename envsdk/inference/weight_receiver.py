@@ -12,15 +12,15 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from envsdk.inference.weight_buckets import Bucket, Piece, read_buckets
-from envsdk.inference.weight_transport import Inlet, Parcel, UpdateInterrupted
+from envsdk.inference.weight_buckets import Bucket, Chunk, read_buckets
+from envsdk.inference.weight_transport import BucketReceiver, Payload, UpdateInterrupted
 
 
 @dataclass(frozen=True, slots=True)
 class _Announced:
-    pieces: tuple[Piece, ...]
+    chunks: tuple[Chunk, ...]
     num_bytes: int
-    parcel: Parcel
+    payload: Payload
     read: asyncio.Future[bool]
 
 
@@ -31,7 +31,7 @@ class _Mark:
 _END, _INTERRUPT = _Mark(), _Mark()
 
 
-class WeightIntake:
+class WeightReceiver:
     """Made and fed on the loop; `stream` is read once, on another thread.
 
     `before_end` is awaited on the loop when everything has come and nothing is swapped yet.
@@ -45,11 +45,11 @@ class WeightIntake:
         self._early: dict[int, _Announced] = {}
         """Announced before one that comes first: Ray's calls may overtake each other."""
         self._num_queued = 0
-        self._inlet = Inlet()
+        self._bucket_receiver = BucketReceiver()
         self._is_closed = False
         self.is_ended = False
 
-    async def put(self, number: int, pieces: tuple[Piece, ...], num_bytes: int, parcel: Parcel) -> bool:
+    async def put(self, number: int, chunks: tuple[Chunk, ...], num_bytes: int, payload: Payload) -> bool:
         """Announce bucket `number`, from 0 and in any order.
 
         Returns when it has been read: its memory is the sender's again. False when it never will be, because
@@ -59,7 +59,7 @@ class WeightIntake:
             return False
         read: asyncio.Future[bool] = self._loop.create_future()
         self._unread.add(read)
-        self._early[number] = _Announced(pieces, num_bytes, parcel, read)
+        self._early[number] = _Announced(chunks, num_bytes, payload, read)
         while (following := self._early.pop(self._num_queued, None)) is not None:
             self._queue.put(following)
             self._num_queued += 1
@@ -80,7 +80,7 @@ class WeightIntake:
     def close(self) -> None:
         """Nobody reads any more."""
         self._is_closed = True
-        self._inlet.close()
+        self._bucket_receiver.close()
         for read in self._unread:
             _answer(read, False)
 
@@ -96,7 +96,7 @@ class WeightIntake:
                 return
             if not isinstance(item, _Announced):
                 raise UpdateInterrupted("the rest of the weights did not come")
-            yield self._inlet.read(item.pieces, item.num_bytes, item.parcel)
+            yield self._bucket_receiver.read(item.chunks, item.num_bytes, item.payload)
             self._loop.call_soon_threadsafe(_answer, item.read, True)
 
 

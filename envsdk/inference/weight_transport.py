@@ -1,9 +1,9 @@
 """How a bucket of weights gets from the trainer's process into an engine's.
 
-    Outlet (trainer)                                          Inlet (engine)
-    next_buffer -> filled by fill_buckets -> parcel ==call==> read -> Bucket
+    BucketSender (trainer)                                          BucketReceiver (engine)
+    next_buffer -> filled by fill_buckets -> payload ==call==> read -> Bucket
 
-A parcel travels with the call that announces the bucket. It is the bytes themselves (object store: Ray hands
+A payload travels with the call that announces the bucket. It is the bytes themselves (object store: Ray hands
 the engine a view), or tells where they are (shared memory), or where to meet for them (broadcast).
 """
 
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from envsdk.failures import ConfigurationError, EngineError
-from envsdk.inference.weight_buckets import Bucket, Buffer, Piece
+from envsdk.inference.weight_buckets import Bucket, Buffer, Chunk
 
 if TYPE_CHECKING:
     from envsdk.inference.weight_group import WeightGroup
@@ -45,7 +45,7 @@ class UpdateInterrupted(EngineError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharedMemoryParcel:
+class SharedMemoryPayload:
     """A bucket in the sender's memory."""
 
     path: str
@@ -57,17 +57,17 @@ class SharedMemoryParcel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BroadcastParcel:
+class BroadcastPayload:
     """A bucket that comes by the next broadcast of this group."""
 
     address: str
     port: int
     rank: int
-    """Of the engine that gets this parcel; the sender is 0."""
+    """Of the engine that gets this payload; the sender is 0."""
     world_size: int
 
 
-Parcel = Buffer | SharedMemoryParcel | BroadcastParcel
+Payload = Buffer | SharedMemoryPayload | BroadcastPayload
 
 
 def choose_transport(
@@ -96,7 +96,7 @@ def can_share_memory() -> bool:
     return hasattr(os, "memfd_create")
 
 
-class Outlet(ABC):
+class BucketSender(ABC):
     """The sender's end: owns the buffers. Not thread-safe."""
 
     @abstractmethod
@@ -104,7 +104,7 @@ class Outlet(ABC):
         """Where bucket `number` is put together; free again when all engines have read it."""
 
     @abstractmethod
-    def parcels(self, bucket: Bucket, number: int, engines: Sequence[str]) -> dict[str, Any]:
+    def payloads(self, bucket: Bucket, number: int, engines: Sequence[str]) -> dict[str, Any]:
         """What each engine is to get. For an object store a reference, which Ray replaces by the bytes."""
 
     def announced(self, bucket: Bucket) -> bool:
@@ -127,7 +127,7 @@ class Outlet(ABC):
         return None
 
 
-class SharedMemoryOutlet(Outlet):
+class SharedMemoryBucketSender(BucketSender):
     """Anonymous memory (memfd): the last process that has it open ends it, however that process ends."""
 
     def __init__(self, capacity: int) -> None:
@@ -142,13 +142,13 @@ class SharedMemoryOutlet(Outlet):
         offset = number % NUM_BUFFERS * self._capacity
         return self._memory[offset : offset + self._asked_for]
 
-    def parcels(self, bucket: Bucket, number: int, engines: Sequence[str]) -> dict[str, Any]:
-        parcel = SharedMemoryParcel(
+    def payloads(self, bucket: Bucket, number: int, engines: Sequence[str]) -> dict[str, Any]:
+        payload = SharedMemoryPayload(
             path=f"/proc/{os.getpid()}/fd/{self._fd}",
             size=self._size,
             offset=number % NUM_BUFFERS * self._capacity,
         )
-        return dict.fromkeys(engines, parcel)
+        return dict.fromkeys(engines, payload)
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -156,7 +156,7 @@ class SharedMemoryOutlet(Outlet):
             self._fd = -1
 
 
-class Inlet:
+class BucketReceiver:
     """An engine's end, for one update and any transport. Used from one thread."""
 
     def __init__(self) -> None:
@@ -164,16 +164,16 @@ class Inlet:
         self._memory = np.empty(0, np.uint8)
         self._group: WeightGroup | None = None
 
-    def read(self, pieces: tuple[Piece, ...], num_bytes: int, parcel: Parcel) -> Bucket:
+    def read(self, chunks: tuple[Chunk, ...], num_bytes: int, payload: Payload) -> Bucket:
         """The announced bucket; its data is valid until the next one is read. UpdateInterrupted."""
-        if isinstance(parcel, SharedMemoryParcel):
-            self._map(parcel)
-            data = self._memory[parcel.offset : parcel.offset + num_bytes]
-        elif isinstance(parcel, BroadcastParcel):
-            data = self._join(parcel).receive(num_bytes)
+        if isinstance(payload, SharedMemoryPayload):
+            self._map(payload)
+            data = self._memory[payload.offset : payload.offset + num_bytes]
+        elif isinstance(payload, BroadcastPayload):
+            data = self._join(payload).receive(num_bytes)
         else:
-            data = parcel
-        return Bucket(pieces, data)
+            data = payload
+        return Bucket(chunks, data)
 
     def close(self) -> None:
         """Idempotent. Memory that is still looked at stays mapped until it is not."""
@@ -182,24 +182,24 @@ class Inlet:
             self._group.close()
             self._group = None
 
-    def _map(self, parcel: SharedMemoryParcel) -> None:
-        if self._path == parcel.path:
+    def _map(self, payload: SharedMemoryPayload) -> None:
+        if self._path == payload.path:
             return
         try:
-            with open(parcel.path, "rb") as file:
-                memory = mmap.mmap(file.fileno(), parcel.size, prot=mmap.PROT_READ)
+            with open(payload.path, "rb") as file:
+                memory = mmap.mmap(file.fileno(), payload.size, prot=mmap.PROT_READ)
         except OSError as error:
             raise UpdateInterrupted(
-                f"the trainer's shared memory {parcel.path} cannot be opened ({error}): the trainer "
+                f"the trainer's shared memory {payload.path} cannot be opened ({error}): the trainer "
                 "ended, or is hidden from the engine; for the latter set model_update_transport: object_store"
             ) from error
-        self._path, self._memory = parcel.path, np.frombuffer(memory, np.uint8)
+        self._path, self._memory = payload.path, np.frombuffer(memory, np.uint8)
 
-    def _join(self, parcel: BroadcastParcel) -> WeightGroup:
+    def _join(self, payload: BroadcastPayload) -> WeightGroup:
         if self._group is None:
             from envsdk.inference.weight_group import WeightGroup
 
             self._group = WeightGroup.join(
-                parcel.address, parcel.port, rank=parcel.rank, world_size=parcel.world_size
+                payload.address, payload.port, rank=payload.rank, world_size=payload.world_size
             )
         return self._group

@@ -69,8 +69,8 @@ def pack_requests(requests: Sequence[GenerationRequest]) -> PackedRequests:
         request_ids=[request.request_id for request in requests],
         session_ids=[request.session_id for request in requests],
         priorities=[request.priority for request in requests],
-        watched=[request.is_watched for request in requests],
-        lasting=[request.outlasts_updates for request in requests],
+        watched=[request.stream for request in requests],
+        lasting=[request.survives_weight_update for request in requests],
         sampling=[_sampling_values(request.sampling) for request in requests],
         num_prompt_tokens=[len(request.prompt_ids) for request in requests],
         prompt_ids=_joined([request.prompt_ids for request in requests], np.int32),  # type: ignore[arg-type]
@@ -80,7 +80,7 @@ def pack_requests(requests: Sequence[GenerationRequest]) -> PackedRequests:
 def unpack_requests(packed: PackedRequests) -> list[GenerationRequest]:
     requests: list[GenerationRequest] = []
     start = 0
-    for request_id, session_id, priority, is_watched, is_lasting, sampling, count in zip(
+    for request_id, session_id, priority, stream, is_lasting, sampling, count in zip(
         packed.request_ids,
         packed.session_ids,
         packed.priorities,
@@ -97,8 +97,8 @@ def unpack_requests(packed: PackedRequests) -> list[GenerationRequest]:
                 sampling=SamplingParams(**dict(zip(_SAMPLING, sampling, strict=True))),
                 session_id=session_id,
                 priority=priority,
-                is_watched=is_watched,
-                outlasts_updates=is_lasting,
+                stream=stream,
+                survives_weight_update=is_lasting,
             )
         )
         start += count

@@ -23,10 +23,10 @@ from envsdk.inference.engine import EngineConfig, EngineHealth
 from envsdk.inference.engine_host import EngineHost
 from envsdk.inference.engine_pool import (
     End,
+    EngineIncarnation,
     EnginePool,
     Join,
     Leave,
-    Life,
     PoolCommand,
     PoolConfig,
     Start,
@@ -36,7 +36,7 @@ from envsdk.inference.weight_transport import Transport, can_share_memory, choos
 from envsdk.pipeline.engine_placement import EnginePlace, device_bundle, engine_places
 from envsdk.pipeline.reservation import KEEP_DEVICES, Reservation, show_only
 from envsdk.pipeline.trainer_group import TrainerGroup, reason_of_death
-from envsdk.pipeline.weight_update import ShipReport, update_engines
+from envsdk.pipeline.weight_update import TransferReport, update_engines
 
 HEALTH_CHECK_S = 1.0
 CLOSE_TIMEOUT_S = 5.0
@@ -92,12 +92,12 @@ class EngineGroup:
         self._sends_adapter = False
         self.actors: dict[str, Any] = {name: self._new_actor(name) for name in names[: spec.num_started]}
         """The newest of each engine that was ever started, dead or alive."""
-        self._being_updated: set[Life] = set()
+        self._being_updated: set[EngineIncarnation] = set()
         self._announcing = asyncio.Lock()
         """Workers hear the news in their order."""
         self._weights = asyncio.Lock()
         """Held by whoever needs the trainer's weights to stay as they are, or changes them."""
-        self._watches: dict[Life, asyncio.Task[None]] = {}
+        self._watches: dict[EngineIncarnation, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Gets the error that ends the run."""
@@ -105,7 +105,7 @@ class EngineGroup:
     @property
     def num_running(self) -> int:
         """Engines that have started, whether the workers know of them or not."""
-        return len(self._pool.lives)
+        return len(self._pool.incarnations)
 
     @property
     def num_serving(self) -> int:
@@ -127,9 +127,9 @@ class EngineGroup:
         nodes = await asyncio.gather(*(actor.node_id.remote() for actor in self.actors.values()))
         self._nodes |= dict(zip(self.actors, nodes, strict=True))
         for name, actor in self.actors.items():
-            life = Life(name, 0)
-            self._do(self._pool.started(life))
-            self._watches[life] = self._in_background(self._watch(life, actor))
+            incarnation = EngineIncarnation(name, 0)
+            self._do(self._pool.started(incarnation))
+            self._watches[incarnation] = self._in_background(self._watch(incarnation, actor))
         self._in_background(self._tick())
 
     async def choose_transport(self) -> None:
@@ -148,16 +148,20 @@ class EngineGroup:
             abilities = await asyncio.gather(*(actor.abilities.remote() for actor in self.actors.values()))
             self._sends_adapter = all(ability.lora for ability in abilities)
 
-    async def publish(self, version: int) -> ShipReport | None:
+    async def publish(self, version: int) -> TransferReport | None:
         """The trainer's weights to every engine that runs; None when none does."""
         async with self._weights:
-            lives = self._pool.lives
-            report = await self._update(lives, version)
+            incarnations = self._pool.incarnations
+            report = await self._update(incarnations, version)
             updated = report.engines if report is not None else ()
-            for life in lives:
-                if life.name not in updated:
-                    self._do(self._pool.lost(life, await self._why_left_out(life)))
-            self._do(self._pool.published(version, [life for life in lives if life.name in updated]))
+            for incarnation in incarnations:
+                if incarnation.name not in updated:
+                    self._do(self._pool.lost(incarnation, await self._why_left_out(incarnation)))
+            self._do(
+                self._pool.published(
+                    version, [incarnation for incarnation in incarnations if incarnation.name in updated]
+                )
+            )
         return report
 
     @asynccontextmanager
@@ -186,19 +190,19 @@ class EngineGroup:
 
     def _do(self, commands: Iterable[PoolCommand]) -> None:
         for command in commands:
-            life = command.life
+            incarnation = command.incarnation
             if isinstance(command, Start):
-                self.actors[life.name] = actor = self._new_actor(life.name)
-                self._watches[life] = self._in_background(self._start_again(life, actor))
+                self.actors[incarnation.name] = actor = self._new_actor(incarnation.name)
+                self._watches[incarnation] = self._in_background(self._start_again(incarnation, actor))
             elif isinstance(command, End):
-                self._end(self.actors[life.name], is_well=command.is_well)
-                self._watches.pop(life).cancel()
+                self._end(self.actors[incarnation.name], is_well=command.is_well)
+                self._watches.pop(incarnation).cancel()
             elif isinstance(command, Update):
-                self._in_background(self._give_weights(life))
+                self._in_background(self._give_weights(incarnation))
             elif isinstance(command, Join):
-                self._in_background(self._tell(life.name, self.actors[life.name]))
+                self._in_background(self._tell(incarnation.name, self.actors[incarnation.name]))
             elif isinstance(command, Leave):
-                self._in_background(self._tell(life.name, None))
+                self._in_background(self._tell(incarnation.name, None))
         for line in self._pool.take_news():
             self._say(line)
         if self._pool.failure:
@@ -259,26 +263,26 @@ class EngineGroup:
         async with self._announcing:
             await self._announce(name, actor)
 
-    async def _start_again(self, life: Life, actor: Any) -> None:
+    async def _start_again(self, incarnation: EngineIncarnation, actor: Any) -> None:
         try:
             await actor.start.remote()
         except (EnvsdkError, ray.exceptions.RayError) as error:
-            self._do(self._pool.lost(life, _reason(error)))
+            self._do(self._pool.lost(incarnation, _reason(error)))
             return
-        self._do(self._pool.started(life))
-        await self._watch(life, actor)
+        self._do(self._pool.started(incarnation))
+        await self._watch(incarnation, actor)
 
-    async def _watch(self, life: Life, actor: Any) -> None:
+    async def _watch(self, incarnation: EngineIncarnation, actor: Any) -> None:
         try:
             while not (error := (look := await actor.health.remote()).error):
-                if life in self._being_updated:
-                    self._pool.heard(life)
+                if incarnation in self._being_updated:
+                    self._pool.heard(incarnation)
                 else:
-                    self._do(self._pool.seen(life, look))
+                    self._do(self._pool.seen(incarnation, look))
                 await asyncio.sleep(HEALTH_CHECK_S)
         except ray.exceptions.RayError as lost:
             error = _reason(lost)
-        self._do(self._pool.lost(life, error))
+        self._do(self._pool.lost(incarnation, error))
 
     async def _tick(self) -> None:
         last = time.monotonic()
@@ -289,34 +293,34 @@ class EngineGroup:
             self._do(self._pool.tick(min(now - last, 2 * HEALTH_CHECK_S)))
             last = now
 
-    async def _give_weights(self, life: Life) -> None:
+    async def _give_weights(self, incarnation: EngineIncarnation) -> None:
         async with self._weights:
-            version = self._pool.version_for(life)
+            version = self._pool.version_for(incarnation)
             if version is None:
                 return
             try:
-                report = await self._update([life], version)
+                report = await self._update([incarnation], version)
             except EngineError as error:
-                self._do(self._pool.lost(life, str(error)))
+                self._do(self._pool.lost(incarnation, str(error)))
                 return
             if report is not None and report.engines:
-                self._do(self._pool.given(life, version))
+                self._do(self._pool.given(incarnation, version))
 
-    async def _why_left_out(self, life: Life) -> str:
+    async def _why_left_out(self, incarnation: EngineIncarnation) -> str:
         """An update leaves out an engine whose process ended; Ray knows how."""
         try:
-            await self.actors[life.name].health.remote()
+            await self.actors[incarnation.name].health.remote()
         except ray.exceptions.RayError as error:
             return _reason(error)
         return "it did not get the newest weights"
 
-    async def _update(self, lives: Iterable[Life], version: int) -> ShipReport | None:
-        engines = {life: self.actors[life.name] for life in lives}
+    async def _update(self, incarnations: Iterable[EngineIncarnation], version: int) -> TransferReport | None:
+        engines = {incarnation: self.actors[incarnation.name] for incarnation in incarnations}
         self._being_updated |= engines.keys()
         try:
             return await update_engines(
-                {life.name: actor for life, actor in engines.items()},
-                self._trainer.ship_weights,
+                {incarnation.name: actor for incarnation, actor in engines.items()},
+                self._trainer.send_weights,
                 version=version,
                 mode=self._spec.weight_update,
                 transport=self._transport,
@@ -327,7 +331,7 @@ class EngineGroup:
             self._being_updated -= engines.keys()
 
     async def _from_the_living(self, method: str) -> dict[str, Any]:
-        names = [life.name for life in self._pool.lives]
+        names = [incarnation.name for incarnation in self._pool.incarnations]
         calls = [getattr(self.actors[name], method).remote() for name in names]
         answers = await asyncio.gather(*calls, return_exceptions=True)
         found = {}

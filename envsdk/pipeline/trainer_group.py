@@ -1,6 +1,6 @@
 """One trainer as a group of processes: a `TrainerHost` actor per rank, in a Ray placement group.
 
-    start -> (load | train_step | logprobs | values | ship_weights | save)* -> close
+    start -> (load | train_step | logprobs | values | send_weights | save)* -> close
              any rank fails -> all ranks ended, TrainerError; the group is of no more use
 
 Every call goes to all ranks in the same order, and rank 0's answer counts. A call ends with the first rank
@@ -26,7 +26,7 @@ from envsdk.failures import EnvsdkError, TrainerError
 from envsdk.pipeline.rank_placement import RankPlace, num_ranks_of, rank_resources
 from envsdk.pipeline.reservation import KEEP_DEVICES, PLACEMENT_TIMEOUT_S, Reservation
 from envsdk.pipeline.trainer_host import TrainerHost
-from envsdk.pipeline.weight_update import Shipment, ShipReport
+from envsdk.pipeline.weight_update import TransferReport, WeightTransfer
 from envsdk.trainer import TrainBatch, TrainerConfig, TrainerRank
 
 CAUSE_GRACE_S = 5.0
@@ -127,9 +127,9 @@ class TrainerGroup:
         values: list[NDArray[np.float32]] = await self._on_all("values", ray.put(sequences))
         return values
 
-    async def ship_weights(self, shipment: Shipment) -> ShipReport:
+    async def send_weights(self, transfer: WeightTransfer) -> TransferReport:
         """Send the current weights to engines; every rank gives its part, rank 0 sends."""
-        report: ShipReport = await self._on_all("ship_weights", shipment)
+        report: TransferReport = await self._on_all("send_weights", transfer)
         return report
 
     async def node_id(self) -> str:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from envsdk.net.rendezvous import free_port
 from envsdk.pipeline.reservation import show_only
-from envsdk.pipeline.weight_update import Shipment, ShipReport, WeightSender
+from envsdk.pipeline.weight_update import TransferReport, WeightSender, WeightTransfer
 from envsdk.plugins import load_plugin
 from envsdk.store.atomic import storage_error
 from envsdk.trainer import TrainBatch, Trainer, TrainerConfig, TrainerRank
@@ -66,14 +66,14 @@ class TrainerHost:
         values = self._trainer.values(sequences)
         return values if self._is_reporting_rank else None
 
-    def ship_weights(self, shipment: Shipment) -> ShipReport | None:
+    def send_weights(self, transfer: WeightTransfer) -> TransferReport | None:
         """Rank 0 sends the current weights to the engines."""
-        weights = self._trainer.adapter() if shipment.as_adapter else self._trainer.weights()
+        weights = self._trainer.adapter() if transfer.as_adapter else self._trainer.weights()
         if not self._is_reporting_rank:
             for _ in weights:  # the other ranks take part in collecting each
                 pass
             return None
-        return WeightSender(shipment).send(weights)
+        return WeightSender(transfer).send(weights)
 
     def has_adapter(self) -> bool:
         """The trainer trains an adapter alone."""

@@ -1,6 +1,6 @@
 """Weight updates: from the trainer's first rank to all engines, in buckets.
 
-    run's process:  begin on every engine -> ship on every rank -> complete on every engine
+    run's process:  begin on every engine -> send on every rank -> complete on every engine
     rank 0:         weights() -> buckets -> every engine, at most two buckets on their way
 
 An engine that dies is left out and the others go on. A trainer that fails leaves the engines with the
@@ -24,8 +24,8 @@ from envsdk.failures import EngineError
 from envsdk.inference.weight_buckets import Bucket, Buffer, fill_buckets
 from envsdk.inference.weight_transport import (
     NUM_BUFFERS,
-    Outlet,
-    SharedMemoryOutlet,
+    BucketSender,
+    SharedMemoryBucketSender,
     Transport,
     UpdateInterrupted,
 )
@@ -35,7 +35,7 @@ LOOK_S = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shipment:
+class WeightTransfer:
     """What every rank is asked to send, and where to."""
 
     update_id: str
@@ -49,7 +49,7 @@ class Shipment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShipReport:
+class TransferReport:
     """What rank 0 sent."""
 
     num_buckets: int
@@ -70,22 +70,22 @@ class ShipReport:
         }
 
 
-Ship = Callable[[Shipment], Awaitable[ShipReport]]
+Send = Callable[[WeightTransfer], Awaitable[TransferReport]]
 
 
 async def update_engines(
     engines: Mapping[str, Any],
-    ship: Ship,
+    send: Send,
     *,
     version: int,
     mode: str,
     transport: Transport,
     bucket_bytes: int,
     as_adapter: bool = False,
-) -> ShipReport | None:
-    """Give every engine that lives the weights that `ship` sends, as `version`; None when none lives.
+) -> TransferReport | None:
+    """Give every engine that lives the weights that `send` sends, as `version`; None when none lives.
 
-    Raises what `ship` or an engine raises; every engine then has all of the old weights or all of the new.
+    Raises what `send` or an engine raises; every engine then has all of the old weights or all of the new.
     """
     interruption = ""
     for _ in range(len(engines) + 1):
@@ -93,7 +93,7 @@ async def update_engines(
         engines = await _on_the_living(engines, "begin_update", update_id, version, mode)
         if not engines:
             return None
-        shipment = Shipment(
+        transfer = WeightTransfer(
             update_id=update_id,
             transport=transport,
             bucket_bytes=bucket_bytes,
@@ -102,7 +102,7 @@ async def update_engines(
         )
         report = None
         try:
-            report = await ship(shipment)
+            report = await send(transfer)
         finally:
             if report is None or report.interruption:
                 # An engine's own reason comes out here.
@@ -131,7 +131,7 @@ async def _on_the_living(engines: Mapping[str, Any], method: str, *args: Any) ->
     return living
 
 
-class ObjectStoreOutlet(Outlet):
+class ObjectStoreBucketSender(BucketSender):
     """Ray keeps each bucket until the last engine has let go of it."""
 
     def __init__(self, capacity: int) -> None:
@@ -140,88 +140,88 @@ class ObjectStoreOutlet(Outlet):
     def buffer(self, number: int) -> Buffer:
         return self._buffer  # the store has a copy of what was in it
 
-    def parcels(self, bucket: Bucket, number: int, engines: Sequence[str]) -> dict[str, Any]:
+    def payloads(self, bucket: Bucket, number: int, engines: Sequence[str]) -> dict[str, Any]:
         return dict.fromkeys(engines, ray.put(bucket.data))
 
 
 class WeightSender:
-    """Rank 0's side of one shipment; used once, in a process where blocking is fine."""
+    """Rank 0's side of one transfer; used once, in a process where blocking is fine."""
 
-    def __init__(self, shipment: Shipment) -> None:
-        self._shipment = shipment
-        self._engines = dict(shipment.engines)
+    def __init__(self, transfer: WeightTransfer) -> None:
+        self._transfer = transfer
+        self._engines = dict(transfer.engines)
         self._under_way: deque[dict[str, Any]] = deque()
         """For each bucket that may still be read, the engines' answers to come."""
         self._num_buckets = 0
         self._num_bytes = 0
 
-    def send(self, weights: Iterable[tuple[str, Any]]) -> ShipReport:
+    def send(self, weights: Iterable[tuple[str, Any]]) -> TransferReport:
         """Send everything, and return when the engines have read it. Consumes `weights` to the end."""
         started = time.perf_counter()
         remaining = iter(weights)
         interruption = ""
-        outlet: Outlet | None = None
+        sender: BucketSender | None = None
         try:
-            outlet = self._outlet()
-            for bucket in fill_buckets(remaining, self._next_buffer(outlet)):
-                self._announce(outlet, bucket)
+            sender = self._sender()
+            for bucket in fill_buckets(remaining, self._next_buffer(sender)):
+                self._announce(sender, bucket)
             while self._under_way:
-                self._settle(outlet)
+                self._settle(sender)
         except UpdateInterrupted as error:
             interruption = str(error)
             for _ in remaining:  # the other ranks take part in collecting each
                 pass
         finally:
-            if outlet is not None:
-                outlet.close()
-        return ShipReport(
+            if sender is not None:
+                sender.close()
+        return TransferReport(
             num_buckets=self._num_buckets,
             num_bytes=self._num_bytes,
             seconds=time.perf_counter() - started,
             interruption=interruption,
         )
 
-    def _outlet(self) -> Outlet:
-        capacity = self._shipment.bucket_bytes
-        match self._shipment.transport:
+    def _sender(self) -> BucketSender:
+        capacity = self._transfer.bucket_bytes
+        match self._transfer.transport:
             case Transport.OBJECT_STORE:
-                return ObjectStoreOutlet(capacity)
+                return ObjectStoreBucketSender(capacity)
             case Transport.SHARED_MEMORY:
-                return SharedMemoryOutlet(capacity)
+                return SharedMemoryBucketSender(capacity)
             case Transport.BROADCAST:
-                from envsdk.inference.weight_group import BroadcastOutlet
+                from envsdk.inference.weight_group import BroadcastBucketSender
 
-                return BroadcastOutlet(capacity, ray.util.get_node_ip_address(), list(self._engines))
+                return BroadcastBucketSender(capacity, ray.util.get_node_ip_address(), list(self._engines))
 
-    def _next_buffer(self, outlet: Outlet) -> Callable[[], Buffer]:
+    def _next_buffer(self, sender: BucketSender) -> Callable[[], Buffer]:
         def next_buffer() -> Buffer:
             while len(self._under_way) >= NUM_BUFFERS:
-                self._settle(outlet)
-            return outlet.buffer(self._num_buckets)
+                self._settle(sender)
+            return sender.buffer(self._num_buckets)
 
         return next_buffer
 
-    def _announce(self, outlet: Outlet, bucket: Bucket) -> None:
-        parcels = outlet.parcels(bucket, self._num_buckets, list(self._engines))
+    def _announce(self, sender: BucketSender, bucket: Bucket) -> None:
+        payloads = sender.payloads(bucket, self._num_buckets, list(self._engines))
         answers = {
             name: engine.take_bucket.remote(
-                self._shipment.update_id, self._num_buckets, bucket.pieces, len(bucket.data), parcels[name]
+                self._transfer.update_id, self._num_buckets, bucket.chunks, len(bucket.data), payloads[name]
             )
             for name, engine in self._engines.items()
         }
-        while not outlet.announced(bucket):
-            self._listen(answers, outlet)
+        while not sender.announced(bucket):
+            self._listen(answers, sender)
         self._under_way.append(answers)
         self._num_buckets += 1
-        self._num_bytes += sum(piece.num_bytes for piece in bucket.pieces)
+        self._num_bytes += sum(chunk.num_bytes for chunk in bucket.chunks)
 
-    def _settle(self, outlet: Outlet) -> None:
+    def _settle(self, sender: BucketSender) -> None:
         """Wait until the oldest bucket under way has been read."""
         answers = self._under_way.popleft()
         while answers:
-            self._listen(answers, outlet)
+            self._listen(answers, sender)
 
-    def _listen(self, answers: dict[str, Any], outlet: Outlet) -> None:
+    def _listen(self, answers: dict[str, Any], sender: BucketSender) -> None:
         """Drop the answers that came, and engines that died or want no more."""
         ready, _ = ray.wait(list(answers.values()), num_returns=len(answers), timeout=LOOK_S)
         for name in [name for name, answer in answers.items() if answer in ready]:
@@ -230,5 +230,5 @@ class WeightSender:
             except ray.exceptions.RayActorError:
                 goes_on = False
             if not goes_on and self._engines.pop(name, None) is not None:
-                outlet.lost(name)
-        outlet.check()
+                sender.lost(name)
+        sender.check()

@@ -1,4 +1,4 @@
-"""One thing that is wrong with a configuration, and how several are told together."""
+"""A problem of a configuration, and the message that lists several."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def dotted(path: KeyPath) -> str:
 
 
 def describe(problems: Sequence[Problem], *, source: str, origin: Callable[[KeyPath], str]) -> str:
-    """All problems as one message; `origin` tells where a key was written, or nothing."""
+    """All problems as one message; `origin` says where a key was written, or is empty."""
     count = f"{len(problems)} problem" + ("s" if len(problems) > 1 else "")
     lines = [f"{source}: {count}"]
     for problem in problems:

@@ -92,11 +92,19 @@ class EngineHarness:
     async def mid_reply(self, engine: Engine, num_running: int = 1) -> None:
         """Until so many requests are running, and some tokens further."""
         await until(lambda: engine.health().num_running >= num_running)
+        before = engine.health().num_tokens_sampled
         await asyncio.sleep(self.long_reply_s / 10)
+        # A busy machine may have sampled nothing in that time.
+        await until(lambda: _has_sampled(engine, before + num_running))
 
     def prompt_of(self, name: str | int) -> np.ndarray[Any, np.dtype[np.int32]]:
         """The prompt of `request(name)`."""
         return self.prompt(8, sum(str(name).encode()))
+
+
+def _has_sampled(engine: Engine, num_tokens: int) -> bool:
+    health = engine.health()
+    return health.num_tokens_sampled >= num_tokens or health.num_running == 0
 
 
 def check_result(request: GenerationRequest, result: GenerationResult, *, sequence_length: int) -> None:

@@ -114,11 +114,11 @@ class StructureTests(EngineHarness):
 
         self.run(test)
 
-    def test_a_structured_reply_that_outlasts_updates_keeps_to_its_structure(self) -> None:
+    def test_a_structured_reply_that_survives_updates_keeps_to_its_structure(self) -> None:
         async def test(engine: Engine) -> None:
             _needs_structured_output(engine)
             letters = OutputStructure(regex="[a-d]{150}")
-            request = self.structured_request("long", letters, num_tokens=160, outlasts_updates=True)
+            request = self.structured_request("long", letters, num_tokens=160, survives_weight_update=True)
             running = engine.submit(request)
             await self.mid_reply(engine)
             await engine.pause(PauseMode.ABORT)

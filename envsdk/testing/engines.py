@@ -1,13 +1,16 @@
-"""The conformance suite every engine passes. Subclass it, name the engine, and run pytest.
+"""The conformance suites of engines. Subclass one, name the engine, and run pytest.
 
-    class TestMyEngine(EngineSuite):
+`CoreSuite` tests a core behind `EngineFront`; `EngineSuite` also tests queue, refusals and pauses, for an
+engine that does not use the front.
+
+    class TestMyEngine(CoreSuite):
         engine_class = MyEngine
         def config(self, **changes): return EngineConfig(model=FOLDER, sequence_length=512, **changes)
         def weights(self): return FOLDER
 
-What an engine does not claim in its `abilities` is not tested. The engine under test is built anew
-for each test, and `long_reply` tokens must take it at least `long_reply_s`: that is what a test
-interrupts. Slow a fast engine down in `make_engine` if need be.
+Abilities that an engine does not declare are not tested. Each test builds its own engine, and `long_reply`
+tokens must take it at least `long_reply_s`, so that a test can interrupt a reply. Slow a fast engine down in
+`make_engine`.
 """
 
 from __future__ import annotations
@@ -35,13 +38,13 @@ from envsdk.testing.engine_adapters import AdapterTests
 from envsdk.testing.engine_harness import check_result, gather, until
 from envsdk.testing.engine_structures import StructureTests
 
-__all__ = ["EngineSuite", "check_result", "gather", "until"]
+__all__ = ["CoreSuite", "EngineSuite", "check_result", "gather", "until"]
 
 Action = tuple[str, int]
 
 
-class EngineSuite(StructureTests, AdapterTests):
-    """See the module's text."""
+class CoreSuite(StructureTests, AdapterTests):
+    """What a core adds to the front: how it samples, freezes, ends replies and takes weights."""
 
     def test_every_request_is_answered_exactly_once(self) -> None:
         async def test(engine: Engine) -> None:
@@ -112,32 +115,6 @@ class EngineSuite(StructureTests, AdapterTests):
 
         self.run(test)
 
-    def test_a_request_that_cannot_be_run_is_answered_with_an_error(self) -> None:
-        async def test(engine: Engine) -> None:
-            for impossible in (
-                self.request("too long", length=self.sequence_length),
-                self.request("empty", length=0),
-                self.request("no tokens", num_tokens=0),
-            ):
-                result = await engine.submit(impossible)
-                assert result.finish_reason is FinishReason.ERROR
-                assert result.error
-                assert len(result.token_ids) == 0
-            assert (await engine.submit(self.request())).finish_reason is FinishReason.LENGTH
-            assert engine.health().error == ""
-
-        self.run(test)
-
-    def test_a_request_id_in_use_is_refused_and_its_owner_undisturbed(self) -> None:
-        async def test(engine: Engine) -> None:
-            await engine.pause(PauseMode.KEEP)
-            first, second = engine.submit(self.request("same")), engine.submit(self.request("same"))
-            assert (await second).finish_reason is FinishReason.ERROR
-            await engine.resume()
-            assert (await first).finish_reason is FinishReason.LENGTH
-
-        self.run(test)
-
     def test_an_unknown_setting_is_refused_with_the_nearest_known_one(self) -> None:
         with pytest.raises(ConfigurationError, match=f"{self.unknown_key}: .*`{self.nearest_key}`"):
             self.make_engine(strategy_config={self.unknown_key: 1})
@@ -158,19 +135,6 @@ class EngineSuite(StructureTests, AdapterTests):
 
         self.run(test, max_running=2)
 
-    def test_a_canceled_future_frees_its_place(self) -> None:
-        async def test(engine: Engine) -> None:
-            canceled = engine.submit(self.long_request("canceled"))
-            waiting = engine.submit(self.request("waiting"))
-            await self.mid_reply(engine)
-            canceled.cancel()
-            with suppress(asyncio.CancelledError):
-                await canceled
-            assert (await waiting).finish_reason is FinishReason.LENGTH
-            await until(lambda: engine.health().num_running == 0)
-
-        self.run(test, max_running=1)
-
     def test_the_tokens_of_a_reply_are_counted_while_it_runs(self) -> None:
         async def test(engine: Engine) -> None:
             running = engine.submit(self.long_request())
@@ -180,58 +144,9 @@ class EngineSuite(StructureTests, AdapterTests):
 
         self.run(test)
 
-    def test_a_paused_engine_holds_what_is_queued_and_samples_nothing(self) -> None:
+    def test_a_reply_that_survives_updates_continues_after_a_pause_that_ended_the_others(self) -> None:
         async def test(engine: Engine) -> None:
-            running = [engine.submit(self.long_request(n)) for n in range(4)]
-            queued = [engine.submit(self.request(f"q{n}")) for n in range(36)]
-            await self.mid_reply(engine, num_running=4)
-            await engine.pause(PauseMode.KEEP)
-            late = engine.submit(self.request("late"))
-            sampled = engine.health().num_tokens_sampled
-            await asyncio.sleep(self.long_reply_s / 5)
-            assert engine.health().num_tokens_sampled == sampled
-            assert engine.health().num_queued == 37
-            assert not any(future.done() for future in [*running, *queued, late])
-            await engine.resume()
-            results = await asyncio.gather(*running, *queued, late)
-            assert all(result.finish_reason is FinishReason.LENGTH for result in results)
-            assert len(results[0].token_ids) == self.long_reply
-
-        self.run(test, max_running=4)
-
-    def test_pause_abort_returns_what_runs_and_holds_what_is_queued(self) -> None:
-        async def test(engine: Engine) -> None:
-            running = [engine.submit(self.long_request(n)) for n in range(2)]
-            queued = [engine.submit(self.request(f"q{n}")) for n in range(5)]
-            await self.mid_reply(engine, num_running=2)
-            await engine.pause(PauseMode.ABORT)
-            for result in await asyncio.gather(*running):
-                assert result.finish_reason is FinishReason.ABORT
-                assert 0 < len(result.token_ids) < self.long_reply
-            assert not any(future.done() for future in queued)
-            await engine.resume()
-            assert all(r.finish_reason is FinishReason.LENGTH for r in await asyncio.gather(*queued))
-
-        self.run(test, max_running=2)
-
-    def test_pause_wait_lets_what_runs_finish_and_holds_what_is_queued(self) -> None:
-        async def test(engine: Engine) -> None:
-            running = engine.submit(self.long_request())
-            queued = engine.submit(self.request("queued"))
-            await self.mid_reply(engine)
-            await engine.pause(PauseMode.WAIT)
-            assert len((await running).token_ids) == self.long_reply
-            await asyncio.sleep(self.long_reply_s / 10)
-            assert not queued.done()
-            await engine.resume()
-            await engine.resume()
-            assert (await queued).finish_reason is FinishReason.LENGTH
-
-        self.run(test, max_running=1)
-
-    def test_what_outlasts_updates_goes_on_after_a_pause_that_ended_the_others(self) -> None:
-        async def test(engine: Engine) -> None:
-            request = self.long_request("lasting", outlasts_updates=True)
+            request = self.long_request("lasting", survives_weight_update=True)
             lasting, other = engine.submit(request), engine.submit(self.long_request("other"))
             await self.mid_reply(engine, num_running=2)
             await engine.pause(PauseMode.ABORT)
@@ -258,38 +173,6 @@ class EngineSuite(StructureTests, AdapterTests):
 
         self.run(test)
 
-    def test_pause_wait_lets_replies_end_that_another_pause_froze(self) -> None:
-        async def test(engine: Engine) -> None:
-            frozen = engine.submit(self.long_request())
-            await self.mid_reply(engine)
-            await engine.pause(PauseMode.KEEP)
-            await engine.pause(PauseMode.WAIT)
-            assert (await frozen).finish_reason is FinishReason.LENGTH
-
-        self.run(test)
-
-    def test_pause_abort_ends_replies_that_another_pause_froze(self) -> None:
-        async def test(engine: Engine) -> None:
-            frozen = engine.submit(self.long_request())
-            await self.mid_reply(engine)
-            await engine.pause(PauseMode.KEEP)
-            await engine.pause(PauseMode.ABORT)
-            assert (await frozen).finish_reason is FinishReason.ABORT
-
-        self.run(test)
-
-    def test_replies_after_an_update_carry_its_version(self) -> None:
-        async def test(engine: Engine) -> None:
-            _needs_weight_updates(engine)
-            before = await engine.submit(self.request("before"))
-            await engine.load_weights(self.weights(), 3)
-            after = await engine.submit(self.request("after"))
-            assert [span.version for span in before.version_spans] == [0]
-            assert [span.version for span in after.version_spans] == [3]
-            assert engine.health().version == 3
-
-        self.run(test)
-
     def test_a_running_reply_goes_on_through_an_update_and_carries_both_versions(self) -> None:
         async def test(engine: Engine) -> None:
             if not engine.abilities.inflight_update:
@@ -305,37 +188,6 @@ class EngineSuite(StructureTests, AdapterTests):
             assert len(result.token_ids) == self.long_reply
 
         self.run(test)
-
-    def test_weights_can_be_loaded_while_paused(self) -> None:
-        async def test(engine: Engine) -> None:
-            _needs_weight_updates(engine)
-            running = engine.submit(self.long_request())
-            queued = engine.submit(self.request("queued"))
-            await self.mid_reply(engine)
-            await engine.pause(PauseMode.KEEP)
-            await engine.load_weights(self.weights(), 1)
-            await engine.load_weights(self.weights(), 2)
-            assert not running.done()
-            await engine.resume()
-            assert [span.version for span in (await running).version_spans] == [0, 2]
-            assert [span.version for span in (await queued).version_spans] == [2]
-
-        self.run(test, max_running=1)
-
-    def test_a_lower_priority_number_runs_earlier(self) -> None:
-        async def test(engine: Engine) -> None:
-            if not engine.abilities.priority:
-                pytest.skip("the engine does not order its queue")
-            await engine.pause(PauseMode.KEEP)
-            order: list[str] = []
-            for priority in (3, 1, 2):
-                future = engine.submit(self.request(priority, priority=priority))
-                future.add_done_callback(lambda done: order.append(done.result().request_id))
-            await engine.resume()
-            await until(lambda: len(order) == 3)
-            assert order == ["1", "2", "3"]
-
-        self.run(test, max_running=1)
 
     def test_a_session_computes_only_what_is_new_and_gets_the_same_reply(self) -> None:
         async def test(engine: Engine) -> None:
@@ -455,7 +307,7 @@ class EngineSuite(StructureTests, AdapterTests):
                         length=1 + number,
                         num_tokens=1 + number % 6,
                         session_id=session,
-                        outlasts_updates=number % 5 == 2,
+                        survives_weight_update=number % 5 == 2,
                     )
                     requests.append(request)
                     futures.append(engine.submit(request))
@@ -465,7 +317,9 @@ class EngineSuite(StructureTests, AdapterTests):
                 elif action == "pause":
                     mode = list(PauseMode)[number % 3]
                     if mode is PauseMode.ABORT:
-                        aborted.update(each.request_id for each in requests if not each.outlasts_updates)
+                        aborted.update(
+                            each.request_id for each in requests if not each.survives_weight_update
+                        )
                     await engine.pause(mode)
                 elif action == "resume":
                     await engine.resume()
@@ -489,6 +343,161 @@ class EngineSuite(StructureTests, AdapterTests):
             assert health.version == version
 
         self.run(test, max_running=3)
+
+
+class EngineSuite(CoreSuite):
+    """All that an engine promises."""
+
+    def test_a_request_that_cannot_be_run_is_answered_with_an_error(self) -> None:
+        async def test(engine: Engine) -> None:
+            for impossible in (
+                self.request("too long", length=self.sequence_length),
+                self.request("empty", length=0),
+                self.request("no tokens", num_tokens=0),
+            ):
+                result = await engine.submit(impossible)
+                assert result.finish_reason is FinishReason.ERROR
+                assert result.error
+                assert len(result.token_ids) == 0
+            assert (await engine.submit(self.request())).finish_reason is FinishReason.LENGTH
+            assert engine.health().error == ""
+
+        self.run(test)
+
+    def test_a_request_id_in_use_is_refused_and_its_owner_undisturbed(self) -> None:
+        async def test(engine: Engine) -> None:
+            await engine.pause(PauseMode.KEEP)
+            first, second = engine.submit(self.request("same")), engine.submit(self.request("same"))
+            assert (await second).finish_reason is FinishReason.ERROR
+            await engine.resume()
+            assert (await first).finish_reason is FinishReason.LENGTH
+
+        self.run(test)
+
+    def test_a_canceled_future_frees_its_place(self) -> None:
+        async def test(engine: Engine) -> None:
+            canceled = engine.submit(self.long_request("canceled"))
+            waiting = engine.submit(self.request("waiting"))
+            await self.mid_reply(engine)
+            canceled.cancel()
+            with suppress(asyncio.CancelledError):
+                await canceled
+            assert (await waiting).finish_reason is FinishReason.LENGTH
+            await until(lambda: engine.health().num_running == 0)
+
+        self.run(test, max_running=1)
+
+    def test_a_paused_engine_holds_what_is_queued_and_samples_nothing(self) -> None:
+        async def test(engine: Engine) -> None:
+            running = [engine.submit(self.long_request(n)) for n in range(4)]
+            queued = [engine.submit(self.request(f"q{n}")) for n in range(36)]
+            await self.mid_reply(engine, num_running=4)
+            await engine.pause(PauseMode.KEEP)
+            late = engine.submit(self.request("late"))
+            sampled = engine.health().num_tokens_sampled
+            await asyncio.sleep(self.long_reply_s / 5)
+            assert engine.health().num_tokens_sampled == sampled
+            assert engine.health().num_queued == 37
+            assert not any(future.done() for future in [*running, *queued, late])
+            await engine.resume()
+            results = await asyncio.gather(*running, *queued, late)
+            assert all(result.finish_reason is FinishReason.LENGTH for result in results)
+            assert len(results[0].token_ids) == self.long_reply
+
+        self.run(test, max_running=4)
+
+    def test_pause_abort_returns_what_runs_and_holds_what_is_queued(self) -> None:
+        async def test(engine: Engine) -> None:
+            running = [engine.submit(self.long_request(n)) for n in range(2)]
+            queued = [engine.submit(self.request(f"q{n}")) for n in range(5)]
+            await self.mid_reply(engine, num_running=2)
+            await engine.pause(PauseMode.ABORT)
+            for result in await asyncio.gather(*running):
+                assert result.finish_reason is FinishReason.ABORT
+                assert 0 < len(result.token_ids) < self.long_reply
+            assert not any(future.done() for future in queued)
+            await engine.resume()
+            assert all(r.finish_reason is FinishReason.LENGTH for r in await asyncio.gather(*queued))
+
+        self.run(test, max_running=2)
+
+    def test_pause_wait_lets_what_runs_finish_and_holds_what_is_queued(self) -> None:
+        async def test(engine: Engine) -> None:
+            running = engine.submit(self.long_request())
+            queued = engine.submit(self.request("queued"))
+            await self.mid_reply(engine)
+            await engine.pause(PauseMode.WAIT)
+            assert len((await running).token_ids) == self.long_reply
+            await asyncio.sleep(self.long_reply_s / 10)
+            assert not queued.done()
+            await engine.resume()
+            await engine.resume()
+            assert (await queued).finish_reason is FinishReason.LENGTH
+
+        self.run(test, max_running=1)
+
+    def test_pause_wait_lets_replies_end_that_another_pause_froze(self) -> None:
+        async def test(engine: Engine) -> None:
+            frozen = engine.submit(self.long_request())
+            await self.mid_reply(engine)
+            await engine.pause(PauseMode.KEEP)
+            await engine.pause(PauseMode.WAIT)
+            assert (await frozen).finish_reason is FinishReason.LENGTH
+
+        self.run(test)
+
+    def test_pause_abort_ends_replies_that_another_pause_froze(self) -> None:
+        async def test(engine: Engine) -> None:
+            frozen = engine.submit(self.long_request())
+            await self.mid_reply(engine)
+            await engine.pause(PauseMode.KEEP)
+            await engine.pause(PauseMode.ABORT)
+            assert (await frozen).finish_reason is FinishReason.ABORT
+
+        self.run(test)
+
+    def test_replies_after_an_update_carry_its_version(self) -> None:
+        async def test(engine: Engine) -> None:
+            _needs_weight_updates(engine)
+            before = await engine.submit(self.request("before"))
+            await engine.load_weights(self.weights(), 3)
+            after = await engine.submit(self.request("after"))
+            assert [span.version for span in before.version_spans] == [0]
+            assert [span.version for span in after.version_spans] == [3]
+            assert engine.health().version == 3
+
+        self.run(test)
+
+    def test_weights_can_be_loaded_while_paused(self) -> None:
+        async def test(engine: Engine) -> None:
+            _needs_weight_updates(engine)
+            running = engine.submit(self.long_request())
+            queued = engine.submit(self.request("queued"))
+            await self.mid_reply(engine)
+            await engine.pause(PauseMode.KEEP)
+            await engine.load_weights(self.weights(), 1)
+            await engine.load_weights(self.weights(), 2)
+            assert not running.done()
+            await engine.resume()
+            assert [span.version for span in (await running).version_spans] == [0, 2]
+            assert [span.version for span in (await queued).version_spans] == [2]
+
+        self.run(test, max_running=1)
+
+    def test_a_lower_priority_number_runs_earlier(self) -> None:
+        async def test(engine: Engine) -> None:
+            if not engine.abilities.priority:
+                pytest.skip("the engine does not order its queue")
+            await engine.pause(PauseMode.KEEP)
+            order: list[str] = []
+            for priority in (3, 1, 2):
+                future = engine.submit(self.request(priority, priority=priority))
+                future.add_done_callback(lambda done: order.append(done.result().request_id))
+            await engine.resume()
+            await until(lambda: len(order) == 3)
+            assert order == ["1", "2", "3"]
+
+        self.run(test, max_running=1)
 
 
 def _needs_weight_updates(engine: Engine) -> None:

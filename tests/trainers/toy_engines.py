@@ -19,7 +19,7 @@ from envsdk.inference.engine_host import EngineHost
 from envsdk.inference.mock import MockEngine
 from envsdk.inference.weight_transport import Transport
 from envsdk.pipeline.trainer_group import TrainerGroup
-from envsdk.pipeline.weight_update import ShipReport, update_engines
+from envsdk.pipeline.weight_update import TransferReport, update_engines
 
 NAME = "tests.trainers.toy_engines:ToyEngine"
 
@@ -74,10 +74,10 @@ async def update(
     *,
     mode: str = "continue",
     bucket_bytes: int = 1 << 20,
-) -> ShipReport | None:
+) -> TransferReport | None:
     return await update_engines(
         engines,
-        group.ship_weights,
+        group.send_weights,
         version=version,
         mode=mode,
         transport=transport,

@@ -29,7 +29,7 @@ from envsdk.inference.engine import (
     SamplingParams,
 )
 from envsdk.inference.vllm.engine import VLLMEngine
-from envsdk.inference.vllm.engine_arg_names import ENGINE_ARG_NAMES
+from envsdk.inference.vllm.settings import SET_BY_ENGINE, VLLMSettings
 from envsdk.testing.engines import gather, until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -279,11 +279,12 @@ def test_vllm_ends_with_its_engine_however_that_ends(folder: Path) -> None:
             os.close(handle)
 
 
-def test_the_names_of_vllms_arguments_are_those_of_the_one_installed() -> None:
+def test_no_argument_of_vllm_is_taken_for_a_misspelling() -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     found = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
-    assert {name for name in found if not name.startswith("_")} == ENGINE_ARG_NAMES
+    assert found >= SET_BY_ENGINE.keys()
+    assert not any(map(VLLMSettings().problem_of, found - SET_BY_ENGINE.keys()))
 
 
 def test_heads_that_vllm_cannot_attend_with_are_refused_in_time(tmp_path: Path) -> None:

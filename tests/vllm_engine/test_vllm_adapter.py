@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_core import ScriptedCore
+from scripted_backend import ScriptedBackend
 from vllm_models import make_model, save_model
 
 from envsdk.config import load_config
@@ -31,15 +31,15 @@ from envsdk.inference.engine import (
     WeightReference,
 )
 from envsdk.inference.lora import A_SUFFIX, B_SUFFIX
+from envsdk.inference.refusals import why_impossible
 from envsdk.inference.vllm.engine import VLLMEngine
-from envsdk.inference.vllm.engine_arg_names import ENGINE_ARG_NAMES
 from envsdk.inference.vllm.settings import SET_BY_ENGINE, VLLMSettings, end_token, engine_args
 from envsdk.inference.vllm.staged_weights import StagedWeights, read_staged, stage
-from envsdk.inference.vllm.translate import read_output, refusal, sampling_options
+from envsdk.inference.vllm.translate import read_output, sampling_options, why_refused
 from envsdk.inference.weight_shapes import shapes_in
 from envsdk.settings.validation import validated
 from envsdk.testing.engine_structures import END_TOKEN, write_tokenizer
-from envsdk.testing.engines import EngineSuite, until
+from envsdk.testing.engines import CoreSuite, until
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model("qwen2-tied", tmp_path_factory.mktemp("model"))
 
 
-class TestAdapterConforms(EngineSuite):
+class TestAdapterConforms(CoreSuite):
     engine_class = VLLMEngine
     long_reply, long_reply_s = 100, 0.5
     sequence_length = 128
@@ -67,17 +67,17 @@ class TestAdapterConforms(EngineSuite):
     def make_engine(self, **changes: Any) -> Engine:
         config = self.config(**changes)
         settings = validated(VLLMSettings, config.strategy_config, "strategy_config")
-        core = ScriptedCore(token_s=self.long_reply_s / self.long_reply)
-        return VLLMEngine(core, config=config, settings=settings)
+        core = ScriptedBackend(token_s=self.long_reply_s / self.long_reply)
+        return VLLMEngine.on(core, config=config, settings=settings)
 
     # The scripted core has no cache of prefixes.
     test_a_session_computes_only_what_is_new_and_gets_the_same_reply = None  # type: ignore[assignment]
     test_a_session_does_not_reuse_what_older_weights_computed = None  # type: ignore[assignment]
 
 
-def engine_on(core: ScriptedCore, folder: Path, **settings: Any) -> VLLMEngine:
+def engine_on(core: ScriptedBackend, folder: Path, **settings: Any) -> VLLMEngine:
     config = EngineConfig(model=folder, sequence_length=64, max_running=2, strategy_config=settings)
-    return VLLMEngine(core, config=config, settings=validated(VLLMSettings, settings, "strategy_config"))
+    return VLLMEngine.on(core, config=config, settings=validated(VLLMSettings, settings, "strategy_config"))
 
 
 def request(name: str, num_tokens: int = 4, **sampling: Any) -> GenerationRequest:
@@ -100,7 +100,7 @@ def run(engine: VLLMEngine, test: Callable[[], Awaitable[None]]) -> None:
 
 
 def test_weights_arrive_whole_and_under_their_names(folder: Path) -> None:
-    core = ScriptedCore()
+    core = ScriptedBackend()
     engine = engine_on(core, folder)
     model = make_model("qwen2-tied", seed=5)
 
@@ -115,7 +115,7 @@ def test_weights_arrive_whole_and_under_their_names(folder: Path) -> None:
 
 
 def test_a_wrong_weight_is_refused_by_name_before_vllm_sees_any(folder: Path) -> None:
-    core = ScriptedCore()
+    core = ScriptedBackend()
     engine = engine_on(core, folder)
     weights = {name: value.numpy() for name, value in make_model("qwen2-tied").state_dict().items()}
     norm = "model.norm.weight"
@@ -142,7 +142,7 @@ def test_a_wrong_weight_is_refused_by_name_before_vllm_sees_any(folder: Path) ->
 
 
 def test_an_update_that_breaks_off_in_vllm_ends_the_engine(folder: Path) -> None:
-    core = ScriptedCore(token_s=0.01)
+    core = ScriptedBackend(token_s=0.01)
     engine = engine_on(core, folder)
 
     async def test() -> None:
@@ -159,7 +159,7 @@ def test_an_update_that_breaks_off_in_vllm_ends_the_engine(folder: Path) -> None
 
 
 def test_kept_keys_and_values_are_not_found_by_requests_of_the_next_version(folder: Path) -> None:
-    core = ScriptedCore()
+    core = ScriptedBackend()
     engine = engine_on(core, folder, kv_after_update="keep")
 
     async def test() -> None:
@@ -173,7 +173,7 @@ def test_kept_keys_and_values_are_not_found_by_requests_of_the_next_version(fold
 
 
 def test_recomputed_ones_are_forgotten_and_need_no_salt(folder: Path) -> None:
-    core = ScriptedCore()
+    core = ScriptedBackend()
     engine = engine_on(core, folder)
 
     async def test() -> None:
@@ -186,7 +186,7 @@ def test_recomputed_ones_are_forgotten_and_need_no_salt(folder: Path) -> None:
 
 
 def test_a_pause_survives_an_update(folder: Path) -> None:
-    core = ScriptedCore(token_s=0.001)
+    core = ScriptedBackend(token_s=0.001)
     engine = engine_on(core, folder)
 
     async def test() -> None:
@@ -205,7 +205,7 @@ def test_a_pause_survives_an_update(folder: Path) -> None:
 
 
 def test_when_vllm_dies_every_request_and_the_health_say_so(folder: Path) -> None:
-    core = ScriptedCore(token_s=0.001)
+    core = ScriptedBackend(token_s=0.001)
     engine = engine_on(core, folder)
 
     async def test() -> None:
@@ -264,7 +264,6 @@ def test_known_arguments_of_vllm_pass_through_and_absent_ones_are_its_own(folder
     assert args["logprobs_mode"] == "raw_logprobs"
     assert args["swa_bounded_replay"] is True
     assert not args.keys() & {"dtype", "kv_cache_memory_bytes", "enforce_eager", "logprobs", "num_threads"}
-    assert args.keys() <= ENGINE_ARG_NAMES
 
 
 def test_on_a_cpu_it_starts_small_and_exact(folder: Path) -> None:
@@ -293,7 +292,6 @@ def test_a_context_shorter_than_the_sequences_is_refused(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(SET_BY_ENGINE))
 def test_what_follows_from_the_run_is_refused_with_what_it_follows_from(name: str) -> None:
-    assert name in ENGINE_ARG_NAMES
     with pytest.raises(ConfigurationError, match=f"{name}: .*cannot be set here"):
         validated(VLLMSettings, {name: "x"}, "strategy_config")
 
@@ -367,8 +365,8 @@ def test_a_token_outside_the_vocabulary_is_refused() -> None:
 
 def refused(asked: GenerationRequest, *, vocab_size: int = 64, end_token: int | None = 63) -> str:
     abilities = EngineAbilities(structured_output=end_token is not None)
-    failure = refusal(
-        asked, sequence_length=64, vocab_size=vocab_size, abilities=abilities, end_token=end_token
+    failure = why_impossible(asked, sequence_length=64, abilities=abilities) or why_refused(
+        asked, vocab_size=vocab_size, end_token=end_token
     )
     return "" if failure is None else failure.message
 
@@ -418,7 +416,7 @@ def adapter_for(folder: Path, rank: int = 2) -> dict[str, np.ndarray]:
 
 
 def test_an_adapter_is_loaded_alone_and_on_the_weights_of_the_models_folder(folder: Path) -> None:
-    core = ScriptedCore()
+    core = ScriptedBackend()
     engine = engine_on(core, folder, enable_lora=True)
     adapter, other = adapter_for(folder), make_model("qwen2-tied", seed=5).state_dict()
 
@@ -444,7 +442,7 @@ def test_an_adapter_is_loaded_alone_and_on_the_weights_of_the_models_folder(fold
 
 
 def test_an_adapter_of_too_high_a_rank_is_refused_with_the_key_to_change(folder: Path) -> None:
-    engine = engine_on(ScriptedCore(), folder, enable_lora=True, max_lora_rank=8)
+    engine = engine_on(ScriptedBackend(), folder, enable_lora=True, max_lora_rank=8)
 
     async def test() -> None:
         with pytest.raises(EngineError, match="max_lora_rank, now 8"):
@@ -455,7 +453,7 @@ def test_an_adapter_of_too_high_a_rank_is_refused_with_the_key_to_change(folder:
 
 
 def test_an_engine_that_takes_no_adapters_keeps_its_weights(folder: Path) -> None:
-    core = ScriptedCore()
+    core = ScriptedBackend()
     engine = engine_on(core, folder)
 
     async def test() -> None:

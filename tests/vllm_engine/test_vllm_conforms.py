@@ -15,20 +15,20 @@ import pytest
 from vllm_models import save_model
 
 from envsdk.inference.engine import Engine, EngineConfig, WeightReference
-from envsdk.inference.vllm.core import AsyncLLMCore
+from envsdk.inference.vllm.backend import AsyncLLMBackend
 from envsdk.inference.vllm.engine import VLLMEngine
 from envsdk.inference.vllm.settings import VLLMSettings
 from envsdk.inference.vllm.staged_weights import stage
 from envsdk.settings.validation import validated
 from envsdk.testing.engine_structures import write_tokenizer
-from envsdk.testing.engines import EngineSuite
+from envsdk.testing.engines import CoreSuite
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 BLOCK_SIZE = 32
 
 
-class _SharedCore(AsyncLLMCore):
+class _SharedBackend(AsyncLLMBackend):
     """Outlives the engines around it."""
 
     async def begin_again(self, folder: Path) -> None:
@@ -46,7 +46,7 @@ class _SharedCore(AsyncLLMCore):
     async def close(self) -> None: ...
 
 
-class _VLLMSuite(EngineSuite):
+class _VLLMSuite(CoreSuite):
     engine_class = VLLMEngine
     unknown_key, nearest_key = "gpu_memory_utilisation", "gpu_memory_utilization"
     sequence_length, long_reply = 512, 400
@@ -56,7 +56,7 @@ class _VLLMSuite(EngineSuite):
     folder: Path
     other: Path
     loop: asyncio.AbstractEventLoop
-    core: _SharedCore
+    backend: _SharedBackend
 
     @pytest.fixture(autouse=True, scope="class")
     @classmethod
@@ -65,12 +65,12 @@ class _VLLMSuite(EngineSuite):
         write_tokenizer(cls.folder)
         cls.other = save_model(cls.kind, tmp_path_factory.mktemp(cls.kind + "-other"), seed=1)
         config = cls.engine_config(max_running=128)
-        cls.core = _SharedCore.open(config, cls.settings(config))
+        cls.backend = _SharedBackend.open(config, cls.settings(config))
         with asyncio.Runner() as runner:
             cls.loop = runner.get_loop()
-            runner.run(AsyncLLMCore.start(cls.core))
+            runner.run(AsyncLLMBackend.start(cls.backend))
             yield
-            runner.run(AsyncLLMCore.close(cls.core))
+            runner.run(AsyncLLMBackend.close(cls.backend))
 
     @classmethod
     def engine_config(cls, **changes: Any) -> EngineConfig:
@@ -90,11 +90,11 @@ class _VLLMSuite(EngineSuite):
 
     def make_engine(self, **changes: Any) -> Engine:
         config = self.config(**changes)
-        return VLLMEngine(self.core, config=config, settings=self.settings(config))
+        return VLLMEngine.on(self.backend, config=config, settings=self.settings(config))
 
     def run(self, test: Callable[[Engine], Coroutine[Any, Any, None]], **changes: Any) -> None:
         async def scenario() -> None:
-            await self.core.begin_again(self.folder)
+            await self.backend.begin_again(self.folder)
             engine = self.make_engine(**changes)
             await engine.start()
             try:

@@ -74,7 +74,7 @@ def decoupled_ppo(tokens: PolicyTokens, args: AlgorithmArgs, own: DecoupledPPOAr
 
 @policy_loss(GSPOArgs)
 def gspo(tokens: PolicyTokens, args: AlgorithmArgs, own: GSPOArgs) -> PolicyLoss:
-    """Clipping of whole sequences by their length-normalized likelihood ratio.
+    """Clipping of sequences by their length-normalized likelihood ratio.
 
         s = (pi_current(y) / pi_base(y))^(1 / |y|) = exp(mean over y of log r)
         loss = -min(s_t A, clip(s_t) A),     s_t = sg(s) pi_current / sg(pi_current)
@@ -90,14 +90,15 @@ def gspo(tokens: PolicyTokens, args: AlgorithmArgs, own: GSPOArgs) -> PolicyLoss
 
 @policy_loss(PPOArgs)
 def segment_ppo(tokens: PolicyTokens, args: AlgorithmArgs, own: PPOArgs) -> PolicyLoss:
-    """Clipping of whole replies: `gspo` with the reply, not the trajectory, in place of the sequence.
+    """Clipping of replies: `gspo` with the reply, not the trajectory, in place of the sequence.
 
         s = exp(mean of log r over the reply);   then as in `gspo`, with the clip range of `ppo`
 
     Compares current with proximal, or with behavior. In a trajectory of many turns one reply that went
     far is clipped and the others still learn. The token form, as in `gspo`: a token's gradient has its own
     advantage, where ROLL's, through the mean in s, has the mean advantage of the reply. The two are the
-    same where a reply has one advantage; where it has several, the mean would undo what tells tokens apart.
+    same where a reply has one advantage; where it has several, the mean would undo the differences between
+    tokens.
 
     Source: the segment ratio of ROLL's agentic pipeline; no paper.
     """

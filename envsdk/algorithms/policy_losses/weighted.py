@@ -63,7 +63,7 @@ def topr(tokens: PolicyTokens, args: AlgorithmArgs, own: TOPRArgs) -> PolicyLoss
 
         loss = -A log pi_current                          for A >= 0
         loss = -sg(min(r, 1)) A log pi_current            for A < 0
-        r = pi_current(y) / pi_base(y) over the whole sequence y, or of the token (`level: token`)
+        r = pi_current(y) / pi_base(y) over the sequence y, or of the token (`level: token`)
 
     Compares current with behavior, or with proximal. The paper's sign is that of the trajectory's reward;
     here it is that of the token's advantage, the same thing where an outcome is compared with a baseline.

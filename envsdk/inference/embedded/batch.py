@@ -66,7 +66,6 @@ class Batch:
         """`guides` are there where a request may have a structure."""
         self.version = 0
         self.num_tokens_sampled = 0
-        self.num_prompt_tokens = 0
         self.num_prefilled_tokens = 0
         self._decoder = decoder
         self._max_running = max_running
@@ -75,7 +74,6 @@ class Batch:
         self._guides = guides
         self._fresh_seeds = np.random.Generator(np.random.PCG64(seed))
         self._queue: list[tuple[int, int, GenerationRequest]] = []
-        self._num_submitted = 0
         self._rows: list[_Row] = []
         slots = decoder.num_slots
         self._ids = np.zeros((slots, sequence_length), np.int64)
@@ -107,10 +105,6 @@ class Batch:
         return len(self._rows)
 
     @property
-    def num_queued(self) -> int:
-        return len(self._queue)
-
-    @property
     def has_work(self) -> bool:
         return bool(self._rows or self._queue)
 
@@ -119,11 +113,15 @@ class Batch:
         """Share of all slots' positions that hold keys and values in use."""
         return float(self._lengths.sum()) / self._ids.size
 
-    def submit(self, request: GenerationRequest) -> None:
-        """Queue a request that fits the model."""
-        heapq.heappush(self._queue, (request.priority, self._num_submitted, request))
-        self._num_submitted += 1
-        self.num_prompt_tokens += len(request.prompt_ids)
+    def submit(self, request: GenerationRequest, arrival: int) -> None:
+        """Queue a request that fits the model; `arrival` orders requests of one priority."""
+        heapq.heappush(self._queue, (request.priority, arrival, request))
+
+    def recall(self) -> list[str]:
+        """Empty the queue: ids of the requests that were in it."""
+        recalled = [request.request_id for _, _, request in self._queue]
+        self._queue.clear()
+        return recalled
 
     def abort(self, request_ids: Sequence[str]) -> list[GenerationResult]:
         """End these requests, queued or running; unknown ids are ignored."""
@@ -163,11 +161,6 @@ class Batch:
             )
         return found
 
-    def abort_running(self) -> list[GenerationResult]:
-        """End every running request but those that outlast updates; queued ones stay queued."""
-        ended = (number for number, row in enumerate(self._rows) if not row.request.outlasts_updates)
-        return self._end(dict.fromkeys(ended, FinishReason.ABORT))
-
     def swap(self, weights: Any, version: int) -> None:
         """Take new weights between two steps. Rows go on; idle sessions are forgotten."""
         for number, row in enumerate(self._rows):
@@ -188,11 +181,11 @@ class Batch:
         self._queue.clear()
         return ended
 
-    def step(self, *, admit: bool = True) -> list[GenerationResult]:
+    def step(self) -> list[GenerationResult]:
         """Take in what waits, then sample one token for every row. Returns what ended."""
         if self._stale:
             self._recompute()
-        ended = self._admit() if admit and self._queue else []
+        ended = self._admit() if self._queue else []
         if self._rows:
             ended += self._decode()
         return ended

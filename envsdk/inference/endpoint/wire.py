@@ -1,9 +1,10 @@
 """Pure: what clients ask for, checked. Refusals are `ApiError`s that name the field.
 
-The fields are those of OpenAI's chat completions and completions, with vLLM's `top_k`, `stop_token_ids`,
-`ignore_eos`, `return_token_ids` and `structured_outputs`. A field that would change the reply and is not
-supported is refused unless it holds the value that changes nothing. What never changes a reply is ignored,
-and counted (`SamplingFields.ignored`): clients send more than was asked of them, and repeat whole messages.
+The fields are those of OpenAI's chat completions and completions, with vLLM's `top_k`, `min_p`,
+`stop_token_ids`, `ignore_eos`, `return_token_ids` and `structured_outputs`. A field that would change the
+reply and is not supported is refused unless it holds the value that changes nothing. What never changes a
+reply is ignored, and counted (`SamplingFields.ignored`): clients send more than was asked of them,
+and repeat whole messages.
 """
 
 from __future__ import annotations

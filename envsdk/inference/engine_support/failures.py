@@ -1,4 +1,4 @@
-"""Pure: what can go wrong between an engine and its server, and how long to wait before asking again."""
+"""Pure: failures between an engine and its server, and how long to wait before a retry."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from envsdk.inference.engine import EngineFailure, ErrorKind
+from envsdk.inference.core import CoreFailure
+from envsdk.inference.engine import ErrorKind
 
 TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 MAX_BACKOFF_S = 30.0
 
 
-class ReplyRefused(Exception):
-    """The reply cannot be used or had, and asking again would not help."""
+class ReplyRefused(CoreFailure):
+    """There is no usable reply, and asking again would not help."""
 
     def __init__(
         self, message: str, *, status: int | None = None, kind: ErrorKind = ErrorKind.REQUEST_FAILED
     ) -> None:
         """`status`: of the server's answer, where it refused."""
-        super().__init__(message)
+        super().__init__(message, kind)
         self.status = status
-        self.failure = EngineFailure(message, kind)
 
 
 class Unavailable(Exception):
-    """No whole reply came this time; the same request may be sent again."""
+    """The reply did not come complete; the same request may be sent again."""
 
     def __init__(self, message: str, *, retry_after_s: float = 0.0) -> None:
         super().__init__(message)

@@ -11,7 +11,6 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, model_validator
 
 from envsdk.inference.engine import EngineConfig
 from envsdk.inference.engine_support.settings import PassThroughSettings
-from envsdk.inference.sglang.server_arg_names import SERVER_ARG_NAMES
 
 SET_BY_ENGINE = {
     "model_path": "is the run's model (`pretrain`)",
@@ -33,6 +32,16 @@ SET_BY_ENGINE = {
 """Arguments of SGLang's server that follow from the run's own keys, and from which."""
 
 
+COMMON_ARGUMENTS = frozenset(
+    {"attention_backend", "chunked_prefill_size", "context_length", "dcp_size", "disable_cuda_graph",
+     "disable_radix_cache", "dp_size", "dtype", "dwdp_size", "enable_lora", "ep_size", "grammar_backend",
+     "kv_cache_dtype", "load_format", "lora_target_modules", "max_lora_rank", "max_prefill_tokens",
+     "mem_fraction_static", "mm_attention_backend", "page_size", "pp_size", "quantization",
+     "sampling_mask_max_tokens", "schedule_policy", "tp_size", "trust_remote_code"}
+)  # fmt: skip
+"""Arguments of SGLang's server whose misspellings are found before it starts; it refuses others itself."""
+
+
 class SGLangSettings(PassThroughSettings):
     """`strategy_config` of the `sglang` engine.
 
@@ -41,7 +50,7 @@ class SGLangSettings(PassThroughSettings):
     """
 
     needs = ("httpx2",)
-    argument_names = SERVER_ARG_NAMES
+    common_arguments = COMMON_ARGUMENTS
     set_by_engine = SET_BY_ENGINE
 
     base_url: Annotated[str, Field(pattern=r"^https?://[^\s@]+$")] | None = None
@@ -55,8 +64,8 @@ class SGLangSettings(PassThroughSettings):
     python: str | None = None
     """Interpreter of the environment that SGLang is installed in; this process's own when absent."""
     logprobs: Literal["sampling", "untruncated", "none"] = "sampling"
-    """`sampling`: those of the distribution that tokens are drawn from; `top_p` below 1 then needs a `top_k`.
-    `untruncated`: after temperature, before top_p and top_k. `none`: recorded as NaN."""
+    """`sampling`: those of the distribution that tokens are drawn from; `top_p` and `min_p` then need a
+    `top_k`. `untruncated`: after temperature alone. `none`: recorded as NaN."""
     deterministic: bool = True
     """A request's seed decides its tokens, at the price of SGLang's batch-invariant kernels; without, seeds
     are not heeded."""

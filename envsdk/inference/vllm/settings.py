@@ -11,7 +11,6 @@ from pydantic import NonNegativeFloat, PositiveInt
 from envsdk.failures import ConfigurationError
 from envsdk.inference.engine import EngineConfig
 from envsdk.inference.engine_support.settings import PassThroughSettings
-from envsdk.inference.vllm.engine_arg_names import ENGINE_ARG_NAMES
 
 WORKER_EXTENSION = "envsdk.inference.vllm.worker.WorkerExtension"
 OWNER = "ENVSDK_VLLM_OWNER"
@@ -48,12 +47,11 @@ class VLLMSettings(PassThroughSettings):
     """`strategy_config` of the `vllm` engine. Any other argument of `AsyncEngineArgs` is taken too."""
 
     needs = ("vllm",)
-    argument_names = ENGINE_ARG_NAMES
     set_by_engine = SET_BY_ENGINE
 
     logprobs: Literal["sampling", "raw"] = "sampling"
-    """`sampling`: those of the distribution that tokens are drawn from, after temperature, top_p and top_k;
-    `raw`: those of the model's own."""
+    """`sampling`: those of the distribution that tokens are drawn from, after temperature, top_p, top_k and
+    min_p; `raw`: those of the model's own."""
     kv_after_update: Literal["recompute", "keep"] = "recompute"
     """What becomes of a running reply's keys and values when new weights come: `recompute` computes them
     under the new weights; `keep` goes on with the old ones, which saves time and is not exact."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from envsdk.failures import EngineError
 from envsdk.inference.engine import WeightReference
-from envsdk.inference.weight_buckets import Bucket, Buffer, Piece, fill_buckets, read_buckets
+from envsdk.inference.weight_buckets import Bucket, Buffer, Chunk, fill_buckets, read_buckets
 from envsdk.inference.weight_shapes import Shapes, checked
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ class StagedWeights:
     def fill(self, weights: Iterable[tuple[str, Any]]) -> None:
         """Copy `weights`, each as it comes; raises what reading them raises."""
         for bucket in fill_buckets(weights, self._next_buffer):
-            pieces = [asdict(piece) for piece in bucket.pieces]
-            self._buckets.append({"num_bytes": len(bucket.data), "pieces": pieces})
+            chunks = [asdict(chunk) for chunk in bucket.chunks]
+            self._buckets.append({"num_bytes": len(bucket.data), "chunks": chunks})
 
     def _next_buffer(self) -> Buffer:
         offset = self._num_buffers * self._capacity
@@ -76,7 +76,7 @@ def read_staged(handle: Handle) -> Iterator[tuple[str, NDArray[Any] | Tensor]]:
         memory = np.frombuffer(mmap.mmap(file.fileno(), len(buckets) * capacity), np.uint8)
     yield from read_buckets(
         Bucket(
-            tuple(Piece(**(piece | {"shape": tuple(piece["shape"])})) for piece in bucket["pieces"]),
+            tuple(Chunk(**(chunk | {"shape": tuple(chunk["shape"])})) for chunk in bucket["chunks"]),
             memory[number * capacity : number * capacity + bucket["num_bytes"]],
         )
         for number, bucket in enumerate(buckets)

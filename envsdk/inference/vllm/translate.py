@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from envsdk.inference.continuation import spans_within
 from envsdk.inference.engine import (
-    EngineAbilities,
     EngineFailure,
     FinishReason,
     GenerationRequest,
@@ -18,7 +17,7 @@ from envsdk.inference.engine import (
     SamplingParams,
     TokenDelta,
 )
-from envsdk.inference.refusals import bad_structure, refused, why_impossible
+from envsdk.inference.refusals import bad_structure, refused
 from envsdk.inference.tagged_json import lark_grammar
 from envsdk.trajectory import VersionSpan
 
@@ -59,18 +58,11 @@ def structure_options(structure: OutputStructure) -> dict[str, Any]:
     return {"choice": list(structure.choices)}
 
 
-def refusal(
-    request: GenerationRequest,
-    *,
-    sequence_length: int,
-    vocab_size: int,
-    abilities: EngineAbilities,
-    end_token: int | None,
+def why_refused(
+    request: GenerationRequest, *, vocab_size: int, end_token: int | None
 ) -> EngineFailure | None:
-    """Why this request cannot be run; None when it can."""
+    """Why vLLM cannot run this request; None when it can."""
     prompt, sampling = request.prompt_ids, request.sampling
-    if impossible := why_impossible(request, sequence_length=sequence_length, abilities=abilities):
-        return impossible
     if int(prompt.min()) < 0 or int(prompt.max()) >= vocab_size:
         return EngineFailure(f"the prompt holds a token id outside the vocabulary of {vocab_size}")
     if sampling.temperature != 0 and not MIN_TEMPERATURE <= sampling.temperature <= MAX_TEMPERATURE:

@@ -120,7 +120,7 @@ BAD: list[tuple[str, Any, str, list[str]]] = [
     (f"{LAKE}.agent_template", "{observation} {actions_lef}", f"{LAKE}.agent_template",
      ["`{actions_lef}`", "`actions_left`"]),
     (f"{LAKE}.agent_system_template", "{turn_idx}", f"{LAKE}.agent_system_template", ["agent_template"]),
-    (f"{LAKE}.isolation", "container", f"{LAKE}.isolation", ["'inline', 'thread' or 'process'"]),
+    (f"{LAKE}.isolation", "container", f"{LAKE}.isolation", ["'inline', 'thread', 'async' or 'process'"]),
     (f"{INFER}.strategy_args", {"strategy_name": "embeded"}, f"{INFER}.strategy_args.strategy_name",
      ["unknown engine `embeded`", "`embedded`"]),
     ("actor_train.strategy_args", {"strategy_name": "torsch"}, "actor_train.strategy_args.strategy_name",
@@ -350,3 +350,13 @@ def test_an_importance_weight_before_a_loss_that_has_its_own_is_refused(tmp_path
     assert "correct twice" in text
     assert "ratio_over to `proximal`" in text
     load_config(write(tmp_path, changes | {"pg_args.ratio_over": "proximal"}))
+
+
+def test_devices_are_shared_among_the_most_engines_there_may_be(tmp_path: Path) -> None:
+    infer = {
+        "device_mapping": [0, 1, 2, 3],
+        "num_engines": 1,
+        "max_engines": 2,
+        "strategy_args": {"strategy_name": "vllm", "strategy_config": {"tensor_parallel_size": 2}},
+    }
+    assert load_config(write(tmp_path, {INFER: infer})).config.actor_infer.engines_between == (1, 2)

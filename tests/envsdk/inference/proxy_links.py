@@ -56,7 +56,7 @@ class MortalLink(LocalLink):
 
     def send(self, request: GenerationRequest) -> None:
         self.sent.append(request)
-        super().send(replace(request, is_watched=True))
+        super().send(replace(request, stream=True))
 
     def abort(self, request_ids: Sequence[str]) -> None:
         self.aborted += request_ids

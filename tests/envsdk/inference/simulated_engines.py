@@ -182,7 +182,7 @@ class SimulatedEngine:
     def update(self, version: int, *, restart: bool) -> None:
         """New weights between two tokens. `restart` cuts running turns short."""
         if restart:
-            cut = [name for name, turn in self._running.items() if not turn.request.outlasts_updates]
+            cut = [name for name, turn in self._running.items() if not turn.request.survives_weight_update]
             self.num_cuts.update(cut)
             self.abort(cut)
         self.version = version

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -102,7 +103,7 @@ def test_logprobs_equal_a_plain_forward_over_turns_and_updates(
     kind: str, folders: Callable[[str], Path]
 ) -> None:
     engine, model = make_engine(folders(kind)), make_tiny(kind)
-    assert isinstance(engine._decoder, FastDecoder) == (kind in FAST_KINDS)
+    assert isinstance(engine.core.decoder, FastDecoder) == (kind in FAST_KINDS)
 
     async def test() -> None:
         prompts = prompts_of(1, 5, 30, 17, 9, 2)
@@ -131,7 +132,7 @@ def test_a_reply_updated_in_flight_goes_on_exactly_under_the_new_weights(
     kind: str, folders: Callable[[str], Path]
 ) -> None:
     engine, model = make_engine(folders(kind)), make_tiny(kind)
-    step = engine._batch.step
+    step = engine.core.batch.step
     steps = 0
 
     def counted(**options: Any) -> Any:
@@ -139,7 +140,7 @@ def test_a_reply_updated_in_flight_goes_on_exactly_under_the_new_weights(
         steps += 1
         return step(**options)
 
-    engine._batch.step = counted  # type: ignore[method-assign]
+    engine.core.batch.step = counted  # type: ignore[method-assign]
 
     async def test() -> None:
         prompts = prompts_of(3, 20, 8)
@@ -278,7 +279,7 @@ def test_any_interleaving_of_sessions_aborts_and_updates_is_exact(
     engine = make_engine(folders("qwen3-tied"), max_running=3, kv_slots=data.draw(st.integers(3, 6)))
     models = [make_tiny("qwen3-tied")]
     histories: dict[int, np.ndarray] = {}
-    batch = engine._batch
+    batch = engine.core.batch
     requests: dict[str, GenerationRequest] = {}
     ended: list[GenerationResult] = []
     with torch.inference_mode():
@@ -293,14 +294,14 @@ def test_any_interleaving_of_sessions_aborts_and_updates_is_exact(
                         number, prompt, length, session_id=str(session), seed=number
                     )
                     histories[session] = prompt
-                    batch.submit(requests[str(number)])
+                    batch.submit(requests[str(number)], number)
                 case "step":
                     ended += batch.step()
                 case "abort" if requests:
                     ended += batch.abort([data.draw(st.sampled_from(sorted(requests)))])
                 case "update":
                     models.append(make_tiny("qwen3-tied", seed=len(models)))
-                    weights = engine._decoder.build(models[-1].state_dict().items())
+                    weights = engine.core.decoder.build(models[-1].state_dict().items())
                     batch.swap(weights, len(models) - 1)
             for result in ended:
                 histories[int(requests[result.request_id].session_id)] = np.concatenate(
@@ -400,7 +401,7 @@ def test_an_exception_while_computing_ends_every_request_and_shows_in_health(
     def broken(tokens: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("out of memory")
 
-    engine._decoder.decode = broken  # type: ignore[method-assign]
+    engine.core.decoder.decode = broken  # type: ignore[method-assign]
 
     async def test() -> None:
         requests = [request(n, prompt) for n, prompt in enumerate(prompts_of(*[5] * 6))]
@@ -507,9 +508,9 @@ def test_what_else_runs_changes_no_bit_of_a_reply(kind: str, tmp_path: Path, one
     )
 
     def played(schedule: int, max_active: int) -> dict[str, tuple[bytes, bytes]]:
-        chance = random.Random(schedule)
+        chance, arrivals = random.Random(schedule), itertools.count()
         batch = Batch(
-            engine._decoder,
+            engine.core.decoder,
             sequence_length=256,
             max_running=max_active,
             max_prefill_tokens=4096,
@@ -531,7 +532,8 @@ def test_what_else_runs_changes_no_bit_of_a_reply(kind: str, tmp_path: Path, one
                         prompt_ids=np.array(known[session], np.int32),
                         session_id=str(session),
                         sampling=SamplingParams(max_new_tokens=own.randint(2, 10), seed=own.randrange(99)),
-                    )
+                    ),
+                    next(arrivals),
                 )
             for ended in batch.step():
                 session, turn = map(int, ended.request_id.split("/"))

@@ -43,7 +43,7 @@ ABILITIES: dict[str, Callable[[Path], EngineAbilities]] = {
     "sglang": lambda folder: SGLangEngine.create(config(folder)).abilities,
     # vLLM itself is not asked.
     "vllm": lambda folder: (
-        VLLMEngine(cast(Any, None), config=config(folder), settings=VLLMSettings()).abilities
+        VLLMEngine.on(cast(Any, None), config=config(folder), settings=VLLMSettings()).abilities
     ),
 }
 """Of each engine as it is without settings that need not be given."""

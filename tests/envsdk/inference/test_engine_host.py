@@ -34,12 +34,12 @@ async def started_host(**mock: Any) -> EngineHost:
     return host
 
 
-def request(request_id: str, *, num_tokens: int = 10, is_watched: bool = False) -> GenerationRequest:
+def request(request_id: str, *, num_tokens: int = 10, stream: bool = False) -> GenerationRequest:
     return GenerationRequest(
         request_id=request_id,
         prompt_ids=np.array([1, 2], np.int32),
         sampling=SamplingParams(max_new_tokens=num_tokens, seed=1),
-        is_watched=is_watched,
+        stream=stream,
     )
 
 
@@ -134,7 +134,7 @@ async def test_the_tokens_of_a_long_turn_go_with_the_answer_to_a_short_one_and_n
 @in_virtual_time
 async def test_the_tokens_of_a_watched_turn_do_not_wait_for_anything_else() -> None:
     host = await started_host(reply=list(range(10)), latency={"kind": "constant", "mean_s": 4.0})
-    asked = [request("watched", is_watched=True), request("not watched")]
+    asked = [request("watched", stream=True), request("not watched")]
     first = unpack(await host.exchange("one", 0, pack_requests(asked), []))
     assert [(type(item), item.request_id) for item in first] == [(TokenDelta, "watched")]
 
@@ -163,7 +163,7 @@ def buckets_of(weights: dict[str, np.ndarray], num_bytes: int) -> list[Bucket]:
 
 
 async def take(host: EngineHost, update_id: str, number: int, bucket: Bucket) -> bool:
-    call = host.take_bucket(update_id, number, bucket.pieces, len(bucket.data), bucket.data)
+    call = host.take_bucket(update_id, number, bucket.chunks, len(bucket.data), bucket.data)
     return await asyncio.wait_for(call, 60)
 
 

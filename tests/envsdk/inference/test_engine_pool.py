@@ -22,11 +22,11 @@ from envsdk.inference.engine import (
 from envsdk.inference.engine_demand import DemandConfig
 from envsdk.inference.engine_pool import (
     End,
+    EngineIncarnation,
     EnginePool,
     EngineState,
     Join,
     Leave,
-    Life,
     PoolCommand,
     PoolConfig,
     Start,
@@ -35,15 +35,15 @@ from envsdk.inference.engine_pool import (
 from envsdk.inference.proxy import Deliver, EngineLink, InferenceProxy
 from envsdk.trajectory import VersionSpan
 
-FIRST, SECOND = Life("one", 0), Life("one", 1)
+FIRST, SECOND = EngineIncarnation("one", 0), EngineIncarnation("one", 1)
 
 
 def serving_pool(*names: str, num_started: int | None = None, **config: object) -> EnginePool:
     names = names or ("one",)
     pool = EnginePool(names, PoolConfig(**config), num_started=num_started)  # type: ignore[arg-type]
     for name in names[:num_started]:
-        assert pool.started(Life(name, 0)) == []
-    assert pool.published(0, pool.lives) == []  # the workers know the first lives
+        assert pool.started(EngineIncarnation(name, 0)) == []
+    assert pool.published(0, pool.incarnations) == []  # the workers know the first incarnations
     return pool
 
 
@@ -60,10 +60,10 @@ def pass_time(
     """Looks at the engines named, second by second; all commands."""
     commands: list[PoolCommand] = []
     for second in itertools.islice(SECONDS, seconds):
-        for life in pool.lives:
-            if life.name in tokens_per_s:
-                sampled = tokens_per_s[life.name] * second
-                commands += pool.seen(life, look(sampled, running=running, queued=queued))
+        for incarnation in pool.incarnations:
+            if incarnation.name in tokens_per_s:
+                sampled = tokens_per_s[incarnation.name] * second
+                commands += pool.seen(incarnation, look(sampled, running=running, queued=queued))
         commands += pool.tick(1.0)
     return commands
 
@@ -105,8 +105,8 @@ def test_an_engine_that_is_restarted_for_being_slow_is_news_and_one_that_leaves_
     ]
     pool = serving_pool("one", "two", demand=DEMAND, min_engines=1)
     commands = pass_time(pool, 40, {"one": 9, "two": 9}, running=0)
-    assert Leave(Life("two", 0)) in commands
-    pool.lost(Life("two", 0), "killed while it left")
+    assert Leave(EngineIncarnation("two", 0)) in commands
+    pool.lost(EngineIncarnation("two", 0), "killed while it left")
     assert pool.take_news() == []
 
 
@@ -117,7 +117,7 @@ def test_while_the_trainer_learns_an_engine_waits_for_the_next_publication() -> 
     pool.weights_move()
     assert pool.started(SECOND) == []
     assert pool.version_for(SECOND) is None
-    assert pool.lives == [SECOND]
+    assert pool.incarnations == [SECOND]
     assert pool.published(1, [SECOND]) == [Join(SECOND)]
 
 
@@ -133,7 +133,7 @@ def test_an_update_that_newer_weights_overtook_is_repeated() -> None:
 
 def test_an_engine_that_missed_a_publication_serves_no_more() -> None:
     pool = serving_pool("one", "two")
-    assert pool.published(1, [Life("two", 0)]) == [End(FIRST)]
+    assert pool.published(1, [EngineIncarnation("two", 0)]) == [End(FIRST)]
     assert pool.num_serving == 1
 
 
@@ -155,18 +155,18 @@ def test_a_start_may_take_longer_than_a_sign_of_life_but_not_for_ever() -> None:
 def test_each_loss_in_a_row_doubles_the_wait_up_to_its_limit() -> None:
     pool = serving_pool(max_restarts=5, max_backoff_s=5)
     for number, wait_s in enumerate([1.0, 2.0, 4.0, 5.0, 5.0]):
-        pool.lost(Life("one", number), "killed")
+        pool.lost(EngineIncarnation("one", number), "killed")
         assert pool.tick(wait_s - 0.01) == []
-        assert pool.tick(0.02) == [Start(Life("one", number + 1))]
+        assert pool.tick(0.02) == [Start(EngineIncarnation("one", number + 1))]
 
 
 def test_an_engine_lost_too_often_is_gone_and_the_last_ones_end_says_why() -> None:
     pool = serving_pool("one", "two", max_restarts=1)
     for name in ("one", "two"):
         assert pool.failure == ""
-        pool.lost(Life(name, 0), "killed")
+        pool.lost(EngineIncarnation(name, 0), "killed")
         pool.tick(1.0)
-        assert pool.lost(Life(name, 1), "out of memory") == [End(Life(name, 1))]
+        assert pool.lost(EngineIncarnation(name, 1), "out of memory") == [End(EngineIncarnation(name, 1))]
         assert pool.state(name) is EngineState.GONE
     assert pool.tick(1000.0) == []
     assert "max_engine_restarts=1: one was lost 2 times in a row, last: out of memory; two" in pool.failure
@@ -176,10 +176,10 @@ def test_a_long_service_clears_the_count_of_losses() -> None:
     pool = serving_pool(max_restarts=1, steady_s=60, silence_s=100)
     for number in range(5):
         pool.tick(60)
-        pool.lost(Life("one", number), "killed")
+        pool.lost(EngineIncarnation("one", number), "killed")
         pool.tick(1.0)
-        pool.started(Life("one", number + 1))
-        pool.given(Life("one", number + 1), 0)
+        pool.started(EngineIncarnation("one", number + 1))
+        pool.given(EngineIncarnation("one", number + 1), 0)
     assert pool.state("one") is EngineState.SERVING
 
 
@@ -213,12 +213,14 @@ def test_an_engine_that_is_slow_again_is_left_alone_for_longer() -> None:
     speeds = {"one": 1, "two": 100}
     waits = []
     for number in range(3):
-        life = Life("one", number)
+        incarnation = EngineIncarnation("one", number)
         stretches = (pass_time(pool, 20, speeds) for _ in range(20))
-        waits.append(next(n for n, commands in enumerate(stretches) if Leave(life) in commands))
+        waits.append(next(n for n, commands in enumerate(stretches) if Leave(incarnation) in commands))
         pass_time(pool, 7, {"two": 100})
-        assert pool.started(Life("one", number + 1)) == [Update(Life("one", number + 1))]
-        pool.given(Life("one", number + 1), 0)
+        assert pool.started(EngineIncarnation("one", number + 1)) == [
+            Update(EngineIncarnation("one", number + 1))
+        ]
+        pool.given(EngineIncarnation("one", number + 1), 0)
     assert waits[0] < waits[1] < waits[2]
 
 
@@ -232,13 +234,13 @@ def test_slow_engines_are_drained_one_after_the_other() -> None:
     assert pass_time(pool, 20, speeds) == []
     pool.started(SECOND)
     pool.given(SECOND, 0)
-    assert pass_time(pool, 20, speeds | {"one": 100}) == [Leave(Life("two", 0))]
+    assert pass_time(pool, 20, speeds | {"one": 100}) == [Leave(EngineIncarnation("two", 0))]
 
 
 def test_the_only_engine_is_never_too_slow() -> None:
     pool = serving_pool("one", "two", slow_s=20)
-    pool.lost(Life("two", 0), "killed")
-    assert pass_time(pool, 900, {"one": 1}) == [Start(Life("two", 1))]
+    pool.lost(EngineIncarnation("two", 0), "killed")
+    assert pass_time(pool, 900, {"one": 1}) == [Start(EngineIncarnation("two", 1))]
 
 
 def test_an_engine_that_has_requests_and_computes_nothing_is_lost() -> None:
@@ -261,8 +263,8 @@ def test_a_draining_engine_gets_new_weights_or_is_ended() -> None:
     pool = serving_pool("one", "two", slow_s=20, stretch_s=20)
     pass_time(pool, 20, {"one": 1, "two": 100})
     assert pool.state("one") is EngineState.DRAINING
-    assert pool.published(1, [FIRST, Life("two", 0)]) == []
-    assert pool.published(2, [Life("two", 0)]) == [End(FIRST)]
+    assert pool.published(1, [FIRST, EngineIncarnation("two", 0)]) == []
+    assert pool.published(2, [EngineIncarnation("two", 0)]) == [End(FIRST)]
 
 
 def test_turns_that_take_too_long_on_a_draining_engine_are_given_up_there() -> None:
@@ -278,7 +280,7 @@ DEMAND = DemandConfig(places=4, max_queued=2, grow_s=5, idle_s=30)
 
 def test_a_long_queue_starts_engines_and_long_idleness_ends_them() -> None:
     pool = serving_pool("one", "two", "three", num_started=1, demand=DEMAND)
-    two = Life("two", 1)
+    two = EngineIncarnation("two", 1)
     assert pass_time(pool, 6, {"one": 9}, queued=3) == [Start(two)]
     assert pass_time(pool, 20, {"one": 9}, queued=3) == []  # one at a time
     assert pool.started(two) == [Update(two)]
@@ -298,7 +300,7 @@ def test_a_long_queue_starts_engines_and_long_idleness_ends_them() -> None:
 def test_no_engine_is_ended_below_the_fewest() -> None:
     pool = serving_pool("one", "two", "three", min_engines=2, demand=DEMAND)
     idle = dict.fromkeys(["one", "two", "three"], 0)
-    assert Leave(Life("three", 0)) in pass_time(pool, 100, idle, running=0)
+    assert Leave(EngineIncarnation("three", 0)) in pass_time(pool, 100, idle, running=0)
     assert pass_time(pool, 100, idle, running=0) == []
     assert pool.num_serving == 2
 
@@ -307,13 +309,13 @@ def test_a_resting_engine_takes_the_place_of_one_that_is_gone() -> None:
     pool = serving_pool("one", "two", num_started=1, max_restarts=0)
     assert pool.lost(FIRST, "killed") == [End(FIRST)]
     assert pool.failure == ""
-    assert pool.tick(1.0) == [Start(Life("two", 1))]
+    assert pool.tick(1.0) == [Start(EngineIncarnation("two", 1))]
 
 
 def test_a_drained_engine_that_dies_rests_all_the_same() -> None:
     pool = serving_pool("one", "two", demand=DEMAND, max_restarts=0, min_engines=1)
     pass_time(pool, 30, {"one": 0, "two": 0}, running=0)
-    assert pool.lost(Life("two", 0), "killed") == [End(Life("two", 0))]
+    assert pool.lost(EngineIncarnation("two", 0), "killed") == [End(EngineIncarnation("two", 0))]
     assert pool.state("two") is EngineState.RESTING
 
 
@@ -321,7 +323,7 @@ def test_a_drained_engine_that_dies_rests_all_the_same() -> None:
 class SimulatedEngine(EngineLink):
     """A process and the link to it."""
 
-    life: Life
+    incarnation: EngineIncarnation
     version: int = -1
     has_started: bool = False
     hangs: bool = False
@@ -401,13 +403,13 @@ class PoolMachine(RuleBasedStateMachine):
             ),
             num_started=self.num_started,
         )
-        self.engines = {name: SimulatedEngine(Life(name, 0)) for name in self.names}
+        self.engines = {name: SimulatedEngine(EngineIncarnation(name, 0)) for name in self.names}
         self.engines[self.names[-1]].is_dead.set()
-        self.known = {name: Life(name, 0) for name in self.names[: self.num_started]}
+        self.known = {name: EngineIncarnation(name, 0) for name in self.names[: self.num_started]}
         """Lives that the workers send requests to."""
         self.version = -1
         self.is_suspended = True
-        self.updates: list[Life] = []
+        self.updates: list[EngineIncarnation] = []
         self.under_way: list[tuple[SimulatedEngine, int]] = []
         self.answers: dict[str, asyncio.Future[GenerationResult]] = {}
         self.num_requests = 0
@@ -438,30 +440,30 @@ class PoolMachine(RuleBasedStateMachine):
 
     def execute(self, commands: Iterable[PoolCommand]) -> None:
         for command in commands:
-            life = command.life
+            incarnation = command.incarnation
             if isinstance(command, Start):
-                assert self.engines[life.name].is_dead.is_set(), "two processes of one name"
-                self.engines[life.name] = SimulatedEngine(life)
+                assert self.engines[incarnation.name].is_dead.is_set(), "two processes of one name"
+                self.engines[incarnation.name] = SimulatedEngine(incarnation)
             elif isinstance(command, End):
-                assert not (command.is_well and self.engines[life.name].requests)
-                self.known.pop(life.name, None)
-                self.kill(self.engines[life.name])
+                assert not (command.is_well and self.engines[incarnation.name].requests)
+                self.known.pop(incarnation.name, None)
+                self.kill(self.engines[incarnation.name])
             elif isinstance(command, Update):
-                self.updates.append(life)
+                self.updates.append(incarnation)
             elif isinstance(command, Leave):
-                assert self.known.pop(life.name) == life
+                assert self.known.pop(incarnation.name) == incarnation
                 assert self.pool.num_serving, "nobody is left"
-                self.loop.call_soon(self.proxy.drain_engine, life.name)
+                self.loop.call_soon(self.proxy.drain_engine, incarnation.name)
                 self.pump()
-                self.engines[life.name].is_draining = True
+                self.engines[incarnation.name].is_draining = True
             else:
                 assert isinstance(command, Join)
-                engine = self.engines[life.name]
-                assert engine.life == life
+                engine = self.engines[incarnation.name]
+                assert engine.incarnation == incarnation
                 assert not engine.is_draining
                 assert engine.version == self.version
-                self.known[life.name] = life
-                self.loop.call_soon(self.proxy.add_engine, life.name, engine)
+                self.known[incarnation.name] = incarnation
+                self.loop.call_soon(self.proxy.add_engine, incarnation.name, engine)
             self.pump()
 
     def kill(self, engine: SimulatedEngine) -> None:
@@ -503,7 +505,7 @@ class PoolMachine(RuleBasedStateMachine):
         if not engine.is_dead.is_set():
             self.kill(engine)
             if is_told:
-                self.execute(self.pool.lost(engine.life, "killed"))
+                self.execute(self.pool.lost(engine.incarnation, "killed"))
 
     @rule()
     def die_together(self) -> None:
@@ -523,7 +525,7 @@ class PoolMachine(RuleBasedStateMachine):
         engine = self.engines[self.names[which]]
         if not engine.has_started and not engine.hangs and not engine.is_dead.is_set():
             engine.has_started = True
-            self.execute(self.pool.started(engine.life))
+            self.execute(self.pool.started(engine.incarnation))
 
     @rule(elapsed_s=st.sampled_from([0.5, 1.0, 3.0]), is_paused=st.booleans())
     def time_passes(self, elapsed_s: float, is_paused: bool) -> None:
@@ -531,10 +533,10 @@ class PoolMachine(RuleBasedStateMachine):
             if engine.hangs or not engine.has_started:
                 continue
             if is_paused:
-                self.pool.heard(engine.life)
+                self.pool.heard(engine.incarnation)
                 continue
             engine.num_sampled += int(engine.tokens_per_s * engine.health().num_running * elapsed_s)
-            self.execute(self.pool.seen(engine.life, engine.health()))
+            self.execute(self.pool.seen(engine.incarnation, engine.health()))
         self.execute(self.pool.tick(elapsed_s))
         are_resting = any(self.pool.state(name) is EngineState.RESTING for name in self.names)
         assert self.pool.num_engines >= self.min_engines or not are_resting
@@ -565,21 +567,23 @@ class PoolMachine(RuleBasedStateMachine):
     @rule()
     def publish(self) -> None:
         self.version += 1
-        lives = set(self.pool.lives)
-        updated = [engine for engine in self.living() if engine.life in lives and not engine.hangs]
+        incarnations = set(self.pool.incarnations)
+        updated = [
+            engine for engine in self.living() if engine.incarnation in incarnations and not engine.hangs
+        ]
         for engine in updated:
             engine.version = self.version
-        self.execute(self.pool.published(self.version, [engine.life for engine in updated]))
+        self.execute(self.pool.published(self.version, [engine.incarnation for engine in updated]))
         if self.version == 0:
             self.resume()
 
     @precondition(lambda self: self.updates)
     @rule()
     def begin_to_give(self) -> None:
-        life = self.updates.pop(0)
-        version = self.pool.version_for(life)
-        engine = self.engines[life.name]
-        if version is not None and engine.life == life:
+        incarnation = self.updates.pop(0)
+        version = self.pool.version_for(incarnation)
+        engine = self.engines[incarnation.name]
+        if version is not None and engine.incarnation == incarnation:
             self.under_way.append((engine, version))
 
     @precondition(lambda self: self.under_way)
@@ -588,7 +592,7 @@ class PoolMachine(RuleBasedStateMachine):
         engine, version = self.under_way.pop(0)
         if not engine.hangs and not engine.is_dead.is_set():
             engine.version = max(engine.version, version)
-            self.execute(self.pool.given(engine.life, version))
+            self.execute(self.pool.given(engine.incarnation, version))
 
     @rule(elapsed_s=st.sampled_from([1.0, 3.0]))
     def recover(self, elapsed_s: float) -> None:
@@ -599,8 +603,10 @@ class PoolMachine(RuleBasedStateMachine):
         while self.under_way:
             self.end_to_give()
         for engine in self.living():
-            if self.pool.state(engine.life.name) is EngineState.WAITING and not engine.hangs:
-                assert self.pool.version_for(engine.life) is None, "it has the weights and does not serve"
+            if self.pool.state(engine.incarnation.name) is EngineState.WAITING and not engine.hangs:
+                assert self.pool.version_for(engine.incarnation) is None, (
+                    "it has the weights and does not serve"
+                )
 
     @rule()
     def suspend(self) -> None:
@@ -617,7 +623,7 @@ class PoolMachine(RuleBasedStateMachine):
     def only_serving_engines_with_the_newest_weights_have_requests(self) -> None:
         for engine in self.engines.values():
             if engine.requests:
-                state = self.pool.state(engine.life.name)
+                state = self.pool.state(engine.incarnation.name)
                 assert state is (EngineState.DRAINING if engine.is_draining else EngineState.SERVING)
                 assert engine.version == self.version
 
@@ -627,8 +633,8 @@ class PoolMachine(RuleBasedStateMachine):
         for name, engine in self.engines.items():
             state = self.pool.state(name)
             if state is EngineState.SERVING:
-                assert self.known[name] == engine.life
-            elif engine.life.number:
+                assert self.known[name] == engine.incarnation
+            elif engine.incarnation.number:
                 assert name not in self.known
             if state not in begun:
                 assert engine.is_dead.is_set()
@@ -639,7 +645,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert len(places) == len(set(places))
         unanswered = {request_id for request_id, answer in self.answers.items() if not answer.done()}
         assert set(places) <= unanswered
-        serving = [e for e in self.living() if self.pool.state(e.life.name) is EngineState.SERVING]
+        serving = [e for e in self.living() if self.pool.state(e.incarnation.name) is EngineState.SERVING]
         if serving and not self.is_suspended:
             assert set(places) == unanswered
 

@@ -1,4 +1,4 @@
-"""Every engine of the package against the shared suite."""
+"""The mock and the embedded engine against the shared suites."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from envsdk.inference.embedded import EmbeddedEngine
 from envsdk.inference.engine import Engine, EngineConfig, WeightReference
 from envsdk.inference.mock import MockEngine
 from envsdk.testing.engine_structures import write_tokenizer
-from envsdk.testing.engines import EngineSuite
+from envsdk.testing.engines import CoreSuite, EngineSuite
 
 
 class TestMockConforms(EngineSuite):
@@ -41,7 +41,7 @@ class TestMockConforms(EngineSuite):
         simulated_engines.run(scenario)  # its latencies are timers: in virtual time they take none
 
 
-class _SlowedEmbedded(EngineSuite):
+class _SlowedEmbedded(CoreSuite):
     """The tiny models are too quick to be interrupted: every step waits a little."""
 
     engine_class = EmbeddedEngine
@@ -65,15 +65,15 @@ class _SlowedEmbedded(EngineSuite):
 
     def make_engine(self, **changes: Any) -> Engine:
         engine = EmbeddedEngine.create(self.config(**changes))
-        decode = engine._decoder.decode
+        decode = engine.core.decoder.decode
 
         def slowed(tokens: torch.Tensor) -> torch.Tensor:
-            lengths = engine._batch._lengths[: len(tokens)]
+            lengths = engine.core.batch._lengths[: len(tokens)]
             if lengths.max() > 45:  # only the long replies, so that the rest of the suite is quick
                 time.sleep(1.2 * self.long_reply_s / (self.long_reply - 45))
             return decode(tokens)
 
-        engine._decoder.decode = slowed  # type: ignore[method-assign]
+        engine.core.decoder.decode = slowed  # type: ignore[method-assign]
         return engine
 
 

@@ -129,7 +129,7 @@ def test_latencies_have_the_distribution_asked_for(
     async def test() -> None:
         for number in range(4000):
             engine.submit(request(number))
-        durations.extend(running.duration_s for running in engine._running.values())
+        durations.extend(running.duration_s for running in engine.core.running.values())
 
     run(engine, test)
     assert statistics.mean(durations) == pytest.approx(mean_s, rel=0.05)

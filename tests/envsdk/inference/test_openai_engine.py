@@ -38,7 +38,7 @@ from envsdk.inference.openai.wire import completion_body, read_event, why_inexpr
 from envsdk.store.trajectories import read_trajectories
 from envsdk.testing.engine_structures import END_TOKEN, text_of
 from envsdk.testing.engine_structures import write_tokenizer as write_structure_tokenizer
-from envsdk.testing.engines import EngineSuite, until
+from envsdk.testing.engines import CoreSuite, until
 from envsdk.warm_start.tiny_policy import build_tokenizer, write_tokenizer
 
 KEY = "sk-very-secret"
@@ -57,7 +57,7 @@ def server() -> Iterator[FakeServer]:
         yield server
 
 
-class TestOpenAIConforms(EngineSuite):
+class TestOpenAIConforms(CoreSuite):
     engine_class = OpenAIEngine
     unknown_key, nearest_key = "base_ur", "base_url"
     long_reply_s = 0.5
@@ -160,7 +160,7 @@ def test_abort_hangs_up(server: FakeServer) -> None:
     async def ask(engine: OpenAIEngine) -> None:
         server.behavior.slow_after, server.behavior.token_s = 3, 0.02
         running = engine.submit(request(max_new_tokens=50))
-        await until(lambda: len(engine._running["a"].token_ids) >= 3)
+        await until(lambda: any(len(reply.token_ids) >= 3 for reply in engine.core.tasks))
         engine.abort(["a"])
         assert (await running).finish_reason is FinishReason.ABORT
         await until(lambda: server.behavior.num_broken_off == 1)

@@ -223,7 +223,7 @@ class _Unstructured(MortalLink):
     def send(self, request: GenerationRequest) -> None:
         self.sent.append(request)
         plain = replace(request.sampling, structure=None)
-        LocalLink.send(self, replace(request, sampling=plain, is_watched=True))
+        LocalLink.send(self, replace(request, sampling=plain, stream=True))
 
 
 @in_virtual_time
@@ -262,7 +262,7 @@ async def test_a_reply_with_a_structure_outlasts_updates_once_it_began_anew_too_
         result = await soon(future)
         assert_whole(result, asking)
     num_starts = 1 if is_read else 1 + MAX_INTERRUPTIONS
-    assert [sent.outlasts_updates for sent in link.sent] == [False] * (num_starts - 1) + [True]
+    assert [sent.survives_weight_update for sent in link.sent] == [False] * (num_starts - 1) + [True]
     assert {len(sent.prompt_ids) for sent in link.sent} == {3}
     assert len(result.version_spans) > 1
     if is_read:
@@ -281,5 +281,5 @@ async def test_a_reply_with_a_structure_that_was_read_and_is_cut_short_is_an_err
         slow.kill()
         result = await soon(future)
         assert result.finish_reason is FinishReason.ERROR
-        assert "cannot go on" in result.error
+        assert "cannot continue" in result.error
         assert_told(told, result)

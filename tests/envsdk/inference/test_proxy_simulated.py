@@ -187,12 +187,12 @@ class Pool:
             assert not link.is_drained or link.is_closed
 
     def _was_torn(self, asked: Asked, result: GenerationResult) -> bool:
-        """A reply with a structure that was read cannot go on when its engine is lost."""
+        """A reply with a structure that was read cannot continue when its engine is lost."""
         is_bound = asked.request.sampling.structure is not None
         was_lost = any(link.engine.is_dead for link in self.links)
         return bool(
             is_bound and asked.told and was_lost and result.finish_reason is FinishReason.ERROR
-        ) and "cannot go on" in (result.error)
+        ) and "cannot continue" in (result.error)
 
     def _assert_updates_let_structures_end(self) -> None:
         num_cuts = sum({id(link.engine): link.engine.num_cuts for link in self.links}.values(), Counter())

@@ -32,7 +32,7 @@ from envsdk.inference.engine_host import EngineHost
 from envsdk.inference.sglang.engine import SGLangEngine
 from envsdk.inference.weight_buckets import fill_buckets
 from envsdk.testing.engine_structures import write_tokenizer
-from envsdk.testing.engines import EngineSuite, until
+from envsdk.testing.engines import CoreSuite, until
 from envsdk.trajectory import VersionSpan
 
 
@@ -41,7 +41,7 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
-class TestSGLangConforms(EngineSuite):
+class TestSGLangConforms(CoreSuite):
     engine_class = SGLangEngine
     unknown_key, nearest_key = "mem_fraction_statik", "mem_fraction_static"
     long_reply_s = 0.5
@@ -150,8 +150,8 @@ def test_a_reply_interrupted_at_its_stop_token_does_not_go_on(
     async def interrupt(engine: SGLangEngine) -> None:
         slowly(server)
         running = engine.submit(request(max_new_tokens=20, stop_token_ids=(stop,)))
-        await until(lambda: bool(engine._sampling))
-        reply = next(iter(engine._sampling))
+        await until(lambda: bool(engine.core.on_server))
+        reply = next(iter(engine.core.on_server))
         await until(lambda: len(reply.token_ids) >= 1)
         await engine.pause(PauseMode.KEEP)
         # SGLang looks at an abort first, so that an aborted reply may end with its stop token.
@@ -342,7 +342,7 @@ def test_a_training_runs_host_updates_it_in_every_mode(
         await sampled(host._engine, 5)  # type: ignore[arg-type]
         await host.begin_update("u", 1, mode)
         bucket = next(fill_buckets([(TABLE, table(5))], lambda: np.empty(1 << 16, np.uint8)))
-        assert await host.take_bucket("u", 0, bucket.pieces, len(bucket.data), bucket.data)
+        assert await host.take_bucket("u", 0, bucket.chunks, len(bucket.data), bucket.data)
         await host.complete_update("u")
         versions = [span.version for span in (await running).version_spans]
         assert versions == {"continue": [0, 1], "finish": [0], "restart": [0]}[mode]
@@ -496,7 +496,7 @@ def test_a_server_is_started_updated_and_ended(launched: EngineConfig, other: Pa
         check_logprobs(await engine.submit(request()), [read_table(folder)])
         await engine.load_weights(other, 1)
         check_logprobs(await engine.submit(request()), [read_table(folder), read_table(other)])
-        process = engine._connection._process
+        process = engine.core.connection._process
         assert process is not None
         assert process._process is not None
         return process._process.pid
@@ -511,7 +511,7 @@ def test_a_server_that_ends_breaks_the_engine_at_once(
     monkeypatch.setattr("envsdk.inference.sglang.engine.LOOK_S", 0.02)
 
     async def kill(engine: SGLangEngine) -> None:
-        process = engine._connection._process
+        process = engine.core.connection._process
         assert process is not None
         assert process._process is not None
         for child in psutil.Process(process._process.pid).children(recursive=True):

@@ -102,8 +102,8 @@ def test_a_reply_with_a_structure_that_was_broken_off_begins_anew_unless_it_was_
     assert [len(body["input_ids"]) for body in structuring.behavior.bodies[-2:]] == [3, 3]
 
     async def ask(engine: SGLangEngine) -> None:
-        result = await engine.submit(bound(is_watched=True))
-        assert "partly read cannot go on" in result.error
+        result = await engine.submit(bound(stream=True))
+        assert "partly read cannot continue" in result.error
 
     then(structuring, hang_up_after(9))
     play(config, ask)
@@ -118,7 +118,7 @@ def test_only_a_reply_that_nobody_else_could_go_on_with_is_told_of_while_it_runs
 ) -> None:
     async def ask(engine: SGLangEngine) -> None:
         slowly(structuring)
-        running = [engine.submit(bound("quiet")), engine.submit(bound("read", is_watched=True))]
+        running = [engine.submit(bound("quiet")), engine.submit(bound("read", stream=True))]
         await sampled(engine, 20)
         told = await engine.progress({"quiet": 0, "read": 0})
         assert [delta.request_id for delta in told] == ["read"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import re
@@ -23,16 +22,13 @@ from envsdk.inference import weight_folder
 from envsdk.inference.engine import (
     EngineConfig,
     FinishReason,
-    GenerationRequest,
     OutputStructure,
     SamplingParams,
 )
 from envsdk.inference.engine_support.failures import ReplyRefused, Unavailable
-from envsdk.inference.engine_support.requests import Answer, WaitingRequests
 from envsdk.inference.lora import Adapter
-from envsdk.inference.sglang.server_arg_names import SERVER_ARG_NAMES
 from envsdk.inference.sglang.server_weights import ServerWeights
-from envsdk.inference.sglang.settings import SET_BY_ENGINE, SGLangSettings, server_arguments
+from envsdk.inference.sglang.settings import COMMON_ARGUMENTS, SET_BY_ENGINE, SGLangSettings, server_arguments
 from envsdk.inference.sglang.wire import (
     Delta,
     generate_body,
@@ -248,8 +244,8 @@ def test_arguments_of_the_server_are_passed_on() -> None:
 
 
 def test_the_arguments_that_the_engine_sets_are_the_servers() -> None:
-    assert SET_BY_ENGINE.keys() <= SERVER_ARG_NAMES
-    assert SERVER_ARG_NAMES & SGLangSettings.model_fields.keys() == {"stream_interval"}
+    assert not SET_BY_ENGINE.keys() & COMMON_ARGUMENTS
+    assert not COMMON_ARGUMENTS & SGLangSettings.model_fields.keys()
 
 
 @pytest.mark.parametrize(
@@ -332,33 +328,3 @@ def test_a_broken_weights_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\x09\0\0\0\0\0\0\0not json!")
     with pytest.raises(EngineError, match=r"model\.safetensors cannot be read"):
         shapes_in(tmp_path)
-
-
-@given(st.lists(st.integers(-3, 3), max_size=30), st.sets(st.integers(0, 30)))
-def test_requests_leave_by_priority_then_in_order_of_arrival_and_the_removed_never(
-    priorities: list[int], removed: set[int]
-) -> None:
-    loop = asyncio.new_event_loop()
-    waiting = WaitingRequests()
-    answers: dict[str, Answer] = {}
-    for number, priority in enumerate(priorities):
-        request = GenerationRequest(
-            request_id=str(number),
-            prompt_ids=np.zeros(1, np.int32),
-            sampling=SamplingParams(max_new_tokens=1),
-            priority=priority,
-        )
-        answers[request.request_id] = loop.create_future()
-        waiting.push(request, answers[request.request_id])
-    gone = waiting.remove(map(str, removed))
-    assert {request.request_id for request, _ in gone} == {str(n) for n in removed if n < len(priorities)}
-    left = [number for number in range(len(priorities)) if number not in removed]
-    assert waiting.ids == {str(number) for number in left}
-    order = []
-    while waiting:
-        request, answer = waiting.pop()
-        assert answer is answers[request.request_id]
-        assert request.request_id not in waiting
-        order.append(int(request.request_id))
-    assert order == sorted(left, key=lambda number: (priorities[number], number))
-    loop.close()

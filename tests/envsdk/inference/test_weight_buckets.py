@@ -69,14 +69,14 @@ def test_any_weights_come_out_as_they_went_in_whatever_the_size_of_a_bucket(item
 @given(weights(), st.integers(1, 600))
 def test_no_bucket_is_larger_than_asked_for_and_only_what_does_not_fit_in_one_is_cut(items, capacity) -> None:
     for bucket in sent(items, capacity):
-        assert bucket.pieces
+        assert bucket.chunks
         assert len(bucket.data) <= capacity
         end = 0
-        for piece in bucket.pieces:
-            assert piece.offset % ALIGNMENT == 0
-            assert piece.offset >= end
-            end = piece.offset + piece.num_bytes
-            assert piece.num_bytes == piece.tensor_bytes or piece.tensor_bytes > capacity
+        for chunk in bucket.chunks:
+            assert chunk.offset % ALIGNMENT == 0
+            assert chunk.offset >= end
+            end = chunk.offset + chunk.num_bytes
+            assert chunk.num_bytes == chunk.tensor_bytes or chunk.tensor_bytes > capacity
         assert end == len(bucket.data)
 
 
@@ -86,7 +86,7 @@ def test_buckets_are_full_but_for_what_the_next_tensor_needs(sizes, capacity) ->
     buckets = list(sent(items, capacity))
     for bucket, following in pairwise(buckets):
         padded = -(-len(bucket.data) // ALIGNMENT) * ALIGNMENT
-        assert padded + following.pieces[0].tensor_bytes > capacity or padded >= capacity
+        assert padded + following.chunks[0].tensor_bytes > capacity or padded >= capacity
 
 
 def test_no_weights_are_no_buckets() -> None:

@@ -37,8 +37,8 @@ requests = st.builds(
     sampling=sampling,
     session_id=st.text(),
     priority=st.integers(-5, 5),
-    is_watched=st.booleans(),
-    outlasts_updates=st.booleans(),
+    stream=st.booleans(),
+    survives_weight_update=st.booleans(),
 )
 
 

@@ -218,7 +218,7 @@ async def test_an_engine_that_hangs_is_ended_and_started_again(tmp_path: Path) -
 
 
 async def test_the_end_of_the_last_engine_says_how_often_and_why(tmp_path: Path) -> None:
-    # Every life dies in the update that it would have to join with.
+    # Every incarnation dies in the update that it would have to join with.
     async with engine_group(tmp_path, "one", deeds={"0": "die"}, max_restarts=1) as group:
         report = await group.publish(0)
         assert report is not None

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from envsdk.inference.vllm.core import Counters
+from envsdk.inference.vllm.backend import StatLogger
 from envsdk.inference.vllm.staged_weights import Handle, read_staged
 
 
@@ -39,12 +39,12 @@ class _Reply:
         )
 
 
-class ScriptedCore:
-    """A `Core`. A reply depends on its seed alone; every token takes `token_s`."""
+class ScriptedBackend:
+    """A `Backend`. A reply depends on its seed alone; every token takes `token_s`."""
 
     def __init__(self, *, vocab_size: int = 64, token_s: float = 0.0) -> None:
         self.vocab_size = vocab_size
-        self.counters = Counters()
+        self.counters = StatLogger()
         self.error = ""
         self.broken_load = ""
         """When set, what `load` raises."""
@@ -85,12 +85,13 @@ class ScriptedCore:
 
     async def _flows_or(self, aborted: asyncio.Event) -> None:
         """vLLM ends what is aborted at once, also while it is paused."""
-        waits = [asyncio.ensure_future(event.wait()) for event in (self._flowing, aborted)]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+        while not (self._flowing.is_set() or aborted.is_set()):
+            waits = [asyncio.ensure_future(event.wait()) for event in (self._flowing, aborted)]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
 
     def _sample(self, reply: _Reply) -> None:
         token = int(reply.draw.integers(self.vocab_size))

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 from envsdk.failures import ConfigurationError, EngineError
+from envsdk.inference.core import Counters
 from envsdk.inference.engine import EngineConfig
 from envsdk.inference.vllm.settings import OWNER, VLLMSettings, engine_args
 from envsdk.inference.vllm.staged_weights import Handle
@@ -28,13 +29,8 @@ _INSTALL = (
 )
 
 
-class Counters:
-    """What vLLM reports after each step; vLLM calls it a stat logger."""
-
-    def __init__(self) -> None:
-        self.num_tokens_sampled = 0
-        self.num_prefilled_tokens = 0
-        self.kv_usage = 0.0
+class StatLogger(Counters):
+    """Counts what vLLM reports after each step."""
 
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
@@ -52,11 +48,11 @@ class Counters:
     def record_sleep_state(self, is_awake: int, level: int) -> None: ...
 
 
-class Core(Protocol):
-    """What `VLLMEngine` stands on. All on one event loop."""
+class Backend(Protocol):
+    """What `VLLMCore` needs of vLLM. All on one event loop."""
 
     vocab_size: int
-    counters: Counters
+    counters: StatLogger
 
     @property
     def error(self) -> str:
@@ -115,19 +111,19 @@ class Core(Protocol):
     async def close(self) -> None: ...
 
 
-class AsyncLLMCore:
-    """See `Core`."""
+class AsyncLLMBackend:
+    """See `Backend`."""
 
     def __init__(self, vllm_config: Any, environment: dict[str, str]) -> None:
         self.vocab_size: int = vllm_config.model_config.get_vocab_size()
-        self.counters = Counters()
+        self.counters = StatLogger()
         self._vllm_config = vllm_config
         self._environment = environment
         self._llm: Any = None
         self._lora_request: Any = None
 
     @classmethod
-    def open(cls, config: EngineConfig, settings: VLLMSettings) -> AsyncLLMCore:
+    def open(cls, config: EngineConfig, settings: VLLMSettings) -> AsyncLLMBackend:
         """Check everything that can be checked without loading the model. ConfigurationError."""
         with _own_environment(dict(os.environ)):
             os.environ[OWNER] = str(os.getpid())
