@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from server_grammar import Grammar, begin_grammar
+
+from tests.envsdk.inference.server_grammar import Grammar, begin_grammar
 
 VOCAB_SIZE = 64
 LOGITS = np.random.default_rng(7).normal(0.0, 1.5, (VOCAB_SIZE, VOCAB_SIZE))
