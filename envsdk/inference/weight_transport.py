@@ -41,7 +41,7 @@ class Transport(StrEnum):
 
 
 class UpdateInterrupted(EngineError):
-    """The rest of an update did not come; the engine goes on with the weights it had."""
+    """The rest of an update did not come; the engine keeps the weights it had."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ class BucketSender(ABC):
         """What each engine is to get. For an object store a reference, which Ray replaces by the bytes."""
 
     def announced(self, bucket: Bucket) -> bool:
-        """Called, again until it answers True, when the engines were told of the bucket.
+        """Called, again until it answers True, when the bucket was announced to the engines.
 
         UpdateInterrupted when they cannot be reached.
         """
