@@ -276,7 +276,7 @@ class RolloutScheduler:
                 self._fail(RolloutStalled(f"{command.message}{self._tally.failure_note()}"))
 
     def _stop(self, slot_id: str, lease_id: int) -> None:
-        self._slots.told_to_stop(slot_id, time.monotonic() + self._setup.stop_grace_s)
+        self._slots.stop(slot_id, time.monotonic() + self._setup.stop_grace_s)
         self._workers.send(slot_id, Stop(slot_id, lease_id))
 
     def _order(self, lease: Lease) -> EpisodeOrder:

@@ -1,7 +1,7 @@
 """What the workers' slots play, and when a worker hangs or dies too often. Pure: policy without processes.
 
 slot: idle -> playing -> idle
-              playing -> told to stop -> idle       not in time: its worker hangs
+              playing -> stopping -> idle       not in time: its worker hangs
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ class SlotActivity:
         self.playing: dict[str, EpisodeOrder] = {}
         """By slot, until the worker reports the episode finished or released."""
         self.stop_deadlines: dict[str, float] = {}
-        """By slot that was told to stop: when it must have stopped."""
+        """By slot with a cancelled episode: when the episode must have stopped."""
         self.stragglers: set[str] = set()
         """Slots that still play an episode of an earlier ledger."""
 
-    def told_to_stop(self, slot_id: str, deadline: float) -> None:
-        """The episode on this slot was cancelled."""
+    def stop(self, slot_id: str, deadline: float) -> None:
+        """The episode on this slot was cancelled and must stop by `deadline`."""
         self.stop_deadlines[slot_id] = deadline
 
     def reported(self, slot_id: str) -> bool:
         """The slot is idle now. Returns whether it played for an earlier ledger."""
         self.playing.pop(slot_id, None)
         self.stop_deadlines.pop(slot_id, None)
-        was_straggler = slot_id in self.stragglers
-        self.stragglers.discard(slot_id)
-        return was_straggler
+        if slot_id not in self.stragglers:
+            return False
+        self.stragglers.remove(slot_id)
+        return True
 
     def forget(self, slot_ids: Iterable[str]) -> None:
         """The worker of these slots is gone."""

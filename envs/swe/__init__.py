@@ -7,7 +7,7 @@ SPEC = EnvSpec(
     entry_point="envsdk.envs.swe.env:SWEEnv",
     max_steps=50,
     # An environment waits for its commands, which run in processes of their own.
-    isolation=Isolation.THREAD,
+    isolation=Isolation.ASYNC,
     lists_tasks=True,
     reset_timeout_s=120.0,
     # The longest command and the evaluation, and the wait for a slot before each.

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Text
 
-from envsdk.env import Info, TextEnv
+from envsdk.env import AsyncTextEnv, Info
 from envsdk.envs.swe.observations import (
     SHOWN_OUTPUT,
     SUBMIT_COMMAND,
@@ -61,7 +61,7 @@ class State:
         return self.terminated or self.truncated
 
 
-class SWEEnv(TextEnv):
+class SWEEnv(AsyncTextEnv):
     """Repair a repository by shell commands and submit a patch, on which hidden tests decide.
 
         reset (no sandbox yet) -> command -> command -> ... -> submission -> graded in a fresh sandbox
@@ -172,14 +172,16 @@ class SWEEnv(TextEnv):
         """What `sample()` draws from. `step` takes any string, of any length and script."""
         return Text(min_length=0, max_length=_MAX_REPLY_LENGTH, charset=_PRINTABLE)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+    async def reset(  # type: ignore[override]
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, Info]:
         """Show an issue. The sandbox is started by the first command.
 
         `info` names the task: `instance_id`, `repo`; with `action_format="tool"` it has `tools`.
         """
-        super().reset(seed=seed)
+        await super().reset(seed=seed)
         task = self._tasks.chosen(int(self.np_random.integers(2**31)), options)
-        self.close()
+        await self._leave()
         observation = render_task(
             task.problem_statement,
             hints=task.hints_text if self._hints else "",
@@ -193,7 +195,7 @@ class SWEEnv(TextEnv):
             info["tools"] = [deepcopy(TOOL_SCHEMA)]
         return observation, info
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+    async def step(self, action: str) -> tuple[str, float, bool, bool, Info]:  # type: ignore[override]
         state = self._needed_state()
         if state.ended:
             info: Info = {"success": state.success, "metrics": {}}
@@ -205,22 +207,24 @@ class SWEEnv(TextEnv):
         info = {"success": False, "metrics": metrics}
         work: Submitted | None = None
         if not note:
-            state, work = self._run(state, command, metrics)
+            state, work = await self._run(state, command, metrics)
         submitted = work is not None
         at_limit = not submitted and (state.turn >= self.max_steps or state.used_s >= self._time_limit_s)
         if at_limit and self._submit_at_limit:
-            work = Submitted(patch="") if self._workspace is None else self._workspace.changes()
+            work = Submitted(patch="") if self._workspace is None else await self._workspace.changes()
         if submitted or at_limit:
-            state, graded = self._ended(state, work, submitted=submitted, info=info)
+            state, graded = await self._ended(state, work, submitted=submitted, info=info)
             reward += graded
         self._state = state
         return state.observation, 0.0 + reward, state.terminated, state.truncated, info
 
-    def _run(self, state: State, command: str, metrics: dict[str, float]) -> tuple[State, Submitted | None]:
+    async def _run(
+        self, state: State, command: str, metrics: dict[str, float]
+    ) -> tuple[State, Submitted | None]:
         """The state after a command, and what it submits, if it does."""
         workspace = self._opened(state)
         limit_s = min(self._command_timeout_s, max(1.0, self._time_limit_s - state.used_s))
-        result = workspace.run(command, timeout_s=limit_s)
+        result = await workspace.run(command, timeout_s=limit_s)
         metrics["command_succeeded"] = float(result.returncode == 0 and not result.note)
         metrics["command_was_killed"] = float(bool(result.note))
         state = replace(
@@ -241,14 +245,14 @@ class SWEEnv(TextEnv):
         is_whole = result.num_bytes <= self._limits.kept_output_bytes
         if self._submission == "output" or (self._submission == "auto" and is_whole and holds_diff(text)):
             return state, Submitted(patch=text)
-        return state, workspace.changes()
+        return state, await workspace.changes()
 
-    def _ended(
+    async def _ended(
         self, state: State, work: Submitted | None, *, submitted: bool, info: Info
     ) -> tuple[State, float]:
         """The state at the end of the episode, and what is paid for the patch; fills `info`."""
         task = self._tasks.named(state.instance_id)
-        evaluation = None if work is None else self._workshop.grade(task, work, strict=self._strict)
+        evaluation = None if work is None else await self._workshop.grade(task, work, strict=self._strict)
         resolved = evaluation is not None and evaluation.resolved
         ending = Ending(
             instance_id=task.instance_id,
@@ -270,7 +274,7 @@ class SWEEnv(TextEnv):
         }
         if evaluation is not None:
             info["metrics"] |= shares(told)
-        self._leave()
+        await self._leave()
         ended = replace(
             state,
             observation=ending.render(),
@@ -280,21 +284,21 @@ class SWEEnv(TextEnv):
         )
         return ended, float(resolved)
 
-    def close(self) -> None:
+    async def close(self) -> None:  # type: ignore[override]
         """Remove the sandbox. Idempotent."""
-        self._leave()
+        await self._leave()
 
     def render(self) -> str | None:
         return self._state.observation if self.render_mode == "ansi" and self._state is not None else None
 
-    def snapshot(self) -> Any:
+    async def snapshot(self) -> Any:
         """Has all files of the repository and of /tmp: as large as they are, compressed."""
-        files = None if self._workspace is None else self._workspace.snapshot()
+        files = None if self._workspace is None else await self._workspace.snapshot()
         return self._needed_state(), files, self.np_random.bit_generator.state
 
-    def restore(self, snapshot: Any) -> str:
+    async def restore(self, snapshot: Any) -> str:
         state, files, random_state = snapshot
-        self._leave()
+        await self._leave()
         self._state = state
         self.np_random.bit_generator.state = random_state
         if files is not None:
@@ -302,13 +306,13 @@ class SWEEnv(TextEnv):
         observation: str = state.observation
         return observation
 
-    def oracle(self) -> str:
+    async def oracle(self) -> str:
         """Undoes all changes and applies the gold patch; then submits."""
         state = self._needed_state()
         command = SUBMIT_COMMAND if state.is_gold else self._gold_command(state)
         return format_reply(command, self._action_format)
 
-    def legal_actions(self) -> Sequence[str]:
+    async def legal_actions(self) -> Sequence[str]:
         """A few commands that look around, and the one that submits."""
         if self._needed_state().ended:
             return ()
@@ -326,10 +330,10 @@ class SWEEnv(TextEnv):
         task = self._tasks.named(state.instance_id)
         return self._workshop.open(task, self._limits, files, validates=self._validates)
 
-    def _leave(self) -> None:
+    async def _leave(self) -> None:
         workspace, self._workspace = self._workspace, None
         if workspace is not None:
-            workspace.close()
+            await workspace.close()
 
     def _needed_state(self) -> State:
         if self._state is None:

@@ -1,14 +1,14 @@
-"""Sandboxes for environments, which are not asynchronous: one event loop per process, on a thread of its own.
+"""Sandboxes of episodes: one backend for each event loop, and the verdicts that all of them share.
 
     workshop = shared_workshop("bubblewrap", {})
     workspace = workshop.open(task, limits)        # nothing is started yet
-    result = workspace.run("pytest -q", timeout_s=60)
-    verdict = workshop.grade(task, workspace.changes(), strict=True)
-    workspace.close()
+    result = await workspace.run("pytest -q", timeout_s=60)
+    verdict = await workshop.grade(task, await workspace.changes(), strict=True)
+    await workspace.close()
 
     workspace:  open -> first command starts the sandbox -> commands -> closed
 
-Safe for threads; one workspace is used by one at a time.
+One workspace is used by one task at a time, on one event loop.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from envsdk.envs.swe.evaluator import Evaluation, Verdict, evaluate
 from envsdk.envs.swe.evaluator.validation import validate
 from envsdk.envs.swe.sandbox import (
     ExecEnd,
-    ExecResult,
     Limits,
     Sandbox,
     SandboxBackend,
@@ -42,8 +41,6 @@ from envsdk.envs.swe.sandbox import (
 from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.images import prepare_image
 from envsdk.failures import ConfigurationError
-
-T = TypeVar("T")
 
 KEPT_OUTPUT_BYTES = 1 << 20
 """Of a command's output: room for a patch that is submitted by printing it."""
@@ -62,7 +59,7 @@ _ENDED_BY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
-    """What became of a command."""
+    """How a command ended, and its output."""
 
     output: str
     returncode: int
@@ -83,27 +80,25 @@ class Submitted:
     """The verdict where the policy has made its files such that no patch can be made of them."""
 
 
-class LoopThread:
-    """An event loop that runs on a thread until the process ends."""
+@dataclass(slots=True)
+class _OnLoop:
+    """A backend and what belongs to its event loop."""
 
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        threading.Thread(target=self.loop.run_forever, name="envsdk-swe", daemon=True).start()
-
-    def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """The result of `work`, waited for on the calling thread."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
+    backend: SandboxBackend
+    probing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    is_probed: bool = False
+    validating: dict[str, asyncio.Lock] = field(default_factory=dict)
+    closer: AsyncGenerator[None, None] | None = None
 
 
 class Workshop:
-    """The sandboxes of one backend, and the verdicts on what was submitted in them."""
+    """The sandboxes of one kind of backend, and the verdicts on what was submitted in them."""
 
-    def __init__(self, backend: SandboxBackend, thread: LoopThread) -> None:
-        self._backend = backend
-        self._thread = thread
-        self._probing: asyncio.Lock | None = None
-        self._is_probed = False
-        self._validating: dict[str, asyncio.Lock] = {}
+    def __init__(self, make_backend: Callable[[], SandboxBackend]) -> None:
+        self._make_backend = make_backend
+        # Made here, so that wrong settings are refused here.
+        self._unused: list[SandboxBackend] = [make_backend()]
+        self._on_loops: dict[asyncio.AbstractEventLoop, _OnLoop] = {}
         self._problems: dict[str, str] = {}
         """What validating a task has found, by its content; empty for a sound one."""
         self._verdicts: OrderedDict[tuple[str, bytes, bool], Evaluation] = OrderedDict()
@@ -119,7 +114,7 @@ class Workshop:
         """
         return Workspace(self, task, limits, files, validates=validates)
 
-    def grade(self, task: Task, submitted: Submitted, *, strict: bool) -> Evaluation:
+    async def grade(self, task: Task, submitted: Submitted, *, strict: bool) -> Evaluation:
         """The verdict on a patch. The same patch of the same task is graded once, an empty one never.
 
         Raises SandboxError when the evaluation itself fails.
@@ -134,7 +129,7 @@ class Workshop:
             known = self._verdicts.get(key)
         if known is not None:
             return known
-        verdict = self.run(self._evaluated(task, patch, strict))
+        verdict = await evaluate(task, patch, (await self._probed()).backend, strict=strict)
         if verdict.infrastructure:
             raise SandboxError(f"{task.instance_id}: the evaluation failed: {verdict.detail}")
         with self._lock:
@@ -143,23 +138,19 @@ class Workshop:
                 self._verdicts.popitem(last=False)
         return verdict
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._thread.run(work)
-
-    def abandon(self, sandbox: Sandbox) -> None:
-        """Close a sandbox without waiting for it."""
-        asyncio.run_coroutine_threadsafe(sandbox.close(), self._thread.loop)
-
     def close(self) -> None:
-        """Remove every sandbox."""
-        with contextlib.suppress(TimeoutError):
-            self._thread.run(self._backend.aclose(), _CLOSE_TIMEOUT_S)
+        """Remove every sandbox of loops that run on other threads. A loop that ends removes its own."""
+        for loop, here in list(self._on_loops.items()):
+            if loop.is_running():
+                closing = asyncio.run_coroutine_threadsafe(here.backend.aclose(), loop)
+                with contextlib.suppress(TimeoutError):
+                    closing.result(_CLOSE_TIMEOUT_S)
 
     async def start(self, task: Task, limits: Limits, files: bytes | None, *, validates: bool) -> Sandbox:
-        await self._probed()
+        here = await self._probed()
         if validates:
-            await self._demand_sound(task)
-        sandbox = await self._backend.start(await prepare_image(task, self._backend), limits=limits)
+            await self._demand_sound(task, here)
+        sandbox = await here.backend.start(await prepare_image(task, here.backend), limits=limits)
         try:
             if files is not None:
                 await sandbox.unpack(files)
@@ -171,26 +162,38 @@ class Workshop:
             raise
         return sandbox
 
-    async def _demand_sound(self, task: Task) -> None:
+    async def _demand_sound(self, task: Task, here: _OnLoop) -> None:
         key = task.content_hash()
-        async with self._validating.setdefault(key, asyncio.Lock()):
+        async with here.validating.setdefault(key, asyncio.Lock()):
             if key not in self._problems:
-                (validation,) = await validate([task], self._backend)
+                (validation,) = await validate([task], here.backend)
                 self._problems[key] = validation.problem
         if problem := self._problems[key]:
             raise ConfigurationError(f"{task.instance_id} cannot be used: {problem}")
 
-    async def _evaluated(self, task: Task, patch: str, strict: bool) -> Evaluation:
-        await self._probed()
-        return await evaluate(task, patch, self._backend, strict=strict)
+    async def _probed(self) -> _OnLoop:
+        """The backend of this event loop, which is known to work."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if loop not in self._on_loops:
+                backend = self._unused.pop() if self._unused else self._make_backend()
+                self._on_loops[loop] = _OnLoop(backend)
+        here = self._on_loops[loop]
+        async with here.probing:
+            if here.closer is None:
+                here.closer = self._closed_with(loop)
+                await anext(here.closer)
+            if not here.is_probed:
+                await here.backend.probe()
+                here.is_probed = True
+        return here
 
-    async def _probed(self) -> None:
-        if self._probing is None:
-            self._probing = asyncio.Lock()
-        async with self._probing:
-            if not self._is_probed:
-                await self._backend.probe()
-                self._is_probed = True
+    async def _closed_with(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None, None]:
+        """Removes the sandboxes of `loop` as it ends: it closes its generators then."""
+        try:
+            yield
+        finally:
+            await self._on_loops.pop(loop).backend.aclose()
 
 
 class Workspace:
@@ -205,13 +208,13 @@ class Workspace:
         self._limits = limits
         self._files = files
         """To be put into the sandbox when it is started."""
-        self._sandbox: Sandbox | None = None
+        self._sandbox: asyncio.Task[Sandbox] | None = None
         self._let_go: weakref.finalize[..., Any] | None = None
 
-    def run(self, command: str, *, timeout_s: float) -> CommandResult:
+    async def run(self, command: str, *, timeout_s: float) -> CommandResult:
         """Run a command in a new shell. Raises SandboxError when the sandbox fails."""
         script = command.encode(errors="replace").decode()
-        result = self._workshop.run(self._exec(script, timeout_s))
+        result = await (await self._started()).exec(script, timeout_s=timeout_s)
         if result.reason is ExecEnd.INFRASTRUCTURE:
             raise SandboxError(
                 f"{self._task.instance_id}: the sandbox failed: {result.output.strip()[-300:]}"
@@ -226,56 +229,69 @@ class Workspace:
             num_bytes=result.total_bytes,
         )
 
-    def changes(self) -> Submitted:
+    async def changes(self) -> Submitted:
         """What the files of the repository differ in from the start; leftovers do not count.
 
         Refused where the policy has left nothing to compare with (it removed the folder), or more than can be
         compared within the limits on time, memory and size.
         """
         try:
-            return Submitted(patch=self._workshop.run(self._diff()))
+            return Submitted(patch=await (await self._started()).diff())
         except SandboxFileError as error:
             detail = f"the changed files cannot be compared with the original ones: {error}"
             refusal = Evaluation(resolved=False, reason=Verdict.PATCH_REFUSED, detail=detail)
             return Submitted(patch="", refusal=refusal)
 
-    def snapshot(self) -> bytes | None:
+    async def snapshot(self) -> bytes | None:
         """The files of the repository and of /tmp, with `.git`; None when nothing was run yet."""
         if self._sandbox is None:
             return self._files
         try:
-            return self._workshop.run(self._sandbox.pack())
+            return await (await self._started()).pack()
         except SandboxFileError as error:
             raise SandboxError(f"{self._task.instance_id}: its files could not be saved: {error}") from error
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Remove the sandbox. Idempotent."""
-        sandbox, self._sandbox = self._sandbox, None
+        starting, self._sandbox = self._sandbox, None
         if self._let_go is not None:
             self._let_go.detach()
-        if sandbox is not None:
-            self._workshop.run(sandbox.close())
-
-    async def _exec(self, script: str, timeout_s: float) -> ExecResult:
-        return await (await self._started()).exec(script, timeout_s=timeout_s)
-
-    async def _diff(self) -> str:
-        return await (await self._started()).diff()
+        if starting is not None:
+            await _close(starting)
 
     async def _started(self) -> Sandbox:
         if self._sandbox is None:
-            sandbox = await self._workshop.start(
-                self._task, self._limits, self._files, validates=self._validates
+            starting = asyncio.create_task(
+                self._workshop.start(self._task, self._limits, self._files, validates=self._validates)
             )
-            self._files = None
             # One that is dropped without `close` leaves nothing either.
-            self._let_go = weakref.finalize(self, self._workshop.abandon, sandbox)
+            self._let_go = weakref.finalize(self, _abandon, starting, asyncio.get_running_loop())
             self._let_go.atexit = False
-            self._sandbox = sandbox
-        return self._sandbox
+            self._sandbox = starting
+        try:
+            # A caller that is cancelled does not leave a sandbox half started.
+            sandbox = await asyncio.shield(self._sandbox)
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            self._sandbox = None
+            raise
+        self._files = None
+        return sandbox
 
 
-_thread: tuple[int, LoopThread] | None = None
+async def _close(starting: asyncio.Task[Sandbox]) -> None:
+    await asyncio.wait({starting})
+    if not starting.cancelled() and starting.exception() is None:
+        await starting.result().close()
+
+
+def _abandon(starting: asyncio.Task[Sandbox], loop: asyncio.AbstractEventLoop) -> None:
+    """Close a sandbox without waiting for it. A loop that has ended has closed it."""
+    if not loop.is_closed():
+        asyncio.run_coroutine_threadsafe(_close(starting), loop)
+
+
 _workshops: dict[tuple[int, str, str], Workshop] = {}
 _table_lock = threading.Lock()
 
@@ -285,15 +301,12 @@ def shared_workshop(backend: str, settings: Mapping[str, Any] | None = None) -> 
 
     Raises ConfigurationError: the backend, or a key of `settings`, is unknown.
     """
-    global _thread
     with _table_lock:
-        # A forked child has a copy of the table, but neither the thread nor the sandboxes.
+        # A forked child has a copy of the table, but not the sandboxes.
         pid = os.getpid()
         key = pid, backend, json.dumps(dict(settings or {}), sort_keys=True, default=str)
         if key not in _workshops:
-            if _thread is None or _thread[0] != pid:
-                _thread = pid, LoopThread()
-            _workshops[key] = Workshop(open_backend(backend, settings), _thread[1])
+            _workshops[key] = Workshop(lambda: open_backend(backend, settings))
         return _workshops[key]
 
 

@@ -1,4 +1,4 @@
-"""`HostedEnv`: what every environment around another package's environment has in common."""
+"""`HostedEnv` and `AsyncHostedEnv`: bases of environments around another package's environment."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import gymnasium
 from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Text
 
 from envsdk.adapters.text import action_space, as_observation, observation_space
-from envsdk.env import Info, TextEnv
+from envsdk.env import AsyncTextEnv, Info, TextEnv
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the other package's environment made of a reply."""
+    """How the other package's environment answers a reply."""
 
     observation: object = ""
     """Shown as text."""
@@ -36,15 +37,10 @@ def explains_itself(**_: Any) -> str:
     return "Do what the first message asks for, and reply in the form that it asks for."
 
 
-class HostedEnv(TextEnv):
-    """A `TextEnv` that keeps the contract around an environment which keeps another one.
+class HostedEpisode(gymnasium.Env[str, str]):
+    """An episode of another package's environment: counts turns, keeps what was shown, answers late replies.
 
-        reset(seed) -> _start(seed) -> text
-        step(reply) -> _answer(reply) -> Answer
-
-    It counts turns, repeats the observation after a reply that did not parse, answers late replies, and makes
-    any text one that can be tokenized and stored. `_start` gets a seed in any case; after a reset without
-    one it is drawn from `np_random`.
+    Any text becomes one that can be tokenized and stored.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 (gymnasium declares it so)
@@ -75,6 +71,57 @@ class HostedEnv(TextEnv):
     def action_space(self) -> Text:  # type: ignore[override]
         return action_space()
 
+    def _begun(self, seed: int) -> None:
+        """Start an episode; `_show` its first observation next."""
+        self._seed, self._turn, self._note = seed, 0, ""
+        self._terminated = self._truncated = self._success = False
+
+    def _show(self, observation: object) -> str:
+        self._shown = as_observation(observation)
+        return self._shown
+
+    def _is_over(self) -> bool:
+        """Whether a reply comes late. Raises ResetNeeded before the first episode."""
+        if self._seed is None:
+            raise ResetNeeded(f"{type(self).__name__}: call reset() before step()")
+        return self._terminated or self._truncated
+
+    def _after_the_end(self) -> tuple[str, float, bool, bool, Info]:
+        info = {"success": self._success, "metrics": {}}
+        return self._observation(), 0.0, self._terminated, self._truncated, info
+
+    def _answered(self, answer: Answer) -> tuple[str, float, bool, bool, Info]:
+        """What `step` returns for an answer to a reply that was counted."""
+        numbers = {name: float(value) for name, value in answer.metrics.items()}
+        metrics = {name: number for name, number in numbers.items() if math.isfinite(number)}
+        self._note = answer.note
+        if answer.note:
+            reward = 0.0 - self._invalid_penalty
+            metrics["action_is_valid"] = 0.0
+        else:
+            reward = float(answer.reward)
+            self._show(answer.observation)
+            self._terminated, self._truncated = bool(answer.terminated), bool(answer.truncated)
+            self._success = bool(answer.success)
+        if not self._terminated and self._turn >= self.max_steps:
+            self._truncated = True
+        info = {"success": self._success, "metrics": metrics}
+        return self._observation(), reward, self._terminated, self._truncated, info
+
+    def _observation(self) -> str:
+        return f"{self._shown}\n{as_observation(self._note)}" if self._note else self._shown
+
+
+class HostedEnv(HostedEpisode, TextEnv):
+    """A `TextEnv` that keeps the contract around an environment which keeps another one.
+
+        reset(seed) -> _start(seed) -> text
+        step(reply) -> _answer(reply) -> Answer
+
+    After a reply that did not parse it repeats the observation. `_start` gets a seed in any case; after a
+    reset without one it is drawn from `np_random`.
+    """
+
     @abstractmethod
     def _start(self, seed: int) -> object:
         """Start the episode of `seed`; returns its first observation."""
@@ -89,36 +136,40 @@ class HostedEnv(TextEnv):
         return self._observation(), {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        if self._seed is None:
-            raise ResetNeeded(f"{type(self).__name__}: call reset() before step()")
-        if self._terminated or self._truncated:
-            info = {"success": self._success, "metrics": {}}
-            return self._observation(), 0.0, self._terminated, self._truncated, info
+        if self._is_over():
+            return self._after_the_end()
         self._turn += 1
-        answer = self._answer(action)
-        numbers = {name: float(value) for name, value in answer.metrics.items()}
-        metrics = {name: number for name, number in numbers.items() if math.isfinite(number)}
-        self._note = answer.note
-        if answer.note:
-            reward = 0.0 - self._invalid_penalty
-            metrics["action_is_valid"] = 0.0
-        else:
-            reward = float(answer.reward)
-            self._shown = as_observation(answer.observation)
-            self._terminated, self._truncated = bool(answer.terminated), bool(answer.truncated)
-            self._success = bool(answer.success)
-        if not self._terminated and self._turn >= self.max_steps:
-            self._truncated = True
-        info = {"success": self._success, "metrics": metrics}
-        return self._observation(), reward, self._terminated, self._truncated, info
+        return self._answered(self._answer(action))
 
     def _begin(self, seed: int) -> None:
-        self._seed, self._turn, self._note = seed, 0, ""
-        self._terminated = self._truncated = self._success = False
-        self._shown = as_observation(self._start(seed))
+        self._begun(seed)
+        self._show(self._start(seed))
 
-    def _observation(self) -> str:
-        return f"{self._shown}\n{as_observation(self._note)}" if self._note else self._shown
+
+class AsyncHostedEnv(HostedEpisode, AsyncTextEnv):
+    """A `HostedEnv` whose `_start` and `_answer` are awaited."""
+
+    @abstractmethod
+    async def _start(self, seed: int) -> object:
+        """Start the episode of `seed`; returns its first observation."""
+
+    @abstractmethod
+    async def _answer(self, reply: str) -> Answer:
+        """Play one reply of an episode that has not ended."""
+
+    async def reset(  # type: ignore[override]
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, Info]:
+        await super().reset(seed=seed)
+        seed = int(self.np_random.integers(2**31)) if seed is None else seed
+        self._begun(seed)
+        return self._show(await self._start(seed)), {}
+
+    async def step(self, action: str) -> tuple[str, float, bool, bool, Info]:  # type: ignore[override]
+        if self._is_over():
+            return self._after_the_end()
+        self._turn += 1
+        return self._answered(await self._answer(action))
 
 
 class ReplayedEnv(HostedEnv):

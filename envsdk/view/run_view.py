@@ -56,7 +56,7 @@ class RunFiles:
 
     def names(self, prefix: str) -> list[str]:
         """Names of metrics that begin with `prefix`, sorted."""
-        return sorted({name for row in self.metrics for name in row if name.startswith(prefix)})
+        return sorted(name for name in set[str]().union(*self.metrics) if name.startswith(prefix))
 
 
 def progress_view(run: RunFiles, now: float) -> dict[str, Any]:
@@ -238,12 +238,12 @@ def curves_view(
     metrics: Sequence[Mapping[str, float]], prefixes: tuple[str, ...] = ("",)
 ) -> dict[str, list[list[float]]]:
     """`{name: [[step, value], ...]}` of metrics with a prefix: at most `MAX_POINTS`, all finite."""
-    curves: dict[str, list[list[float]]] = {}
-    for row in metrics:
-        for name, value in row.items():
-            if name not in _NO_METRICS and name.startswith(prefixes) and math.isfinite(value):
-                curves.setdefault(name, []).append([row["step"], value])
-    return {name: thinned(curves[name], MAX_POINTS) for name in sorted(curves)}
+    curves = {}
+    for name in sorted(set[str]().union(*metrics) - _NO_METRICS):
+        if name.startswith(prefixes):
+            known = [row for row in metrics if name in row and math.isfinite(row[name])]
+            curves[name] = thinned([[row["step"], row[name]] for row in known], MAX_POINTS)
+    return {name: points for name, points in curves.items() if points}
 
 
 def thinned(points: Sequence[Sequence[float]], limit: int) -> list[list[float]]:

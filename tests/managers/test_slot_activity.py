@@ -17,7 +17,7 @@ ORDER = EpisodeOrder(
 def test_a_slot_hangs_until_it_reports_after_its_stop_deadline() -> None:
     slots = SlotActivity()
     slots.playing["slot"] = ORDER
-    slots.told_to_stop("slot", 10.0)
+    slots.stop("slot", 10.0)
     assert slots.hung(10.0) == []
     assert slots.hung(10.5) == ["slot"]
     assert not slots.reported("slot")
@@ -27,7 +27,7 @@ def test_a_slot_hangs_until_it_reports_after_its_stop_deadline() -> None:
 def test_a_new_ledger_stops_what_plays_once_and_takes_each_slot_when_it_reports() -> None:
     slots = SlotActivity()
     slots.playing |= {"stopping": ORDER, "playing": ORDER}
-    slots.told_to_stop("stopping", 10.0)
+    slots.stop("stopping", 10.0)
     assert slots.begin_again() == [("playing", 7)]
     assert slots.reported("stopping")
     assert slots.reported("playing")

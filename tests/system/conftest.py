@@ -28,7 +28,7 @@ from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.traj_env_manager import TagSetup
 from envsdk.prompts import AgentPrompts
 from envsdk.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
-from tests.managers.toy_envs import COUNTING, TROUBLESOME
+from tests.managers.toy_envs import ASYNC_TROUBLESOME, COUNTING, TROUBLESOME
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE_S = 180.0
@@ -91,7 +91,8 @@ def toy_tag(
 
 
 def troublesome(tag: str, how: str, isolation: Isolation = Isolation.INLINE, **env_config: Any) -> TagSetup:
-    return toy_tag(tag, TROUBLESOME, isolation=isolation, how=how, **env_config)
+    spec = ASYNC_TROUBLESOME if isolation is Isolation.ASYNC else TROUBLESOME
+    return toy_tag(tag, spec, isolation=isolation, how=how, **env_config)
 
 
 @dataclass(kw_only=True)

@@ -317,6 +317,14 @@ def test_when_every_episode_fails_the_exit_code_says_so(tmp_path: Path) -> None:
         assert_sound(tmp_path, 30)
 
 
+def test_hundreds_of_episodes_are_awaited_at_the_same_time(tmp_path: Path) -> None:
+    options = ("--policy", "oracle", "--concurrency", 200)
+    done = run_collect("toys/Awaited-v1", "num_envs=200", "--out", tmp_path, "-n", 300, *options)
+    assert done.returncode == 0, done.stderr
+    assert_sound(tmp_path, 300)
+    assert all(episode.success for episode in episodes_in(tmp_path))
+
+
 def test_it_loads_neither_torch_nor_ray_nor_transformers(tmp_path: Path) -> None:
     script = (
         "import sys; from envsdk.collect import main; code = main(sys.argv[1:]);"

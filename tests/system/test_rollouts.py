@@ -121,6 +121,7 @@ def test_no_sample_is_older_than_alpha_allows_whatever_the_latencies(
     ("isolation", "how", "kind"),
     [
         (Isolation.THREAD, "hang", "step_timeout"),
+        (Isolation.ASYNC, "hang", "step_timeout"),
         (Isolation.PROCESS, "hang", "step_timeout"),
         (Isolation.PROCESS, "die", "process_died"),
         (Isolation.INLINE, "raise", "step_raised"),
@@ -195,7 +196,12 @@ def test_a_reply_that_never_comes_fails_its_turn_alone(start_rollouts: StartRoll
 
 @pytest.mark.parametrize(
     ("isolation", "how"),
-    [(Isolation.INLINE, "hang"), (Isolation.INLINE, "hog"), (Isolation.THREAD, "hog")],
+    [
+        (Isolation.INLINE, "hang"),
+        (Isolation.INLINE, "hog"),
+        (Isolation.THREAD, "hog"),
+        (Isolation.ASYNC, "block"),
+    ],
 )
 def test_an_environment_that_holds_up_its_worker_costs_its_own_episode_and_no_other(
     start_rollouts: StartRollouts, isolation: Isolation, how: str

@@ -5,6 +5,7 @@ python -c "from tests.system.toy_envs import run; run('collect')" toys/Slow-v1 -
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import multiprocessing
 import os
@@ -16,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any, ClassVar
 
-from envsdk import EnvSpec, TextEnv, register
+from envsdk import AsyncTextEnv, EnvSpec, Isolation, TextEnv, register
 
 
 class CountdownEnv(TextEnv):
@@ -135,7 +136,39 @@ class EvenEnv(CountdownEnv):
         return super().reset(seed=0, options=options)
 
 
+class AwaitedEnv(AsyncTextEnv):
+    """A countdown whose turns await 10 ms each; the first `num_envs` episodes begin together."""
+
+    started: ClassVar[list[asyncio.Event]] = []
+
+    def __init__(self, num_envs: int = 1) -> None:
+        self._num_envs = num_envs
+        self._env = CountdownEnv()
+
+    async def reset(  # type: ignore[override]
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        started = asyncio.Event()
+        self.started.append(started)
+        if len(self.started) == self._num_envs:
+            for each in self.started:
+                each.set()
+        if len(self.started) <= self._num_envs:
+            await started.wait()
+        return self._env.reset(seed=seed, options=options)
+
+    async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:  # type: ignore[override]
+        await asyncio.sleep(0.01)
+        return self._env.step(action)
+
+    async def oracle(self) -> str:
+        return self._env.oracle()
+
+
 for _spec in (
+    EnvSpec(
+        id="toys/Awaited-v1", entry_point=f"{__name__}:AwaitedEnv", max_steps=8, isolation=Isolation.ASYNC
+    ),
     EnvSpec(
         id="toys/Slow-v1", entry_point=f"{__name__}:CountdownEnv", kwargs={"sleep_s": 0.002}, max_steps=8
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from gymnasium.error import ResetNeeded
 
@@ -16,10 +18,15 @@ import toy_tasksets as toys  # noqa: E402
 import verifiers.v1 as vf  # noqa: E402
 from verifiers.v1.utils.loaders import load_environment, resolve_env_config  # noqa: E402
 
-from envsdk.adapters.verifiers.env import make_verifiers_env  # noqa: E402
+from envsdk.adapters.verifiers import env as verifiers_env  # noqa: E402
 from envsdk.adapters.verifiers.model_server import ModelServer  # noqa: E402
 from envsdk.adapters.verifiers.rollout import Ended, Rollout  # noqa: E402
 from envsdk.adapters.verifiers.taskset import TASKSET_ID  # noqa: E402
+
+
+def make_verifiers_env(**arguments: Any) -> envsdk.TextEnv:
+    return envsdk.as_sync(verifiers_env.make_verifiers_env(**arguments))
+
 
 ID = "envsdk/Verifiers-v1"
 LAKE = {"env": "envsdk/FrozenLake-v1", "env_config": {"size": 3}, "num_tasks": 20}

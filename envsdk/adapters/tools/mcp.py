@@ -5,18 +5,18 @@
     with McpServer(command=["python", "clock_server.py"]).connect("clock") as clock:
         toolbox = Toolbox(clock.tools)
 
-By the official SDK, whose event loop has a thread of its own: calls block, as an environment's `step` does.
+By the official SDK, on the event loop that all synchronous environments of the process share: calls block, as
+an environment's `step` does.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, ExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, suppress
 from functools import partial
-from threading import Thread
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -25,11 +25,11 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, model_validato
 from envsdk.adapters.missing import import_extra
 from envsdk.adapters.tools.definition import Tool, ToolError, ToolUnavailable
 from envsdk.failures import ConfigurationError
+from envsdk.processes.as_sync import loop_thread
 from envsdk.settings.nearest import did_you_mean
 
 if TYPE_CHECKING:
     import mcp
-    from anyio.from_thread import BlockingPortal
 
 _LONGEST_REASON = 400
 
@@ -83,6 +83,7 @@ class McpConnection:
         self.name = name
         self.tools: list[Tool] = []
         self._server = server
+        self._thread = loop_thread()
         self._stack = ExitStack()
         try:
             self._open()
@@ -105,17 +106,12 @@ class McpConnection:
             self._stack.close()
 
     def _open(self) -> None:
-        mcp = import_extra("mcp", extra="mcp")
-        # What a server that does not start has to say.
+        import_extra("mcp", extra="mcp")
+        # The error output of a server that does not start.
         file = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         said = cast(TextIO, self._stack.enter_context(file))
-        portal = _event_loop(self._stack)
         try:
-            client = mcp.Client(
-                self._transport(portal, said), read_timeout_seconds=self._server.connect_timeout_s
-            )
-            self._stack.enter_context(portal.wrap_async_context_manager(client))
-            found = portal.call(_all_tools, client)
+            client, found = self._thread.run(self._connected(said))
         except ConfigurationError:
             raise
         except Exception as error:
@@ -125,12 +121,37 @@ class McpConnection:
                 name=self._server.prefix + each.name,
                 description=each.description or "",
                 parameters=each.input_schema,
-                call=partial(self._call, portal, client, each.name),
+                call=partial(self._call, client, each.name),
             )
             for each in self._taken(found)
         ]
 
-    def _transport(self, portal: BlockingPortal, said: TextIO) -> AbstractAsyncContextManager[Any]:
+    async def _connected(self, said: TextIO) -> tuple[mcp.Client, list[Any]]:
+        """The client, held open until `close`, and the tools of its server."""
+        ready: asyncio.Future[tuple[mcp.Client, list[Any]]] = asyncio.get_running_loop().create_future()
+        over = asyncio.Event()
+        # Entered and left in one task, as the SDK demands.
+        holding = asyncio.create_task(self._hold(said, ready, over))
+        self._stack.callback(lambda: self._thread.run(_end(holding, ready, over)))
+        either: set[asyncio.Future[Any]] = {ready, holding}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not ready.done():
+            holding.result()
+        return ready.result()
+
+    async def _hold(
+        self, said: TextIO, ready: asyncio.Future[tuple[mcp.Client, list[Any]]], over: asyncio.Event
+    ) -> None:
+        import mcp
+
+        async with AsyncExitStack() as stack:
+            transport = await self._transport(stack, said)
+            client = mcp.Client(transport, read_timeout_seconds=self._server.connect_timeout_s)
+            await stack.enter_async_context(client)
+            ready.set_result((client, await _all_tools(client)))
+            await over.wait()
+
+    async def _transport(self, stack: AsyncExitStack, said: TextIO) -> AbstractAsyncContextManager[Any]:
         server = self._server
         if server.command:
             from mcp.client.stdio import StdioServerParameters, stdio_client
@@ -152,8 +173,7 @@ class McpConnection:
                 )
             headers["Authorization"] = f"Bearer {token}"
         timeout = httpx2.Timeout(server.connect_timeout_s, read=None)
-        client = httpx2.AsyncClient(headers=headers, timeout=timeout)
-        self._stack.enter_context(portal.wrap_async_context_manager(client))
+        client = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=timeout))
         return streamable_http_client(server.url, http_client=client)
 
     def _taken(self, found: Sequence[Any]) -> list[Any]:
@@ -169,14 +189,13 @@ class McpConnection:
                 )
         return [each for each in found if each.name in only]
 
-    def _call(self, portal: BlockingPortal, client: mcp.Client, tool: str, arguments: dict[str, Any]) -> str:
+    def _call(self, client: mcp.Client, tool: str, arguments: dict[str, Any]) -> str:
         from mcp import MCPError
         from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
         timeout_s = self._server.call_timeout_s
-        call = partial(client.call_tool, tool, arguments, read_timeout_seconds=timeout_s)
         try:
-            result = portal.call(call)
+            result = self._thread.run(client.call_tool(tool, arguments, read_timeout_seconds=timeout_s))
         except MCPError as error:
             if error.code == CONNECTION_CLOSED:
                 raise self._unavailable(error) from error
@@ -203,28 +222,11 @@ class McpConnection:
         return ToolUnavailable(message)
 
 
-def _event_loop(stack: ExitStack) -> BlockingPortal:
-    """An event loop on a thread, ended with `stack`.
-
-    On a daemon thread, and without a generator that would end it as the interpreter goes: a connection that
-    nobody closed must not keep the process alive.
-    """
-    import anyio
-    from anyio.from_thread import BlockingPortal
-
-    started: Future[BlockingPortal] = Future()
-
-    async def serve() -> None:
-        async with BlockingPortal() as portal:
-            started.set_result(portal)
-            await portal.sleep_until_stopped()
-
-    thread = Thread(target=anyio.run, args=(serve,), name="envsdk-mcp", daemon=True)
-    thread.start()
-    portal = started.result()
-    stack.callback(thread.join)
-    stack.callback(lambda: portal.call(portal.stop))
-    return portal
+async def _end(holding: asyncio.Task[None], ready: asyncio.Future[Any], over: asyncio.Event) -> None:
+    over.set()
+    if not ready.done():
+        holding.cancel()
+    await asyncio.wait({holding})
 
 
 async def _all_tools(client: mcp.Client) -> list[Any]:

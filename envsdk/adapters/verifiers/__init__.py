@@ -10,7 +10,7 @@ SPEC = EnvSpec(
     id="envsdk/Verifiers-v1",
     entry_point="envsdk.adapters.verifiers.env:make_verifiers_env",
     # Rubrics may ask a judge: an environment waits.
-    isolation=Isolation.THREAD,
+    isolation=Isolation.ASYNC,
     lists_tasks=True,
     reset_timeout_s=300.0,
     step_timeout_s=120.0,

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 from gymnasium.error import ResetNeeded
 
-from envsdk.adapters.hosted import Answer, HostedEnv
+from envsdk.adapters.hosted import Answer, AsyncHostedEnv
 from envsdk.adapters.verifiers.messages import text_of
 from envsdk.adapters.verifiers.package import is_task_centric
 from envsdk.adapters.verifiers.rollout import Asked, Ended, Rollout
@@ -84,7 +84,7 @@ def make_verifiers_env(
     )
 
 
-class VerifiersEnv(HostedEnv):
+class VerifiersEnv(AsyncHostedEnv):
     """Plays rollouts of one environment of verifiers: rows by seed, messages as text, the rubric's reward.
 
         reset -> the row's prompt -> step -> what the environment answered -> ... -> the rubric's reward
@@ -104,44 +104,52 @@ class VerifiersEnv(HostedEnv):
         super().__init__(max_steps=max_steps)
         self._host = host
         self._success_reward = success_reward
+        self._started: Rollout | None = None
+        """To be cancelled at the end."""
         self._rollout: Rollout | None = None
+        """The one that waits for a reply."""
         self._abandon: weakref.finalize[Any, Any] | None = None
         self._num_messages = 0
         """Messages of the conversation that were shown."""
         self._row: int | None = None
         """Number of the row to play, if `reset` was given one."""
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+    async def reset(  # type: ignore[override]
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, Info]:
         """With `options={"task": n}` row n of the data set, modulo its length; else the seed picks one."""
         self._row = (options or {}).get("task")
-        return super().reset(seed=seed, options=options)
+        return await super().reset(seed=seed, options=options)
 
-    def close(self) -> None:
+    async def close(self) -> None:  # type: ignore[override]
+        started, self._started, self._rollout = self._started, None, None
         if self._abandon is not None:
-            self._abandon()
-        self._rollout = self._abandon = None
+            self._abandon.detach()
+        if started is not None:
+            await started.cancel()
 
-    def _start(self, seed: int) -> object:
-        self.close()
+    async def _start(self, seed: int) -> object:
+        await self.close()
         number = self._host.num_tasks
         row = Random(seed).randrange(number) if self._row is None else self._row % number
         rollout = self._host.rollout(row, self.max_steps)
-        # Also where nobody closes it: the rollout waits on a thread of its own.
-        self._abandon = weakref.finalize(self, rollout.cancel)
-        event = rollout.start()
+        self._started = rollout
+        # Also where nobody closes it: the rollout waits for a reply.
+        self._abandon = weakref.finalize(self, rollout.abandon)
+        event = await rollout.start()
         if isinstance(event, Ended):
             raise RuntimeError(f"the rollout ended before its first turn: {_why(event)}")
         self._rollout = rollout
         self._num_messages = len(event.messages)
         return text_of(event.messages)
 
-    def _answer(self, reply: str) -> Answer:
+    async def _answer(self, reply: str) -> Answer:
         rollout, self._rollout = self._rollout, None
         if rollout is None:
             raise ResetNeeded("VerifiersEnv: the rollout failed; call reset() before step()")
         is_last = self._turn >= self.max_steps
         # Messages are validated as UTF-8, which has no lone surrogates.
-        event = rollout.reply(reply.encode("utf-8", "replace").decode("utf-8"), is_last=is_last)
+        event = await rollout.reply(reply.encode("utf-8", "replace").decode("utf-8"), is_last=is_last)
         if isinstance(event, Asked):
             self._rollout = rollout
             # The first of the messages since then is the reply.

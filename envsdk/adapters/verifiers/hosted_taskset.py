@@ -24,7 +24,7 @@ import envsdk.adapters.verifiers.taskset  # noqa: F401 - ours can be played by w
 from envsdk.adapters.verifiers.harness import HARNESS_ID
 from envsdk.adapters.verifiers.messages import after_last_reply
 from envsdk.adapters.verifiers.model_server import ModelServer
-from envsdk.adapters.verifiers.rollout import Ended, Rollout, background_loop
+from envsdk.adapters.verifiers.rollout import Ended, Rollout
 from envsdk.failures import ConfigurationError
 
 MODEL = "envsdk"
@@ -140,7 +140,7 @@ _stack = AsyncExitStack()
 
 async def _serving(id: str, settings: str, max_turns: int) -> tuple[Any, ModelServer]:
     """The environment, with what verifiers keeps open for it, and the model's server of this loop."""
-    loop = background_loop()
+    loop = asyncio.get_running_loop()
     key = (loop, id, settings, max_turns)
     if key not in _served:
         _served[key] = asyncio.ensure_future(_serve(id, settings, max_turns))

@@ -1,21 +1,16 @@
-"""A rollout of verifiers, turned inside out: it asks its model, and the caller of `reply` answers.
+"""A rollout of verifiers, turned inside out: its questions to a model are answered by `reply`.
 
-    rollout -> start() -> Asked -> reply(text) -> Asked -> ... -> Ended
+    rollout -> await start() -> Asked -> await reply(text) -> Asked -> ... -> Ended
 
-The rollout runs as a task of an event loop on a thread that all of a process share; `start` and `reply` wait
-for its next question on the caller's thread.
+The rollout runs as a task of the event loop on which it is started.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import queue
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 _CLEAN_UP_S = 10.0
@@ -45,14 +40,13 @@ class Ended:
 
 
 class Rollout(ABC):
-    """Owned by one environment; used from one thread at a time."""
+    """Owned by one environment."""
 
     def __init__(self) -> None:
-        self._events: queue.SimpleQueue[Asked | Ended | BaseException] = queue.SimpleQueue()
+        self._events: asyncio.Queue[Asked | Ended | BaseException] = asyncio.Queue()
         self._waiting: asyncio.Future[str] | None = None
-        """For the reply; belongs to the loop."""
-        self._task: Any = None
-        self._finished = threading.Event()
+        """For the reply."""
+        self._task: asyncio.Task[None] | None = None
         self._is_over = False
         """No further question is answered."""
 
@@ -60,65 +54,49 @@ class Rollout(ABC):
     async def _play(self) -> Ended:
         """Run it to its end; its questions go to `answer`."""
 
-    def start(self) -> Asked | Ended:
+    async def start(self) -> Asked | Ended:
         """Run until the first question. Raises what the rollout raises."""
-        self._task = asyncio.run_coroutine_threadsafe(self._run(), background_loop())
-        return self._next()
+        self._task = asyncio.create_task(self._run())
+        return await self._next()
 
-    def reply(self, text: str, *, is_last: bool = False) -> Asked | Ended:
+    async def reply(self, text: str, *, is_last: bool = False) -> Asked | Ended:
         """Answer, and run until the next question or the end. Raises what the rollout raises.
 
         Args:
             is_last: No further question is answered: the rollout ends as one that was cut short.
         """
         self._is_over = is_last
-        waiting = self._waiting
-        assert waiting is not None
-        background_loop().call_soon_threadsafe(waiting.set_result, text)
-        return self._next()
+        assert self._waiting is not None
+        self._waiting.set_result(text)
+        return await self._next()
 
-    def cancel(self) -> None:
+    async def cancel(self) -> None:
         """End it, wherever it is, and let it clean up."""
-        if self._task is not None and self._task.cancel() and not _is_on(background_loop()):
-            self._finished.wait(_CLEAN_UP_S)
+        if self._task is not None and self._task.cancel():
+            await asyncio.wait({self._task}, timeout=_CLEAN_UP_S)
+
+    def abandon(self) -> None:
+        """End it without waiting, from any thread."""
+        task = self._task
+        if task is not None and not task.get_loop().is_closed():
+            task.get_loop().call_soon_threadsafe(task.cancel)
 
     async def answer(self, messages: Sequence[Any]) -> str:
-        """Called by the rollout in place of a model, on its loop."""
+        """Called by the rollout in place of a model."""
         self._waiting = asyncio.get_running_loop().create_future()
-        self._events.put(Asked(messages=tuple(messages)))
+        self._events.put_nowait(Asked(messages=tuple(messages)))
         return await self._waiting
 
-    def _next(self) -> Asked | Ended:
-        event = self._events.get()
+    async def _next(self) -> Asked | Ended:
+        event = await self._events.get()
         if isinstance(event, BaseException):
             raise event
         return event
 
     async def _run(self) -> None:
         try:
-            self._events.put(await self._play())
+            self._events.put_nowait(await self._play())
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the thread that waits gets it
-            self._events.put(error)
-        finally:
-            self._finished.set()
-
-
-def _is_on(loop: asyncio.AbstractEventLoop) -> bool:
-    try:
-        return asyncio.get_running_loop() is loop
-    except RuntimeError:
-        return False
-
-
-def background_loop() -> asyncio.AbstractEventLoop:
-    """The loop of this process, running on a daemon thread; another after a fork."""
-    return _loop_of(os.getpid())
-
-
-@lru_cache(maxsize=1)
-def _loop_of(process: int) -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="verifiers rollouts", daemon=True).start()
-    return loop
+        except BaseException as error:  # noqa: BLE001 - raised in the call that waits for the next event
+            self._events.put_nowait(error)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from envsdk import TextEnv, as_sync
 from envsdk.envs.swe import task_list as task_lists
 from envsdk.envs.swe import workspace
 from envsdk.envs.swe.env import SWEEnv
@@ -52,9 +53,9 @@ def make_env(
     monkeypatch.setattr(task_lists, "_shipped", lambda split: tasks)
     made = []
 
-    def make(**arguments: Any) -> SWEEnv:
+    def make(**arguments: Any) -> TextEnv:
         settings = {"backend": toy_sandbox.NAME, "backend_settings": {"folder": str(sandboxes)}}
-        env = SWEEnv(**{**settings, **arguments})
+        env = as_sync(SWEEnv(**{**settings, **arguments}))
         made.append(env)
         return env
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import pickle
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from envsdk import as_sync
 from envsdk.envs.swe import task_list as task_lists
 from envsdk.envs.swe import workspace
 from envsdk.envs.swe.env import SWEEnv, gold_command
@@ -18,6 +20,7 @@ from envsdk.envs.swe.replies import format_reply
 from envsdk.envs.swe.sandbox import SandboxError
 from envsdk.envs.swe.tasks import Task
 from envsdk.failures import ConfigurationError
+from envsdk.processes.as_sync import loop_thread
 from tests.envs.swe import toy_sandbox
 from tests.envs.swe.toy_tasks import Evaluator, MakeEnv, toy_tasks
 
@@ -238,19 +241,50 @@ def test_after_the_end_nothing_happens(make_env: MakeEnv, sandboxes: Path) -> No
 
 def test_an_environment_that_is_dropped_leaves_no_sandbox(make_env: MakeEnv, sandboxes: Path) -> None:
     settings = {"folder": str(sandboxes)}
-    env = SWEEnv(backend=toy_sandbox.NAME, backend_settings=settings)
+    env = as_sync(SWEEnv(backend=toy_sandbox.NAME, backend_settings=settings))
     env.reset(seed=0)
     env.step(bash("true"))
     assert list(sandboxes.iterdir())
     del env
     gc.collect()
     # What was asked for before is done by the loop before this.
-    workspace.shared_workshop(toy_sandbox.NAME, settings).run(_nothing())
-    workspace.shared_workshop(toy_sandbox.NAME, settings).run(_nothing())
+    loop_thread().run(_nothing())
+    loop_thread().run(_nothing())
     assert not list(sandboxes.iterdir())
 
 
 async def _nothing() -> None: ...
+
+
+def test_the_end_of_an_event_loop_removes_its_sandboxes(make_env: MakeEnv, sandboxes: Path) -> None:
+    kept = []
+
+    async def play() -> str:
+        env = SWEEnv(backend=toy_sandbox.NAME, backend_settings={"folder": str(sandboxes)})
+        kept.append(env)
+        await env.reset(seed=0)
+        return (await env.step(bash("pwd")))[0]
+
+    for _ in range(2):
+        assert str(sandboxes) in asyncio.run(play())
+        assert not list(sandboxes.iterdir())
+
+
+def test_a_first_command_that_is_cancelled_leaves_no_sandbox(make_env: MakeEnv, sandboxes: Path) -> None:
+    async def play() -> None:
+        env = SWEEnv(backend=toy_sandbox.NAME, backend_settings={"folder": str(sandboxes)})
+        await env.reset(seed=0)
+        command = asyncio.create_task(env.step(bash("true")))
+        await asyncio.sleep(0)
+        command.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await command
+        await env.close()
+        left.extend(sandboxes.iterdir())  # noqa: ASYNC240
+
+    left: list[Path] = []
+    asyncio.run(play())
+    assert not left
 
 
 def test_a_task_of_a_file_that_cannot_be_graded_is_refused_at_its_first_command(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from envsdk.envs.swe.env import SWEEnv
+from envsdk import TextEnv
 from envsdk.envs.swe.evaluator import Evaluation, Verdict
 from envsdk.envs.swe.tasks import Outcome, Task, TestPlan, TreeSource
 
@@ -29,7 +29,7 @@ TASK = Task(
     pass_to_pass=("test_calc.py::test_name",),
     tests=TestPlan(paths=("test_calc.py",)),
 )
-MakeEnv = Callable[..., SWEEnv]
+MakeEnv = Callable[..., TextEnv]
 
 
 class Evaluator:

@@ -22,8 +22,13 @@ import verifiers as vf  # noqa: E402
 from verifiers.clients import Client  # noqa: E402
 from verifiers.types import Response, ResponseMessage  # noqa: E402
 
-from envsdk.adapters.verifiers.env import make_verifiers_env  # noqa: E402
+from envsdk.adapters.verifiers import env as verifiers_env  # noqa: E402
 from envsdk.adapters.verifiers.messages import text_of  # noqa: E402
+
+
+def make_verifiers_env(**arguments):
+    return envsdk.as_sync(verifiers_env.make_verifiers_env(**arguments))
+
 
 ID = "envsdk/Verifiers-v1"
 SUMS = {"id": "verifiers_classic_envs"}
