@@ -24,9 +24,9 @@ from envsdk.inference.engine import (
 )
 from envsdk.inference.partial_results import REPORT_S, STREAM_S, ProgressWatch
 from envsdk.inference.proxy import Deliver, EngineLink
-from envsdk.inference.weight_buckets import Chunk
+from envsdk.inference.weight_buckets import Chunk, UpdateInterrupted
 from envsdk.inference.weight_receiver import WeightReceiver
-from envsdk.inference.weight_transport import Payload, UpdateInterrupted
+from envsdk.inference.weight_transport import Payload
 from envsdk.inference.wire import (
     PackedRequests,
     PackedResults,

@@ -27,6 +27,10 @@ ALIGNMENT = 64
 Buffer = NDArray[np.uint8]
 
 
+class UpdateInterrupted(EngineError):
+    """The rest of an update did not come; the engine keeps the weights it had."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
     """Where a tensor, or a part of one too large for a bucket, lies."""

@@ -10,17 +10,14 @@ the CPU; the sender's bytes leave once, engines pass them on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
 import torch
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import ProcessGroupGloo, Work
 
-from envsdk.inference.weight_buckets import Bucket, Buffer
-from envsdk.inference.weight_transport import BroadcastPayload, BucketSender, UpdateInterrupted
+from envsdk.inference.weight_buckets import Buffer, UpdateInterrupted
 from envsdk.net.rendezvous import address_towards, host_store, interface_of, join_store
 
 TIMEOUT = timedelta(seconds=30)
@@ -107,44 +104,3 @@ class WeightGroup:
             options._devices = [gloo.create_device(interface=interface)]
         options._timeout = TIMEOUT
         self._group = gloo(self._store, self._rank, self._world_size, options)
-
-
-class BroadcastBucketSender(BucketSender):
-    """The trainer's end."""
-
-    def __init__(self, capacity: int, address: str, engines: Sequence[str]) -> None:
-        self._buffers = [np.empty(capacity, np.uint8), np.empty(capacity, np.uint8)]
-        self._address = address
-        self._ranks = {name: index + 1 for index, name in enumerate(engines)}
-        self._group = WeightGroup.host(address, world_size=len(engines) + 1)
-        self._works: list[Work] = []
-
-    def buffer(self, number: int) -> Buffer:
-        return self._buffers[number % len(self._buffers)]
-
-    def payloads(self, bucket: Bucket, number: int, engines: Sequence[str]) -> dict[str, Any]:
-        return {
-            name: BroadcastPayload(
-                address=self._address, port=self._group.port, rank=rank, world_size=len(self._ranks) + 1
-            )
-            for name, rank in self._ranks.items()
-        }
-
-    def announced(self, bucket: Bucket) -> bool:
-        if not self._group.gather():
-            return False
-        self._works.append(self._group.broadcast(bucket.data))
-        return True
-
-    def lost(self, engine: str) -> None:
-        raise UpdateInterrupted(f"{engine} left the group")
-
-    def check(self) -> None:
-        for work in self._works:
-            if work.is_completed() and not work.is_success():
-                raise UpdateInterrupted(f"the broadcast of weights broke: {work.exception()}")
-        self._works = [work for work in self._works if not work.is_completed()]
-
-    def close(self) -> None:
-        self._works.clear()  # each keeps the connections of its group open
-        self._group.close()

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from envsdk.inference.weight_buckets import Bucket, Chunk, read_buckets
-from envsdk.inference.weight_transport import BucketReceiver, Payload, UpdateInterrupted
+from envsdk.inference.weight_buckets import Bucket, Chunk, UpdateInterrupted, read_buckets
+from envsdk.inference.weight_transport import BucketReceiver, Payload
 
 
 @dataclass(frozen=True, slots=True)

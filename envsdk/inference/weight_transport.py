@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from envsdk.failures import ConfigurationError, EngineError
-from envsdk.inference.weight_buckets import Bucket, Buffer, Chunk
+from envsdk.failures import ConfigurationError
+from envsdk.inference.weight_buckets import Bucket, Buffer, Chunk, UpdateInterrupted
 
 if TYPE_CHECKING:
     from envsdk.inference.weight_group import WeightGroup
@@ -38,10 +38,6 @@ class Transport(StrEnum):
     """Through memory of the trainer that the engines map: on one node, on Linux."""
     BROADCAST = "broadcast"
     """From the trainer's first rank to all engines at once, by `torch.distributed` (gloo)."""
-
-
-class UpdateInterrupted(EngineError):
-    """The rest of an update did not come; the engine keeps the weights it had."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,20 +15,23 @@ import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
 
 from envsdk.failures import EngineError
-from envsdk.inference.weight_buckets import Bucket, Buffer, fill_buckets
+from envsdk.inference.weight_buckets import Bucket, Buffer, UpdateInterrupted, fill_buckets
 from envsdk.inference.weight_transport import (
     NUM_BUFFERS,
+    BroadcastPayload,
     BucketSender,
     SharedMemoryBucketSender,
     Transport,
-    UpdateInterrupted,
 )
+
+if TYPE_CHECKING:
+    from torch.distributed import Work
 
 LOOK_S = 0.01
 """How often a sender that waits for engines looks whether they are still there."""
@@ -144,6 +147,49 @@ class ObjectStoreBucketSender(BucketSender):
         return dict.fromkeys(engines, ray.put(bucket.data))
 
 
+class BroadcastBucketSender(BucketSender):
+    """All engines receive one broadcast; an engine that leaves breaks it for all."""
+
+    def __init__(self, capacity: int, address: str, engines: Sequence[str]) -> None:
+        from envsdk.inference.weight_group import WeightGroup
+
+        self._buffers = [np.empty(capacity, np.uint8), np.empty(capacity, np.uint8)]
+        self._address = address
+        self._ranks = {name: index + 1 for index, name in enumerate(engines)}
+        self._group = WeightGroup.host(address, world_size=len(engines) + 1)
+        self._works: list[Work] = []
+
+    def buffer(self, number: int) -> Buffer:
+        return self._buffers[number % len(self._buffers)]
+
+    def payloads(self, bucket: Bucket, number: int, engines: Sequence[str]) -> dict[str, Any]:
+        return {
+            name: BroadcastPayload(
+                address=self._address, port=self._group.port, rank=rank, world_size=len(self._ranks) + 1
+            )
+            for name, rank in self._ranks.items()
+        }
+
+    def announced(self, bucket: Bucket) -> bool:
+        if not self._group.gather():
+            return False
+        self._works.append(self._group.broadcast(bucket.data))
+        return True
+
+    def lost(self, engine: str) -> None:
+        raise UpdateInterrupted(f"{engine} left the group")
+
+    def check(self) -> None:
+        for work in self._works:
+            if work.is_completed() and not work.is_success():
+                raise UpdateInterrupted(f"the broadcast of weights broke: {work.exception()}")
+        self._works = [work for work in self._works if not work.is_completed()]
+
+    def close(self) -> None:
+        self._works.clear()  # each keeps the connections of its group open
+        self._group.close()
+
+
 class WeightSender:
     """Rank 0's side of one transfer; used once, in a process where blocking is fine."""
 
@@ -189,8 +235,6 @@ class WeightSender:
             case Transport.SHARED_MEMORY:
                 return SharedMemoryBucketSender(capacity)
             case Transport.BROADCAST:
-                from envsdk.inference.weight_group import BroadcastBucketSender
-
                 return BroadcastBucketSender(capacity, ray.util.get_node_ip_address(), list(self._engines))
 
     def _next_buffer(self, sender: BucketSender) -> Callable[[], Buffer]:
