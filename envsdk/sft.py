@@ -1,429 +1,29 @@
-"""`python -m envsdk.sft --data DATASET --out FOLDER`: fine-tune a policy on recorded conversations.
-
-    result = fine_tune(SFTConfig(data=[Path("demos")], out=Path("cloned"), epochs=3))
-    result.held_out_loss        # by epoch, before the first one included
-
-Replies are learned, and only they, behind the prompts as the policy will see them. The folder that comes of
-it is an ordinary Hugging Face folder: `pretrain` of a run, `--model` of `evaluate` and `collect`.
-"""
+"""`python -m envsdk.sft --data DATASET --out FOLDER`: fine-tune a policy on recorded conversations."""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Any
 
-import typer
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
-from envsdk.config import EMBEDDED_DEFAULT
-from envsdk.datasets.conversations import Conversation, read_conversations
-from envsdk.datasets.selection import EpisodeFilters
-from envsdk.display.command_line import run_app
+from envsdk.display.model_command import command_of
 from envsdk.display.terminal import say
 from envsdk.failures import ConfigurationError
-from envsdk.prompts import Message
-from envsdk.seeds import stable_seed
-from envsdk.settings.extras import require
-from envsdk.settings.validation import validated
-from envsdk.store.atomic import fsync_folder, make_folder, storage_error, write_json_atomically
+from envsdk.warm_start.fine_tuning import SFTConfig as SFTConfig
+from envsdk.warm_start.fine_tuning import fine_tune, load_sft_config
 
-if TYPE_CHECKING:
-    from envsdk.chat import ChatTokenizer
-    from envsdk.warm_start.imitation import Demonstration
-
-RECORD = "sft.json"
-"""Beside the weights: what the policy was made from, and what came of it."""
-_TINY_LENGTH, _LONGEST = 512, 2048
-_TINY_RATE, _USUAL_RATE = 2e-3, 1e-5
-_SEED_RANGE = 2**31
 _TELL_EVERY_S = 5.0
 
 
-class SFTConfig(BaseModel):
-    """The YAML file of `envsdk sft`; every key is a command-line option or `key=value` too."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
-
-    data: Annotated[list[Path], Field(min_length=1)]
-    """Collections, runs' folders, or files and folders of `{"messages": [...]}`."""
-    out: Path
-    """Where the policy goes."""
-    model: str = EMBEDDED_DEFAULT
-    """A Hugging Face folder, checkpoint or run; `embedded_default` makes the tiny policy with the words of
-    the data."""
-    epochs: PositiveInt = 1
-    """Passes over the data."""
-    batch_size: PositiveInt = 16
-    """Conversations per step."""
-    learning_rate: PositiveFloat | None = None
-    """Peak, after warm-up; 2e-3 for a new tiny policy, 1e-5 otherwise, when absent."""
-    sequence_length: PositiveInt | None = None
-    """Longest conversation in tokens: longer ones are cut after the last reply that fits. 512 for a new tiny
-    policy, otherwise what the model takes, at most 2048, when absent."""
-    max_tokens_per_microbatch: PositiveInt = 1024
-    """Tokens in one forward and backward pass: bounds memory and changes no result."""
-    held_out: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Share of the tasks that are not learned, to measure the loss on."""
-    success_only: bool = False
-    """Learn solved episodes alone; for collections and runs."""
-    min_reward: float | None = None
-    """Learn episodes with at least this total reward; for collections and runs."""
-    seed: Annotated[int, Field(ge=0)] = 42
-    """Of the initial weights of a new tiny policy, the order of training, and what is held out."""
-    hidden_size: PositiveInt = 128
-    """Width of a new tiny policy."""
-    num_layers: PositiveInt = 4
-    """Depth of a new tiny policy."""
-    num_heads: PositiveInt = 4
-    """Attention heads of a new tiny policy; divides `hidden_size`."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the forward pass; weights and optimizer stay float32."""
-    device: str = "cpu"
-    """A torch device such as `cpu` or `cuda:0`."""
-    num_threads: PositiveInt = 1
-    """CPU threads of one operator."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SFTResult:
-    """What came of it."""
-
-    folder: Path
-    num_learned: int
-    """Conversations."""
-    num_held_out: int
-    num_cut: int
-    """Conversations that were too long and are learned in part."""
-    train_loss: list[float]
-    """Cross entropy per reply token in nats, mean over the steps of each epoch."""
-    held_out_loss: list[float]
-    """Before the first epoch, and after each; empty when nothing is held out."""
-
-
-OnStep = Callable[[int, int, float], None]
-"""Called with the step, the number of steps, and the loss."""
-
-
-def fine_tune(
-    config: SFTConfig,
-    *,
-    on_step: OnStep | None = None,
-    on_epoch: Callable[[int, float | None, float | None], None] | None = None,
-) -> SFTResult:
-    """Learn the conversations of `config.data` and write the policy to `config.out`.
-
-    `on_epoch` is called with the epoch (0 before the first), its loss in training and the held-out loss.
-    Raises ConfigurationError, and StorageError when the folder cannot be written; it is whole or not there.
-    """
-    require("fine-tuning", "torch", "transformers", "safetensors")
-    started = time.monotonic()
-    out = config.out.expanduser()
-    if out.exists():
-        raise ConfigurationError(f"--out: {out} is there already: choose another folder, or remove it")
-    filters = EpisodeFilters(success_only=config.success_only, min_reward=config.min_reward)
-    conversations = list(read_conversations(config.data, filters))
-    learned, held_out = split_held_out(conversations, share=config.held_out, seed=config.seed)
-    _check_enough(config, learned, held_out)
-    make_folder(out.parent)
-    work = out.parent / f".{out.name}.work"
-    try:
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir()
-        base, sequence_length = _base_model(config, conversations, work / "base")
-        result = _learn(config, base, sequence_length, learned, held_out, work / "model", on_step, on_epoch)
-        record = {
-            "format": "envsdk.sft/1",
-            "config": config.model_dump(mode="json"),
-            "sequence_length": sequence_length,
-            "learned": result.num_learned,
-            "held_out": result.num_held_out,
-            "cut": result.num_cut,
-            "train_loss": result.train_loss,
-            "held_out_loss": result.held_out_loss,
-            "seconds": round(time.monotonic() - started, 1),
-        }
-        write_json_atomically(work / "model" / RECORD, record)
-        os.replace(work / "model", out)
-        fsync_folder(out.parent)
-    except OSError as error:
-        raise storage_error("write", out, error) from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    return result
-
-
-def split_held_out(
-    conversations: Sequence[Conversation], *, share: float, seed: int
-) -> tuple[list[Conversation], list[Conversation]]:
-    """What is learned, and what is held out: `share` of the tasks, so that no task is on both sides."""
-    learned: list[Conversation] = []
-    held_out: list[Conversation] = []
-    for conversation in conversations:
-        is_held_out = stable_seed(seed, "held out", conversation.task) < share * _SEED_RANGE
-        (held_out if is_held_out else learned).append(conversation)
-    return learned, held_out
-
-
-def _check_enough(config: SFTConfig, learned: Sequence[object], held_out: Sequence[object]) -> None:
-    where = ", ".join(map(str, config.data))
-    if not learned and not held_out:
-        raise ConfigurationError(f"--data: {where} holds no conversation with a reply that can be learned")
-    if not learned or (config.held_out and not held_out):
-        raise ConfigurationError(
-            f"--held-out: a share of {config.held_out:g} leaves {len(learned)} conversations to learn and "
-            f"{len(held_out)} held out, of few tasks; use more data, another share or --seed, or --held-out 0"
-        )
-
-
-def _base_model(config: SFTConfig, conversations: Sequence[Conversation], folder: Path) -> tuple[Path, int]:
-    """The folder to begin with, and the length of sequences."""
-    if config.model != EMBEDDED_DEFAULT:
-        from envsdk.play.model import check_model, find_model_folder
-
-        base = find_model_folder(Path(config.model))
-        check_model(base)
-        positions = json.loads((base / "config.json").read_text()).get("max_position_embeddings", _LONGEST)
-        longest = int(positions)
-        if config.sequence_length is not None and config.sequence_length > longest:
-            raise ConfigurationError(
-                f"--sequence-length: {base} takes {longest} tokens, not {config.sequence_length}"
-            )
-        return base, config.sequence_length or min(longest, _LONGEST)
-    from envsdk.registry import known_text_pieces
-    from envsdk.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
-
-    sequence_length = config.sequence_length or _TINY_LENGTH
-    if config.hidden_size % config.num_heads:
-        raise ConfigurationError(
-            f"num_heads={config.num_heads} does not divide hidden_size={config.hidden_size}"
-        )
-    folder.mkdir()
-    texts = (message["content"] for conversation in conversations for message in conversation.messages)
-    tokenizer = build_tokenizer(texts, pieces=known_text_pieces())
-    write_tokenizer(folder, tokenizer, sequence_length=sequence_length)
-    write_random_model(
-        folder,
-        tokenizer,
-        hidden_size=config.hidden_size,
-        num_layers=config.num_layers,
-        num_heads=config.num_heads,
-        sequence_length=sequence_length,
-        seed=config.seed,
-    )
-    return folder, sequence_length
-
-
-def _learn(
-    config: SFTConfig,
-    base: Path,
-    sequence_length: int,
-    learned: Sequence[Conversation],
-    held_out: Sequence[Conversation],
-    folder: Path,
-    on_step: OnStep | None,
-    on_epoch: Callable[[int, float | None, float | None], None] | None,
-) -> SFTResult:
-    from envsdk.chat import ChatTokenizer
-    from envsdk.warm_start.imitation import imitate, imitation_trainer, mean_loss
-
-    chat = ChatTokenizer.load(base)
-    demos = _tokenize(learned, chat, sequence_length)
-    held_out_demos = _tokenize(held_out, chat, sequence_length)
-    steps_per_epoch = -(-len(demos) // config.batch_size)
-    num_steps = config.epochs * steps_per_epoch
-    usual_rate = _TINY_RATE if config.model == EMBEDDED_DEFAULT else _USUAL_RATE
-    trainer = imitation_trainer(
-        base,
-        sequence_length=sequence_length,
-        seed=config.seed,
-        num_steps=num_steps,
-        learning_rate=config.learning_rate or usual_rate,
-        max_tokens_per_microbatch=config.max_tokens_per_microbatch,
-        strategy_config={
-            "device": config.device,
-            "dtype": config.dtype,
-            "num_threads": config.num_threads,
-        },
-    )
-    train_loss: list[float] = []
-    held_out_loss: list[float] = []
-
-    def end_epoch(epoch: int) -> None:
-        if held_out_demos:
-            held_out_loss.append(mean_loss(trainer, held_out_demos))
-        if on_epoch is not None:
-            on_epoch(
-                epoch, train_loss[-1] if train_loss else None, held_out_loss[-1] if held_out_loss else None
-            )
-
-    end_epoch(0)
-    losses: list[float] = []
-    for step, metrics in imitate(
-        trainer, demos, batch_size=config.batch_size, epochs=config.epochs, seed=config.seed
-    ):
-        losses.append(metrics["sft/loss"])
-        if on_step is not None:
-            on_step(step, num_steps, losses[-1])
-        if step % steps_per_epoch == 0:
-            train_loss.append(sum(losses) / len(losses))
-            losses = []
-            end_epoch(step // steps_per_epoch)
-    trainer.save_pretrained(folder)
-    return SFTResult(
-        folder=config.out,
-        num_learned=len(demos),
-        num_held_out=len(held_out_demos),
-        num_cut=_num_cut(learned, demos) + _num_cut(held_out, held_out_demos),
-        train_loss=train_loss,
-        held_out_loss=held_out_loss,
-    )
-
-
-def _tokenize(
-    conversations: Iterable[Conversation], chat: ChatTokenizer, sequence_length: int
-) -> list[Demonstration]:
-    import jinja2
-
-    from envsdk.warm_start.imitation import tokens_of
-
-    demos = []
-    for number, conversation in enumerate(conversations):
-        try:
-            demo = tokens_of(conversation.messages, chat, sequence_length)
-        except jinja2.TemplateError as error:
-            raise ConfigurationError(
-                f"--data: the model's chat template refuses conversation {number}: {error}"
-            ) from error
-        if demo is None:
-            raise ConfigurationError(
-                f"--sequence-length: {sequence_length} tokens are too few for the first reply of a "
-                f"conversation that begins with {_beginning(conversation.messages)!r}"
-            )
-        demos.append(demo)
-    return demos
-
-
-def _beginning(messages: Sequence[Message]) -> str:
-    text = messages[0]["content"]
-    return text if len(text) <= 40 else text[:37] + "..."
-
-
-def _num_cut(conversations: Sequence[Conversation], demos: Sequence[Demonstration]) -> int:
-    import numpy as np
-
-    def is_cut(conversation: Conversation, demo: Demonstration) -> bool:
-        num_replies = sum(message["role"] == "assistant" for message in conversation.messages)
-        return int(np.count_nonzero(np.diff(demo.response_mask, prepend=0) == 1)) < num_replies
-
-    return sum(map(is_cut, conversations, demos))
-
-
-def load_sft_config(file: Path | None, values: Mapping[str, Any]) -> SFTConfig:
-    """The YAML file, if there is one, with `values` over it; ConfigurationError tells all that is wrong."""
-    written: Any = {}
-    if file is not None:
-        try:
-            written = yaml.safe_load(file.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigurationError(f"cannot read {file}: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise ConfigurationError(f"{file} is no UTF-8 text: {error.reason}") from error
-        except yaml.YAMLError as error:
-            raise ConfigurationError(f"{file} is not YAML: {error}") from error
-        if not isinstance(written, dict):
-            raise ConfigurationError(f"{file} must hold keys and values, such as `epochs: 3`")
-    return validated(SFTConfig, {**written, **values}, str(file or "sft"))
-
-
-def _overrides(arguments: Sequence[str]) -> dict[str, Any]:
-    try:
-        return {name: yaml.safe_load(value) for name, _, value in (item.partition("=") for item in arguments)}
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"{' '.join(arguments)}: {error}") from error
-
-
-app = typer.Typer(add_completion=False)
-
-
-@app.command()
-def command(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="CONFIG.yaml|KEY=VALUE",
-            help="A YAML file with the keys of `SFTConfig`, and single keys over it. Options go over both.",
-        ),
-    ] = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--data",
-            "-d",
-            metavar="PATH",
-            help='A collection, a run, or files of {"messages": [...]}; repeat the option for more.',
-        ),
-    ] = None,
-    out: Annotated[
-        str | None, typer.Option("--out", "-o", metavar="FOLDER", help="Where the policy goes.")
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="A Hugging Face folder, checkpoint or run; embedded_default, a new tiny policy, if absent.",
-        ),
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data; 1 when absent.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Conversations per step; 16 when absent.")] = None,
-    learning_rate: Annotated[
-        float | None,
-        typer.Option(help="Peak; 2e-3 for a new tiny policy, otherwise 1e-5, when absent."),
-    ] = None,
-    sequence_length: Annotated[
-        int | None, typer.Option(help="Longest conversation in tokens; longer ones are cut.")
-    ] = None,
-    held_out: Annotated[
-        float | None,
-        typer.Option(help="Share of the tasks to measure the loss on, 0.1 when absent; 0 for none."),
-    ] = None,
-    success_only: Annotated[
-        bool | None, typer.Option("--success-only", help="Learn solved episodes alone.")
-    ] = None,
-    min_reward: Annotated[
-        float | None, typer.Option(help="Learn episodes with at least this total reward.")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Of weights, order and what is held out; 42 when absent.")
-    ] = None,
-) -> None:
+def command(config: SFTConfig) -> None:
     """Fine-tune a policy on recorded conversations and show the loss on tasks it did not learn.
 
     FOLDER is an ordinary Hugging Face folder: `pretrain` of a run, `--model` of `evaluate` and `collect`.
     """
-    file, overrides = _file_and_overrides(arguments or ())
-    options = {
-        "data": data or None,
-        "out": out,
-        "model": model,
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "learning_rate": learning_rate,
-        "sequence_length": sequence_length,
-        "held_out": held_out,
-        "success_only": success_only,
-        "min_reward": min_reward,
-        "seed": seed,
-    }
-    given = {name: value for name, value in options.items() if value is not None}
-    config = load_sft_config(file, {**_overrides(overrides), **given})
     told_at = time.monotonic()
 
     def on_step(step: int, num_steps: int, loss: float) -> None:
@@ -446,6 +46,18 @@ def command(
     say(f"{result.num_learned} conversations learned, {result.num_held_out} held out{cut}: {result.folder}")
 
 
+def _read_config(arguments: list[str], options: dict[str, Any]) -> SFTConfig:
+    file, overrides = _file_and_overrides(arguments)
+    return load_sft_config(file, {**_overrides(overrides), **options})
+
+
+def _overrides(arguments: Sequence[str]) -> dict[str, Any]:
+    try:
+        return {name: yaml.safe_load(value) for name, _, value in (item.partition("=") for item in arguments)}
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{' '.join(arguments)}: {error}") from error
+
+
 def _file_and_overrides(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
     files = [argument for argument in arguments if "=" not in argument]
     if len(files) > 1:
@@ -455,9 +67,7 @@ def _file_and_overrides(arguments: Sequence[str]) -> tuple[Path | None, list[str
     return Path(files[0]) if files else None, [argument for argument in arguments if "=" in argument]
 
 
-def main(argv: list[str] | None = None) -> int:
-    return run_app(app, argv, name="envsdk sft")
-
+app, main = command_of(SFTConfig, command, name="envsdk sft", from_file=_read_config)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Self
 
 import yaml
+from pydantic import model_validator
 
 from envsdk.failures import ConfigurationError
+from envsdk.settings.options import Option, Options
 from envsdk.store.shards import Manifest
 from envsdk.store.tally import Tally, wilson_interval
 
@@ -26,16 +27,20 @@ _SIZES = (
 _HUB_SPLIT = re.compile(r"\w+(\.\w+)*")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class License:
+class License(Options):
     """The license of the data."""
 
-    id: str = UNKNOWN
-    """As the hub knows it, such as `apache-2.0` or `cc-by-4.0`; `other` needs `name` and `link`."""
-    name: str | None = None
-    link: str | None = None
+    id: Annotated[str, Option("--license", metavar="ID")] = UNKNOWN
+    """For the card, as the hub knows it: apache-2.0, cc-by-4.0, other ...."""
+    name: Annotated[str | None, Option("--license-name")] = None
+    """Of --license other."""
+    link: Annotated[str | None, Option("--license-link")] = None
+    """Where the license is."""
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _is_complete(self) -> Self:
+        if "id" not in self.model_fields_set and (self.name or self.link):
+            raise ConfigurationError("--license-name and --license-link need --license")
         if not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", self.id):
             raise ConfigurationError(
                 f"--license: {self.id!r} is no license id of the hub, such as apache-2.0, cc-by-4.0 or other"
@@ -44,6 +49,7 @@ class License:
             raise ConfigurationError("--license other needs --license-name and --license-link")
         if self.id != "other" and self.name:
             raise ConfigurationError("--license-name belongs to --license other")
+        return self
 
     def to_json(self) -> dict[str, str]:
         """Fields of the front matter."""

@@ -11,43 +11,48 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any, Self
 
+from pydantic import Field, model_validator
+
+from envsdk.settings.options import Options
 from envsdk.trajectory import Outcome, Trajectory
 
 DUPLICATE = "duplicate"
 """Why a repeated episode was dropped."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeFilters:
+class EpisodeFilters(Options):
     """Conditions for keeping an episode; None is no condition. Any filter drops failed episodes."""
 
     success_only: bool = False
+    """Keep solved episodes alone."""
     min_reward: float | None = None
-    """Lowest total reward that is kept."""
+    """Least total reward that is kept."""
     max_reward: float | None = None
-    """Highest total reward that is kept."""
-    min_turns: int | None = None
-    max_turns: int | None = None
+    """Largest total reward that is kept."""
+    min_turns: Annotated[int | None, Field(ge=0)] = None
+    """Fewest turns that are kept."""
+    max_turns: Annotated[int | None, Field(ge=0)] = None
+    """Most turns that are kept."""
     max_tokens: int | None = None
-    """Length of the token log including prompts; an episode without one is dropped."""
+    """Most tokens that are kept, prompts included; for policies with tokens."""
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _may_keep_something(self) -> Self:
         for low, high in (("min_reward", "max_reward"), ("min_turns", "max_turns")):
             least, most = getattr(self, low), getattr(self, high)
             if least is not None and most is not None and least > most:
                 raise ValueError(f"{low}={least:g} is above {high}={most:g}: nothing would be kept")
+        return self
 
     def __bool__(self) -> bool:
         return bool(self.to_json())
 
     def to_json(self) -> dict[str, Any]:
         """The conditions that are set."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if value is not None and value is not False}
+        return self.model_dump(exclude_defaults=True)
 
     def reason_to_drop(self, trajectory: Trajectory) -> str | None:
         """None when the episode is kept."""

@@ -52,7 +52,7 @@ def command_of(
         values: dict[str, Any] = {}
         for field_name, value in given.items():
             path, field = fields[field_name]
-            if value is None or (from_file is None and value == field.default):
+            if value in (None, []) or (from_file is None and value == field.default):
                 continue
             spelling = spelled(field_name, field)
             if isinstance(spelling, Option) and spelling.reads is not None:
@@ -64,7 +64,8 @@ def command_of(
         return run(model.of(**values) if from_file is None else from_file(arguments, values))
 
     parameters = [
-        _parameter(field_name, field, from_file is None) for field_name, (_, field) in fields.items()
+        _parameter(each, field, from_file is None and not _is_optional(model, path))
+        for each, (path, field) in fields.items()
     ]
     if from_file is not None:
         keys = f"A YAML file with the keys of `{model.__name__}`, and single keys over it."
@@ -88,7 +89,7 @@ def _fields(model: type[Options]) -> Iterator[tuple[str, tuple[tuple[str, ...], 
     """By name, the path to a field's section, and the field: those that the command line shows."""
     found: dict[str, tuple[tuple[str, ...], FieldInfo]] = {}
     for name, field in model.model_fields.items():
-        nested = model_in(field.annotation)
+        nested = type(field.default) if isinstance(field.default, Options) else model_in(field.annotation)
         if nested is not None and issubclass(nested, Options):
             found.update({inner: ((name, *path), each) for inner, (path, each) in _fields(nested)})
         else:
@@ -97,11 +98,18 @@ def _fields(model: type[Options]) -> Iterator[tuple[str, tuple[tuple[str, ...], 
         yield name, found[name]
 
 
+def _is_optional(model: type[Options], path: tuple[str, ...]) -> bool:
+    """Whether the section may be absent: then nothing in it has a default."""
+    return bool(path) and model.model_fields[path[0]].default is None
+
+
 def _parameter(name: str, field: FieldInfo, with_defaults: bool) -> inspect.Parameter:
     spelling = spelled(name, field)
     taken = _taken(field, spelling)
     is_required = field.is_required() and with_defaults
-    is_plain = with_defaults and field.default_factory is None and typing.get_origin(taken) is not list
+    is_read = isinstance(spelling, Option) and spelling.reads is not None
+    is_plain = with_defaults and field.default_factory is None and not is_read
+    is_plain = is_plain and typing.get_origin(taken) is not list
     default = inspect.Parameter.empty if is_required else field.default if is_plain else None
     if isinstance(spelling, Argument):
         info: Any = typer.Argument(metavar=spelling.metavar, help=field.description, show_default=False)

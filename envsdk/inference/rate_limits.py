@@ -13,34 +13,38 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from typing import Self
+
+from pydantic import model_validator
 
 from envsdk.policy import Policy, Reply, TurnContext
+from envsdk.settings.options import Options
 
 _MINUTE_S = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RateLimits:
+class RateLimits(Options):
     """None is no limit."""
 
     requests_per_minute: float | None = None
+    """Most requests to the model, over all processes."""
     tokens_per_minute: float | None = None
-    """Prompts and replies together."""
+    """Most tokens to and from the model, over all processes."""
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _are_positive(self) -> Self:
         for name in ("requests_per_minute", "tokens_per_minute"):
             limit = getattr(self, name)
             if limit is not None and not limit > 0:
                 raise ValueError(f"{name} must be above 0, not {limit:g}")
+        return self
 
     def __bool__(self) -> bool:
         return self.requests_per_minute is not None or self.tokens_per_minute is not None
 
     def share(self, num_processes: int) -> RateLimits:
-        """What each of several processes may do."""
-        return replace(
-            self,
+        """The limits of one of several processes."""
+        return RateLimits(
             requests_per_minute=self.requests_per_minute and self.requests_per_minute / num_processes,
             tokens_per_minute=self.tokens_per_minute and self.tokens_per_minute / num_processes,
         )

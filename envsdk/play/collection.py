@@ -1,16 +1,18 @@
 """Play the episodes of a data set into its folder; what is there already is not played again.
 
-    player = make_player(source, tags=episodes_by_tag, policy="oracle")
-    collection = play_into(Path("demos"), player, episodes_by_tag, split="train", shard_size=100)
+    collection = collect(CollectOptions.of(source="FrozenLake", out="demos", num_episodes=1000, epsilon=0.3))
+    for path in collection.shards:
+        trajectories = read_trajectories(path)
 
 What is in the folder, and why a killed run can be continued, is said in `envsdk.store.shards`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from envsdk.datasets.card import License
 from envsdk.datasets.finishing import (
@@ -24,8 +26,12 @@ from envsdk.datasets.formats import make_formats
 from envsdk.datasets.reading import tag_records
 from envsdk.datasets.selection import Duplicates, EpisodeFilters, selection_config
 from envsdk.failures import ConfigurationError
-from envsdk.play.player import Player, package_versions
+from envsdk.play.model import TinyPolicyMaker
+from envsdk.play.options import PlayOptions, TaskOptions
+from envsdk.play.player import make_player, package_versions
 from envsdk.play.shard_play import Played, ShardJob, play_in_processes, play_shards
+from envsdk.play.source import resolve_source
+from envsdk.settings.options import Count, Option, Options, split_names
 from envsdk.store.atomic import make_folder, remove_leftovers
 from envsdk.store.shards import (
     PLAYED,
@@ -56,36 +62,85 @@ class Collection:
         return [self.folder / self.manifest.shards[number].file for number in sorted(self.manifest.shards)]
 
 
-def usual_shard_size(num_episodes: int) -> int:
-    """A sixteenth of all episodes, within limits."""
-    return min(_MAX_SHARD_SIZE, max(_MIN_SHARD_SIZE, -(-num_episodes // _USUAL_NUM_SHARDS)))
+class _Destination(Options):
+    """Where a collection goes: the first option."""
+
+    out: Annotated[Path | None, Option("--out", "-o", metavar="DIR")] = None
+    """Where the data set goes; continued if it is there. `data/NAME` when absent."""
 
 
-def play_into(
-    out: Path,
-    player: Player,
-    episodes_by_tag: Mapping[str, int],
+class CollectOptions(TaskOptions, _Destination):
+    """What `envsdk collect` takes."""
+
+    num_episodes: Annotated[Count, Option("--episodes", "-n")] = 100
+    """Episodes, over all tags."""
+    num_workers: Annotated[Count, Option("--workers")] = 1
+    """Processes that play."""
+    shard_size: Count | None = None
+    """Episodes per file: what a kill can cost each worker. A sixteenth of all, within 20 to 500, when
+    absent."""
+    options: PlayOptions = PlayOptions()
+    filters: EpisodeFilters = EpisodeFilters()
+    deduplicate: Duplicates | None = None
+    """Keep the first of episodes that are the same in every observation and reply (episode), or in the first
+    observation (task)."""
+    formats: Annotated[tuple[str, ...], Option("--format", metavar="NAME", reads=split_names)] = ()
+    """Also write messages, messages-parquet, minari or a plug-in's format; repeat the option, or separate
+    them by commas."""
+    license: License | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Of the data set: `data/` and the name of the environment or file where none is given."""
+        name = Path(str(self.source)).name
+        return self.out or Path("data") / (name.removesuffix(".yaml").removesuffix(".yml") or "collection")
+
+
+def collect(
+    options: CollectOptions,
     *,
-    split: str,
-    shard_size: int,
-    num_workers: int = 1,
-    filters: EpisodeFilters | None = None,
-    deduplicate: Duplicates | None = None,
-    formats: Sequence[str] = (),
-    license: License | None = None,
     command: Sequence[str] = (),
     supervised: bool = False,
     on_start: Callable[[int, int], None] | None = None,
     on_played: Callable[[Played], None] | None = None,
+    make_tiny_policy: TinyPolicyMaker | None = None,
 ) -> Collection:
-    """Play the first tasks of `split` into `out`, as many of each tag as given, except those that are there.
+    """Play the first tasks of `options.split` into `options.folder`, except those that are already there.
 
-    The arguments are those of `envsdk.collect.collect`. Raises ConfigurationError and StorageError.
+    Args:
+        command: For the manifest: what was typed.
+        supervised: Play in another process even with one worker. An environment that hangs where nothing can
+            end it (in this process, in the event loop) then costs its own episode and not the call.
+        on_start: Called once with the number of episodes on disk and the number wanted.
+        on_played: Called about ten times a second.
+        make_tiny_policy: Called where the policy is the tiny one of the YAML.
+
+    Failed episodes are part of the collection. The same options give the same episodes, whatever the
+    number of workers and however often it was killed.
+
+    Raises:
+        ConfigurationError: An option is wrong, or the folder holds a different collection.
+        StorageError: The folder cannot be written or is damaged.
     """
-    filters = filters or EpisodeFilters()
+    split, num_episodes, filters = options.split, options.num_episodes, options.filters
+    out, deduplicate = options.folder, options.deduplicate
+    if not split:
+        raise ConfigurationError("--split: name a split, such as train or val")
+    resolved = resolve_source(options.source, options.overrides)
+    episodes_by_tag = resolved.episodes_by_tag(num_episodes, split=split, tags=options.tags)
+    player = make_player(
+        resolved,
+        options,
+        options.options,
+        tags=episodes_by_tag,
+        num_processes=options.num_workers,
+        make_tiny_policy=make_tiny_policy,
+    )
     if filters.max_tokens is not None and player.model is None:
         raise ConfigurationError(f"--max-tokens: the policy {player.policy} keeps no tokens; use --max-turns")
-    num_episodes = sum(episodes_by_tag.values())
+    shard_size = options.shard_size or min(
+        _MAX_SHARD_SIZE, max(_MIN_SHARD_SIZE, -(-num_episodes // _USUAL_NUM_SHARDS))
+    )
     plans = plan_shards(episodes_by_tag, split=split, shard_size=shard_size)
     config = {
         "episodes": dict(episodes_by_tag),
@@ -94,7 +149,7 @@ def play_into(
         **player.describe(),
         **selection_config(filters, deduplicate),
     }
-    wanted = make_formats(formats)
+    wanted = make_formats(options.formats)
     for each in wanted:
         each.check(tag_records(config))
 
@@ -113,8 +168,8 @@ def play_into(
                 created_at=utc_now(),
             )
         check_same_config(out, manifest.config, config)
-        if license is not None:
-            manifest.license = license.to_json()
+        if options.license is not None:
+            manifest.license = options.license.to_json()
         remove_leftovers(out)
         to_play = account_for_shards(out, plans, manifest)
         num_waiting = 0
@@ -143,10 +198,10 @@ def play_into(
             fingerprint=manifest.fingerprint,
             filters=filters,
         )
-        if num_workers == 1 and not (supervised and player.may_hang):
+        if options.num_workers == 1 and not (supervised and player.may_hang):
             play_shards(job, to_play, on_event)
         else:
-            play_in_processes(job, to_play, num_workers, on_event)
+            play_in_processes(job, to_play, options.num_workers, on_event)
         if deduplicate is not None:
             drop_duplicates(out, plans, manifest, deduplicate)
         if manifest.tally.num_episodes:

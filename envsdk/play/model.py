@@ -18,6 +18,7 @@ from envsdk.config.plugins import settings_model
 from envsdk.failures import ConfigurationError
 from envsdk.inference.sampling import SamplingParams, recorded
 from envsdk.inference.settings import EngineSettings
+from envsdk.play.source import DEFAULT_SEQUENCE_LENGTH, Source
 from envsdk.plugins import load_plugin
 from envsdk.store.model_files import content_digest, is_model_folder, model_problem, weights_problem
 
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from envsdk.chat import ChatTokenizer
     from envsdk.config import RunConfig
     from envsdk.inference.proxy import InferenceProxy
-    from envsdk.play.player import Source
-
-DEFAULT_SEQUENCE_LENGTH = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,16 +1,19 @@
-"""How a policy plays, besides its name: endpoint, script, concurrency, retries, rate limits."""
+"""Which tasks are played by which policy, and how: the options that `collect` and `evaluate` share."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from pydantic import Field
+
+from envsdk.config import RunConfig
 from envsdk.failures import ConfigurationError
 from envsdk.inference.rate_limits import RateLimits
 from envsdk.inference.settings import api_key_of
+from envsdk.settings.options import Argument, Count, Option, Options, at_least, split_names
 
 if TYPE_CHECKING:
     from envsdk.inference.openai.chat import ChatEndpoint
@@ -23,33 +26,59 @@ SCRIPTED = "scripted"
 _OPENAI_ENGINE = "openai"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlayOptions:
-    """What `collect` may say about a policy besides its name and its model."""
+def read_replies(path: Path) -> tuple[str, ...]:
+    """The replies in a file: a JSON list of strings, or a text file with one reply per line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--replies: cannot read {path}: {error}") from error
+    if path.suffix != ".json":
+        replies = text.splitlines()
+    else:
+        try:
+            replies = json.loads(text)
+        except ValueError as error:
+            raise ConfigurationError(f"--replies: {path} is not JSON: {error}") from error
+    if not isinstance(replies, list) or not replies or not all(isinstance(reply, str) for reply in replies):
+        raise ConfigurationError(f"--replies: {path} must hold at least one reply, as a list of texts")
+    return tuple(replies)
 
-    replies: Sequence[str] = ()
-    """Of the policy `scripted`: one per turn, from the start again after the last."""
-    endpoint: str | None = None
-    """Of the policy `endpoint`: the server's URL, such as `http://127.0.0.1:8000/v1`."""
-    endpoint_model: str | None = None
-    """Name of the model as the server knows it."""
-    api_key_env: str | None = None
+
+def read_body(text: str) -> dict[str, Any]:
+    """`--endpoint-body` as an object."""
+    try:
+        body = json.loads(text)
+    except ValueError as error:
+        raise ConfigurationError(f"--endpoint-body: not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise ConfigurationError('--endpoint-body: must be an object, such as {"top_k": 20}')
+    return body
+
+
+class PlayOptions(Options):
+    """How a policy plays: endpoint, script, concurrency, retries, rate limits."""
+
+    replies: Annotated[tuple[str, ...], Option(metavar="FILE", reads=read_replies)] = ()
+    """For --policy scripted: a JSON list of replies, or a text file with one per line; one is played per
+    turn."""
+    endpoint: Annotated[str | None, Option(metavar="URL")] = None
+    """For --policy endpoint: a server of OpenAI's protocol, such as http://127.0.0.1:8000/v1."""
+    endpoint_model: Annotated[str | None, Option(metavar="NAME")] = None
+    """The model as the server knows it."""
+    api_key_env: Annotated[str | None, Option(metavar="VARIABLE")] = None
     """Name of the environment variable that holds the server's key."""
-    endpoint_body: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of every request; null leaves out one that would be sent."""
-    concurrency: int | None = None
+    endpoint_body: Annotated[dict[str, Any], Option(metavar="JSON", reads=read_body)] = Field(
+        default_factory=dict
+    )
+    """Further fields of every request; null leaves one out that would be sent."""
+    concurrency: Count | None = None
     """Episodes at the same time in each process."""
-    max_attempts: int = 1
-    """How often a task is played until its episode does not fail."""
-    limits: RateLimits = field(default_factory=RateLimits)
-    """Of each process."""
+    retries: Annotated[int, at_least(0)] = 0
+    """How often a task is played again whose episode failed."""
+    limits: RateLimits = RateLimits()
 
     def check(self, policy: str) -> None:
         """ConfigurationError when these do not go with the policy of this name."""
-        if self.concurrency is not None and self.concurrency < 1:
-            raise ConfigurationError(f"--concurrency: must be at least 1, not {self.concurrency}")
-        if self.max_attempts < 1:
-            raise ConfigurationError(f"--retries: must be at least 0, not {self.max_attempts - 1}")
         if policy != SCRIPTED and self.replies:
             raise ConfigurationError(f"--replies are for --policy {SCRIPTED}, not {policy}")
         given = [
@@ -111,30 +140,28 @@ class PlayOptions:
         )
 
 
-def read_replies(path: Path) -> tuple[str, ...]:
-    """The replies of a scripted policy: a JSON list of strings, or a text file with one reply per line."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"--replies: cannot read {path}: {error}") from error
-    if path.suffix != ".json":
-        replies = text.splitlines()
-    else:
-        try:
-            replies = json.loads(text)
-        except ValueError as error:
-            raise ConfigurationError(f"--replies: {path} is not JSON: {error}") from error
-    if not isinstance(replies, list) or not replies or not all(isinstance(reply, str) for reply in replies):
-        raise ConfigurationError(f"--replies: {path} must hold at least one reply, as a list of texts")
-    return tuple(replies)
+class TaskOptions(Options):
+    """Which tasks are played, and by which policy."""
 
-
-def read_body(text: str) -> dict[str, Any]:
-    """`--endpoint-body` as an object."""
-    try:
-        body = json.loads(text)
-    except ValueError as error:
-        raise ConfigurationError(f"--endpoint-body: not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise ConfigurationError('--endpoint-body: must be an object, such as {"top_k": 20}')
-    return body
+    source: Annotated[str | Path | RunConfig, Argument("ENV_OR_YAML")]
+    """A registered environment id, whole or its name alone (`envsdk envs` lists them), or a run's YAML file:
+    a path, or the name of a shipped example. The YAML's tags, prompts and limits are used."""
+    overrides: Annotated[tuple[str, ...], Argument("KEY=VALUE")] = ()
+    """Replace single keys of the YAML; with an environment id, arguments of the environment, such as size=6,
+    or else keys of the run, such as sequence_length=512."""
+    num_episodes: Annotated[Count | None, Option("--episodes", "-n")] = 100
+    """Episodes, over all tags."""
+    policy: str = "oracle"
+    """Who plays: oracle, random, scripted, model, endpoint, a plug-in's name or package.module:Class."""
+    epsilon: float = 0.0
+    """Share of moves, from 0 to 1, replaced by random legal ones."""
+    model: Annotated[Path | None, Option(metavar="FOLDER")] = None
+    """For --policy model: a Hugging Face folder, a checkpoint or a run; the YAML's `pretrain` when absent.
+    For --policy endpoint: a folder with the served model's tokenizer, to keep tokens."""
+    seed: Annotated[int | None, Field(ge=0)] = None
+    """Seed of tasks and random moves; the YAML's, or 42, when absent."""
+    split: str = "train"
+    """Which tasks: train, val, or any other name."""
+    tags: Annotated[tuple[str, ...] | None, Option(reads=split_names)] = None
+    """Tags to play, in equal parts: repeat the option, or separate them by commas. Those of the YAML's env
+    manager when absent."""

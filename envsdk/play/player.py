@@ -1,7 +1,7 @@
-"""What `collect` and `evaluate` share: from ENV or YAML and a policy's name to played episodes.
+"""Plays tasks with one policy: `collect` and `evaluate` are built on it.
 
-    source = resolve_source("agentic_async.yaml", ["seed=7"])
-    player = make_player(source, tags=["FrozenLake"], policy="oracle")
+    source = resolve_source("agentic_async.yaml")
+    player = make_player(source, TaskOptions(source=source.name), PlayOptions(), tags=["FrozenLake"])
     player.play(tasks, on_trajectory)
 
 Episodes are played by the same `TrajEnvManager` that training uses, in this process, without Ray.
@@ -11,49 +11,35 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from importlib import metadata
-from pathlib import Path
 from platform import python_version
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from pydantic import ValidationError
-
-from envsdk.config import RunConfig, find_config, load_config
-from envsdk.config.checks import check
-from envsdk.config.models import split_evenly
 from envsdk.config.plugins import (
     ENV_MANAGERS,
     environment_class,
-    environment_ids,
     environment_spec,
-    own_turn_limit,
 )
 from envsdk.env import AnyTextEnv, Isolation
 from envsdk.failures import ConfigurationError
-from envsdk.inference.rate_limits import PacedPolicy, RateGate, RateLimits
-from envsdk.play.env_arguments import short_name, split_overrides, whole_id
+from envsdk.inference.rate_limits import PacedPolicy, RateGate
 from envsdk.play.model import (
-    DEFAULT_SEQUENCE_LENGTH,
     ModelSource,
     TinyPolicyMaker,
     model_source,
     open_model,
 )
-from envsdk.play.options import ENDPOINT, PlayOptions
+from envsdk.play.options import ENDPOINT, PlayOptions, TaskOptions
 from envsdk.play.policies import REQUIRED_ABILITY, make_policy
+from envsdk.play.source import Source
 from envsdk.plugins import load_plugin
 from envsdk.policy import Policy
 from envsdk.processes.call_watch import CALLS
 from envsdk.processes.interrupts import noticing_ctrl_c
-from envsdk.registry import make, system_prompt
-from envsdk.settings.nearest import nearest, suggest
-from envsdk.settings.problems import describe
-from envsdk.settings.validation import problems_in
+from envsdk.registry import make
 from envsdk.trajectory import Task, Trajectory
 
 if TYPE_CHECKING:
@@ -64,118 +50,10 @@ if TYPE_CHECKING:
 MODEL = "model"
 """Name of the policy that asks an engine."""
 
-DEFAULT_SEED = 42
 _CHAT_SLOTS = 16
 """Requests at a time to a chat endpoint that nobody said more about."""
 _BACKGROUND_SLOTS = 16
 """Episodes at a time where environments wait more than they compute: on threads, or awaited."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """What ENV_OR_YAML stands for."""
-
-    name: str
-    """As given: an environment id or a file."""
-    config: RunConfig
-    is_environment: bool
-    """Whether `config` was made up around a registered environment."""
-
-    def episodes_by_tag(self, num_episodes: int, *, split: str, tags: Sequence[str] | None) -> dict[str, int]:
-        """Divide episodes between tags: evenly where tags are named, else as the YAML's managers do.
-
-        Tags that get none are left out.
-        """
-        weights = dict.fromkeys(self._known(tags), 1) if tags else self._manager_weights(split)
-        counts = split_evenly(num_episodes, list(weights.values()))
-        return {tag: count for tag, count in zip(weights, counts, strict=True) if count}
-
-    def _known(self, tags: Sequence[str]) -> Sequence[str]:
-        for tag in tags:
-            if tag not in self.config.custom_envs:
-                hint = suggest(tag, self.config.custom_envs, known="tags in custom_envs")
-                raise ConfigurationError(f"--tags: {self.name} has no tag `{tag}`; {hint}")
-        return tags
-
-    def _manager_weights(self, split: str) -> Mapping[str, int]:
-        config = self.config
-        return (config.val_env_manager if split == "val" else config.train_env_manager).groups_per_tag
-
-
-def resolve_source(source: str | Path | RunConfig, overrides: Sequence[str] = ()) -> Source:
-    """Find out what `source` means: a run's YAML file, a registered environment id, or a configuration.
-
-    Of an id, the name alone (`Sokoban`) will do where only one environment has it.
-
-    With an environment id, overrides are arguments of its constructor (`size=6`), or else keys of a run
-    (`sequence_length=512`). Raises ConfigurationError.
-    """
-    if isinstance(source, RunConfig):
-        return Source(name=source.exp_name, config=source, is_environment=False)
-    name = whole_id(str(source))
-    known = environment_ids()
-    if name in known:
-        return Source(name=name, config=_around_environment(name, overrides), is_environment=True)
-    if name.endswith((".yaml", ".yml")) or _is_configuration(name):
-        loaded = load_config(source, overrides, for_training=False)
-        return Source(name=name, config=loaded.config, is_environment=False)
-    by_short_name = {short_name(id): id for id in known}
-    match = nearest(name, by_short_name)
-    hint = (
-        f"did you mean `{by_short_name[match]}`?"
-        if match
-        else suggest(name, known, known="registered environments")
-    )
-    raise ConfigurationError(
-        f"there is no environment {name!r}; {hint} "
-        "(`envsdk envs` lists them; a run's configuration is named by its .yaml file)"
-    )
-
-
-def _is_configuration(name: str) -> bool:
-    try:
-        find_config(name)
-    except ConfigurationError:
-        return False
-    return True
-
-
-def _around_environment(env_id: str, overrides: Sequence[str]) -> RunConfig:
-    """A run's configuration whose only tag is `env_id`, told by its own words what a reply looks like."""
-    spec = environment_spec(env_id)
-    run_keys, env_config = split_overrides(overrides, env_id, environment_class(spec))
-    manager = {"num_env_groups": 1, "tags": [env_id]}
-    data = {
-        "exp_name": "adhoc",
-        "seed": DEFAULT_SEED,
-        "rollout_batch_size": 1,
-        "val_batch_size": 100,
-        "sequence_length": DEFAULT_SEQUENCE_LENGTH,
-        "max_steps": 1,
-        "adv_estimator": "reinforce",
-        "custom_envs": {
-            env_id: {
-                "env_type": env_id,
-                "env_config": env_config,
-                "max_steps": own_turn_limit(spec, env_config),
-                "agent_system_template": system_prompt(spec, env_config),
-            }
-        },
-        "train_env_manager": manager,
-        "val_env_manager": manager,
-    }
-    try:
-        config = RunConfig.model_validate(
-            OmegaConf.to_container(OmegaConf.merge(data, run_keys), resolve=True)
-        )
-        problems = check(config, for_training=False)
-    except ValidationError as error:
-        problems = list(problems_in(error, RunConfig))
-    except OmegaConfBaseException as error:
-        raise ConfigurationError(f"{' '.join(overrides)}: {str(error).splitlines()[0]}") from error
-    if problems:
-        raise ConfigurationError(describe(problems, source=env_id, origin=lambda path: ""))
-    return config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,14 +71,8 @@ class Player:
     """Plug-ins of `envsdk.env_managers` by tag, where it is not the usual one."""
     chat: ChatEndpoint | None = None
     """A chat endpoint that plays; None for other policies."""
-    replies: Sequence[str] = ()
-    """Of the scripted policy."""
-    concurrency: int | None = None
-    """Episodes at the same time, over all tags; what suits the policy and the environments when None."""
-    max_attempts: int = 1
-    """How often a task is played until its episode does not fail."""
-    limits: RateLimits = field(default_factory=RateLimits)
-    """Of this process's requests to a model."""
+    options: PlayOptions = field(default_factory=PlayOptions)
+    """Replies, concurrency, retries, and the limits of this process's requests to a model."""
 
     def describe(self) -> dict[str, Any]:
         """What decides how a given task is played, as JSON."""
@@ -210,8 +82,8 @@ class Player:
             "policy": self.policy,
             "epsilon": self.epsilon,
             "model": None if asked is None else asked.describe(),
-            **({"replies": list(self.replies)} if self.replies else {}),
-            **({"max_attempts": self.max_attempts} if self.max_attempts > 1 else {}),
+            **({"replies": list(self.options.replies)} if self.options.replies else {}),
+            **({"max_attempts": 1 + self.options.retries} if self.options.retries else {}),
             "tags": {
                 tag: {
                     "env_type": setup.blueprint.spec.id,
@@ -271,14 +143,14 @@ class Player:
                     manager_classes={
                         tag: load_plugin(ENV_MANAGERS, name) for tag, name in self.manager_classes.items()
                     },
-                    max_attempts=self.max_attempts,
+                    max_attempts=1 + self.options.retries,
                 )
 
     @property
     def num_slots_per_tag(self) -> int:
         """Episodes at the same time: as many as the engine runs, or as waiting environments are worth."""
-        if self.concurrency is not None:
-            return max(1, self.concurrency // len(self.setups))
+        if self.options.concurrency is not None:
+            return max(1, self.options.concurrency // len(self.setups))
         if self.chat is not None:
             return max(1, _CHAT_SLOTS // len(self.setups))
         if self.model is not None:
@@ -297,7 +169,7 @@ class Player:
 
     @asynccontextmanager
     async def _policies(self) -> AsyncIterator[Callable[[TagSetup], Policy]]:
-        gate = RateGate(self.limits) if self.limits else None
+        gate = RateGate(self.options.limits) if self.options.limits else None
         if self.chat is not None:
             async with _chat_policies(self.chat, gate) as policies:
                 yield policies
@@ -305,7 +177,7 @@ class Player:
             async with _engine_policies(self.model, gate) as policies:
                 yield policies
         else:
-            policy = make_policy(self.policy, epsilon=self.epsilon, replies=self.replies)
+            policy = make_policy(self.policy, epsilon=self.epsilon, replies=self.options.replies)
             yield lambda setup: policy
 
 
@@ -350,23 +222,22 @@ async def _engine_policies(
 
 def make_player(
     source: Source,
+    chosen: TaskOptions,
+    options: PlayOptions,
     *,
     tags: Iterable[str],
-    policy: str,
-    epsilon: float = 0.0,
-    seed: int | None = None,
-    model: Path | None = None,
+    num_processes: int = 1,
     greedy: bool = False,
-    options: PlayOptions | None = None,
     make_tiny_policy: TinyPolicyMaker | None = None,
 ) -> Player:
-    """Check that the policy can play these tags and gather what it takes. Raises ConfigurationError.
+    """Check that the chosen policy can play these tags and gather what it takes. Raises ConfigurationError.
 
-    `make_tiny_policy` is called where the policy is the tiny one of `source`, after all other checks.
+    The player is one of `num_processes`, which share the rate limits. `make_tiny_policy` is called where the
+    policy is the tiny one of `source`, after all other checks.
     """
     from envsdk.managers.wiring import tag_setup
 
-    options = options or PlayOptions()
+    policy, epsilon, model = chosen.policy, chosen.epsilon, chosen.model
     options.check(policy)
 
     config = source.config
@@ -392,7 +263,7 @@ def make_player(
             raise ConfigurationError(f"--greedy is for --policy model; --policy {policy} samples no tokens")
         make_policy(policy, epsilon=epsilon, replies=options.replies)
         _check_abilities(setups, policy, epsilon)
-    seed = config.seed if seed is None else seed
+    seed = config.seed if chosen.seed is None else chosen.seed
     with_engine = policy == MODEL or (policy == ENDPOINT and model is not None)
     # A policy without an engine is asked turn by turn: no agent stands between it and the environment.
     managers = {tag: config.custom_envs[tag].env_manager_cls for tag in setups} if with_engine else {}
@@ -414,10 +285,7 @@ def make_player(
         chat=None
         if with_engine
         else options.chat_endpoint(config.actor_infer.generating_args.sampling, greedy),
-        replies=options.replies,
-        concurrency=options.concurrency,
-        max_attempts=options.max_attempts,
-        limits=options.limits,
+        options=options.model_copy(update={"limits": options.limits.share(num_processes)}),
     )
 
 

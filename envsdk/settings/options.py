@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from envsdk.failures import ConfigurationError
+from envsdk.settings.strict import StrictSettings
 from envsdk.settings.validation import model_in, value_problem
 
 
@@ -48,10 +49,10 @@ class Argument:
     metavar: str
 
 
-class Options(BaseModel):
+class Options(StrictSettings):
     """Base of the options of a command. Immutable and picklable; a field may hold further options."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(allow_inf_nan=True)
 
     shown: ClassVar[tuple[str, ...]] = ()
     """Fields that the command line shows, in this order; all of them when empty."""
@@ -97,17 +98,21 @@ def _problems(model: type[Options], error: ValidationError) -> Iterator[str]:
             yield f"--{str(details['ctx']['error']).replace('_', '-')}"
 
 
-def _at_least_one(number: int) -> int:
-    if number < 1:
-        raise ValueError(f"must be at least 1, not {number}")
-    return number
+def at_least(least: int) -> AfterValidator:
+    """Checks a number without showing its range in the help."""
+
+    def check(number: float) -> float:
+        if not number >= least:
+            raise ValueError(f"must be at least {least}, not {number:g}")
+        return number
+
+    return AfterValidator(check)
 
 
-Count = Annotated[int, AfterValidator(_at_least_one)]
-"""How many, at least one."""
+Count = Annotated[int, at_least(1)]
 
 
-def split_names(names: list[str]) -> list[str] | None:
-    """`["a,b", "c"]` as `["a", "b", "c"]`; None when nothing is named."""
+def split_names(names: list[str]) -> list[str]:
+    """`["a,b", "c"]` as `["a", "b", "c"]`."""
     split = [name.strip() for entry in names for name in entry.split(",")]
-    return list(dict.fromkeys(filter(None, split))) or None
+    return list(dict.fromkeys(filter(None, split)))

@@ -37,10 +37,11 @@ from envsdk.config import EMBEDDED_DEFAULT
 from envsdk.display.console import TerminalConsole
 from envsdk.display.episode_progress import EpisodeProgress
 from envsdk.failures import ConfigurationError
-from envsdk.play.collection import play_into, usual_shard_size
+from envsdk.play.collection import CollectOptions, collect
 from envsdk.play.options import ENDPOINT
-from envsdk.play.player import MODEL, Player, make_player, resolve_source
+from envsdk.play.player import MODEL, Player, make_player
 from envsdk.play.policies import OraclePolicy, policy_class
+from envsdk.play.source import resolve_source
 from envsdk.prompts import AgentPrompts, conversation
 from envsdk.registry import load_entry_point
 from envsdk.registry import spec as registered
@@ -119,29 +120,35 @@ def _describe(config: RunConfig) -> dict[str, Any]:
         "envsdk": envsdk.__version__,
         "sequence_length": config.sequence_length,
         "warm_start": settings,
-        "episodes": _episodes_by_tag(config),
+        "episodes": resolve_source(config).episodes_by_tag(args.num_episodes, split="train", tags=None),
         "demonstrator": player.describe(),
         "sources": _sources(config),
     }
 
 
-def _demonstrator(config: RunConfig, tags: Iterable[str]) -> Player:
+def _demonstrations(config: RunConfig, out: Path | None = None) -> CollectOptions:
     args = config.warm_start
+    return CollectOptions.of(
+        source=config,
+        out=out,
+        num_episodes=args.num_episodes,
+        policy=args.demonstrator,
+        epsilon=args.epsilon,
+        seed=args.seed,
+    )
+
+
+def _demonstrator(config: RunConfig, tags: Iterable[str]) -> Player:
+    chosen = _demonstrations(config)
     try:
-        return make_player(
-            resolve_source(config), tags=tags, policy=args.demonstrator, epsilon=args.epsilon, seed=args.seed
-        )
+        return make_player(resolve_source(config), chosen, chosen.options, tags=tags)
     except ConfigurationError as error:
-        if args.demonstrator != OraclePolicy.name:
+        if config.warm_start.demonstrator != OraclePolicy.name:
             raise ConfigurationError(f"warm_start.demonstrator: {error}") from error
         raise ConfigurationError(
             f"pretrain: {EMBEDDED_DEFAULT} is warm-started by the environments' own oracles, and one cannot "
             f"play ({error}); set `pretrain` to the folder of a model instead"
         ) from error
-
-
-def _episodes_by_tag(config: RunConfig) -> dict[str, int]:
-    return resolve_source(config).episodes_by_tag(config.warm_start.num_episodes, split="train", tags=None)
 
 
 def _sources(config: RunConfig) -> str:
@@ -182,15 +189,12 @@ def _make(config: RunConfig, description: Mapping[str, Any], folder: Path, conso
 
 
 def _collect(config: RunConfig, out: Path, console: Console) -> list[Trajectory]:
-    num_episodes = config.warm_start.num_episodes
-    episodes_by_tag = _episodes_by_tag(config)
-    with EpisodeProgress("warm start: demonstrations", total=num_episodes, console=console) as progress:
-        collection = play_into(
-            out,
-            _demonstrator(config, episodes_by_tag),
-            episodes_by_tag,
-            split="train",
-            shard_size=usual_shard_size(num_episodes),
+    options = _demonstrations(config, out)
+    with EpisodeProgress(
+        "warm start: demonstrations", total=options.num_episodes, console=console
+    ) as progress:
+        collection = collect(
+            options,
             on_start=progress.start,
             on_played=lambda played: progress.played(
                 played.num_episodes, played.num_successes, played.num_failed

@@ -274,11 +274,9 @@ def test_a_folder_of_somebody_else_is_not_replaced_by_a_format(tmp_path: Path) -
 def test_an_episode_that_failed_is_played_again_as_often_as_was_said(tmp_path: Path) -> None:
     once = collect("toys/Moody-v1", tmp_path / "once", num_episodes=40)
     assert 0 < once.manifest.tally.num_failed < 40
-    twice = collect("toys/Moody-v1", tmp_path / "twice", num_episodes=40, options=PlayOptions(max_attempts=2))
+    twice = collect("toys/Moody-v1", tmp_path / "twice", num_episodes=40, options=PlayOptions(retries=1))
     assert twice.manifest.tally.num_failed == 0
-    broken = collect(
-        "toys/Broken-v1", tmp_path / "broken", num_episodes=20, options=PlayOptions(max_attempts=3)
-    )
+    broken = collect("toys/Broken-v1", tmp_path / "broken", num_episodes=20, options=PlayOptions(retries=2))
     assert broken.manifest.tally.num_failed == 20
 
 

@@ -14,7 +14,8 @@ from envsdk.collect import collect
 from envsdk.config import load_config
 from envsdk.evaluate import evaluate
 from envsdk.replay import replay
-from envsdk.sft import RECORD, SFTConfig, fine_tune, load_sft_config, main
+from envsdk.sft import main
+from envsdk.warm_start.fine_tuning import RECORD, SFTConfig, fine_tune, load_sft_config
 from tests.system.jobs import Job
 
 pytestmark = pytest.mark.system

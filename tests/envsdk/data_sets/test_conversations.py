@@ -15,7 +15,7 @@ from envsdk.collect import collect
 from envsdk.datasets.conversations import Conversation, read_conversations
 from envsdk.datasets.selection import EpisodeFilters
 from envsdk.failures import ConfigurationError
-from envsdk.sft import split_held_out
+from envsdk.warm_start.fine_tuning import split_held_out
 
 CHAT = [
     {"role": "user", "content": "Where?"},

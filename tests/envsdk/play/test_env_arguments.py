@@ -6,7 +6,7 @@ import pytest
 
 from envsdk.failures import ConfigurationError
 from envsdk.play.env_arguments import PLAYED_RUN_KEYS, split_overrides
-from envsdk.play.player import resolve_source
+from envsdk.play.source import resolve_source
 from tests.envsdk.testing.broken_envs import Line
 
 

@@ -1,0 +1,63 @@
+"""A model behind OpenAI's HTTP protocol, with its sessions recorded.
+
+model = find_model("runs/NAME")
+async with serve_model(model, EndpointConfig(...), out=Path("sessions")) as endpoint:
+    print(endpoint.base_url())
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from envsdk.failures import ConfigurationError
+from envsdk.play.model import ModelSource, TinyPolicyMaker, find_model_folder, model_source, open_model
+from envsdk.play.source import resolve_source
+
+if TYPE_CHECKING:
+    from envsdk.inference.endpoint.server import Endpoint, EndpointConfig
+
+
+def find_model(
+    source: str,
+    overrides: Sequence[str] = (),
+    model: Path | None = None,
+    *,
+    make_tiny_policy: TinyPolicyMaker | None = None,
+) -> ModelSource:
+    """The model of a folder or of a run's YAML file; `model` replaces that of the file.
+
+    Raises ConfigurationError.
+    """
+    if not source.endswith((".yaml", ".yml")) and Path(source).expanduser().is_dir():
+        if model is not None:
+            raise ConfigurationError(f"--model: {source} is a model already")
+        # Every configuration must play something; only the engine of this one is used.
+        around = resolve_source("envsdk/FrozenLake-v1", overrides)
+        return model_source(around, find_model_folder(Path(source)), False, around.config.seed)
+    resolved = resolve_source(source, overrides)
+    return model_source(resolved, model, False, resolved.config.seed, make_tiny_policy)
+
+
+@asynccontextmanager
+async def serve_model(
+    model: ModelSource, config: EndpointConfig, out: Path | None
+) -> AsyncIterator[Endpoint]:
+    """The started endpoint; ended sessions are written to `out`, or not kept where it is None."""
+    from envsdk.inference.endpoint.recorder import SessionRecorder
+    from envsdk.inference.endpoint.server import Endpoint
+
+    with ExitStack() as stack:
+        recorder = None
+        if out is not None:
+            recorder = stack.enter_context(SessionRecorder(out, model_name=config.model_name))
+        async with open_model(model) as (proxy, chat):
+            on_ended = recorder.add if recorder is not None else None
+            endpoint = Endpoint(proxy, chat, config, on_ended=on_ended)
+            await endpoint.start()
+            try:
+                yield endpoint
+            finally:
+                await endpoint.close()

@@ -1,0 +1,136 @@
+"""What is played: a run's YAML file, or a configuration made for a registered environment.
+
+source = resolve_source("agentic_async.yaml", ["seed=7"])
+source.episodes_by_tag(100, split="val", tags=None)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
+
+from envsdk.config import RunConfig, find_config, load_config
+from envsdk.config.checks import check
+from envsdk.config.models import split_evenly
+from envsdk.config.plugins import environment_class, environment_ids, environment_spec, own_turn_limit
+from envsdk.failures import ConfigurationError
+from envsdk.play.env_arguments import short_name, split_overrides, whole_id
+from envsdk.registry import system_prompt
+from envsdk.settings.nearest import nearest, suggest
+from envsdk.settings.problems import describe
+from envsdk.settings.validation import problems_in
+
+DEFAULT_SEED = 42
+DEFAULT_SEQUENCE_LENGTH = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What ENV_OR_YAML stands for."""
+
+    name: str
+    """As given: an environment id or a file."""
+    config: RunConfig
+    is_environment: bool
+    """Whether `config` was made up around a registered environment."""
+
+    def episodes_by_tag(self, num_episodes: int, *, split: str, tags: Sequence[str] | None) -> dict[str, int]:
+        """Divide episodes between tags: evenly where tags are named, else as the YAML's managers do.
+
+        Tags that get none are left out.
+        """
+        weights = dict.fromkeys(self._known(tags), 1) if tags else self._manager_weights(split)
+        counts = split_evenly(num_episodes, list(weights.values()))
+        return {tag: count for tag, count in zip(weights, counts, strict=True) if count}
+
+    def _known(self, tags: Sequence[str]) -> Sequence[str]:
+        for tag in tags:
+            if tag not in self.config.custom_envs:
+                hint = suggest(tag, self.config.custom_envs, known="tags in custom_envs")
+                raise ConfigurationError(f"--tags: {self.name} has no tag `{tag}`; {hint}")
+        return tags
+
+    def _manager_weights(self, split: str) -> Mapping[str, int]:
+        config = self.config
+        return (config.val_env_manager if split == "val" else config.train_env_manager).groups_per_tag
+
+
+def resolve_source(source: str | Path | RunConfig, overrides: Sequence[str] = ()) -> Source:
+    """Find out what `source` means: a run's YAML file, a registered environment id, or a configuration.
+
+    Of an id, the name alone (`Sokoban`) will do where only one environment has it.
+
+    With an environment id, overrides are arguments of its constructor (`size=6`), or else keys of a run
+    (`sequence_length=512`). Raises ConfigurationError.
+    """
+    if isinstance(source, RunConfig):
+        return Source(name=source.exp_name, config=source, is_environment=False)
+    name = whole_id(str(source))
+    known = environment_ids()
+    if name in known:
+        return Source(name=name, config=_around_environment(name, overrides), is_environment=True)
+    if name.endswith((".yaml", ".yml")) or _is_configuration(name):
+        loaded = load_config(source, overrides, for_training=False)
+        return Source(name=name, config=loaded.config, is_environment=False)
+    by_short_name = {short_name(id): id for id in known}
+    match = nearest(name, by_short_name)
+    hint = (
+        f"did you mean `{by_short_name[match]}`?"
+        if match
+        else suggest(name, known, known="registered environments")
+    )
+    raise ConfigurationError(
+        f"there is no environment {name!r}; {hint} "
+        "(`envsdk envs` lists them; a run's configuration is named by its .yaml file)"
+    )
+
+
+def _is_configuration(name: str) -> bool:
+    try:
+        find_config(name)
+    except ConfigurationError:
+        return False
+    return True
+
+
+def _around_environment(env_id: str, overrides: Sequence[str]) -> RunConfig:
+    """A run's configuration whose only tag is `env_id`, told by its own words what a reply looks like."""
+    spec = environment_spec(env_id)
+    run_keys, env_config = split_overrides(overrides, env_id, environment_class(spec))
+    manager = {"num_env_groups": 1, "tags": [env_id]}
+    data = {
+        "exp_name": "adhoc",
+        "seed": DEFAULT_SEED,
+        "rollout_batch_size": 1,
+        "val_batch_size": 100,
+        "sequence_length": DEFAULT_SEQUENCE_LENGTH,
+        "max_steps": 1,
+        "adv_estimator": "reinforce",
+        "custom_envs": {
+            env_id: {
+                "env_type": env_id,
+                "env_config": env_config,
+                "max_steps": own_turn_limit(spec, env_config),
+                "agent_system_template": system_prompt(spec, env_config),
+            }
+        },
+        "train_env_manager": manager,
+        "val_env_manager": manager,
+    }
+    try:
+        config = RunConfig.model_validate(
+            OmegaConf.to_container(OmegaConf.merge(data, run_keys), resolve=True)
+        )
+        problems = check(config, for_training=False)
+    except ValidationError as error:
+        problems = list(problems_in(error, RunConfig))
+    except OmegaConfBaseException as error:
+        raise ConfigurationError(f"{' '.join(overrides)}: {str(error).splitlines()[0]}") from error
+    if problems:
+        raise ConfigurationError(describe(problems, source=env_id, origin=lambda path: ""))
+    return config
