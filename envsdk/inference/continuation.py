@@ -1,6 +1,6 @@
-"""How a reply that was cut short goes on from the tokens it has. Pure.
+"""How a reply that was cut short continues from its tokens. Pure.
 
-    request -> sampled so far -> rest_of(request, so_far) -> rest -> whole(so_far, rest)
+    request -> sampled so far -> rest_of(request, so_far) -> rest -> joined_result(so_far, rest)
 
 Every token keeps the log-probability and the version it was sampled with.
 """
@@ -17,9 +17,9 @@ from envsdk.trajectory import VersionSpan
 
 
 def rest_of(request: GenerationRequest, so_far: TokenDelta | None) -> GenerationRequest:
-    """What is left of the request after the tokens it already has.
+    """The rest of the request after the tokens it already has.
 
-    Its seed is another one: under the same one the rest would begin with the draws of the beginning.
+    Its seed differs, or the rest would repeat the first draws.
     """
     if so_far is None:
         return request
@@ -42,7 +42,7 @@ def ended_by_its_tokens(request: GenerationRequest, so_far: TokenDelta) -> Finis
     return FinishReason.LENGTH if len(token_ids) >= request.sampling.max_new_tokens else None
 
 
-def whole(so_far: TokenDelta | None, rest: GenerationResult) -> GenerationResult:
+def joined_result(so_far: TokenDelta | None, rest: GenerationResult) -> GenerationResult:
     """The result of the request as it was asked for."""
     if so_far is None:
         return rest

@@ -167,7 +167,7 @@ class Core(ABC):
         """End these with `FinishReason.ABORT`, at once or soon. They may be frozen, or ended meanwhile."""
 
     def ended(self, reply: Reply) -> None:
-        """An open reply ended, whoever ended it: free what the core holds of it."""
+        """An open reply ended, in the core or in the front: free what the core holds of it."""
         return None
 
     async def recall(self) -> Collection[Reply]:
@@ -184,11 +184,11 @@ class Core(ABC):
 
     @abstractmethod
     async def thaw(self) -> None:
-        """Go on with the replies where they are."""
+        """Continue the replies where they are."""
 
     @abstractmethod
     async def prepare(self, weights: WeightReference) -> Any:
-        """Read and check new weights while replies go on. What it raises changes nothing.
+        """Read and check new weights while replies are sampled. What it raises changes nothing.
 
         A stream is read once, on a thread: reading it blocks.
         """

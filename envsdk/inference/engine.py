@@ -40,7 +40,7 @@ class ErrorKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineFailure:
-    """Why there is no whole reply."""
+    """Why the reply is not complete."""
 
     message: str
     """For a person: what is wrong and, where it is known, what to do."""
@@ -61,9 +61,9 @@ class GenerationRequest:
     priority: int = 0
     """Lower runs earlier, where the engine is able."""
     stream: bool = False
-    """Somebody waits for its tokens as they come. For whoever brings them; engines need not look at it."""
+    """Its tokens are delivered as they come. Engines need not read this: the link to the engine does."""
     survives_weight_update: bool = False
-    """A pause in mode `abort` does not end it: it could only begin anew, and has done so too often."""
+    """A pause in mode `abort` does not end it: it could only restart, and has done so too often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class GenerationResult:
     """Cover `[0, num_sampled)` in order."""
     finish_reason: FinishReason
     error: str = ""
-    """Why there is no whole reply; empty exactly when the finish reason is another than `error`."""
+    """Why the reply is not complete; empty unless the finish reason is `error`."""
     error_kind: ErrorKind = ErrorKind.REQUEST_FAILED
     """Of `error`, where there is one."""
 
@@ -102,17 +102,17 @@ class PauseMode(StrEnum):
     """What `pause` does to running requests. Queued requests always stay queued."""
 
     KEEP = "keep"
-    """Freeze them where they are; `resume` goes on with them."""
+    """Freeze them where they are; `resume` continues them."""
     ABORT = "abort"
-    """Return them with what they have, finish reason `abort`. Those that outlast updates are frozen, or end
-    first where the engine cannot freeze them."""
+    """Return them with their tokens, finish reason `abort`. Those with `survives_weight_update` are
+    frozen, or end first where the engine cannot freeze them."""
     WAIT = "wait"
-    """Let them finish first, those too that an earlier pause froze."""
+    """Let them finish first, also those that an earlier pause froze."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineAbilities:
-    """What an engine can do; asked before a feature is used, and then tested by the suite."""
+    """What an engine can do: checked before a feature is used, and tested by the suite."""
 
     weight_updates: bool = True
     """Takes new weights at all. An engine that does not can collect and evaluate, not train."""
@@ -129,7 +129,7 @@ class EngineAbilities:
     processed_logprobs: bool = True
     """Log-probabilities are those of the sampling distribution, not of the raw one."""
     progress: bool = False
-    """Tells what running requests have sampled so far: for streaming, and for going on elsewhere."""
+    """Reports what running requests have sampled so far: for streaming, and to continue on another engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +160,7 @@ until the next one is asked for. It ends when all weights have come; it raises w
 
 For an engine with the ability `lora` a mapping or stream may be a LoRA adapter instead, its halves under
 names that end with `.lora_A.weight` and `.lora_B.weight` (`envsdk.inference.lora`). It is added to the
-weights of the model's folder, whatever came before; whole weights take its place again.
+weights of the model's folder, whatever was loaded before; full weights replace it.
 """
 
 
@@ -178,7 +178,7 @@ class EngineConfig:
     """The engine's own settings; an unknown one is a ConfigurationError naming the nearest known one."""
     seed: int = 0
     reproducible: bool = False
-    """A reply is to be the same, bit for bit, whatever else runs beside it, if the engine can do that: for
+    """A reply is the same bit for bit whatever other requests run, if the engine can do that: for
     synchronous training. It costs speed."""
 
 
@@ -208,11 +208,11 @@ class Engine(ABC):
         """End these requests with finish reason `abort`; unknown ids are ignored."""
 
     async def progress(self, num_known: Mapping[str, int]) -> list[TokenDelta]:
-        """What running requests have sampled beyond their first `num_known[request_id]` tokens.
+        """Tokens that running requests have sampled beyond their first `num_known[request_id]` tokens.
 
-        Asked only of an engine with the ability `progress`, several times a second. Requests that have no
-        more, that wait, or that do not run any more are left out. What was told begins the result, token for
-        token; log-probabilities are finite.
+        Called only on an engine with the ability `progress`, several times a second. Requests that have no
+        more, that wait, or that do not run any more are left out. The result begins with
+        the reported tokens; log-probabilities are finite.
         """
         return []
 
@@ -222,7 +222,7 @@ class Engine(ABC):
 
     @abstractmethod
     async def resume(self) -> None:
-        """Go on. Idempotent."""
+        """Continue. Idempotent."""
 
     @abstractmethod
     async def load_weights(self, weights: WeightReference, version: int) -> None:
@@ -230,13 +230,13 @@ class Engine(ABC):
 
         EngineError from an engine without the ability `weight_updates`.
 
-        With the ability `inflight_update` replies go on under the old weights while a stream is read, and the
-        swap comes after its end. An engine without it is paused meanwhile, and may write over the old
+        With the ability `inflight_update` replies continue under the old weights while a stream is read, and
+        the swap comes after its end. An engine without it is paused meanwhile, and may write over the old
         weights as the new ones come; a stream that fails then ends the engine (`health().error`).
 
-        Running requests go on: tokens sampled after this returns carry `version`, those before keep theirs,
-        and cached keys and values of unfinished and finished sessions are recomputed under the new weights
-        before they are used again.
+        Running requests continue: tokens sampled after this returns carry `version`, those before keep
+        theirs, and cached keys and values of unfinished and finished sessions are recomputed under the new
+        weights before they are used again.
         """
 
     @abstractmethod

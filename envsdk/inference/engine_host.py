@@ -65,7 +65,7 @@ class BusyStretches:
             self._stretches.append((self._since, self._clock()))
 
     def drain(self) -> list[tuple[float, float]]:
-        """The stretches since the last call; one that goes on is cut here."""
+        """The stretches since the last call; an open one is cut here."""
         stretches, self._stretches = self._stretches, []
         if self._num_open:
             now = self._clock()
@@ -161,7 +161,7 @@ class EngineHost:
             outbox.put(delta)
 
     def _leave_quietly(self, reports: _Reports) -> None:
-        """They go with the next answer, or when the next reports come: a call for each would cost more."""
+        """Sent with the next answer or the next reports: a call for each would cost more."""
         for client in self._clients.values():
             client.outbox.flush()
         for outbox, delta in reports:
@@ -185,7 +185,7 @@ class EngineHost:
     async def begin_update(self, update_id: str, version: int, mode: str) -> None:
         """Make ready for the buckets of `version`; what an earlier update left unfinished is dropped.
 
-        Replies go on while buckets come, where the engine is able (`inflight_update`).
+        Replies continue while buckets come, if the engine can (`inflight_update`).
         """
         for earlier in list(self._updates):
             await self.abandon_update(earlier)
@@ -215,7 +215,7 @@ class EngineHost:
     ) -> bool:
         """Bucket `number` of the update. Returns when it has been read; False when it never will be.
 
-        Why not, `complete_update` or `abandon_update` tells.
+        `complete_update` or `abandon_update` then raises why not.
         """
         update = self._updates.get(update_id)
         return update is not None and await update.receiver.put(number, chunks, num_bytes, payload)

@@ -17,7 +17,7 @@ from envsdk.inference.sampling import OutputStructure, SamplingParams
 from envsdk.policy import Policy, PolicyFailed, Reply, SequenceFull, TurnContext
 
 LONG_TEXT = 1 << 14
-"""Characters above which a text is tokenized beside the event loop: a millisecond or more."""
+"""Characters above which a text is tokenized off the event loop: a millisecond or more."""
 
 
 class EnginePolicy(Policy):

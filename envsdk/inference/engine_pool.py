@@ -57,7 +57,7 @@ class PoolConfig:
     """Doubles with each loss in a row."""
     max_backoff_s: float = 30.0
     stall_s: float = 300.0
-    """An engine that has requests and computes nothing for so long hangs, whatever it says."""
+    """An engine that has requests and computes nothing for so long hangs, even if it says that it is well."""
     slow_ratio: float = 10.0
     """How much slower than the others an engine must be to be started again; 0: none is."""
     slow_s: float = 120.0

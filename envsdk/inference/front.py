@@ -2,7 +2,7 @@
 
 submit -> refused | waiting (paused, swapping or full) -> begun in the core -> answered, exactly once
 pause:   nothing is begun; running replies freeze, end with `abort` or finish, by the mode
-update:  prepare (replies go on) -> swap -> the next tokens carry the new version
+update:  prepare (while replies are sampled) -> swap -> the next tokens carry the new version
 
 engine = EngineFront(core, name="mine", sequence_length=4096)
 """

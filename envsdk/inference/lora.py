@@ -2,7 +2,7 @@
 
     M.lora_A.weight `[r, in]`, M.lora_B.weight `[out, r]`  ->  M.weight + B @ A
 
-(Hu et al., "LoRA", 2021, section 4.1; the scaling alpha / r is in B, put there by whoever sends it.) Pure.
+(Hu et al., "LoRA", 2021, section 4.1; the scaling alpha / r is in B, put there by the sender.) Pure.
 """
 
 from __future__ import annotations

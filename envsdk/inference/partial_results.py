@@ -1,4 +1,4 @@
-"""What running turns have sampled so far, asked of an engine now and then.
+"""Tokens that running turns have sampled so far, polled from an engine.
 
     opened -> (asked every period, once it has run for one) -> ended
 
@@ -36,7 +36,7 @@ class _Turn(Generic[Owner]):
 class ProgressWatch(Generic[Owner]):
     """Asks one engine with the ability `progress` about the turns that are open.
 
-    Owner: whoever submits them, on the engine's event loop; `run` goes on until cancelled.
+    Owner: the submitter, on the engine's event loop; `run` runs until cancelled.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ProgressWatch(Generic[Owner]):
     ) -> None:
         """`report` is called every period while turns are open, also with nothing.
 
-        `spare_short_turns`: a turn is not asked about before it has been open for a whole period.
+        `spare_short_turns`: a turn is not asked about before it has been open for one period.
         """
         self._engine = engine
         self._report = report
@@ -85,14 +85,14 @@ class ProgressWatch(Generic[Owner]):
         if not asked:
             return []
         try:
-            told = await self._engine.progress({name: turn.num_known for name, turn in asked.items()})
+            reported = await self._engine.progress({name: turn.num_known for name, turn in asked.items()})
         except Exception as error:  # noqa: BLE001 - the engine's boundary: the results have the tokens too
             if not self._has_complained:
                 _logger.warning("%s: progress failed: %r", type(self._engine).__name__, error)
             self._has_complained = True
             return []
         found = []
-        for delta in told:
+        for delta in reported:
             turn = asked[delta.request_id]
             # Meanwhile it may have been answered, and its name be that of another turn.
             if self._turns.get(delta.request_id) is turn:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from envsdk.inference.continuation import ended_by_its_tokens, joined, rest_of, tokens_of, whole
+from envsdk.inference.continuation import ended_by_its_tokens, joined, joined_result, rest_of, tokens_of
 from envsdk.inference.engine import (
     Engine,
     EngineFailure,
@@ -96,7 +96,7 @@ class LocalLink(EngineLink):
         self._deliver = deliver
 
     def send(self, request: GenerationRequest) -> None:
-        # An engine of this process is not lost without it: only who waits for tokens needs them early.
+        # An engine in this process is never lost alone, so only streamed turns need their tokens early.
         if request.stream and self._engine.abilities.progress:
             self._watch.opened(request.request_id, None)
             if self._watching is None:
@@ -245,7 +245,7 @@ class InferenceProxy:
         self._dispatch()
 
     async def close(self) -> None:
-        """Answer with an error what is open, now and later; engines may go on with it. Idempotent."""
+        """Answer open and later requests with an error; engines may still sample them. Idempotent."""
         self._is_closed = True
         for task in self._tasks:
             task.cancel()
@@ -295,7 +295,7 @@ class InferenceProxy:
             self.health[engine] = health
             self._newest_version = max(self._newest_version, health.version)
             self._router.look(engine, num_queued=health.num_queued, kv_usage=health.kv_usage)
-        # The last engine's errors are the answer, unless it comes back: nobody else could give a better one.
+        # Errors of the last engine are the answer, unless it returns: no other engine can answer.
         is_broken = health is not None and bool(health.error)
         is_given_up = is_broken and (self._engines_return or len(self._links) > 1)
         for item in said:
@@ -322,11 +322,11 @@ class InferenceProxy:
         pending = self._pending.get(result.request_id)
         if pending is None:
             return
-        reply = whole(pending.so_far, result)
+        reply = joined_result(pending.so_far, result)
         if result.finish_reason is not FinishReason.ABORT:
             self._resolve(pending, reply)
             return
-        # A weight update ended a turn that nobody asked to end.
+        # A weight update ended the turn, not its caller.
         sampled = tokens_of(reply)
         pending.report(tokens_of(reply, start=pending.num_reported))
         self._resubmit(pending, sampled[0] if sampled else None, is_outdated=True)

@@ -194,7 +194,7 @@ class Router:
         return engine.num_queued == 0 and engine.kv_usage < self._config.max_kv_usage
 
     def _num_ahead(self, home: str, request: _Request) -> int:
-        """Tokens that wait for a full engine beside this request."""
+        """Tokens of other requests that wait for a full engine."""
         engine = self._engines[home]
         return 0 if self._has_room(engine) else engine.num_waiting_tokens - request.num_tokens
 

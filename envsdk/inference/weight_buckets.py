@@ -28,7 +28,7 @@ Buffer = NDArray[np.uint8]
 
 
 class UpdateInterrupted(EngineError):
-    """The rest of an update did not come; the engine goes on with the weights it had."""
+    """The rest of an update did not come; the engine keeps the weights it had."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +39,9 @@ class Chunk:
     dtype: str
     """NumPy's name for it, or PyTorch's (`bfloat16`) where NumPy has none."""
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Of the full tensor."""
     tensor_bytes: int
-    """Of the whole tensor."""
+    """Of the full tensor."""
     start: int
     """First byte of the chunk in the tensor."""
     offset: int
@@ -64,7 +64,7 @@ def fill_buckets(
     """Copy `weights` (NumPy arrays or CPU tensors) into buffers, in their order.
 
     `next_buffer` is asked for an empty buffer of at least one byte when the one before was yielded; all
-    are the caller's again when the generator goes on.
+    are the caller's again when the generator is resumed.
     """
     buffer = next_buffer()
     chunks: list[Chunk] = []
@@ -106,7 +106,7 @@ def read_buckets(buckets: Iterable[Bucket]) -> Iterator[tuple[str, NDArray[Any] 
     Each may be a view of its bucket's buffer and is valid until the next one is asked for. EngineError for a
     tensor that is not complete.
     """
-    whole = np.empty(0, np.uint8)
+    full = np.empty(0, np.uint8)
     filled = 0
     for bucket in buckets:
         for chunk in bucket.chunks:
@@ -115,15 +115,15 @@ def read_buckets(buckets: Iterable[Bucket]) -> Iterator[tuple[str, NDArray[Any] 
                 raise EngineError(f"weight `{chunk.name}` is torn at byte {filled} of {chunk.tensor_bytes}")
             if chunk.num_bytes < chunk.tensor_bytes:
                 if filled == 0:
-                    whole = np.empty(chunk.tensor_bytes, np.uint8)
-                whole[filled : filled + chunk.num_bytes] = data
+                    full = np.empty(chunk.tensor_bytes, np.uint8)
+                full[filled : filled + chunk.num_bytes] = data
                 filled += chunk.num_bytes
                 if filled < chunk.tensor_bytes:
                     continue
-                data, filled = whole, 0
+                data, filled = full, 0
             yield chunk.name, _from_bytes(data, chunk)
     if filled:
-        raise EngineError(f"the last weight ends after {filled} of {len(whole)} bytes")
+        raise EngineError(f"the last weight ends after {filled} of {len(full)} bytes")
 
 
 def as_bytes(weight: NDArray[Any] | Tensor) -> tuple[Buffer, str, tuple[int, ...]]:

@@ -3,7 +3,7 @@
     rank 0:  host -> (gather)* -> broadcast* -> close
     engine:  join -> receive* -> close
 
-It stands beside the ranks' own process group and lives for one update: a member that dies breaks it for
+It is separate from the ranks' own process group and lasts for one update: a member that dies breaks it for
 all, and the next update meets again without the dead. Gloo, because trainers give their weights in memory of
 the CPU; the sender's bytes leave once, engines pass them on.
 """
@@ -87,7 +87,7 @@ class WeightGroup:
         return part.numpy()
 
     def close(self) -> None:
-        """Idempotent. Members that wait for this one are told."""
+        """Idempotent. Members that wait for this one get an error."""
         if self._group is not None:
             self._group.abort()
             self._group = None

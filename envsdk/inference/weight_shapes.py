@@ -1,4 +1,4 @@
-"""Whether weights that came are the model's: their names and shapes. Pure; of arrays and tensors alike."""
+"""Check names and shapes of weights against the model's, for arrays and tensors. Pure."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class BucketSender(ABC):
         """What each engine is to get. For an object store a reference, which Ray replaces by the bytes."""
 
     def announced(self, bucket: Bucket) -> bool:
-        """Called, again until it answers True, when the engines were told of the bucket.
+        """Called, again until it answers True, when the bucket was announced to the engines.
 
         UpdateInterrupted when they cannot be reached.
         """

@@ -16,7 +16,7 @@ from envsdk.testing.engine_harness import EngineHarness, check_result, gather
 
 
 class AdapterTests(EngineHarness):
-    """Of engines with the ability `lora`, on models whose `config.model` folder is whole."""
+    """Of engines with the ability `lora`, on models whose `config.model` folder has all weights."""
 
     def whole_weights(self) -> dict[str, np.ndarray[Any, Any]]:
         """Those of the model's folder."""
@@ -63,7 +63,7 @@ class AdapterTests(EngineHarness):
             found = [
                 await replies(weights, version)
                 for version, weights in enumerate(
-                    # Two adapters do not add up, and whole weights leave nothing of one behind.
+                    # Two adapters do not add up, and full weights leave nothing of one behind.
                     [first, second, self.merged(first), self.merged(second), self.whole_weights(), first],
                     1,
                 )
@@ -90,7 +90,7 @@ class AdapterTests(EngineHarness):
             result = await running
             check_result(request, result, sequence_length=self.sequence_length)
             assert [span.version for span in result.version_spans] == [0, 1]
-            # Its last token is one of the adapted model's, whatever came before.
+            # Its last token is one of the adapted model's.
             await engine.load_weights(self.merged(self.adapter(1)), 2)
             before = np.concatenate([request.prompt_ids, result.token_ids[:-1]])
             token = int(result.token_ids[-1])

@@ -91,9 +91,9 @@ class Batch:
         self._stale = False
         """Weights were swapped: the rows' keys and values are of older ones."""
         self._changed = True
-        """Rows came, went or moved since the decoder and the plan were told."""
+        """Rows came, went or moved since the decoder and the plan were updated."""
         self._is_guided = False
-        """One of the rows that the decoder was told of has a structure."""
+        """One of the decoder's rows has a structure."""
         self._plan: SamplingPlan | None = None
         self._tokens = torch.empty(0)
         self._row_numbers = np.arange(slots)
@@ -162,7 +162,7 @@ class Batch:
         return found
 
     def swap(self, weights: Any, version: int) -> None:
-        """Take new weights between two steps. Rows go on; idle sessions are forgotten."""
+        """Take new weights between two steps. Rows continue; idle sessions are forgotten."""
         for number, row in enumerate(self._rows):
             self._close_span(row, int(self._lengths[number]))
         self._decoder.use(weights)
@@ -275,7 +275,7 @@ class Batch:
         return logits.index_copy(0, rows, logits[rows].masked_fill(~allowed, -torch.inf))
 
     def _begin(self) -> None:
-        """Tell decoder and sampler which rows there are."""
+        """Update decoder and sampler to the current rows."""
         count = len(self._rows)
         lengths = self._lengths[:count]
         last = self._ids[self._row_numbers[:count], lengths - 1]

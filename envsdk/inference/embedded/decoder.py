@@ -39,7 +39,7 @@ class Decoder(ABC, Generic[WeightsT]):
     def build(self, tensors: Tensors) -> WeightsT:
         """`tensors` in the form this decoder computes with, sharing no memory with them.
 
-        Takes them as they come and lets go of each as soon as it can. Safe beside a running `decode`.
+        Takes them as they come and lets go of each as soon as it can. Safe while `decode` runs.
         Raises EngineError naming a missing, unknown, repeated or wrongly shaped weight.
         """
 
@@ -60,7 +60,7 @@ class Decoder(ABC, Generic[WeightsT]):
     def begin(self, ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
         """The rows that `decode` works on are slots `[0, len(lengths))`; call again when they change.
 
-        `ids` is `[num_slots, sequence_length]` and stays the caller's, who goes on writing to it.
+        `ids` is `[num_slots, sequence_length]` and stays the caller's, who writes to it later.
         A row's last known token, at `lengths - 1`, is the one without keys and values yet.
         """
 

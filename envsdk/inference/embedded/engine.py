@@ -4,7 +4,7 @@
     thread:  jobs -> Batch.step -> ended replies -> one call_soon_threadsafe -> replies are answered
 
 Only the compute thread touches the batch and the decoder. Weights are built on another thread
-while decoding goes on, and swapped between two steps. An exception in the compute thread ends
+while decoding continues, and swapped between two steps. An exception in the compute thread ends
 every request with `error` and is `health().error` from then on.
 """
 

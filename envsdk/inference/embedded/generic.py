@@ -1,4 +1,4 @@
-"""Any Hugging Face causal language model, by whole forward passes through transformers.
+"""Any Hugging Face causal language model, by full forward passes through transformers.
 
 No keys and values are kept: every step runs each row from its first token, padded on the right,
 where a causal model cannot see the padding. Slow, and right for every architecture.

@@ -39,12 +39,12 @@ async def refusal(response: httpx2.Response) -> ReplyRefused | Unavailable:
     """What a status that is no success means, with the server's words."""
     await response.aread()
     try:
-        told = json.loads(response.text)
-        if isinstance(told, dict):
-            told = next((told[key] for key in _MESSAGES if told.get(key)), told)
+        answer = json.loads(response.text)
+        if isinstance(answer, dict):
+            answer = next((answer[key] for key in _MESSAGES if answer.get(key)), answer)
     except ValueError:
-        told = response.text
-    message = f"{response.request.url} answered {response.status_code}: {error_text(told)}"
+        answer = response.text
+    message = f"{response.request.url} answered {response.status_code}: {error_text(answer)}"
     if response.status_code in TRANSIENT_STATUSES:
         return Unavailable(message, retry_after_s=retry_after_s(response.headers.get("Retry-After")))
     return ReplyRefused(message, status=response.status_code)

@@ -34,7 +34,7 @@ class CompletionsClient:
             async with self._http.stream("POST", self._url, json=body) as response:
                 if response.status_code != httpx2.codes.OK:
                     raise await refusal(response)
-                # The first event holds the whole prompt: no limit on its size.
+                # The first event holds the full prompt: no limit on its size.
                 async for event in httpx2.EventSource(response, max_event_size=None):
                     if event.data != _END:  # but read on, so that the connection can be used again
                         yield event.data

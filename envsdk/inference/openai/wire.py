@@ -83,7 +83,7 @@ def completion_body(settings: OpenAISettings, request: GenerationRequest, max_to
 
 
 def why_inexpressible(settings: OpenAISettings, structure: OutputStructure) -> EngineFailure | None:
-    """Why the server cannot be told of the structure; None when it can."""
+    """Why the structure cannot be expressed to the server; None when it can."""
     if structure.json_schema is None and settings.structured_output == "response_format":
         return bad_structure("`response_format` knows JSON schemas alone")
     if structure.tagged and settings.structured_output == "guided":

@@ -1,4 +1,4 @@
-"""Shell: the server of one engine, its own process or somebody else's.
+"""Shell: the server of one engine, its own process or one that runs already.
 
 open -> check -> look* -> close
 """
@@ -123,11 +123,13 @@ class Connection:
         body = generate_body(
             self._settings, rid=self.new_name(), input_ids=[0], sampling=sampling, max_new_tokens=1
         )
-        told: list[float] = []
+        logprobs: list[float] = []
         async with aclosing(self.client.messages(body)) as messages:
             async for data in messages:
-                told += read_message(data, body=body, num_known=len(told), stamp=self.stamp(0)).logprobs
-        return told[0] if told else None
+                logprobs += read_message(
+                    data, body=body, num_known=len(logprobs), stamp=self.stamp(0)
+                ).logprobs
+        return logprobs[0] if logprobs else None
 
     async def look(self) -> float:
         """How full the KV cache is, 0 to 1. EngineError when the server ended or does not answer."""

@@ -1,4 +1,4 @@
-"""Runs a command that ends with whoever holds the other end of this process's standard input.
+"""Runs a command that ends when the process at the other end of standard input ends.
 
     python -m envsdk.inference.sglang.guard GRACE_S COMMAND...
 

@@ -1,6 +1,6 @@
-"""Shell: which weights a server samples with: whole ones from a folder, or an adapter to the model's own.
+"""Shell: which weights a server samples with: full weights from a folder, or an adapter to the model's own.
 
-in_folder (a thread) -> announce (replies go on) -> swap (the server samples nothing) -> `lora_name`
+in_folder (a thread) -> announce (replies are sampled) -> swap (the server samples nothing) -> `lora_name`
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from envsdk.inference.weight_shapes import Shape, checked, shapes_in
 class NewWeights:
     """What the server is to sample with."""
 
-    whole: Path | None
-    """A folder of whole weights; None leaves those that it has."""
+    full: Path | None
+    """A folder of full weights; None keeps the server's."""
     adapter: Path | None = None
     """A folder in PEFT's format."""
 
 
 class ServerWeights:
-    """Owner: the engine, on its event loop. Whoever swaps knows that the server samples nothing."""
+    """Owner: the engine, on its event loop. `swap` is called while the server samples nothing."""
 
     def __init__(self, connection: Connection, model: Path | None, settings: SGLangSettings) -> None:
         self._connection = connection
@@ -40,7 +40,7 @@ class ServerWeights:
         """What requests name to be sampled with the newest adapter; None while there is none."""
         self._announced: str | None = None
         self._has_other_weights = False
-        """Whole weights took the place of those in the model's folder."""
+        """Full weights replaced those in the model's folder."""
 
     def in_folder(self, weights: WeightReference, temporary: Path, *, takes_adapters: bool) -> NewWeights:
         """Where the server finds them. EngineError when they are not the model's, or no adapter of it."""
@@ -73,7 +73,7 @@ class ServerWeights:
         return NewWeights(self._model.resolve() if self._has_other_weights else None, folder)
 
     async def announce(self, new: NewWeights) -> None:
-        """Give the server an adapter beside the one it samples with. EngineError when it does not take it."""
+        """Load an adapter into the server, next to the one in use. EngineError when it is not taken."""
         self._announced = None
         if new.adapter is None:
             return
@@ -88,18 +88,18 @@ class ServerWeights:
         self._announced = name
 
     async def swap(self, new: NewWeights, stamp: str) -> None:
-        """Raises Unavailable or ReplyRefused: nobody knows then which weights it has."""
+        """Raises Unavailable or ReplyRefused: the server's weights are then unknown."""
         client = self._connection.client
-        if new.whole is not None:
-            await self._read_whole(new.whole, stamp)
-            self._has_other_weights = self._model is None or new.whole != self._model.resolve()
+        if new.full is not None:
+            await self._read_full(new.full, stamp)
+            self._has_other_weights = self._model is None or new.full != self._model.resolve()
         else:
             await client.post("/update_weight_version", {"new_version": stamp, "abort_all_requests": False})
         former, self.lora_name = self.lora_name, self._announced
         if former is not None:
             await client.post("/unload_lora_adapter", {"lora_name": former})
 
-    async def _read_whole(self, folder: Path, stamp: str) -> None:
+    async def _read_full(self, folder: Path, stamp: str) -> None:
         # Right after a request's end the scheduler may still be at its last step, and an update that finds it
         # there cannot empty the cache, which ends the server. This waits, and fails instead.
         client, silence_s = self._connection.client, self._settings.silence_timeout_s

@@ -39,7 +39,7 @@ class Delta:
     """As many as `token_ids`; NaN when none were asked for."""
     finish_reason: FinishReason | None
     num_prefilled: int = 0
-    """Prompt tokens that were computed rather than found in the cache; told with the finish reason."""
+    """Prompt tokens that were computed rather than found in the cache; sent with the finish reason."""
     told: str = ""
     """The server's words on an abort."""
 
@@ -164,7 +164,7 @@ def read_message(data: str, *, body: Mapping[str, Any], num_known: int, stamp: s
     """The `data` of one server-sent event, an answer to `body` of which `num_known` tokens came before.
 
     Messages hold all tokens so far or those since the last message, as the server was started. `stamp` is
-    the weights' version that the whole answer has to be of. Raises Unavailable when the event tells of a
+    the weights' version that all of the answer must have. Raises Unavailable when the event tells of a
     failure that may pass, ReplyRefused for any other and when it lacks what was asked for.
     """
     try:

@@ -209,7 +209,7 @@ class AsyncLLMBackend:
         return final
 
     def sampled_so_far(self, request_id: str) -> Any | None:
-        # Replies come whole, so that no token costs a task switch; what is there lies with vLLM's own
+        # Replies come complete, so that no token costs a task switch; tokens so far are in vLLM's own
         # bookkeeping.
         processor = self._llm.output_processor
         names = processor.external_req_ids.get(request_id)

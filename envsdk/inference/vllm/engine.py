@@ -1,7 +1,7 @@
 """The `vllm` engine: vLLM as a core.
 
     begun -> in vLLM -> ended
-    new weights: copied to shared memory while replies go on -> frozen -> loaded -> thawed, in milliseconds
+    new weights: copied to shared memory while replies are sampled -> frozen -> loaded -> thawed
 
 vLLM computes in processes of its own and stamps each token with the version of the weights.
 """
@@ -45,7 +45,7 @@ class _NewWeights:
     """What vLLM is to load."""
 
     staged: StagedWeights | None
-    """Whole weights; None leaves those that it has."""
+    """Full weights; None keeps vLLM's."""
     adapter: Adapter | None = None
     """None where it takes none."""
     is_for_the_folders: bool = False

@@ -1,6 +1,6 @@
 """New weights on their way into vLLM's processes, through memory they share.
 
-    engine's process: stage -> buckets in anonymous memory, replies go on
+    engine's process: stage -> buckets in anonymous memory, while replies are sampled
     vLLM's workers:   read_staged -> the weights, while nothing is sampled
 
 The memory has no name in the file system (memfd): the last process that has it open ends it.

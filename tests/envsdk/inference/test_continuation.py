@@ -6,7 +6,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.inference.continuation import ended_by_its_tokens, joined, rest_of, spans_within, tokens_of, whole
+from envsdk.inference.continuation import (
+    ended_by_its_tokens,
+    joined,
+    joined_result,
+    rest_of,
+    spans_within,
+    tokens_of,
+)
 from envsdk.inference.engine import (
     FinishReason,
     GenerationRequest,
@@ -74,7 +81,7 @@ def test_a_reply_cut_into_deltas_and_joined_is_what_it_was(result: GenerationRes
 def test_a_continued_reply_is_what_was_sampled_before_and_after_each_under_its_versions(
     first: GenerationResult, rest: GenerationResult, start: int
 ) -> None:
-    result = whole(joined(tokens_of(first)), rest)
+    result = joined_result(joined(tokens_of(first)), rest)
     assert result.token_ids.tolist() == [*first.token_ids.tolist(), *rest.token_ids.tolist()]
     assert result.logprobs.tolist() == [*first.logprobs.tolist(), *rest.logprobs.tolist()]
     versions = versions_of(first.version_spans) + versions_of(rest.version_spans)
