@@ -136,6 +136,8 @@ class Core(ABC):
     """Samples replies. Called on one event loop; every method but the coroutines returns at once.
 
     start -> (begin | abort | progress | freeze .. thaw | prepare .. swap)* -> close
+
+    What `abort`, `recall`, `freeze`, `thaw`, `swap` and `counters` raise breaks the engine.
     """
 
     abilities: EngineAbilities
@@ -197,8 +199,7 @@ class Core(ABC):
     async def swap(self, prepared: Any, version: int, *, is_frozen: bool) -> None:
         """Sample with what `prepare` returned, from the next token on; nothing is begun meanwhile.
 
-        `is_frozen`: a pause holds the core, and it stays frozen. What `swap` raises breaks the engine, since
-        part of the weights may be in place.
+        `is_frozen`: a pause holds the core, and it stays frozen.
         """
 
     def discard(self, prepared: Any) -> None:
@@ -226,14 +227,17 @@ class TaskCore(Core):
 
     def begin(self, reply: Reply) -> None:
         task = self.tasks[reply] = asyncio.ensure_future(self._sample(reply))
-        task.add_done_callback(lambda _: self.tasks.pop(reply, None))
+        task.add_done_callback(lambda _: self._sampled(reply))
 
     async def _sample(self, reply: Reply) -> None:
         try:
             await self.sample(reply)
-            reply.break_off(EngineFailure("the engine ended the reply without a reason"))
         except Exception as error:  # noqa: BLE001 - the engine's boundary: it becomes the reply's error
             reply.break_off(self.failure_of(reply, error))
+
+    def _sampled(self, reply: Reply) -> None:
+        self.tasks.pop(reply, None)
+        reply.break_off(EngineFailure("the engine ended the reply without a reason"))
 
     def failure_of(self, reply: Reply, error: Exception) -> EngineFailure:
         """Why the reply ended that raised `error`."""

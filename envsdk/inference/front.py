@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from envsdk.failures import EngineError, describe_error
-from envsdk.inference.core import Answer, Core, Reply, failure_of
+from envsdk.inference.core import Answer, Core, Counters, Reply, failure_of
 from envsdk.inference.engine import (
     Engine,
     EngineFailure,
@@ -117,9 +118,13 @@ class EngineFront(Engine):
             self._waiting.push(reply)
         if not future.done():
             future.add_done_callback(
-                lambda done: self.abort([request.request_id]) if done.cancelled() else None
+                lambda done: self._drop(reply) if reply.is_open and done.cancelled() else None
             )
         return future
+
+    def _drop(self, reply: Reply) -> None:
+        """Nobody waits for it any more."""
+        self.abort([reply.request.request_id])
 
     def _why_refused(self, request: GenerationRequest) -> EngineFailure | None:
         if error := self._error or self.core.error:
@@ -171,7 +176,8 @@ class EngineFront(Engine):
         for reply in doomed:
             reply.is_ending = True
         if doomed:
-            self.core.abort(doomed)
+            with self._breaks("end replies"):
+                self.core.abort(doomed)
 
     async def progress(self, num_known: Mapping[str, int]) -> list[TokenDelta]:
         known = {reply: num_known[name] for name in num_known if (reply := self._open.get(name)) is not None}
@@ -179,9 +185,9 @@ class EngineFront(Engine):
 
     async def pause(self, mode: PauseMode) -> None:
         self._is_paused = True
-        if self._is_alive:
-            for reply in await self.core.recall():
-                self._put_back(reply)
+        await asyncio.shield(
+            asyncio.ensure_future(self._recall())
+        )  # a pause may be canceled, a reply not lost
         if mode is PauseMode.WAIT:
             await self._thaw()
             await self._until_ended(self._open.values())
@@ -193,6 +199,13 @@ class EngineFront(Engine):
         if self._open or mode is PauseMode.KEEP:
             await self._freeze()
         await self._until_ended(ending)
+
+    async def _recall(self) -> None:
+        """Queue again what waits in the core."""
+        if self._is_alive:
+            with self._breaks("give replies back"):
+                for reply in await self.core.recall():
+                    self._put_back(reply)
 
     def _put_back(self, reply: Reply) -> None:
         """Queue a reply that the core gave back."""
@@ -213,13 +226,15 @@ class EngineFront(Engine):
         async with self._core_lock:
             if self._is_paused and not self._is_frozen and self._is_alive:
                 self._is_frozen = True
-                await self.core.freeze()
+                with self._breaks("freeze"):
+                    await self.core.freeze()
 
     async def _thaw(self) -> None:
         async with self._core_lock:
             if self._is_frozen and self._is_alive:
+                with self._breaks("thaw"):
+                    await self.core.thaw()
                 self._is_frozen = False
-                await self.core.thaw()
 
     async def _until_ended(self, replies: Iterable[Reply]) -> None:
         """Or until the pause is over."""
@@ -239,8 +254,8 @@ class EngineFront(Engine):
                     await self._swap(prepared, version)
             finally:
                 self._is_swapping = False
+                self._dispatch()
                 self.core.discard(prepared)
-            self._dispatch()
 
     async def _swap(self, prepared: object, version: int) -> None:
         try:
@@ -263,7 +278,9 @@ class EngineFront(Engine):
             raise EngineError(f"engine `{self._name}` {what}: {why}")
 
     def health(self) -> EngineHealth:
-        counters = self.core.counters()
+        counters = Counters()
+        with self._breaks("count"):
+            counters = self.core.counters()
         return EngineHealth(
             version=self._version,
             num_running=max(0, len(self._open) - counters.num_waiting),
@@ -274,6 +291,14 @@ class EngineFront(Engine):
             kv_usage=counters.kv_usage,
             error=self._error or self.core.error,
         )
+
+    @contextmanager
+    def _breaks(self, doing: str) -> Iterator[None]:
+        """An error of the core in here breaks it: nobody knows what it still samples."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - the core's boundary: it becomes every reply's error
+            self._fail(f"the engine cannot {doing}: {describe_error(error)}")
 
     def _fail(self, why: str) -> None:
         """The core is broken: end every reply, now and from now on, with this error."""
@@ -288,8 +313,8 @@ class EngineFront(Engine):
             return
         self._is_closed = True
         self._error = self._error or "the engine is closed"
-        for reply in self._waiting.remove():
-            reply.end(FinishReason.ABORT)
-        await self.core.close()
-        for reply in list(self._open.values()):
-            reply.end(FinishReason.ABORT)
+        try:
+            await self.core.close()
+        finally:
+            for reply in [*self._open.values(), *self._waiting.remove()]:
+                reply.end(FinishReason.ABORT)

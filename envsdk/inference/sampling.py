@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, lru_cache
+from operator import attrgetter
 from typing import Annotated, Any, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, create_model
@@ -130,9 +131,18 @@ def _ranges() -> type[BaseModel]:
 
 def out_of_range(shape: SamplingShape) -> str:
     """Which parameters have values that no engine can sample with, and why; empty when none has."""
+    return _why_out_of_range(*_values(shape))
+
+
+_values = attrgetter(*SHAPE)
+
+
+@lru_cache(maxsize=256, typed=True)
+def _why_out_of_range(*values: object) -> str:
+    """`values`: of `SHAPE`. Kept, since every request is checked and few differ in them."""
     model = _ranges()
     try:
-        model.model_validate(shape.shape())
+        model.model_validate(dict(zip(SHAPE, values, strict=True)))
     except ValidationError as error:
         return "; ".join(f"{problem.path[0]} {problem.message}" for problem in problems_in(error, model))
     return ""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from simulated_engines import in_virtual_time, run
 
 from envsdk.failures import EngineError
-from envsdk.inference.core import Core, CoreFailure, Counters, Reply
+from envsdk.inference.core import Core, CoreFailure, Counters, Reply, TaskCore
 from envsdk.inference.engine import (
     EngineAbilities,
     EngineConfig,
@@ -290,3 +290,122 @@ def test_replies_wait_by_priority_and_arrival(priorities: list[int], removed: se
         assert reply.request.request_id not in waiting
         order.append(reply.arrival)
     assert order == sorted(left, key=lambda number: (priorities[number], number))
+
+
+@in_virtual_time
+async def test_a_canceled_request_does_not_take_a_later_one_of_its_id_along() -> None:
+    engine = await front_on(ScriptedCore())
+    engine.submit(request("again")).cancel()
+    engine.abort(["again"])  # it ends before the loop learns that its future was canceled
+    assert (await engine.submit(request("again"))).finish_reason is FinishReason.LENGTH
+    await engine.close()
+
+
+@in_virtual_time
+async def test_a_canceled_pause_loses_no_reply_on_its_way_back() -> None:
+    engine = await front_on(QueueingCore())
+    futures = [engine.submit(request(str(n))) for n in range(4)]
+    pausing = asyncio.ensure_future(engine.pause(PauseMode.KEEP))
+    await asyncio.sleep(0)
+    pausing.cancel()
+    await asyncio.wait([pausing])
+    await engine.resume()
+    assert all(result.finish_reason is FinishReason.LENGTH for result in await asyncio.gather(*futures))
+    await engine.close()
+
+
+class BadlyClosingCore(QueueingCore):
+    async def close(self) -> None:
+        await super().close()
+        await asyncio.sleep(0.01)
+        raise RuntimeError("cannot close")
+
+
+@in_virtual_time
+async def test_close_ends_all_replies_even_if_the_core_raises_and_some_are_on_their_way_back() -> None:
+    engine = await front_on(BadlyClosingCore())
+    futures = [engine.submit(request(str(n))) for n in range(4)]
+    pausing = asyncio.ensure_future(engine.pause(PauseMode.KEEP))
+    await asyncio.sleep(0)
+    with pytest.raises(RuntimeError, match="cannot close"):
+        await engine.close()
+    await pausing
+    assert all(result.finish_reason is FinishReason.ABORT for result in await asyncio.gather(*futures))
+
+
+class RaisingCore(ScriptedCore):
+    """Raises in one method."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__()
+
+        def raise_error(*args: object) -> None:
+            raise RuntimeError("out of order")
+
+        setattr(self, method, raise_error)
+
+
+@pytest.mark.parametrize("method", ["abort", "recall", "freeze", "thaw", "counters"])
+def test_a_core_that_cannot_do_what_every_core_must_is_broken(method: str) -> None:
+    async def scenario() -> None:
+        engine = await front_on(RaisingCore(method))
+        futures = [engine.submit(request(str(n), num_tokens=40)) for n in range(3)]
+        await engine.pause(PauseMode.KEEP)
+        await engine.resume()
+        engine.abort(["0"])
+        assert "out of order" in engine.health().error
+        assert all("out of order" in result.error for result in (await asyncio.gather(*futures))[-2:])
+        await engine.close()
+
+    run(scenario())
+
+
+@in_virtual_time
+async def test_a_canceled_resume_is_made_up_for_by_the_next() -> None:
+    core = SlowlyThawingCore()
+    engine = await front_on(core)
+    running = engine.submit(request("running"))
+    await engine.pause(PauseMode.KEEP)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(engine.resume(), 0.001)
+    await engine.resume()
+    assert (await running).finish_reason is FinishReason.LENGTH
+    await engine.close()
+
+
+class SlowlyThawingCore(ScriptedCore):
+    async def thaw(self) -> None:
+        await asyncio.sleep(0.01)
+        await super().thaw()
+
+
+class CancelingCore(TaskCore):
+    """Its client cancels what it was asked for."""
+
+    abilities = EngineAbilities()
+    max_open = 2
+
+    async def sample(self, reply: Reply) -> None:
+        raise asyncio.CancelledError
+
+    async def freeze(self) -> None: ...
+
+    async def thaw(self) -> None: ...
+
+    async def prepare(self, weights: WeightReference) -> None: ...
+
+    async def swap(self, prepared: None, version: int, *, is_frozen: bool) -> None: ...
+
+    def counters(self) -> Counters:
+        return Counters()
+
+    async def close(self) -> None:
+        await self.end_tasks()
+
+
+@in_virtual_time
+async def test_a_reply_whose_task_is_canceled_ends() -> None:
+    engine = ScriptedEngine(CancelingCore(), name="canceling", sequence_length=64)
+    await engine.start()
+    assert (await engine.submit(request("canceled"))).finish_reason is FinishReason.ERROR
+    await engine.close()
