@@ -64,10 +64,10 @@ class Reply:
     is_open: bool = True
     is_ending: bool = False
     """An abort was asked for."""
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list, init=False)
     """Sampled so far. Of cores that use `take`, as `logprobs` and `spans`."""
-    logprobs: list[float] = field(default_factory=list)
-    spans: list[VersionSpan] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list, init=False)
+    spans: list[VersionSpan] = field(default_factory=list, init=False)
 
     def take(self, token_ids: Sequence[int], logprobs: Sequence[float], version: int) -> None:
         """Some more tokens, all of one version."""

@@ -117,14 +117,9 @@ class EngineFront(Engine):
         else:
             self._waiting.push(reply)
         if not future.done():
-            future.add_done_callback(
-                lambda done: self._drop(reply) if reply.is_open and done.cancelled() else None
-            )
+            # Still open: it was canceled, and nobody waits for it any more.
+            future.add_done_callback(lambda _: self.abort([request.request_id]) if reply.is_open else None)
         return future
-
-    def _drop(self, reply: Reply) -> None:
-        """Nobody waits for it any more."""
-        self.abort([reply.request.request_id])
 
     def _why_refused(self, request: GenerationRequest) -> EngineFailure | None:
         if error := self._error or self.core.error:
@@ -161,7 +156,8 @@ class EngineFront(Engine):
     def _ended(self, reply: Reply) -> None:
         if self._open.pop(reply.request.request_id, None) is not None:
             self.core.ended(reply)
-        self._changed.set()
+        if self._is_paused:
+            self._changed.set()
         if self._waiting:
             self._dispatch()
 

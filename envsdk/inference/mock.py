@@ -20,8 +20,8 @@ import random
 import statistics
 import zlib
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -197,7 +197,9 @@ class MockCore(Core):
         self._num_prompt_tokens += len(reply.request.prompt_ids)
         script = self._script(reply.request, reply.arrival)
         if self._instant:
-            self._answer(reply, script, self._spans(len(script.token_ids)), script.finish_reason)
+            count = len(script.token_ids)
+            spans = (VersionSpan(version=self._version, start=0, end=count),) if count else ()
+            self._answer(reply, script, spans, script.finish_reason)
             return
         # A stream of its own, so that adding failures to a script changes neither replies nor latencies.
         latency_draw, failure_draw, hang_draw = _fates(self._key(reply.request, reply.arrival))
@@ -329,36 +331,32 @@ class MockCore(Core):
         """Answer with what is sampled by now: all of it when the reply ran its course."""
         script = running.script
         if reason is script.finish_reason and not error:
-            count, error = len(script.token_ids), script.error
+            error = script.error
         else:
             count = running.num_sampled(asyncio.get_running_loop().time())
-        running.close_span(count)
-        self._answer(running.reply, script, running.spans, reason, count, error)
+            script = replace(script, token_ids=script.token_ids[:count], logprobs=script.logprobs[:count])
+        running.close_span(len(script.token_ids))
+        self._answer(running.reply, script, tuple(running.spans), reason, error)
 
     def _answer(
         self,
         reply: Reply,
         script: _Script,
-        spans: Sequence[VersionSpan],
+        spans: tuple[VersionSpan, ...],
         reason: FinishReason,
-        count: int | None = None,
         error: str = "",
     ) -> None:
-        token_ids = script.token_ids[:count]
-        self._num_tokens_sampled += len(token_ids)
+        self._num_tokens_sampled += len(script.token_ids)
         reply.answer(
             GenerationResult(
                 request_id=reply.request.request_id,
-                token_ids=token_ids,
-                logprobs=script.logprobs[:count],
-                version_spans=tuple(spans),
+                token_ids=script.token_ids,
+                logprobs=script.logprobs,
+                version_spans=spans,
                 finish_reason=reason,
                 error=error,
             )
         )
-
-    def _spans(self, count: int) -> tuple[VersionSpan, ...]:
-        return (VersionSpan(version=self._version, start=0, end=count),) if count else ()
 
 
 class MockEngine(EngineFront):
