@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from envsdk.env import EnvSpec, Info, Isolation
-from envsdk.managers.env_host import EnvBlueprint, EnvHost, EpisodeFailed, open_host
+from envsdk.managers.env_host import EnvBlueprint, EnvHost, EpisodeFailed
+from envsdk.managers.hosts import open_host
 from tests.managers.toy_envs import CountingEnv, SlowlyBuiltEnv
 
 
