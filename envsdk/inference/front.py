@@ -181,9 +181,8 @@ class EngineFront(Engine):
 
     async def pause(self, mode: PauseMode) -> None:
         self._is_paused = True
-        await asyncio.shield(
-            asyncio.ensure_future(self._recall())
-        )  # a pause may be canceled, a reply not lost
+        # A pause may be canceled; a reply that comes back must not be lost with it.
+        await asyncio.shield(asyncio.ensure_future(self._recall()))
         if mode is PauseMode.WAIT:
             await self._thaw()
             await self._until_ended(self._open.values())
