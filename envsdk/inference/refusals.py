@@ -8,12 +8,11 @@ from envsdk.inference.engine import (
     EngineAbilities,
     EngineFailure,
     ErrorKind,
-    FinishReason,
     GenerationRequest,
     GenerationResult,
-    SamplingParams,
 )
-from envsdk.inference.sampling import out_of_range
+from envsdk.inference.sampling import SamplingParams, out_of_range
+from envsdk.trajectory import FinishReason
 
 
 def why_impossible(
