@@ -14,12 +14,12 @@ from typing import Annotated, Any
 import typer
 
 from envsdk import registry
+from envsdk.config.env_arguments import env_config_from, spec_named
 from envsdk.display.command_line import run_app
 from envsdk.display.terminal import say
 from envsdk.env import EnvSpec, TextEnv
 from envsdk.envs.play import HELP, play
 from envsdk.failures import ConfigurationError
-from envsdk.play.env_arguments import env_config_from, spec_named
 
 app = typer.Typer(add_completion=False)
 

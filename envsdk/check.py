@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from envsdk import registry
+from envsdk.config.env_arguments import EnvArguments, env_config_from, spec_named, whole_id
 from envsdk.display.model_command import command_of
 from envsdk.display.terminal import say
 from envsdk.failures import ConfigurationError
-from envsdk.play.env_arguments import EnvArguments, env_config_from, spec_named, whole_id
 from envsdk.settings.options import Argument, Option, Options
 
 if TYPE_CHECKING:

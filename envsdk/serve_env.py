@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
+from envsdk.config.env_arguments import EnvArguments, env_config_from, spec_named
 from envsdk.display.model_command import command_of
 from envsdk.display.terminal import say
 from envsdk.env import Isolation
 from envsdk.failures import ConfigurationError
-from envsdk.play.env_arguments import EnvArguments, env_config_from, spec_named
 from envsdk.play.env_server import env_server as env_server
 from envsdk.settings.options import Argument, Options
 

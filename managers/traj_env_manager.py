@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 
 from envsdk.failures import Boundary, EnvsdkError, Failure
 from envsdk.inference.engine import OutputStructure
-from envsdk.managers.env_host import EnvBlueprint, EpisodeFailed, open_host
+from envsdk.managers.env_host import EnvBlueprint, EpisodeFailed
+from envsdk.managers.hosts import open_host
 from envsdk.policy import Policy, PolicyFailed, Reply, SequenceFull, TurnContext
 from envsdk.prompts import AgentPrompts
 from envsdk.seeds import stable_seed

@@ -1,6 +1,93 @@
-"""For all tests: Hypothesis measures no time, because a busy machine is not a bug."""
+"""For all tests: Hypothesis measures no time, because a busy machine is not a bug.
 
+And tiny random policies in Hugging Face folders, made here and not fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
 from hypothesis import settings
+
+from envsdk.trainer import TrainSequence
 
 settings.register_profile("envsdk", deadline=None)
 settings.load_profile("envsdk")
+
+VOCAB_SIZE = 61
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Qwen3, two layers, hidden size 64, tied embeddings; with tokenizer files to be copied."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("qwen3")
+    config = Qwen3Config(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def untied_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Llama, one layer, untied embeddings."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    folder = tmp_path_factory.mktemp("llama")
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=False,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def make_sequences() -> Callable[..., list[TrainSequence]]:
+    """Random sequences of 3 to 60 tokens, a fifth of them sampled, off-policy by about half a nat."""
+
+    def make(count: int, seed: int = 0, **fields: object) -> list[TrainSequence]:
+        rng = np.random.default_rng(seed)
+        sequences = []
+        for _ in range(count):
+            length = int(rng.integers(3, 61))
+            mask = (rng.random(length) < 0.2).astype(np.int8)
+            mask[0], mask[length // 2] = 0, 1
+            drawn: dict[str, object] = {
+                "ids": rng.integers(0, VOCAB_SIZE, length).astype(np.int32),
+                "response_mask": mask,
+                "behavior_logprobs": (rng.normal(-4.1, 0.5, length) * mask).astype(np.float32),
+                "advantages": (rng.normal(0, 1, length) * mask).astype(np.float32),
+                "returns": (rng.normal(0, 1, length) * mask).astype(np.float32),
+                "reference_logprobs": (rng.normal(-4.1, 0.5, length) * mask).astype(np.float32),
+            }
+            sequences.append(TrainSequence(**{**drawn, **fields}))
+        return sequences
+
+    return make

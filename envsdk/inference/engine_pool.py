@@ -357,8 +357,9 @@ class EnginePool:
 
     def _follow_demand(self, elapsed_s: float) -> list[PoolCommand]:
         resting = self._in({EngineState.RESTING})
-        if resting and self.num_engines < self._min_engines:
-            return [self._start(resting[0])]
+        num_missing = self._min_engines - self.num_engines
+        if resting and num_missing > 0:
+            return [self._start(engine) for engine in resting[:num_missing]]
         if self._in({EngineState.DRAINING, *_COMING}):
             self._demand.begin_again()
             return []

@@ -30,7 +30,8 @@ def env_server(
     for module in ("uvicorn", "starlette", "websockets"):
         import_extra(module, extra="openenv")
     from envsdk.adapters.openenv.server import OpenEnvServer, ServerConfig
-    from envsdk.managers.env_host import EnvBlueprint, open_host
+    from envsdk.managers.env_host import EnvBlueprint
+    from envsdk.managers.hosts import open_host
 
     blueprint = EnvBlueprint(
         spec=spec,

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from envsdk.config.env_arguments import env_config_from
 from envsdk.datasets.differences import SCORES, Difference, first_difference
 from envsdk.datasets.reading import DataSet, TagRecord, open_dataset
 from envsdk.datasets.rescoring import scored_by, write_rescored
 from envsdk.failures import ConfigurationError, EnvsdkError
-from envsdk.play.env_arguments import env_config_from
 from envsdk.plugins import load_object
 from envsdk.policy import Policy, Reply, SequenceFull, TurnContext
 from envsdk.store.shards import Manifest

@@ -16,10 +16,10 @@ from pydantic import ValidationError
 
 from envsdk.config import RunConfig, find_config, load_config
 from envsdk.config.checks import check
+from envsdk.config.env_arguments import short_name, split_overrides, whole_id
 from envsdk.config.models import split_evenly
 from envsdk.config.plugins import environment_class, environment_ids, environment_spec, own_turn_limit
 from envsdk.failures import ConfigurationError
-from envsdk.play.env_arguments import short_name, split_overrides, whole_id
 from envsdk.registry import system_prompt
 from envsdk.settings.nearest import nearest, suggest
 from envsdk.settings.problems import describe

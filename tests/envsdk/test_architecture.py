@@ -7,30 +7,66 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 
-ROOMS = {"envs", "managers", "trainers"}
+CONTRACTS = {"chat", "env", "failures", "policy", "prompts", "run_limits", "seeds", "trainer", "trajectory"}
+"""Modules of the package itself that every room may import."""
 
-MAY_IMPORT = {"envs": set[str](), "managers": set[str](), "trainers": {"managers"}}
-"""Rooms that each room may import besides the kernel, anywhere in a file."""
-
-COMMAND_LINES = {
+COMMANDS = {
+    "__main__",
+    "check",
     "cli",
-    "pipeline",
-    "play",
-    "train",
-    "warm_start",
     "collect",
     "evaluate",
-    "serve_env",
+    "init",
     "replay",
+    "report",
+    "serve",
+    "serve_env",
     "sft",
+    "train",
 }
-"""Kernel modules that may reach for a room, inside a function; `playing` is what two of them share."""
+"""Modules of the package itself that are command lines: `python -m envsdk.NAME`."""
+
+ORDER = [
+    "contracts",
+    "settings",
+    "plugins",
+    "display",
+    "processes",
+    "registry",
+    "net",
+    "store",
+    "tracking",
+    "algorithms",
+    "inference",
+    "config",
+    "adapters",
+    "datasets",
+    "testing",
+    "envs",
+    "managers",
+    "play",
+    "trainers",
+    "warm_start",
+    "view",
+    "pipeline",
+    "commands",
+]
+"""A room imports itself and rooms that stand before it, also inside functions."""
+
+IMPORTED_BY_NOBODY = {"envs"}
+"""Environments are found by entry point."""
+
+LINKED = {"envs", "managers", "trainers"}
+"""Rooms that stand beside the package and are linked into it."""
+
+MOST_FLAT_MODULES = 24
 
 PURE_CORES = {
     "envsdk/run_limits.py",
@@ -58,6 +94,7 @@ PURE_CORES = {
     "managers/ledger_parts.py",
     "managers/ledger_types.py",
     "managers/rollout_batch.py",
+    "managers/slot_activity.py",
 }
 """No clock, no randomness of their own, no I/O, no framework."""
 
@@ -70,36 +107,51 @@ class Import:
     line: int
     module: str
     at_module_level: bool
+    for_types: bool
 
     def __str__(self) -> str:
         return f"{self.file.relative_to(ROOT)}:{self.line} imports {self.module}"
 
     @property
     def room(self) -> str | None:
+        """The room that the imported module lies in; None outside this package or in its `__init__`."""
         parts = self.module.split(".")
-        if parts[0] == "envsdk" and len(parts) > 1 and parts[1] in ROOMS:
-            return parts[1]
-        return None
+        return room_of(parts[1]) if parts[0] == "envsdk" and len(parts) > 1 else None
+
+
+def room_of(name: str) -> str | None:
+    """The room of the package's member `name`; None for a name that `envsdk/__init__.py` defines."""
+    if name in CONTRACTS:
+        return "contracts"
+    if name in COMMANDS:
+        return "commands"
+    is_module = (ROOT / "envsdk" / name).is_dir() or (ROOT / "envsdk" / f"{name}.py").exists()
+    return name if is_module else None
 
 
 def imports_of(file: Path) -> list[Import]:
-    return list(_walk(ast.parse(file.read_text(), file), file, at_module_level=True))
+    return list(_walk(ast.parse(file.read_text(encoding="utf-8"), file), file))
 
 
-def _walk(node: ast.AST, file: Path, *, at_module_level: bool) -> Iterator[Import]:
+def _walk(
+    node: ast.AST, file: Path, *, at_module_level: bool = True, for_types: bool = False
+) -> Iterator[Import]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
             for alias in child.names:
-                yield Import(file, child.lineno, alias.name, at_module_level)
+                yield Import(file, child.lineno, alias.name, at_module_level, for_types)
         elif isinstance(child, ast.ImportFrom):
             assert child.level == 0, f"{file}:{child.lineno}: relative imports hide who imports whom"
             module = child.module or ""
-            yield Import(file, child.lineno, module, at_module_level)
+            yield Import(file, child.lineno, module, at_module_level, for_types)
             for alias in child.names:
-                yield Import(file, child.lineno, f"{module}.{alias.name}", at_module_level)
+                yield Import(file, child.lineno, f"{module}.{alias.name}", at_module_level, for_types)
         else:
-            runs_later = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) or _is_for_types(child)
-            yield from _walk(child, file, at_module_level=at_module_level and not runs_later)
+            is_for_types = for_types or _is_for_types(child)
+            runs_later = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) or is_for_types
+            yield from _walk(
+                child, file, at_module_level=at_module_level and not runs_later, for_types=is_for_types
+            )
 
 
 def _is_for_types(node: ast.AST) -> bool:
@@ -112,9 +164,17 @@ def files_of(room: str) -> list[Path]:
     return sorted(file for file in (ROOT / room).rglob("*.py") if "repositories" not in file.parts)
 
 
-def kernel_files() -> list[Path]:
-    kernel = ROOT / "envsdk"
-    return sorted(f for f in kernel.rglob("*.py") if f.relative_to(kernel).parts[0] not in ROOMS)
+def package_files() -> Iterator[tuple[str, Path]]:
+    """Every Python file of the package with its room; the package's `__init__.py` belongs to none."""
+    package = ROOT / "envsdk"
+    for file in files_of("envsdk"):
+        first = file.relative_to(package).with_suffix("").parts[0]
+        if first not in LINKED | {"__init__", "scaffold"}:
+            room = room_of(first)
+            assert room is not None
+            yield room, file
+    for room in sorted(LINKED):
+        yield from ((room, file) for file in files_of(room))
 
 
 def test_the_reader_of_imports_sees_every_kind_of_import(tmp_path: Path) -> None:
@@ -137,51 +197,60 @@ def test_the_reader_of_imports_sees_every_kind_of_import(tmp_path: Path) -> None
     }
 
 
-JOBS = {"pipeline", "play", "warm_start"}
-"""Rooms of the kernel that stand above the other three."""
+def test_every_part_of_the_package_has_its_place_in_the_order() -> None:
+    assert {room for room, _ in package_files()} == set(ORDER)
 
 
-def test_no_kernel_module_imports_environments_managers_or_trainers_at_module_level() -> None:
+@pytest.mark.parametrize("room", ORDER)
+def test_a_room_imports_only_itself_and_rooms_before_it(room: str) -> None:
+    allowed = {*ORDER[: ORDER.index(room)]} - IMPORTED_BY_NOBODY | {room, None}
     found = [
         i
-        for file in kernel_files()
-        if file.relative_to(ROOT / "envsdk").parts[0] not in JOBS
+        for owner, file in package_files()
+        if owner == room
         for i in imports_of(file)
-        if i.room and i.at_module_level
+        if i.room not in allowed
     ]
     assert not found, "\n".join(map(str, found))
 
 
-def test_only_the_command_lines_reach_for_a_room_inside_a_function() -> None:
-    found = [
-        i
-        for file in kernel_files()
-        if file.relative_to(ROOT / "envsdk").with_suffix("").parts[0] not in COMMAND_LINES
-        for i in imports_of(file)
-        if i.room
-    ]
-    assert not found, "\n".join(map(str, found))
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports inside functions count; those for type checkers do not, nor does a module's own package."""
+    names = {module_name(file): file for _, file in package_files()}
+    arrows = {
+        name: {
+            target
+            for i in imports_of(file)
+            if not i.for_types and (target := i.module) in names and not f"{name}.".startswith(f"{target}.")
+        }
+        for name, file in names.items()
+    }
+    try:
+        TopologicalSorter(arrows).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(reversed(error.args[1])))
 
 
-@pytest.mark.parametrize("room", sorted(ROOMS))
-def test_a_room_imports_only_what_it_may(room: str) -> None:
-    allowed = MAY_IMPORT[room] | {room, None}
-    files = files_of(room)
-    assert files
-    found = [i for file in files for i in imports_of(file) if i.room not in allowed]
-    assert not found, "\n".join(map(str, found))
+def module_name(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    if parts[0] in LINKED:
+        parts = ("envsdk", *parts)
+    return ".".join(parts).removesuffix(".__init__")
 
 
-@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_the_package_itself_holds_few_modules() -> None:
+    flat = sorted(file.name for file in (ROOT / "envsdk").glob("*.py"))
+    assert len(flat) <= MOST_FLAT_MODULES, flat
+
+
+@pytest.mark.parametrize("room", sorted(LINKED))
 def test_a_room_is_imported_by_its_name_inside_the_package(room: str) -> None:
-    every_file = kernel_files() + [
-        f for r in ROOMS | {"tests", "examples", "benchmarks"} for f in files_of(r)
-    ]
+    every_file = [f for r in ("envsdk", *LINKED, "tests", "examples", "benchmarks") for f in files_of(r)]
     found = [i for file in every_file for i in imports_of(file) if i.module.split(".")[0] == room]
     assert not found, f"write envsdk.{room}:\n" + "\n".join(map(str, found))
 
 
-@pytest.mark.parametrize("room", sorted(ROOMS))
+@pytest.mark.parametrize("room", sorted(LINKED))
 def test_a_room_is_linked_into_the_package_by_a_relative_link(room: str) -> None:
     link = ROOT / "envsdk" / room
     assert link.is_symlink()
@@ -222,7 +291,7 @@ _FOR_OTHER_PROCESSES = {"envsdk/store/model_files.py"}
 
 def test_what_is_printed_goes_through_the_terminal_module() -> None:
     """Where text of an environment, a policy or a data set is made visible."""
-    for room in ("envsdk", *sorted(ROOMS)):
+    for room in ("envsdk", *sorted(LINKED)):
         for path in sorted((ROOT / room).rglob("*.py")):
             name = str(path.relative_to(ROOT))
             if name in _TERMINAL | _FOR_OTHER_PROCESSES or path.resolve() != path:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from envsdk.env import EnvSpec, Info, Isolation
-from envsdk.managers.env_host import EnvBlueprint, EpisodeFailed, open_host, reset_result, step_result
+from envsdk.managers.env_host import EnvBlueprint, EpisodeFailed, reset_result, step_result
+from envsdk.managers.hosts import open_host
 from envsdk.processes.interrupts import noticing_ctrl_c
 from envsdk.trajectory import Task
 from tests.managers.toy_envs import (

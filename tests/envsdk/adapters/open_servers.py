@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from envsdk.adapters.openenv.server import OpenEnvServer
+from envsdk.config.env_arguments import spec_named
 from envsdk.env import EnvSpec
-from envsdk.play.env_arguments import spec_named
 from envsdk.serve_env import TOKEN_VARIABLE, env_server
 
 TOKEN = "a-token-for-tests"

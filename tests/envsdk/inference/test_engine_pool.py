@@ -312,6 +312,14 @@ def test_a_resting_engine_takes_the_place_of_one_that_is_gone() -> None:
     assert pool.tick(1.0) == [Start(EngineIncarnation("two", 1))]
 
 
+def test_resting_engines_take_the_places_of_all_that_are_gone_at_once() -> None:
+    pool = serving_pool("one", "two", "three", "four", num_started=2, max_restarts=0)
+    for name in ("one", "two"):
+        pool.lost(EngineIncarnation(name, 0), "killed")
+    assert pool.tick(1.0) == [Start(EngineIncarnation("three", 1)), Start(EngineIncarnation("four", 1))]
+    assert pool.num_engines == 2
+
+
 def test_a_drained_engine_that_dies_rests_all_the_same() -> None:
     pool = serving_pool("one", "two", demand=DEMAND, max_restarts=0, min_engines=1)
     pass_time(pool, 30, {"one": 0, "two": 0}, running=0)
@@ -669,6 +677,23 @@ class PoolMachine(RuleBasedStateMachine):
         self.loop.run_until_complete(self.proxy.close())
         self.pump()
         self.loop.close()
+
+
+def test_engines_that_die_together_again_and_again_leave_no_fewer_than_the_fewest_while_others_rest() -> None:
+    machine = PoolMachine()
+    machine.begin(is_busy=False)
+    machine.die_together()
+    machine.publish()
+    machine.be_slow_for_long(0, tokens_per_s=0)
+    machine.die_together()
+    machine.much_time_passes()
+    machine.die_together()
+    machine.be_slow_for_long(0, tokens_per_s=0)
+    machine.die_together()
+    assert machine.pool.num_engines == 0
+    machine.time_passes(0.5, is_paused=False)
+    assert machine.pool.num_engines == machine.min_engines
+    machine.teardown()
 
 
 TestPool = PoolMachine.TestCase
