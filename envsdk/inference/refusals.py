@@ -1,4 +1,4 @@
-"""Pure: requests that no engine of some context and abilities can run, and the results that say so."""
+"""Why a request cannot run on any engine with a given context length and abilities. Pure."""
 
 from __future__ import annotations
 
