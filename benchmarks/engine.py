@@ -35,7 +35,8 @@ import torch
 import transformers
 
 from envsdk.inference.embedded import EmbeddedEngine
-from envsdk.inference.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
+from envsdk.inference.engine import Engine, EngineConfig, GenerationRequest
+from envsdk.inference.sampling import SamplingParams
 
 PROMPT_TOKENS, NEW_TOKENS, VOCAB_SIZE = 32, 64, 512
 GOALS = {1: 2.5, 8: 2.5, 32: 1.7, 128: 1.7}

@@ -35,20 +35,16 @@ import psutil
 import ray
 
 from envsdk.config.models import RayArgs
-from envsdk.inference.engine import (
-    EngineConfig,
-    FinishReason,
-    GenerationRequest,
-    GenerationResult,
-    SamplingParams,
-)
+from envsdk.inference.engine import EngineConfig, GenerationRequest, GenerationResult
 from envsdk.inference.engine_host import EngineHost, RayLink
 from envsdk.inference.engine_pool import PoolConfig
 from envsdk.inference.proxy import InferenceProxy
+from envsdk.inference.sampling import SamplingParams
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.pipeline.engine_group import EngineGroup, EngineGroupSpec
 from envsdk.pipeline.trainer_group import TrainerGroup
 from envsdk.pipeline.weight_update import TransferReport, WeightSender, WeightTransfer
+from envsdk.trajectory import FinishReason
 
 NUM_ENGINES = 4
 PLACES = 16

@@ -1,4 +1,4 @@
-"""What the rollout loop sees of an environment, wherever it runs (`hosts.py`).
+"""The rollout loop's interface to an environment; `hosts.py` decides where it runs.
 
     created -> reset -> step* -> reset -> ... -> close
                  \\-> EpisodeFailed -> discard -> reset builds a fresh environment

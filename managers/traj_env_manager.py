@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from envsdk.failures import Boundary, EnvsdkError, Failure
-from envsdk.inference.engine import OutputStructure
+from envsdk.inference.sampling import OutputStructure
 from envsdk.managers.env_host import EnvBlueprint, EpisodeFailed
 from envsdk.managers.hosts import open_host
 from envsdk.policy import Policy, PolicyFailed, Reply, SequenceFull, TurnContext

@@ -11,7 +11,7 @@ from typing import Any
 
 from envsdk.config.models import CustomEnv, EnvManagerArgs, RunConfig, StructuredOutput
 from envsdk.env import EnvSpec, Isolation
-from envsdk.inference.engine import OutputStructure
+from envsdk.inference.sampling import OutputStructure
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.env_worker import WorkerSetup
 from envsdk.managers.ledger_types import FRUITLESS_BATCHES, LedgerConfig

@@ -13,7 +13,7 @@ led astray is no matter. It works on every game of ALFWorld's, generated or offi
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from envsdk.envs.alfworld.games import CLEAN, COOL, HEAT, LOOK, TWO, Goal
 
@@ -83,13 +83,6 @@ class View:
     def is_open(self, receptacle: str) -> bool:
         """Whether its content can be seen and reached."""
         return receptacle not in self.those("openable") or receptacle in self.those("opened")
-
-    def within_sight(self) -> Iterator[str]:
-        """The receptacles here whose content can be seen."""
-        if self.here:
-            for receptacle, location in self.location.items():
-                if location == self.here and self.is_open(receptacle):
-                    yield receptacle
 
 
 def next_command(

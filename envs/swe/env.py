@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import string
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -21,6 +22,7 @@ from envsdk.envs.swe.observations import (
     render_output,
     render_task,
     submitted_text,
+    without_surrogates,
 )
 from envsdk.envs.swe.replies import ACTION_FORMATS, TOOL_SCHEMA, ActionFormat, format_reply, parse_reply
 from envsdk.envs.swe.sandbox import Limits
@@ -259,7 +261,7 @@ class SWEEnv(AsyncTextEnv):
             exit_status="Submitted" if submitted else "LimitsExceeded",
             resolved=resolved,
             detail=describe(evaluation),
-            submission="" if work is None else work.patch.encode(errors="replace").decode(),
+            submission="" if work is None else await asyncio.to_thread(without_surrogates, work.patch),
         )
         told = counts(task, evaluation)
         info |= {
@@ -270,7 +272,7 @@ class SWEEnv(AsyncTextEnv):
         }
         info["metrics"] |= {
             "submitted": float(submitted),
-            "empty_patch": float(not ending.submission.strip()),
+            "empty_patch": float(not ending.submission or ending.submission.isspace()),
         }
         if evaluation is not None:
             info["metrics"] |= shares(told)

@@ -14,6 +14,7 @@ SHOWN_OUTPUT = 10_000
 SUBMIT_COMMAND = f"echo {SENTINEL} && git add -A && git diff --cached"
 
 _WRITTEN_OUT = re.compile(r"\\x[0-9a-f]{2}|\ufffd")
+_PIECE_CHARS = 1 << 20
 _ENDED = re.compile(
     r"\A<episode instance_id=\"(?P<instance_id>[^\"]*)\" exit_status=\"(?P<exit_status>\w*)\""
     r" resolved=\"(?P<resolved>\w*)\">\n(?P<detail>[^\n]*)\n"
@@ -95,6 +96,15 @@ def submitted_text(output: str, returncode: int) -> str | None:
     """What follows the sentinel, when the output of a command submits; None when it does not."""
     first, _, rest = output.lstrip().partition("\n")
     return rest if returncode == 0 and first.strip() == SENTINEL else None
+
+
+def without_surrogates(text: str) -> str:
+    """`text` with "?" for every lone surrogate, so that it can be encoded."""
+    if text.isascii():
+        return text
+    starts = range(0, len(text), _PIECE_CHARS)
+    # One call for all of a large text would hold Python's global lock, which the event loop's thread needs.
+    return "".join(text[start : start + _PIECE_CHARS].encode(errors="replace").decode() for start in starts)
 
 
 def holds_diff(text: str) -> bool:

@@ -46,6 +46,7 @@ KEPT_OUTPUT_BYTES = 1 << 20
 """Of a command's output: room for a patch that is submitted by printing it."""
 _VERDICTS_KEPT = 4096
 _CLOSE_TIMEOUT_S = 20.0
+_PIECE_CHARS = 1 << 20
 NOTHING_CHANGED = Evaluation(resolved=False, reason=Verdict.TESTS_FAILED, detail="the patch is empty")
 """On an empty patch: tasks of which it is the solution are refused when they are loaded."""
 
@@ -122,9 +123,9 @@ class Workshop:
         if submitted.refusal is not None:
             return submitted.refusal
         patch = submitted.patch
-        if not patch.strip():
+        if not patch or patch.isspace():
             return NOTHING_CHANGED
-        key = task.content_hash(), hashlib.sha256(patch.encode(errors="surrogatepass")).digest(), strict
+        key = await asyncio.to_thread(_verdict_key, task, patch, strict)
         with self._lock:
             known = self._verdicts.get(key)
         if known is not None:
@@ -163,7 +164,7 @@ class Workshop:
         return sandbox
 
     async def _demand_sound(self, task: Task, here: _OnLoop) -> None:
-        key = task.content_hash()
+        key = await asyncio.to_thread(task.content_hash)
         async with here.validating.setdefault(key, asyncio.Lock()):
             if key not in self._problems:
                 (validation,) = await validate([task], here.backend)
@@ -194,6 +195,14 @@ class Workshop:
             yield
         finally:
             await self._on_loops.pop(loop).backend.aclose()
+
+
+def _verdict_key(task: Task, patch: str, strict: bool) -> tuple[str, bytes, bool]:
+    digest = hashlib.sha256()
+    # Encoding holds Python's global lock, which other threads wait for.
+    for start in range(0, len(patch), _PIECE_CHARS):
+        digest.update(patch[start : start + _PIECE_CHARS].encode(errors="surrogatepass"))
+    return task.content_hash(), digest.digest(), strict
 
 
 class Workspace:

@@ -7,7 +7,7 @@ sees most nouns, but not the same ones, so rewards for products *other* than the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 SPACY_MODEL = "en_core_web_sm"
@@ -50,18 +50,6 @@ class RuleTagger:
         for title in titles:
             words = (word.lower() for word in _TOKEN.findall(title))
             yield [word for word in words if _may_be_noun(word)]
-
-
-class GivenTags:
-    """Nouns from tags made elsewhere: `(token, part of speech)` by title."""
-
-    def __init__(self, tags: Mapping[str, Iterable[Sequence[str]]], *, name: str = "given") -> None:
-        self.name = name
-        self._tags = tags
-
-    def nouns(self, titles: Sequence[str]) -> Iterator[list[str]]:
-        for title in titles:
-            yield [token.lower() for token, tag in self._tags[title] if tag in ("NOUN", "PROPN")]
 
 
 class SpacyTagger:

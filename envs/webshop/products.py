@@ -82,7 +82,6 @@ def load_product(
     raw: Mapping[str, Any],
     attributes: Mapping[str, Any] | None,
     human: Sequence[Mapping[str, Any]] | None,
-    nouns: Sequence[str] = (),
 ) -> Product:
     """The product of one raw record.
 
@@ -90,7 +89,6 @@ def load_product(
         raw: The record of items_shuffle*.json.
         attributes: The entry of items_ins_v2*.json, None when there is none.
         human: The entries of items_human_ins.json, None when there are none.
-        nouns: The title's nouns, see `envsdk.envs.webshop.nouns`.
 
     Raises BadRecord.
     """
@@ -112,7 +110,7 @@ def load_product(
         instruction=instruction,
         instruction_attributes=asked,
         human=_human(human or ()),
-        nouns=tuple(nouns),
+        nouns=(),
     )
 
 

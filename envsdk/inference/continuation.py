@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from envsdk.inference.engine import FinishReason, GenerationRequest, GenerationResult, TokenDelta
-from envsdk.trajectory import VersionSpan
+from envsdk.inference.engine import GenerationRequest, GenerationResult, TokenDelta
+from envsdk.trajectory import FinishReason, VersionSpan
 
 
 def rest_of(request: GenerationRequest, so_far: TokenDelta | None) -> GenerationRequest:

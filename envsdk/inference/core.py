@@ -22,13 +22,12 @@ from envsdk.inference.engine import (
     EngineAbilities,
     EngineFailure,
     ErrorKind,
-    FinishReason,
     GenerationRequest,
     GenerationResult,
     TokenDelta,
     WeightReference,
 )
-from envsdk.trajectory import VersionSpan
+from envsdk.trajectory import FinishReason, VersionSpan
 
 Answer = asyncio.Future[GenerationResult]
 

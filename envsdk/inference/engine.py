@@ -20,11 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envsdk.inference.sampling import OutputStructure as OutputStructure
-from envsdk.inference.sampling import SamplingParams as SamplingParams
-from envsdk.inference.sampling import TaggedJson as TaggedJson
-from envsdk.trajectory import FinishReason as FinishReason
-from envsdk.trajectory import VersionSpan
+from envsdk.inference.sampling import SamplingParams
+from envsdk.trajectory import FinishReason, VersionSpan
 
 
 class ErrorKind(StrEnum):

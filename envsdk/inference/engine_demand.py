@@ -2,8 +2,9 @@
 
     look (of all that serve) -> wants_more | wants_fewer -> the pool acts -> begin_again
 
-More, when for `grow_s` more than `max_queued` requests waited per engine. Fewer, when for `idle_s` none
-waited and what was open would have filled at most half of one engine fewer, by requests and by KV cache.
+One more when more than `max_queued` requests per engine wait for `grow_s` on end. One fewer when for `idle_s`
+on end no request waits and the open requests, run on one engine fewer, would fill at most half of the
+remaining engines' places and of their KV caches.
 """
 
 from __future__ import annotations

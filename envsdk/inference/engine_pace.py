@@ -2,11 +2,11 @@
 
     look -> look -> ... -> rates of the stretch -> slow_engines(rates of all)
 
-**Slow** is an engine when more than half of the others do `ratio` times as much in each of four measures:
+An engine is **slow** when more than half of the others do `ratio` times as much in each of four measures:
 tokens per second, and tokens per second and request, of sampled tokens and of all computed ones (prompts
-included). Load alone does not make an engine slow. Of two like engines the one with more requests gives more
-tokens per second, the one with fewer gives each request more; the one with longer prompts computes more
-tokens, the one with longer replies samples more. So neither is behind in all four.
+included). Load alone does not make an engine slow. Between two equally fast engines, the one with
+more requests gives more tokens per second, and the one with fewer gives more to each request. Longer prompts
+mean more computed tokens, longer replies more sampled ones. So neither engine is behind in all four.
 
 An engine that has no other to be compared with, or that was idle most of the time, is not judged.
 """

@@ -11,10 +11,11 @@ import numpy as np
 
 from envsdk.chat import ChatTokenizer, TooManyTokens
 from envsdk.failures import Boundary, Failure
-from envsdk.inference.engine import FinishReason, GenerationRequest
+from envsdk.inference.engine import GenerationRequest
 from envsdk.inference.proxy import InferenceProxy
 from envsdk.inference.sampling import OutputStructure, SamplingParams
 from envsdk.policy import Policy, PolicyFailed, Reply, SequenceFull, TurnContext
+from envsdk.trajectory import FinishReason
 
 LONG_TEXT = 1 << 14
 """Characters above which a text is tokenized off the event loop: a millisecond or more."""

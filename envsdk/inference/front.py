@@ -21,13 +21,13 @@ from envsdk.inference.engine import (
     Engine,
     EngineFailure,
     EngineHealth,
-    FinishReason,
     GenerationRequest,
     PauseMode,
     TokenDelta,
     WeightReference,
 )
 from envsdk.inference.refusals import in_use, refused, why_impossible
+from envsdk.trajectory import FinishReason
 
 
 class WaitingReplies:

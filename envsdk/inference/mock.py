@@ -35,7 +35,6 @@ from envsdk.inference.core import Core, Counters, Reply
 from envsdk.inference.engine import (
     EngineAbilities,
     EngineConfig,
-    FinishReason,
     GenerationRequest,
     GenerationResult,
     TokenDelta,
@@ -45,7 +44,7 @@ from envsdk.inference.front import EngineFront
 from envsdk.inference.settings import EngineSettings
 from envsdk.settings.strict import StrictSettings
 from envsdk.settings.validation import validated
-from envsdk.trajectory import VersionSpan
+from envsdk.trajectory import FinishReason, VersionSpan
 
 Rate = Annotated[float, Field(ge=0.0, le=1.0)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]

@@ -27,13 +27,13 @@ from envsdk.inference.engine import (
     EngineFailure,
     EngineHealth,
     ErrorKind,
-    FinishReason,
     GenerationRequest,
     GenerationResult,
     TokenDelta,
 )
 from envsdk.inference.partial_results import STREAM_S, ProgressWatch
 from envsdk.inference.router import Order, Router
+from envsdk.trajectory import FinishReason
 
 Deliver = Callable[[Sequence[GenerationResult | TokenDelta], EngineHealth | None], None]
 """Takes what an engine says, in its order: what it has sampled so far, and results."""

@@ -1,4 +1,4 @@
-"""Pure: requests that no engine of some context and abilities can run, and the results that say so."""
+"""Why a request cannot run on any engine with a given context length and abilities. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from envsdk.inference.engine import (
     EngineAbilities,
     EngineFailure,
     ErrorKind,
-    FinishReason,
     GenerationRequest,
     GenerationResult,
-    SamplingParams,
 )
-from envsdk.inference.sampling import out_of_range
+from envsdk.inference.sampling import SamplingParams, out_of_range
+from envsdk.trajectory import FinishReason
 
 
 def why_impossible(

@@ -9,8 +9,9 @@ the outstanding tokens of the least loaded one plus `spill_slack` tokens. Other 
 loaded engine that has room.
 
 **When.** An engine has room unless its health says that `max_queued` requests wait there, or that its KV
-cache is filled to `max_kv_usage` and `max_queued_when_full` do; what was sent since counts. One that has
-nothing outstanding from here always has room: its next answer is what tells when there is some again.
+cache is filled to `max_kv_usage` and `max_queued_when_full` do; requests sent since that report count too. An
+engine with no outstanding request from this router always has room: without a request, no answer would report
+room again.
 
 **In which order.** By priority, then by arrival. A request waits for its session's engine only where no less
 loaded one would run it at once, and does not hold up those that can run elsewhere.

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from envsdk.inference.engine import TaggedJson
+from envsdk.inference.sampling import TaggedJson
 
 
 def lark_grammar(tagged: Sequence[TaggedJson]) -> str:

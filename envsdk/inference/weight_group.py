@@ -4,8 +4,8 @@
     engine:  join -> receive* -> close
 
 It is separate from the ranks' own process group and lasts for one update: a member that dies breaks it for
-all, and the next update meets again without the dead. Gloo, because trainers give their weights in memory of
-the CPU; the sender's bytes leave once, engines pass them on.
+all, and the next update forms a group of the survivors. Gloo, because trainers give their weights in memory
+of the CPU; the sender's bytes leave once, engines pass them on.
 """
 
 from __future__ import annotations

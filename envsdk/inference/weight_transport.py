@@ -3,8 +3,8 @@
     BucketSender (trainer)                                          BucketReceiver (engine)
     next_buffer -> filled by fill_buckets -> payload ==call==> read -> Bucket
 
-A payload travels with the call that announces the bucket. It is the bytes themselves (object store: Ray hands
-the engine a view), or tells where they are (shared memory), or where to meet for them (broadcast).
+A payload travels with the call that announces the bucket. It holds the bytes themselves (object store: Ray
+hands the engine a view), their address (shared memory), or the group to receive them in (broadcast).
 """
 
 from __future__ import annotations

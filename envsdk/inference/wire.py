@@ -14,16 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envsdk.inference.engine import (
-    EngineHealth,
-    ErrorKind,
-    FinishReason,
-    GenerationRequest,
-    GenerationResult,
-    SamplingParams,
-    TokenDelta,
-)
-from envsdk.trajectory import VersionSpan
+from envsdk.inference.engine import EngineHealth, ErrorKind, GenerationRequest, GenerationResult, TokenDelta
+from envsdk.inference.sampling import SamplingParams
+from envsdk.trajectory import FinishReason, VersionSpan
 
 _SAMPLING = tuple(field.name for field in fields(SamplingParams))
 _sampling_values = attrgetter(*_SAMPLING)

@@ -36,7 +36,6 @@ def engine_places(
     bundle_nodes: Mapping[int, str],
     *,
     per_engine: int,
-    key: str = "actor_infer.device_mapping",
 ) -> list[EnginePlace]:
     """Each engine's place, from those of its accelerators; `per_engine` in a row are one engine's.
 
@@ -48,8 +47,8 @@ def engine_places(
         nodes = {bundle_nodes[place.bundle] for place in its}
         if len(nodes) > 1:
             raise ConfigurationError(
-                f"{key}: an engine of {per_engine} accelerators would be on {len(nodes)} machines; of each "
-                "machine name as many as are whole engines"
+                f"actor_infer.device_mapping: an engine of {per_engine} accelerators would be on "
+                f"{len(nodes)} machines; of each machine name as many as are whole engines"
             )
         found.append(
             EnginePlace(

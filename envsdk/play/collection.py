@@ -1,10 +1,10 @@
-"""Play the episodes of a data set into its folder; what is there already is not played again.
+"""Play the episodes of a data set into its folder, except those that are already there.
 
     collection = collect(CollectOptions.of(source="FrozenLake", out="demos", num_episodes=1000, epsilon=0.3))
     for path in collection.shards:
         trajectories = read_trajectories(path)
 
-What is in the folder, and why a killed run can be continued, is said in `envsdk.store.shards`.
+`envsdk.store.shards` explains the folder's files and how a killed collection resumes.
 """
 
 from __future__ import annotations

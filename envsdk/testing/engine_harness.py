@@ -8,16 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from envsdk.inference.engine import (
-    Engine,
-    EngineConfig,
-    FinishReason,
-    GenerationRequest,
-    GenerationResult,
-    SamplingParams,
-    WeightReference,
-)
-from envsdk.inference.sampling import SHAPE
+from envsdk.inference.engine import Engine, EngineConfig, GenerationRequest, GenerationResult, WeightReference
+from envsdk.inference.sampling import SHAPE, SamplingParams
+from envsdk.trajectory import FinishReason
 
 _PATIENCE_S = 60.0
 

@@ -26,17 +26,11 @@ from hypothesis import strategies as st
 
 from envsdk.failures import ConfigurationError
 from envsdk.inference.continuation import joined, spans_within
-from envsdk.inference.engine import (
-    Engine,
-    FinishReason,
-    GenerationRequest,
-    GenerationResult,
-    PauseMode,
-    TokenDelta,
-)
+from envsdk.inference.engine import Engine, GenerationRequest, GenerationResult, PauseMode, TokenDelta
 from envsdk.testing.engine_adapters import AdapterTests
 from envsdk.testing.engine_harness import check_result, gather, until
 from envsdk.testing.engine_structures import StructureTests
+from envsdk.trajectory import FinishReason
 
 __all__ = ["CoreSuite", "EngineSuite", "check_result", "gather", "until"]
 

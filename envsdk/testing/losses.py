@@ -20,16 +20,17 @@ from envsdk.algorithms.losses import PolicyLoss, PolicyLossFunction, PolicyLossP
 from envsdk.algorithms.policy_loss_args import PolicyLossArgs
 
 seeds = st.integers(min_value=0, max_value=2**31 - 1)
+_NUM_SEQUENCES = 4
 
 
-def random_tokens(seed: int, *, num_sequences: int = 4, spread: float = 0.3) -> PolicyTokens:
+def random_tokens(seed: int, *, spread: float = 0.3) -> PolicyTokens:
     """Sequences of one to three replies of one to five tokens, float64, the same for the same seed.
 
     `spread` is the standard deviation of a token's log-ratio between any two of the policies.
     """
     rng = np.random.default_rng(seed)
-    replies = [rng.integers(1, 6, size=rng.integers(1, 4)) for _ in range(num_sequences)]
-    sequence_ids = np.repeat(np.arange(num_sequences), [each.sum() for each in replies])
+    replies = [rng.integers(1, 6, size=rng.integers(1, 4)) for _ in range(_NUM_SEQUENCES)]
+    sequence_ids = np.repeat(np.arange(_NUM_SEQUENCES), [each.sum() for each in replies])
     lengths = np.concatenate(replies)
     segment_ids = np.repeat(np.arange(len(lengths)), lengths)
     current, proximal, behavior = (

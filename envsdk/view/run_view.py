@@ -270,6 +270,6 @@ def headline_view(metrics: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     }
 
 
-def _recent_mean(values: Sequence[float], newest: int = 10) -> float | None:
-    known = [value for value in values[-newest:] if math.isfinite(value)]
+def _recent_mean(values: Sequence[float]) -> float | None:
+    known = [value for value in values[-10:] if math.isfinite(value)]
     return math.fsum(known) / len(known) if known else None

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import ray
 
-from envsdk.inference.engine import EngineConfig, FinishReason, GenerationRequest, SamplingParams
+from envsdk.inference.engine import EngineConfig, GenerationRequest
 from envsdk.inference.engine_host import EngineHost, RayLink
 from envsdk.inference.proxy import InferenceProxy
+from envsdk.inference.sampling import SamplingParams
 from envsdk.testing.engines import until
+from envsdk.trajectory import FinishReason
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300), pytest.mark.usefixtures("running_ray")]
 

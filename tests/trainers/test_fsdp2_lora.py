@@ -11,8 +11,9 @@ from plays import Call, assert_close, play, play_on
 from ranks import run_ranks
 
 from envsdk.inference.embedded import EmbeddedEngine
-from envsdk.inference.engine import EngineConfig, GenerationRequest, GenerationResult, SamplingParams
+from envsdk.inference.engine import EngineConfig, GenerationRequest, GenerationResult
 from envsdk.inference.lora import A_SUFFIX
+from envsdk.inference.sampling import SamplingParams
 from envsdk.trainer import TrainBatch, TrainerConfig, TrainerRank
 from envsdk.trainers.fsdp2_trainer import Fsdp2Trainer
 

@@ -11,8 +11,9 @@ import transformers
 
 from envsdk.failures import ConfigurationError
 from envsdk.inference.embedded import EmbeddedEngine
-from envsdk.inference.engine import EngineConfig, GenerationRequest, SamplingParams
+from envsdk.inference.engine import EngineConfig, GenerationRequest
 from envsdk.inference.lora import A_SUFFIX, B_SUFFIX
+from envsdk.inference.sampling import SamplingParams
 from envsdk.settings.validation import validated
 from envsdk.trainer import TrainBatch
 from envsdk.trainers.megatron.args import MegatronStrategyConfig

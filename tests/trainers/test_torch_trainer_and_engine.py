@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from envsdk.inference.embedded import EmbeddedEngine
-from envsdk.inference.engine import EngineConfig, GenerationRequest, SamplingParams
+from envsdk.inference.engine import EngineConfig, GenerationRequest
+from envsdk.inference.sampling import SamplingParams
 from envsdk.trainer import TrainBatch
 from envsdk.trainers.torch_trainer import TorchTrainer
 

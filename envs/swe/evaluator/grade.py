@@ -118,7 +118,7 @@ class _Grading:
         except TrialEnded as error:
             verdict = _ended(error.result, "applying the patch")
         else:
-            verdict = _judge(self.task, await asyncio.to_thread(self.tests.judged_run, run))
+            verdict = await asyncio.to_thread(lambda: _judge(self.task, self.tests.judged_run(run)))
             if verdict.resolved and self.tests.seal.is_weak:
                 assert self.image.tree is not None
                 marks = await asyncio.to_thread(look, self.image.tree, stripped, self.task.gold_patch)

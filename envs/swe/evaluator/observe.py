@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from envsdk.envs.swe.evaluator.layout import laid_paths, tests_folder
 from envsdk.envs.swe.evaluator.report import Report
@@ -13,6 +12,7 @@ from envsdk.envs.swe.evaluator.scratch import scratch_folder
 from envsdk.envs.swe.sandbox.contract import ExecEnd, Limits, SandboxBackend, SandboxError
 from envsdk.envs.swe.tasks.images import prepare_image
 from envsdk.envs.swe.tasks.task import Outcome, Task
+from envsdk.envs.swe.threads import in_thread
 
 
 async def observe(
@@ -37,9 +37,9 @@ async def observe(
     image = await prepare_image(task, backend, packages=packages)
     assert image.tree is not None
     tests = await asyncio.to_thread(tests_folder, task, image.tree)
-    with scratch_folder() as scratch:
-        paths = laid_paths(task, tests)
-        laid = await asyncio.to_thread(lay, image, tests, paths, task.tests, Path(scratch))
+    paths = await asyncio.to_thread(laid_paths, task, tests)
+    async with scratch_folder() as scratch:
+        laid = await in_thread(lay, image, tests, paths, task.tests, scratch)
         sandbox = await backend.start(laid.image, limits=Limits(memory_mb=task.limits.memory_mb))
         try:
             for path, text in (files or {}).items():

@@ -6,23 +6,31 @@ first use: sweep, hold a folder -> a run's folder inside it -> deleted ... -> ex
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import tempfile
 import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from envsdk.envs.swe.sandbox.bubblewrap import leases
+from envsdk.envs.swe.threads import in_thread
 
 _held: tuple[int, leases.Lease] | None = None
 _holding = threading.Lock()
 
 
-def scratch_folder() -> tempfile.TemporaryDirectory[str]:
+@contextlib.asynccontextmanager
+async def scratch_folder() -> AsyncIterator[Path]:
     """A new folder, deleted at the end of the block; only this process's user can list it.
 
     Raises SandboxUnavailable: the folder that holds all of them belongs to another user.
     """
-    return tempfile.TemporaryDirectory(dir=_folder(), prefix="run-")
+    folder = tempfile.TemporaryDirectory(dir=await in_thread(_folder), prefix="run-")
+    try:
+        yield Path(folder.name)
+    finally:
+        await in_thread(folder.cleanup)
 
 
 def _folder() -> Path:

@@ -12,6 +12,7 @@ from envsdk.envs.swe.evaluator.scratch import scratch_folder
 from envsdk.envs.swe.evaluator.stripping import Stripped
 from envsdk.envs.swe.sandbox.contract import ExecEnd, ExecResult, Image, Limits, Sandbox, SandboxBackend
 from envsdk.envs.swe.tasks.task import Task
+from envsdk.envs.swe.threads import in_thread
 
 _APPLY = "git -c core.fsmonitor=false -c core.hooksPath=/dev/null apply --whitespace=nowarn"
 _GIT_ENV = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
@@ -50,8 +51,8 @@ async def try_patch(
         SandboxError: The sandbox failed.
     """
     paths = await asyncio.to_thread(laid_paths, task, tests)
-    with scratch_folder() as scratch:
-        laid = await asyncio.to_thread(lay, image, tests, paths, task.tests, Path(scratch))
+    async with scratch_folder() as scratch:
+        laid = await in_thread(lay, image, tests, paths, task.tests, scratch)
         sandbox = await backend.start(laid.image, limits=Limits(memory_mb=task.limits.memory_mb))
         try:
             await _apply(sandbox, patch)
@@ -64,7 +65,8 @@ async def _apply(sandbox: Sandbox, patch: Stripped) -> None:
     if not patch.files:
         return
     path = f"/tmp/{secrets.token_hex(8)}"
-    await sandbox.write(path, patch.text.encode(errors="surrogateescape"))
+    data = await asyncio.to_thread(lambda: patch.text.encode(errors="surrogateescape"))
+    await sandbox.write(path, data)
     result = await sandbox.exec(f"{_APPLY} {path} && rm {path}", timeout_s=_APPLY_TIMEOUT_S, env=_GIT_ENV)
     if result.reason is not ExecEnd.EXIT:
         raise Ended("applying the patch", result)

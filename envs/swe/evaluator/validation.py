@@ -59,7 +59,9 @@ async def validate(
     """
     made = await asyncio.gather(*(_image(task, backend) for task in tasks))
     images = dict(zip(tasks_by_id(tasks), made, strict=True))
-    files = {task.instance_id: _cache_file(task, images[task.instance_id], backend) for task in tasks}
+    files = await asyncio.to_thread(
+        lambda: {task.instance_id: _cache_file(task, images[task.instance_id], backend) for task in tasks}
+    )
     unknown = [task for task in tasks if not files[task.instance_id].is_file()]
     copies = await asyncio.to_thread(_copies, unknown, images) if unknown else {}
 

@@ -1,11 +1,19 @@
-"""Keeps the two ends of what a command prints, and makes text of them."""
+"""Keeps the two ends of what a command prints, and makes text of them.
+
+Copying and decoding hold Python's global lock for as long as one call takes. So both go piece by piece, and a
+thread that does them lets the event loop run in between.
+"""
 
 from __future__ import annotations
 
-import re
+import codecs
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_CONTROLS = (code for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n\r")
+_WRITTEN_OUT = {code: f"\\x{code:02x}" for code in _CONTROLS}
+_PIECE_BYTES = 1 << 16
+_BLOCK_BYTES = 1 << 20
 
 
 @dataclass(slots=True)
@@ -14,13 +22,21 @@ class HeadTail:
 
     keep: int
     total: int = 0
-    _head: bytearray = field(default_factory=bytearray)
+    _blocks: list[bytes] = field(default_factory=list)
+    """The head but for its last bytes, which are in `_block`."""
+    _block: bytearray = field(default_factory=bytearray)
+    _num_head: int = 0
     _tail: bytearray = field(default_factory=bytearray)
 
     def feed(self, chunk: bytes) -> None:
         self.total += len(chunk)
-        room = self.keep - self.keep // 2 - len(self._head)
-        self._head += chunk[:room]
+        room = self.keep - self.keep // 2 - self._num_head
+        head = chunk[:room]
+        self._num_head += len(head)
+        self._block += head
+        if len(self._block) >= _BLOCK_BYTES:
+            self._blocks.append(bytes(self._block))
+            self._block.clear()
         self._tail += chunk[room:]
         excess = len(self._tail) - self.keep // 2
         if excess > self.keep // 2 + (1 << 16):
@@ -28,24 +44,30 @@ class HeadTail:
 
     def drop_start(self, start: bytes) -> bool:
         """Forget `start`, if that is what the output starts with; `keep` has to hold it twice."""
-        if not self._head.startswith(start):
+        first = self._blocks[0] if self._blocks else self._block
+        if not first.startswith(start):
             return False
-        del self._head[: len(start)]
+        if self._blocks:
+            self._blocks[0] = self._blocks[0][len(start) :]
+        else:
+            del self._block[: len(start)]
+        self._num_head -= len(start)
         self.total -= len(start)
         return True
 
     def content(self) -> bytes:
         """Everything, where `total` is no more than `keep`; the two ends joined otherwise."""
-        return bytes(self._head) + self._end()
+        # Joining `bytes` releases the global lock; copying a `bytearray` does not.
+        return b"".join([*self._blocks, bytes(self._block), self._end()])
 
     def text(self) -> str:
         """Both ends as harmless text, with a line between that says how many bytes are left out."""
         tail = self._end()
-        left_out = self.total - len(self._head) - len(tail)
-        between = f"\n<{left_out} bytes left out>\n" if left_out else ""
-        if not between:
-            return harmless(bytes(self._head) + tail)
-        return harmless(bytes(self._head)) + between + harmless(tail)
+        head = b"".join([*self._blocks, bytes(self._block)])
+        left_out = self.total - len(head) - len(tail)
+        if not left_out:
+            return harmless(head + tail)
+        return f"{harmless(head)}\n<{left_out} bytes left out>\n{harmless(tail)}"
 
     def _end(self) -> bytes:
         half = self.keep // 2
@@ -54,4 +76,14 @@ class HeadTail:
 
 def harmless(output: bytes) -> str:
     """UTF-8 as text; what is not becomes U+FFFD, and control characters are written out."""
-    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", output.decode("utf-8", "replace"))
+    return "".join(piece.translate(_WRITTEN_OUT) for piece in _decoded(output, "replace"))
+
+
+def exact(output: bytes) -> str:
+    """UTF-8 as text; bytes that are not become surrogates, so that nothing is lost."""
+    return "".join(_decoded(output, "surrogateescape"))
+
+
+def _decoded(output: bytes, errors: str) -> Iterator[str]:
+    starts = range(0, len(output), _PIECE_BYTES)
+    return codecs.iterdecode((output[start : start + _PIECE_BYTES] for start in starts), "utf-8", errors)

@@ -14,7 +14,7 @@ import secrets
 import tarfile
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, ClassVar, Protocol
@@ -30,7 +30,8 @@ from envsdk.envs.swe.sandbox.contract import (
     SandboxFileError,
     Snapshot,
 )
-from envsdk.envs.swe.sandbox.output import HeadTail
+from envsdk.envs.swe.sandbox.output import HeadTail, exact
+from envsdk.envs.swe.threads import in_thread
 
 OWN_WORK_TIMEOUT_S = 300.0
 PACK_TIMEOUT_S = 600.0
@@ -213,7 +214,7 @@ class RemoteSandbox:
         folder = cwd or self.image.workdir
         limits = [str(self.limits.file_mb << 10), str(self.limits.open_files)]
         try:
-            with in_memory(script.encode("utf-8", "surrogateescape")) as given:
+            async with in_memory(script.encode("utf-8", "surrogateescape")) as given:
                 waiting = self.container.waiting_process
                 shell = Shell(
                     argv=["bash", "-c", _RUN, "bash", answer, folder, waiting, *limits],
@@ -231,10 +232,11 @@ class RemoteSandbox:
             await self._clean_up()
         answered = ended.output.drop_start(f"{answer}\n".encode())
         reason = await self._reason(ended, answered)
+        text = await asyncio.to_thread(ended.output.text)
         if reason is ExecEnd.INFRASTRUCTURE:
-            return ExecResult.infrastructure(ended.output.text(), ended.elapsed_s)
+            return ExecResult.infrastructure(text, ended.elapsed_s)
         return ExecResult(
-            output=ended.output.text(),
+            output=text,
             returncode=ended.returncode if reason is ExecEnd.EXIT else 137,
             reason=reason,
             elapsed_s=ended.elapsed_s,
@@ -280,11 +282,11 @@ class RemoteSandbox:
     async def read(self, path: str, *, max_bytes: int = 32 << 20) -> bytes:
         env = {"SANDBOX_PATH": self._absolute(path), "SANDBOX_MAX_BYTES": str(max_bytes)}
         ended = await self._own_work(path, scripts.READ, env=env, max_output=max_bytes)
-        return ended.output.content()
+        return await asyncio.to_thread(ended.output.content)
 
     async def write(self, path: str, data: bytes) -> None:
         env = {"SANDBOX_PATH": self._absolute(path)}
-        with in_memory(data) as given:
+        async with in_memory(data) as given:
             await self._own_work(path, scripts.WRITE, env=env, stdin=given)
 
     async def diff(self) -> str:
@@ -304,7 +306,7 @@ class RemoteSandbox:
                 stdin=archive,
                 max_output=MAX_PATCH_BYTES,
             )
-        return ended.output.content().decode("utf-8", "surrogateescape")
+        return await asyncio.to_thread(lambda: exact(ended.output.content()))
 
     async def pack(self, *, max_bytes: int = 4 << 30) -> bytes:
         ended = await self._own_work(
@@ -314,10 +316,10 @@ class RemoteSandbox:
             max_output=max_bytes,
             timeout_s=PACK_TIMEOUT_S,
         )
-        return ended.output.content()
+        return await asyncio.to_thread(ended.output.content)
 
     async def unpack(self, archive: bytes) -> None:
-        with in_memory(archive) as given:
+        async with in_memory(archive) as given:
             await self._own_work(
                 self.image.workdir,
                 scripts.UNPACK,
@@ -473,11 +475,11 @@ class RemoteBackend(ABC):
         return sandbox
 
 
-@contextlib.contextmanager
-def in_memory(data: bytes) -> Iterator[IO[bytes]]:
+@contextlib.asynccontextmanager
+async def in_memory(data: bytes) -> AsyncIterator[IO[bytes]]:
     """A file with a descriptor and no place on disk."""
     with os.fdopen(os.memfd_create("sandbox"), "w+b") as file:
-        file.write(data)
+        await in_thread(file.write, data)
         file.seek(0)
         yield file
 
@@ -516,5 +518,5 @@ async def _packed(
         archive.seek(0)
 
     with tempfile.TemporaryFile() as archive:
-        await asyncio.to_thread(pack, archive)
+        await in_thread(pack, archive)
         yield archive

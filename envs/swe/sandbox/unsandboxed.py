@@ -25,8 +25,10 @@ from envsdk.envs.swe.sandbox.contract import (
     SandboxUnavailable,
     Snapshot,
 )
+from envsdk.envs.swe.sandbox.output import exact
 from envsdk.envs.swe.sandbox.process import Finished, Process
 from envsdk.envs.swe.sandbox.settings import UnsandboxedSettings, parse_settings
+from envsdk.envs.swe.threads import in_thread
 from envsdk.failures import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -75,10 +77,11 @@ class Unsandboxed:
                 )
             except OSError as error:
                 return ExecResult.infrastructure(str(error))
+        text = await asyncio.to_thread(finished.output.text)
         ended = finished.reason is ExecEnd.EXIT
         code = finished.returncode if finished.returncode >= 0 else 128 - finished.returncode
         return ExecResult(
-            output=finished.output.text(),
+            output=text,
             returncode=code if ended else 137,
             reason=finished.reason,
             elapsed_s=finished.elapsed_s,
@@ -97,7 +100,7 @@ class Unsandboxed:
         place = self._inside(path)
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            await asyncio.to_thread(place.write_bytes, data)
+            await in_thread(place.write_bytes, data)
         except OSError as error:
             raise SandboxFileError(f"{path}: {error.strerror}") from error
 
@@ -115,7 +118,7 @@ class Unsandboxed:
             )
         if finished.reason is not ExecEnd.EXIT or finished.returncode:
             raise SandboxFileError(f"the tree cannot be compared: {finished.reason}, {finished.returncode}")
-        return finished.output.content().decode("utf-8", "surrogateescape")
+        return await asyncio.to_thread(lambda: exact(finished.output.content()))
 
     async def pack(self, *, max_bytes: int = 4 << 30) -> bytes:
         """The files of the copy alone: `/tmp` is this machine's."""
@@ -127,21 +130,21 @@ class Unsandboxed:
 
     async def unpack(self, archive: bytes) -> None:
         async with self._lock:
-            await asyncio.to_thread(shutil.rmtree, self.tree)
-            await asyncio.to_thread(self.tree.mkdir)
-            await asyncio.to_thread(_tar, self.tree, "--extract", "--gzip", given=archive)
+            await in_thread(shutil.rmtree, self.tree)
+            self.tree.mkdir()
+            await in_thread(_tar, self.tree, "--extract", "--gzip", given=archive)
 
     async def snapshot(self) -> Snapshot:
         async with self._lock:
             kept = self.folder / f"kept-{secrets.token_hex(4)}"
-            await asyncio.to_thread(shutil.copytree, self.tree, kept, symlinks=True)
+            await in_thread(shutil.copytree, self.tree, kept, symlinks=True)
             return CopySnapshot(kept)
 
     async def restore(self, snapshot: Snapshot) -> None:
         assert isinstance(snapshot, CopySnapshot)
         async with self._lock:
-            await asyncio.to_thread(shutil.rmtree, self.tree)
-            await asyncio.to_thread(shutil.copytree, snapshot.folder, self.tree, symlinks=True)
+            await in_thread(shutil.rmtree, self.tree)
+            await in_thread(shutil.copytree, snapshot.folder, self.tree, symlinks=True)
 
     async def alive(self) -> bool:
         return not self._closed and self.tree.is_dir()
@@ -214,10 +217,14 @@ class UnsandboxedBackend:
                 f"backend `unsandboxed` cannot show {outside or image.container}: nothing is graded in it; "
                 "use another sandbox backend"
             )
+        folder = Path(tempfile.mkdtemp(prefix="envsdk-unsandboxed-"))
         try:
-            folder = await asyncio.to_thread(_laid_out, image)
-        except OSError as error:
-            raise SandboxError(f"the tree could not be copied: {error}") from error
+            await in_thread(_lay_out, image, folder)
+        except BaseException as error:
+            await in_thread(shutil.rmtree, folder, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise SandboxError(f"the tree could not be copied: {error}") from error
+            raise
         sandbox = Unsandboxed(secrets.token_hex(6), image, limits or Limits(), folder, self._slots)
         self._sandboxes.append(sandbox)
         return sandbox
@@ -235,8 +242,7 @@ def _tar(folder: Path, *arguments: str, given: bytes = b"") -> bytes:
     return done.stdout
 
 
-def _laid_out(image: Image) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="envsdk-unsandboxed-"))
+def _lay_out(image: Image, folder: Path) -> None:
     if image.tree is None:
         (folder / "tree").mkdir()
     else:
@@ -247,4 +253,3 @@ def _laid_out(image: Image) -> Path:
             shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
         else:
             shutil.copyfile(source, target)
-    return folder

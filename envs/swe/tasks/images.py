@@ -13,6 +13,7 @@ from envsdk.envs.swe.tasks.archives import unpack_tar
 from envsdk.envs.swe.tasks.runtime import empty_folder, hidden_packages, runtime_python, swe_cache
 from envsdk.envs.swe.tasks.task import ImageSource, Task
 from envsdk.envs.swe.tasks.trees import PatchDoesNotApply, base_folder, base_tree, finish_base
+from envsdk.envs.swe.threads import in_thread
 from envsdk.failures import ConfigurationError
 from envsdk.store.atomic import make_folder, write_json_atomically
 
@@ -100,7 +101,7 @@ async def _from_container(task: Task, source: ImageSource, backend: SandboxBacke
     target = base_folder(source, task.setup_patch, task.hidden_tests)
     if not (target / ".git").is_dir():
         data = await _fetch(task, source, backend)
-        await asyncio.to_thread(_unpack, task, data, target)
+        await in_thread(_unpack, task, data, target)
     env = {**_python_path(task, source.workdir), **task.tests.env}
     return Image(tree=target, container=source.image, workdir=source.workdir, env=env)
 

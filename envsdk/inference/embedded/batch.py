@@ -30,8 +30,8 @@ from envsdk.inference.continuation import spans_within
 from envsdk.inference.embedded.decoder import Decoder
 from envsdk.inference.embedded.guide import Guide, Guides
 from envsdk.inference.embedded.sampling import SamplingPlan, sample, uniforms
-from envsdk.inference.engine import FinishReason, GenerationRequest, GenerationResult, TokenDelta
-from envsdk.trajectory import VersionSpan
+from envsdk.inference.engine import GenerationRequest, GenerationResult, TokenDelta
+from envsdk.trajectory import FinishReason, VersionSpan
 
 
 @dataclass(slots=True)

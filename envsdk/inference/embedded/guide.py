@@ -15,8 +15,9 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from numpy.typing import NDArray
 
-from envsdk.inference.engine import EngineFailure, OutputStructure
+from envsdk.inference.engine import EngineFailure
 from envsdk.inference.refusals import bad_structure
+from envsdk.inference.sampling import OutputStructure
 from envsdk.inference.tagged_json import lark_grammar
 
 _MOST_TOKENIZERS = 8

@@ -26,16 +26,10 @@ from envsdk.inference.endpoint.sampling import ContextFull, SamplingRules, sampl
 from envsdk.inference.endpoint.sessions import Session
 from envsdk.inference.endpoint.tool_calls import OPENING, ToolCall, find_tool_calls
 from envsdk.inference.endpoint.wire import ChatFields, CompletionFields, SamplingFields, template_messages
-from envsdk.inference.engine import (
-    ErrorKind,
-    FinishReason,
-    GenerationRequest,
-    GenerationResult,
-    SamplingParams,
-    TokenDelta,
-)
+from envsdk.inference.engine import ErrorKind, GenerationRequest, GenerationResult, TokenDelta
 from envsdk.inference.proxy import InferenceProxy
-from envsdk.trajectory import VersionSpan
+from envsdk.inference.sampling import SamplingParams
+from envsdk.trajectory import FinishReason, VersionSpan
 
 COMPLETION_MAX_TOKENS = 16
 """Longest reply of `/v1/completions` where a request says nothing, as OpenAI has it."""

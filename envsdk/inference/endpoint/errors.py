@@ -1,4 +1,4 @@
-"""What a client is told when its request cannot be answered, in OpenAI's error format."""
+"""Errors for requests that cannot be answered, in OpenAI's error format."""
 
 from __future__ import annotations
 

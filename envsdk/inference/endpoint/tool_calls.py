@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from envsdk.inference.engine import TaggedJson
+from envsdk.inference.sampling import TaggedJson
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 

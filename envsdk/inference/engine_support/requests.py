@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from envsdk.inference.engine import (
-    OutputStructure,
-)
+from envsdk.inference.sampling import OutputStructure
 from envsdk.inference.tagged_json import structural_tag
 
 _SPECIAL = re.compile(r"[][.^$*+?(){}|\\]")

@@ -29,8 +29,6 @@ from envsdk.inference.engine import (
     EngineFailure,
     GenerationRequest,
     GenerationResult,
-    OutputStructure,
-    SamplingParams,
     WeightReference,
 )
 from envsdk.inference.engine_support.failures import ReplyRefused, Unavailable, wait_s
@@ -39,6 +37,7 @@ from envsdk.inference.openai.client import CompletionsClient
 from envsdk.inference.openai.settings import OpenAISettings
 from envsdk.inference.openai.wire import completion_body, read_event, why_inexpressible
 from envsdk.inference.refusals import bad_structure
+from envsdk.inference.sampling import OutputStructure, SamplingParams
 from envsdk.inference.settings import api_key_of
 from envsdk.settings.validation import validated
 

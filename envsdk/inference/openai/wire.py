@@ -15,12 +15,14 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from envsdk.inference.engine import EngineFailure, FinishReason, GenerationRequest, OutputStructure
+from envsdk.inference.engine import EngineFailure, GenerationRequest
 from envsdk.inference.engine_support.failures import ReplyRefused, Unavailable, error_text
 from envsdk.inference.engine_support.requests import sglang_structure
 from envsdk.inference.openai.settings import OpenAISettings
 from envsdk.inference.refusals import bad_structure
+from envsdk.inference.sampling import OutputStructure
 from envsdk.inference.tagged_json import structural_tag
+from envsdk.trajectory import FinishReason
 
 
 @dataclass(frozen=True, slots=True)

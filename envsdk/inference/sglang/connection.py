@@ -12,8 +12,9 @@ import sys
 from contextlib import aclosing
 
 from envsdk.failures import ConfigurationError, EngineError
-from envsdk.inference.engine import EngineConfig, SamplingParams
+from envsdk.inference.engine import EngineConfig
 from envsdk.inference.engine_support.failures import ReplyRefused, Unavailable
+from envsdk.inference.sampling import SamplingParams
 from envsdk.inference.sglang.client import SGLangClient
 from envsdk.inference.sglang.server import ServerProcess, free_port
 from envsdk.inference.sglang.settings import SGLangSettings, server_arguments

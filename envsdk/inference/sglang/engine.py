@@ -30,7 +30,6 @@ from envsdk.inference.engine import (
     EngineAbilities,
     EngineConfig,
     EngineFailure,
-    FinishReason,
     GenerationRequest,
     TokenDelta,
     WeightReference,
@@ -52,6 +51,7 @@ from envsdk.inference.sglang.wire import (
 from envsdk.inference.weight_shapes import shapes_in
 from envsdk.settings.validation import validated
 from envsdk.store.model_files import require_model_folder
+from envsdk.trajectory import FinishReason
 
 LOOK_S = 2.0
 """Between two looks at the server."""

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from envsdk.inference.engine import EngineFailure, ErrorKind, FinishReason, SamplingParams
+from envsdk.inference.engine import EngineFailure, ErrorKind
 from envsdk.inference.engine_support.failures import (
     TRANSIENT_STATUSES,
     ReplyRefused,
@@ -24,7 +24,9 @@ from envsdk.inference.engine_support.failures import (
 )
 from envsdk.inference.engine_support.requests import sglang_structure
 from envsdk.inference.refusals import bad_structure
+from envsdk.inference.sampling import SamplingParams
 from envsdk.inference.sglang.settings import SGLangSettings
+from envsdk.trajectory import FinishReason
 
 RELEASE = "0.5.20"
 """Of SGLang, whose source this follows."""

@@ -20,7 +20,6 @@ from envsdk.inference.engine import (
     EngineAbilities,
     EngineConfig,
     EngineFailure,
-    FinishReason,
     GenerationRequest,
     TokenDelta,
     WeightReference,
@@ -38,6 +37,7 @@ from envsdk.inference.weight_shapes import shapes_in
 from envsdk.inference.weight_tensors import as_tensors
 from envsdk.settings.validation import validated
 from envsdk.store.model_files import require_model_folder
+from envsdk.trajectory import FinishReason
 
 
 @dataclass(frozen=True, slots=True)

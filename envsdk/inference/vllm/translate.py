@@ -8,18 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envsdk.inference.continuation import spans_within
-from envsdk.inference.engine import (
-    EngineFailure,
-    FinishReason,
-    GenerationRequest,
-    GenerationResult,
-    OutputStructure,
-    SamplingParams,
-    TokenDelta,
-)
+from envsdk.inference.engine import EngineFailure, GenerationRequest, GenerationResult, TokenDelta
 from envsdk.inference.refusals import bad_structure, refused
+from envsdk.inference.sampling import OutputStructure, SamplingParams
 from envsdk.inference.tagged_json import lark_grammar
-from envsdk.trajectory import VersionSpan
+from envsdk.trajectory import FinishReason, VersionSpan
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
 """What vLLM samples at; it takes lower ones up to the first and refuses those beyond the second."""

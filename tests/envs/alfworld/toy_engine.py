@@ -56,7 +56,10 @@ class ToyGame:
             verb, rest = words.groups()
             first, _, second = re.sub(r" (from|to|with) ", "|", rest).partition("|")
             self._act(view, verb, first, second)
-        self.seen.update(self.view.within_sight())
+        view = self.view
+        if view.here:
+            here = (place for place, location in view.location.items() if location == view.here)
+            self.seen.update(place for place in here if view.is_open(place))
         return self.facts != before
 
     def intro(self) -> str:

@@ -11,11 +11,15 @@ from pathlib import Path
 import pytest
 
 HOLDS = """
-import sys, time
+import asyncio, sys
 from envsdk.envs.swe.evaluator.scratch import scratch_folder
-with scratch_folder() as folder:
-    print(folder, flush=True)
-    sys.stdin.read()
+
+async def hold():
+    async with scratch_folder() as folder:
+        print(folder, flush=True)
+        sys.stdin.read()
+
+asyncio.run(hold())
 """
 
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from envsdk.algorithms.args import AlgorithmArgs, AlgorithmKeys
 from envsdk.config.models import EnvManagerArgs, RunConfig, Section, StructuredOutput, split_evenly
-from envsdk.inference.engine import OutputStructure
+from envsdk.inference.sampling import OutputStructure
 from envsdk.managers.wiring import output_structure
 from tests.docs.configuration_reference import with_reference
 

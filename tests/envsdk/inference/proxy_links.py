@@ -14,17 +14,16 @@ from envsdk.inference.continuation import joined
 from envsdk.inference.engine import (
     EngineConfig,
     EngineHealth,
-    FinishReason,
     GenerationRequest,
     GenerationResult,
     PauseMode,
-    SamplingParams,
     TokenDelta,
 )
 from envsdk.inference.mock import MockEngine
 from envsdk.inference.proxy import Deliver, EngineLink, InferenceProxy, LocalLink
+from envsdk.inference.sampling import SamplingParams
 from envsdk.testing.engines import until
-from envsdk.trajectory import VersionSpan
+from envsdk.trajectory import FinishReason, VersionSpan
 
 SLOW = {"kind": "constant", "mean_s": 0.2}
 HALF_A_SECOND = {"kind": "constant", "mean_s": 0.5}

@@ -8,13 +8,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from envsdk.inference.engine import (
-    Engine,
-    EngineConfig,
-    GenerationRequest,
-    GenerationResult,
-    SamplingParams,
-)
+from envsdk.inference.engine import Engine, EngineConfig, GenerationRequest, GenerationResult
+from envsdk.inference.sampling import SamplingParams
 
 E = TypeVar("E", bound=Engine)
 

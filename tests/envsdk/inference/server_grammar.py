@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from envsdk.inference.embedded.guide import Guide, Guides
-from envsdk.inference.engine import OutputStructure, TaggedJson
+from envsdk.inference.sampling import OutputStructure, TaggedJson
 from envsdk.testing.engine_structures import END_TOKEN
 
 VOCAB_SIZE = 64

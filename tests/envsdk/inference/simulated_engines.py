@@ -18,15 +18,9 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from envsdk.inference.engine import (
-    EngineHealth,
-    FinishReason,
-    GenerationRequest,
-    GenerationResult,
-    TokenDelta,
-)
+from envsdk.inference.engine import EngineHealth, GenerationRequest, GenerationResult, TokenDelta
 from envsdk.inference.proxy import Deliver, EngineLink
-from envsdk.trajectory import VersionSpan
+from envsdk.trajectory import FinishReason, VersionSpan
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")

@@ -14,14 +14,9 @@ from envsdk.inference.continuation import (
     spans_within,
     tokens_of,
 )
-from envsdk.inference.engine import (
-    FinishReason,
-    GenerationRequest,
-    GenerationResult,
-    SamplingParams,
-    TokenDelta,
-)
-from envsdk.trajectory import VersionSpan
+from envsdk.inference.engine import GenerationRequest, GenerationResult, TokenDelta
+from envsdk.inference.sampling import SamplingParams
+from envsdk.trajectory import FinishReason, VersionSpan
 
 
 def versions_of(spans: tuple[VersionSpan, ...]) -> list[int]:

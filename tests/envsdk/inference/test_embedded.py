@@ -30,14 +30,10 @@ from envsdk.inference.embedded import EmbeddedEngine
 from envsdk.inference.embedded.batch import Batch
 from envsdk.inference.embedded.fast import FastDecoder
 from envsdk.inference.embedded.sampling import SamplingPlan, sample, uniforms
-from envsdk.inference.engine import (
-    EngineConfig,
-    FinishReason,
-    GenerationRequest,
-    GenerationResult,
-    SamplingParams,
-)
+from envsdk.inference.engine import EngineConfig, GenerationRequest, GenerationResult
+from envsdk.inference.sampling import SamplingParams
 from envsdk.testing.engines import gather, until
+from envsdk.trajectory import FinishReason
 
 TOLERANCE = 1e-4
 """What the trainer is promised in float32."""

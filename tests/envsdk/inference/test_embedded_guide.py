@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envsdk.inference.embedded.guide import Guides
-from envsdk.inference.engine import ErrorKind, OutputStructure, TaggedJson
+from envsdk.inference.engine import ErrorKind
+from envsdk.inference.sampling import OutputStructure, TaggedJson
 from envsdk.testing.engine_structures import ALPHABET, END_TOKEN, text_of, write_tokenizer
 
 VOCAB_SIZE = 70

@@ -16,9 +16,10 @@ from envsdk.chat import ChatTokenizer
 from envsdk.inference.embedded import EmbeddedEngine
 from envsdk.inference.endpoint.sampling import SamplingRules
 from envsdk.inference.endpoint.server import Endpoint, EndpointConfig
-from envsdk.inference.engine import EngineConfig, GenerationRequest, OutputStructure, SamplingParams
+from envsdk.inference.engine import EngineConfig, GenerationRequest
 from envsdk.inference.openai.engine import OpenAIEngine
 from envsdk.inference.proxy import InferenceProxy, LocalLink
+from envsdk.inference.sampling import OutputStructure, SamplingParams
 from envsdk.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
 
 KEY = "ENVSDK_TEST_ENDPOINT_KEY"

@@ -23,9 +23,10 @@ from envsdk.inference.endpoint.app import OnEnded
 from envsdk.inference.endpoint.recorder import SessionRecorder
 from envsdk.inference.endpoint.sampling import SamplingRules
 from envsdk.inference.endpoint.server import Endpoint, EndpointConfig
-from envsdk.inference.engine import EngineConfig, GenerationRequest, OutputStructure, TaggedJson
+from envsdk.inference.engine import EngineConfig, GenerationRequest
 from envsdk.inference.mock import MockEngine
 from envsdk.inference.proxy import InferenceProxy, LocalLink
+from envsdk.inference.sampling import OutputStructure, TaggedJson
 from envsdk.store.trajectories import read_trajectories
 from envsdk.trajectory import Outcome, Trajectory
 from tests.envsdk.inference.endpoint_models import CHATS

@@ -11,19 +11,13 @@ from simulated_engines import in_virtual_time
 
 from envsdk.failures import ConfigurationError, EngineError
 from envsdk.inference.continuation import joined
-from envsdk.inference.engine import (
-    EngineConfig,
-    FinishReason,
-    GenerationRequest,
-    GenerationResult,
-    SamplingParams,
-    TokenDelta,
-)
+from envsdk.inference.engine import EngineConfig, GenerationRequest, GenerationResult, TokenDelta
 from envsdk.inference.engine_host import BusyStretches, EngineHost
+from envsdk.inference.sampling import SamplingParams
 from envsdk.inference.weight_buckets import Bucket, fill_buckets
 from envsdk.inference.wire import PackedResults, pack_requests
 from envsdk.inference.wire import unpack_results as unpack
-from envsdk.trajectory import VersionSpan
+from envsdk.trajectory import FinishReason, VersionSpan
 
 NOTHING = pack_requests([])
 

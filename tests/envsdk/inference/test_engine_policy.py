@@ -10,19 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envsdk.chat import ChatTokenizer
-from envsdk.inference.engine import (
-    EngineConfig,
-    ErrorKind,
-    FinishReason,
-    GenerationRequest,
-    GenerationResult,
-)
+from envsdk.inference.engine import EngineConfig, ErrorKind, GenerationRequest, GenerationResult
 from envsdk.inference.engine_policy import EnginePolicy
 from envsdk.inference.mock import MockEngine
 from envsdk.inference.proxy import InferenceProxy, LocalLink
 from envsdk.inference.sampling import SamplingParams
 from envsdk.policy import EnvView, PolicyFailed, Reply, SequenceFull, TurnContext
-from envsdk.trajectory import NO_VERSION, TokenLog, VersionSpan
+from envsdk.trajectory import NO_VERSION, FinishReason, TokenLog, VersionSpan
 from envsdk.warm_start.tiny_policy import CHAT_TEMPLATE, build_tokenizer
 
 CHAT = ChatTokenizer(build_tokenizer(["You walk on ice. Up Down Left Right P G _ # turn"]), CHAT_TEMPLATE)

@@ -12,13 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from envsdk.inference.engine import (
-    EngineHealth,
-    FinishReason,
-    GenerationRequest,
-    GenerationResult,
-    SamplingParams,
-)
+from envsdk.inference.engine import EngineHealth, GenerationRequest, GenerationResult
 from envsdk.inference.engine_demand import DemandConfig
 from envsdk.inference.engine_pool import (
     End,
@@ -33,7 +27,8 @@ from envsdk.inference.engine_pool import (
     Update,
 )
 from envsdk.inference.proxy import Deliver, EngineLink, InferenceProxy
-from envsdk.trajectory import VersionSpan
+from envsdk.inference.sampling import SamplingParams
+from envsdk.trajectory import FinishReason, VersionSpan
 
 FIRST, SECOND = EngineIncarnation("one", 0), EngineIncarnation("one", 1)
 

@@ -19,14 +19,14 @@ from envsdk.inference.engine import (
     EngineAbilities,
     EngineConfig,
     ErrorKind,
-    FinishReason,
     GenerationRequest,
     PauseMode,
-    SamplingParams,
     WeightReference,
 )
 from envsdk.inference.front import EngineFront, WaitingReplies
+from envsdk.inference.sampling import SamplingParams
 from envsdk.testing.engines import EngineSuite
+from envsdk.trajectory import FinishReason
 
 
 class ScriptedCore(Core):

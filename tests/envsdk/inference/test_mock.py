@@ -16,15 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envsdk.failures import ConfigurationError
-from envsdk.inference.engine import (
-    EngineConfig,
-    FinishReason,
-    GenerationRequest,
-    PauseMode,
-    SamplingParams,
-)
+from envsdk.inference.engine import EngineConfig, GenerationRequest, PauseMode
 from envsdk.inference.mock import LognormalLatency, MockEngine, drawn_latency_s
+from envsdk.inference.sampling import SamplingParams
 from envsdk.testing.engines import check_result, gather
+from envsdk.trajectory import FinishReason
 
 
 def make_engine(**settings: Any) -> MockEngine:

@@ -21,24 +21,17 @@ from remote_play import one_reply_of, play_on, request, then
 from envsdk.collect import collect
 from envsdk.config import load_config
 from envsdk.failures import ConfigurationError, EngineError
-from envsdk.inference.engine import (
-    EngineConfig,
-    ErrorKind,
-    FinishReason,
-    GenerationResult,
-    OutputStructure,
-    SamplingParams,
-    TaggedJson,
-    WeightReference,
-)
+from envsdk.inference.engine import EngineConfig, ErrorKind, GenerationResult, WeightReference
 from envsdk.inference.engine_support.failures import MAX_BACKOFF_S, ReplyRefused, retry_after_s, wait_s
 from envsdk.inference.openai.engine import OpenAIEngine
 from envsdk.inference.openai.settings import SET_BY_ENGINE, OpenAISettings
 from envsdk.inference.openai.wire import completion_body, read_event, why_inexpressible
+from envsdk.inference.sampling import OutputStructure, SamplingParams, TaggedJson
 from envsdk.store.trajectories import read_trajectories
 from envsdk.testing.engine_structures import END_TOKEN, text_of
 from envsdk.testing.engine_structures import write_tokenizer as write_structure_tokenizer
 from envsdk.testing.engines import CoreSuite, until
+from envsdk.trajectory import FinishReason
 from envsdk.warm_start.tiny_policy import build_tokenizer, write_tokenizer
 
 KEY = "sk-very-secret"

@@ -19,15 +19,9 @@ from proxy_links import (
 )
 from simulated_engines import in_virtual_time, run
 
-from envsdk.inference.engine import (
-    ErrorKind,
-    FinishReason,
-    GenerationRequest,
-    GenerationResult,
-    PauseMode,
-    TokenDelta,
-)
+from envsdk.inference.engine import ErrorKind, GenerationRequest, GenerationResult, PauseMode, TokenDelta
 from envsdk.inference.proxy import LocalLink
+from envsdk.trajectory import FinishReason
 
 events = st.lists(
     st.one_of(

@@ -21,14 +21,10 @@ from proxy_links import (
 )
 from simulated_engines import in_virtual_time
 
-from envsdk.inference.engine import (
-    FinishReason,
-    GenerationRequest,
-    OutputStructure,
-    TokenDelta,
-)
+from envsdk.inference.engine import GenerationRequest, TokenDelta
 from envsdk.inference.proxy import MAX_INTERRUPTIONS, LocalLink
-from envsdk.trajectory import VersionSpan
+from envsdk.inference.sampling import OutputStructure
+from envsdk.trajectory import FinishReason, VersionSpan
 
 
 @in_virtual_time

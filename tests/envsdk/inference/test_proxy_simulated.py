@@ -15,16 +15,11 @@ from hypothesis import strategies as st
 from simulated_engines import SimulatedEngine, SimulatedLink, assert_right, run
 
 from envsdk.inference.continuation import joined
-from envsdk.inference.engine import (
-    FinishReason,
-    GenerationRequest,
-    GenerationResult,
-    OutputStructure,
-    SamplingParams,
-    TokenDelta,
-)
+from envsdk.inference.engine import GenerationRequest, GenerationResult, TokenDelta
 from envsdk.inference.proxy import MAX_INTERRUPTIONS, InferenceProxy
 from envsdk.inference.router import Router, RouterConfig
+from envsdk.inference.sampling import OutputStructure, SamplingParams
+from envsdk.trajectory import FinishReason
 
 NUM_PROXIES = 2
 HANG_NOTICED_S = 20.0

@@ -9,16 +9,11 @@ import pytest
 from simulated_engines import in_virtual_time
 
 from envsdk.inference.continuation import joined
-from envsdk.inference.engine import (
-    EngineConfig,
-    FinishReason,
-    GenerationRequest,
-    GenerationResult,
-    SamplingParams,
-    TokenDelta,
-)
+from envsdk.inference.engine import EngineConfig, GenerationRequest, GenerationResult, TokenDelta
 from envsdk.inference.mock import MockEngine
 from envsdk.inference.partial_results import ProgressWatch
+from envsdk.inference.sampling import SamplingParams
+from envsdk.trajectory import FinishReason
 
 PERIOD_S = 0.5
 

@@ -22,18 +22,13 @@ from sglang_server import TABLE, FakeSGLang, Respond, distributions, read_table,
 
 from envsdk.config import load_config
 from envsdk.failures import ConfigurationError, EngineError
-from envsdk.inference.engine import (
-    EngineConfig,
-    FinishReason,
-    PauseMode,
-    WeightReference,
-)
+from envsdk.inference.engine import EngineConfig, PauseMode, WeightReference
 from envsdk.inference.engine_host import EngineHost
 from envsdk.inference.sglang.engine import SGLangEngine
 from envsdk.inference.weight_buckets import fill_buckets
 from envsdk.testing.engine_structures import write_tokenizer
 from envsdk.testing.engines import CoreSuite, until
-from envsdk.trajectory import VersionSpan
+from envsdk.trajectory import FinishReason, VersionSpan
 
 
 @pytest.fixture(autouse=True)

@@ -16,17 +16,12 @@ from sglang_play import check_logprobs, hang_up_after, having, one_reply, play, 
 from sglang_server import TABLE, Array, FakeSGLang, read_table, write_model
 
 from envsdk.failures import ConfigurationError, EngineError
-from envsdk.inference.engine import (
-    EngineConfig,
-    ErrorKind,
-    FinishReason,
-    GenerationRequest,
-    GenerationResult,
-    OutputStructure,
-)
+from envsdk.inference.engine import EngineConfig, ErrorKind, GenerationRequest, GenerationResult
 from envsdk.inference.lora import A_SUFFIX, B_SUFFIX
+from envsdk.inference.sampling import OutputStructure
 from envsdk.inference.sglang.engine import SGLangEngine
 from envsdk.testing.engine_structures import END_TOKEN, text_of, write_tokenizer
+from envsdk.trajectory import FinishReason
 
 
 @pytest.fixture

@@ -19,14 +19,10 @@ from safetensors.torch import load_file, save_file
 
 from envsdk.failures import ConfigurationError, EngineError
 from envsdk.inference import weight_folder
-from envsdk.inference.engine import (
-    EngineConfig,
-    FinishReason,
-    OutputStructure,
-    SamplingParams,
-)
+from envsdk.inference.engine import EngineConfig
 from envsdk.inference.engine_support.failures import ReplyRefused, Unavailable
 from envsdk.inference.lora import Adapter
+from envsdk.inference.sampling import OutputStructure, SamplingParams
 from envsdk.inference.sglang.server_weights import ServerWeights
 from envsdk.inference.sglang.settings import COMMON_ARGUMENTS, SET_BY_ENGINE, SGLangSettings, server_arguments
 from envsdk.inference.sglang.wire import (
@@ -39,6 +35,7 @@ from envsdk.inference.sglang.wire import (
 from envsdk.inference.weight_folder import optional_head, write_folder
 from envsdk.inference.weight_shapes import shapes_in
 from envsdk.settings.validation import validated
+from envsdk.trajectory import FinishReason
 
 STAMP = "me-3"
 

@@ -8,17 +8,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.inference.engine import (
-    EngineHealth,
-    ErrorKind,
-    FinishReason,
-    GenerationRequest,
-    GenerationResult,
-    SamplingParams,
-    TokenDelta,
-)
+from envsdk.inference.engine import EngineHealth, ErrorKind, GenerationRequest, GenerationResult, TokenDelta
+from envsdk.inference.sampling import SamplingParams
 from envsdk.inference.wire import pack_requests, pack_results, unpack_requests, unpack_results
-from envsdk.trajectory import VersionSpan
+from envsdk.trajectory import FinishReason, VersionSpan
 
 ids = st.integers(0, 2**31 - 1)
 sampling = st.builds(

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from envsdk.config import RayArgs
 from envsdk.failures import ConfigurationError, EngineError, TrainerError
-from envsdk.inference.engine import EngineConfig, GenerationRequest, SamplingParams
+from envsdk.inference.engine import EngineConfig, GenerationRequest
 from envsdk.inference.engine_host import EngineHost
+from envsdk.inference.sampling import SamplingParams
 from envsdk.inference.weight_transport import Transport, choose_transport
 from envsdk.inference.wire import pack_requests, unpack_results
 from envsdk.managers.ray_runtime import ray_runtime

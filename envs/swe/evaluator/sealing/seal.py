@@ -38,6 +38,7 @@ from envsdk.envs.swe.sandbox.contract import ExecEnd, Image, SandboxBackend, San
 from envsdk.envs.swe.tasks.runtime import install, swe_cache
 from envsdk.envs.swe.tasks.task import Outcome, Runner, Task
 from envsdk.envs.swe.tasks.trees import building
+from envsdk.envs.swe.threads import in_thread
 from envsdk.store.atomic import write_json_atomically
 
 VERSION = 4
@@ -89,14 +90,15 @@ async def sealed_tests(
 
     Raises SandboxError: a run of the gold patch broke.
     """
-    identity = f"{VERSION} {backend.name} {task.content_hash()} {image.tree} {image.python} {tests.name}"
+    content = await asyncio.to_thread(task.content_hash)
+    identity = f"{VERSION} {backend.name} {content} {image.tree} {image.python} {tests.name}"
     target = swe_cache() / "sealed" / hashlib.sha256(identity.encode()).hexdigest()[:24]
     locks = _locks.setdefault(asyncio.get_running_loop(), defaultdict(asyncio.Lock))
     async with locks[target]:
         if not target.is_dir():
-            maker = _Maker(task, image, tests, installed, backend)
+            maker = await asyncio.to_thread(_Maker, task, image, tests, installed, backend)
             await maker.make()
-            await asyncio.to_thread(maker.write, target)
+            await in_thread(maker.write, target)
     seal = await asyncio.to_thread(_read, target / "seal.json")
     return SealedTests(tests if seal.problem else target / "tests", seal)
 
@@ -164,7 +166,7 @@ class _Maker:
         passing = {test for test, outcome in plain.outcomes.items() if outcome is Outcome.PASSED}
         if not passing:
             raise _Unsealable("no test passes with the gold patch")
-        while self._learn(full):
+        while await asyncio.to_thread(self._learn, full):
             full = await self._run(await asyncio.to_thread(self._rewritten, sealed=False))
         # A test that fails although nothing in it asserts needs its assertions to fail where they stand.
         self._leave({test for test in passing if full.outcomes.get(test) is not Outcome.PASSED}, whole=True)
@@ -172,14 +174,9 @@ class _Maker:
             self._sealed = await asyncio.to_thread(self._rewritten, sealed=True)
             if not self._seal.claims:
                 raise _Unsealable("no test holds an assertion that can be sealed")
-            self._seal.expected = self._expected(full, passing)
-            self._seal.fields = _fields(full)
+            await asyncio.to_thread(self._expect, full, passing)
             sealed = await self._run(self._sealed)
-            self._seal.ids = _matched(list(plain.outcomes), list(sealed.outcomes))
-            judged = SealedTests(self._tests, self._seal).judged(sealed)
-            wrong = {
-                test for test, outcome in plain.outcomes.items() if judged.outcomes.get(test) is not outcome
-            }
+            wrong = await asyncio.to_thread(self._wrong, plain, sealed)
             if not wrong:
                 break
             self._leave(wrong)
@@ -206,10 +203,10 @@ class _Maker:
         return run.report
 
     async def _try(self, files: Mapping[str, str], patch: Stripped, timeout_s: float) -> TestRun:
-        with scratch_folder() as temporary:
-            folder = Path(temporary) / "tests"
-            await asyncio.to_thread(_copy, self._tests, folder)
-            _lay(folder, files)
+        async with scratch_folder() as temporary:
+            folder = temporary / "tests"
+            await in_thread(_copy, self._tests, folder)
+            await in_thread(_lay, folder, files)
             return await try_patch(
                 self._task, patch, image=self._image, tests=folder, backend=self._backend, timeout_s=timeout_s
             )
@@ -283,8 +280,9 @@ class _Maker:
             elif path in self._files:
                 self._files[path].choices.plain_functions.add(function)
 
-    def _expected(self, full: Report, passing: set[str]) -> dict[str, dict[str, Expected]]:
-        return {
+    def _expect(self, full: Report, passing: set[str]) -> None:
+        self._seal.fields = _fields(full)
+        self._seal.expected = {
             test: {
                 name: judge.expected_of(self._seal.claims[name], sent)
                 for name, sent in claims.items()
@@ -294,6 +292,12 @@ class _Maker:
             if test in passing
         }
 
+    def _wrong(self, plain: Report, sealed: Report) -> set[str]:
+        """Tests that do not come out as in the plain run once sealed."""
+        self._seal.ids = _matched(list(plain.outcomes), list(sealed.outcomes))
+        judged = SealedTests(self._tests, self._seal).judged(sealed)
+        return {test for test, outcome in plain.outcomes.items() if judged.outcomes.get(test) is not outcome}
+
     async def _weigh(self) -> None:
         """What the base tree does not meet, a patch that solves nothing would have to guess."""
         limit_s = allowed_s(self._task.limits.timeout_s, self._seal.gold_s)
@@ -301,13 +305,16 @@ class _Maker:
         if run.result.reason is ExecEnd.INFRASTRUCTURE:
             raise SandboxError(f"{self._task.instance_id}: sealing its tests: {run.result.output[-500:]}")
         claims = run.report.claims if run.report is not None else {}
+        self._seal.hidden_bits = await asyncio.to_thread(self._guessed_bits, claims)
+
+    def _guessed_bits(self, claims: Mapping[str, Mapping[str, Sequence[tuple[str, str]]]]) -> float:
         sent = {self._seal.ids.get(test, test): seen for test, seen in claims.items()}
         unmet = [
             (self._seal.claims[name], self._seal.expected[test][name])
             for test in self._failing()
             for name in sorted(judge.unmet(self._seal, test, sent.get(test, {})))
         ]
-        self._seal.hidden_bits = judge.guessed_bits(unmet)
+        return judge.guessed_bits(unmet)
 
     def _failing(self) -> list[str]:
         """Node ids of the tests that the base tree is said to fail: all that claim something, where the task

@@ -29,6 +29,7 @@ from envsdk.envs.swe.sandbox.bubblewrap.trees import Trees
 from envsdk.envs.swe.sandbox.bubblewrap.watch import Watch
 from envsdk.envs.swe.sandbox.contract import ExecResult, Image, Limits, SandboxError, SandboxUnavailable
 from envsdk.envs.swe.sandbox.settings import BubblewrapSettings, parse_settings
+from envsdk.envs.swe.threads import in_thread
 from envsdk.failures import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -84,7 +85,8 @@ class BubblewrapBackend:
         await asyncio.gather(*(sandbox.stop() for sandbox in self._sandboxes))
         if self._prepared is not None:
             prepared, self._prepared = self._prepared, None
-            await asyncio.to_thread(prepared.lease.release)
+            await prepared.trees.copied()
+            await in_thread(prepared.lease.release)
 
     async def _prepare(self) -> _Prepared:
         self._preparing = self._preparing or asyncio.Lock()
@@ -95,7 +97,7 @@ class BubblewrapBackend:
 
     async def _first_that_works(self) -> _Prepared:
         """Try a sandbox for real, over an overlay and else over a copy."""
-        await asyncio.to_thread(leases.sweep, self.settings.state_dir, cgroups.sweep)
+        await in_thread(leases.sweep, self.settings.state_dir, cgroups.sweep)
         lease = leases.Lease(self.settings.state_dir)
         try:
             problems: list[str] = []
@@ -113,9 +115,9 @@ class BubblewrapBackend:
                     return prepared
                 problems.append(" ".join(answer.output.split())[:500] or f"return code {answer.returncode}")
         except BaseException:
-            lease.release()
+            await in_thread(lease.release)
             raise
-        lease.release()
+        await in_thread(lease.release)
         raise SandboxUnavailable(
             f"bubblewrap cannot run sandboxes here: {problems[-1]}. {advice(problems[-1])}"
         )
@@ -128,15 +130,16 @@ class BubblewrapBackend:
         (lease.folder / NO_TREE).mkdir(exist_ok=True)
         etc = lease.folder / "etc"
         if not etc.exists():
-            await asyncio.to_thread(make_etc, etc)
+            await in_thread(make_etc, etc)
         program = filter_program(platform.machine())
         if program is not None:
             (lease.folder / "seccomp").write_bytes(program)
         python = await asyncio.to_thread(interpreter, self._python(None))
+        system = await asyncio.to_thread(this_system, shows_usr_local=python.in_usr_local)
         shared = Surroundings(
             lease=lease.name,
             owner=owner,
-            system=this_system(shows_usr_local=python.in_usr_local),
+            system=system,
             etc=etc,
             seccomp=lease.folder / "seccomp" if program is not None else None,
             slots=asyncio.Semaphore(self.settings.commands_at_once),
@@ -182,7 +185,11 @@ class BubblewrapBackend:
         name = secrets.token_hex(6)
         binds = {str(folder): folder for folder in python.outside_usr}
         folder = prepared.lease.folder / name
-        state = await asyncio.to_thread(self._make, prepared, folder, tree, image, binds)
+        try:
+            state = await in_thread(self._make, prepared, folder, tree, image, binds)
+        except BaseException:
+            await in_thread(leases.delete, folder)
+            raise
         return BubblewrapSandbox(
             id=name,
             image=image,

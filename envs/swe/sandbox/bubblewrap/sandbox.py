@@ -37,7 +37,9 @@ from envsdk.envs.swe.sandbox.contract import (
     SandboxFileError,
     Snapshot,
 )
+from envsdk.envs.swe.sandbox.output import exact
 from envsdk.envs.swe.sandbox.process import Finished, Process
+from envsdk.envs.swe.threads import in_thread
 
 OWN_WORK_TIMEOUT_S = 120.0
 """For reading, writing and comparing files."""
@@ -106,10 +108,11 @@ class BubblewrapSandbox:
                 )
             except OSError as error:
                 return ExecResult.infrastructure(f"the sandbox could not be launched: {error}")
+        text = await asyncio.to_thread(finished.output.text)
         if finished.reason is ExecEnd.INFRASTRUCTURE:
-            return ExecResult.infrastructure(finished.output.text(), finished.elapsed_s)
+            return ExecResult.infrastructure(text, finished.elapsed_s)
         return ExecResult(
-            output=finished.output.text(),
+            output=text,
             returncode=finished.returncode if finished.reason is ExecEnd.EXIT else 137,
             reason=finished.reason,
             elapsed_s=finished.elapsed_s,
@@ -119,10 +122,10 @@ class BubblewrapSandbox:
     async def read(self, path: str, *, max_bytes: int = 32 << 20) -> bytes:
         env = {"SANDBOX_PATH": self._absolute(path), "SANDBOX_MAX_BYTES": str(max_bytes)}
         finished = await self._own_work(path, scripts.READ, env=env, keep=2 * max_bytes)
-        return finished.output.content()
+        return await asyncio.to_thread(finished.output.content)
 
     async def write(self, path: str, data: bytes) -> None:
-        with _memfd(data) as stdin:
+        async with _large_memfd(data) as stdin:
             await self._own_work(path, scripts.WRITE, env={"SANDBOX_PATH": self._absolute(path)}, stdin=stdin)
 
     async def diff(self) -> str:
@@ -137,7 +140,7 @@ class BubblewrapSandbox:
             keep=2 * MAX_PATCH_BYTES,
             shows_repository=True,
         )
-        return finished.output.content().decode("utf-8", "surrogateescape")
+        return await asyncio.to_thread(lambda: exact(finished.output.content()))
 
     async def pack(self, *, max_bytes: int = 4 << 30) -> bytes:
         finished = await self._own_work(
@@ -147,10 +150,10 @@ class BubblewrapSandbox:
             keep=2 * max_bytes,
             timeout_s=PACK_TIMEOUT_S,
         )
-        return finished.output.content()
+        return await asyncio.to_thread(finished.output.content)
 
     async def unpack(self, archive: bytes) -> None:
-        with _memfd(archive) as stdin:
+        async with _large_memfd(archive) as stdin:
             await self._own_work(
                 self.image.workdir,
                 scripts.UNPACK,
@@ -163,12 +166,12 @@ class BubblewrapSandbox:
 
     async def snapshot(self) -> Snapshot:
         async with self._in_use():
-            return await asyncio.to_thread(self.state.snapshot)
+            return await in_thread(self.state.snapshot)
 
     async def restore(self, snapshot: Snapshot) -> None:
         assert isinstance(snapshot, LayerSnapshot)
         async with self._in_use():
-            await asyncio.to_thread(self.state.restore, snapshot)
+            await in_thread(self.state.restore, snapshot)
             self._usage = await asyncio.to_thread(self.state.usage)
 
     @property
@@ -375,13 +378,25 @@ def _memfd(content: bytes) -> Iterator[int]:
     """A file in memory, at its start: of any length, and in no folder."""
     descriptor = os.memfd_create("sandbox")
     try:
-        view = memoryview(content)
-        while view:
-            view = view[os.write(descriptor, view) :]
-        os.lseek(descriptor, 0, os.SEEK_SET)
+        _fill(descriptor, content)
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+@contextlib.asynccontextmanager
+async def _large_memfd(content: bytes) -> AsyncIterator[int]:
+    """As `_memfd`, filled in a thread."""
+    with _memfd(b"") as descriptor:
+        await in_thread(_fill, descriptor, content)
+        yield descriptor
+
+
+def _fill(descriptor: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    os.lseek(descriptor, 0, os.SEEK_SET)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from envsdk.envs.swe.sandbox.bubblewrap.state import Owner, owned_copy
 @dataclass(slots=True, eq=False)
 class _Shared:
     source: Path
-    ready: asyncio.Task[Path]
+    ready: asyncio.Future[Path]
     borrowers: int = 0
 
 
@@ -40,10 +40,11 @@ class Trees:
         """
         shared = self._known.get(source)
         if shared is None:
-            copying = asyncio.to_thread(
-                owned_copy, source, self.folder / f"tree-{next(self._numbers)}", self.owner
+            # A future of the executor, and no task: a loop that ends cancels all tasks.
+            copying = asyncio.get_running_loop().run_in_executor(
+                None, owned_copy, source, self.folder / f"tree-{next(self._numbers)}", self.owner
             )
-            shared = self._known[source] = _Shared(source, asyncio.ensure_future(copying))
+            shared = self._known[source] = _Shared(source, copying)
         shared.borrowers += 1
         try:
             return await asyncio.shield(shared.ready)
@@ -52,6 +53,11 @@ class Trees:
             if shared.ready.done() and not shared.ready.cancelled() and shared.ready.exception():
                 self._known.pop(source, None)
             raise
+
+    async def copied(self) -> None:
+        """Wait until no tree is being copied."""
+        if copying := {shared.ready for shared in self._known.values() if not shared.ready.done()}:
+            await asyncio.wait(copying)
 
     async def give_back(self, source: Path) -> None:
         """A sandbox of `source` has closed."""

@@ -127,11 +127,11 @@ def allowed_usage(limits: Limits, before: Usage) -> Usage:
     )
 
 
-def memory_by_ancestor(ancestors: set[int], proc: Path = Path("/proc")) -> Mapping[int, int]:
+def memory_by_ancestor(ancestors: set[int]) -> Mapping[int, int]:
     """Bytes of anonymous and shared memory that the processes below each of `ancestors` hold together."""
     parents: dict[int, int] = {}
     held: dict[int, int] = {}
-    for entry in proc.iterdir():
+    for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, ValueError):
                 parent, size = _status(entry / "status")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import unicodedata
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.envs.swe.sandbox.output import HeadTail, harmless
+from envsdk.envs.swe.sandbox import output as outputs
+from envsdk.envs.swe.sandbox.output import HeadTail, exact, harmless
 
 
 @given(chunks=st.lists(st.binary(max_size=40)), keep=st.integers(0, 64))
@@ -29,7 +31,33 @@ def test_memory_is_bounded_while_output_is_not() -> None:
     for _ in range(1000):
         kept.feed(bytes(1 << 16))
     assert kept.total == 1000 << 16
-    assert len(kept._head) + len(kept._tail) < 1 << 18
+    assert sum(map(len, kept._blocks)) + len(kept._block) + len(kept._tail) < 1 << 18
+
+
+PIECES = {"_PIECE_BYTES": 3, "_BLOCK_BYTES": 5}
+"""So small that a test has many of them, and characters lie across their borders."""
+
+
+@given(chunks=st.lists(st.binary(max_size=20)), keep=st.integers(40, 200), start=st.binary(max_size=4))
+def test_blocks_and_pieces_cannot_be_told_from_one_output(
+    chunks: list[bytes], keep: int, start: bytes
+) -> None:
+    output = b"".join(chunks)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, size in PIECES.items():
+            patch.setattr(outputs, name, size)
+        kept = HeadTail(keep)
+        for chunk in (start, *chunks):
+            kept.feed(chunk)
+        assert kept.drop_start(start)
+        assert kept.total == len(output)
+        if len(start) + len(output) <= keep:
+            assert kept.content() == output
+        assert exact(output) == output.decode("utf-8", "surrogateescape")
+        written_out = {
+            code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code not in (9, 10, 13)
+        }
+        assert harmless(output) == output.decode("utf-8", "replace").translate(written_out)
 
 
 @given(st.binary())
