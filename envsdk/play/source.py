@@ -86,7 +86,8 @@ def resolve_source(source: str | Path | RunConfig, overrides: Sequence[str] = ()
     )
     raise ConfigurationError(
         f"there is no environment {name!r}; {hint} "
-        "(`envsdk envs` lists them; a run's configuration is named by its .yaml file)"
+        "(`envsdk envs` lists them; a class of your own is registered by an entry point in `envsdk.envs`, as "
+        "`envsdk init` does; a run's configuration is named by its .yaml file)"
     )
 
 
