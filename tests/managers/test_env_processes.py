@@ -143,6 +143,8 @@ async def test_a_killed_parent_of_environments_is_replaced() -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 if "env_processes" in " ".join(child.cmdline()):
                     child.kill()
+                    # The environments are told to end when it has, and could answer until then.
+                    child.wait()
         with pytest.raises(EpisodeFailed, match="process_died"):
             await first.step("go")
         assert (await second.reset(1))[0] == "seed 1 turn 0"
