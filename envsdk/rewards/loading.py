@@ -1,0 +1,43 @@
+"""Reward functions by name, with their settings checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from envsdk.failures import ConfigurationError, describe_error
+from envsdk.plugins import load_plugin
+from envsdk.rewards.reward import PLUGINS, RewardFunction
+from envsdk.settings.problems import dotted
+from envsdk.settings.validation import problems_in
+
+
+def load_reward(name: str, settings: Mapping[str, Any]) -> RewardFunction:
+    """The reward function of this name, constructed with these settings.
+
+    `name` is an entry point in `envsdk.rewards`, or `package.module:Class`. Raises ConfigurationError, which
+    names the wrong setting.
+    """
+    kind = reward_class(name)
+    try:
+        if kind.Args is not None:
+            return kind(kind.Args.model_validate(dict(settings)))  # type: ignore[call-arg]
+        return kind(**settings)
+    except ValidationError as error:
+        assert kind.Args is not None
+        problems = "; ".join(f"{dotted(each.path)}: {each.message}" for each in problems_in(error, kind.Args))
+        raise ConfigurationError(f"reward {name!r}: {problems}") from error
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"reward {name!r} cannot be constructed: {describe_error(error)}") from error
+
+
+def reward_class(name: str) -> type[RewardFunction]:
+    """The class of this name. Raises ConfigurationError."""
+    kind = load_plugin(PLUGINS, name)
+    if not (isinstance(kind, type) and issubclass(kind, RewardFunction)):
+        raise ConfigurationError(
+            f"reward {name!r} is no class derived from envsdk.rewards.reward.RewardFunction"
+        )
+    return kind
