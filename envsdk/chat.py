@@ -34,6 +34,7 @@ import jinja2.sandbox
 from tokenizers import Encoding, Tokenizer
 
 from envsdk.failures import ConfigurationError, without_lone_surrogates
+from envsdk.prompts import opening
 
 # Each text is tokenized on the calling thread: a thread pool in every worker would take the engines' cores.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -177,17 +178,18 @@ class ChatTokenizer:
         system: str,
         user: str,
         tools: Sequence[Mapping[str, Any]] = (),
+        history: Sequence[Message] = (),
         room: int | None = None,
     ) -> list[int]:
         """Tokens of the first turn, including the generation prompt.
 
         An empty `system` means no system message. `tools` are the functions that the policy may call, in the
-        format of the OpenAI API. Special tokens in `user` are split: see `without_markup`. `room` as in
-        `encode`.
+        format of the OpenAI API. `history` are messages before the user's: see `prompts.opening`. Special
+        tokens in `user` and in `history` are split: see `without_markup`. `room` as in `encode`.
         """
         self._check_room(user, room)
-        messages = [{"role": "system", "content": system}] if system else []
-        messages.append({"role": "user", "content": self.without_markup(user)})
+        history = [{**each, "content": self.without_markup(each["content"])} for each in history]
+        messages = [*opening(system, history), {"role": "user", "content": self.without_markup(user)}]
         try:
             return self.encode(self.render(messages, tools=tools))
         except jinja2.TemplateError as error:

@@ -28,10 +28,12 @@ class TextEnv(gymnasium.Env[str, str]):
     All randomness comes from the seed of `reset`; no global generator is touched.
 
     `info` of `step` may hold `success: bool` (the task is solved) and `metrics: dict[str, float]`
-    (numbers worth averaging, such as `action_is_valid`).
+    (numbers worth averaging, such as `action_is_valid`), and `details`: a JSON object for people to read
+    (a verdict and its reasons), which is kept with the turn.
 
     `info` of `reset` may hold `tools`: functions that a reply may call, as OpenAI's protocol describes
-    them. A model's chat template gets them with the first prompt.
+    them. A model's chat template gets them with the first prompt. It may also hold `history`: messages
+    (`role`, `content`) that stand before the first observation in the chat, such as worked examples.
 
     The optional abilities below raise NotImplementedError unless overridden; `abilities()` tells
     which are, and `envsdk.testing` tests each one that is.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from envsdk.failures import Boundary, Failure
+from envsdk.prompts import Message
 from envsdk.trajectory import FinishReason, TokenLog, Turn
 
 
@@ -53,6 +54,9 @@ class TurnContext:
     """Functions that a reply may call, for the chat template: `info["tools"]` of the reset."""
     turns: Sequence[Turn] = ()
     """The episode's turns before this one. Read only."""
+    history: Sequence[Message] = ()
+    """Messages before the first user message, such as worked examples: `info["history"]` of the reset. One
+    in the role `system` takes the place of the tag's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

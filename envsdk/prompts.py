@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from envsdk.trajectory import Turn
 
@@ -43,11 +45,31 @@ class AgentPrompts:
         return _FIELD.sub(lambda match: values[match.group(1)], self.template)
 
 
+def opening(system: str, history: Sequence[Mapping[str, Any]] = ()) -> list[Message]:
+    """The messages before the first user message: the system prompt, if there is one, and `history`.
+
+    A message of `history` in the role `system` takes the place of the system prompt.
+    """
+    has_own = any(each["role"] == "system" for each in history)
+    return [*([{"role": "system", "content": system}] if system and not has_own else []), *map(dict, history)]
+
+
 def conversation(
-    turns: Sequence[Turn], prompts: AgentPrompts, *, max_turns: int, max_new_tokens: int
+    turns: Sequence[Turn],
+    prompts: AgentPrompts,
+    *,
+    max_turns: int,
+    max_new_tokens: int,
+    history: Sequence[Message] | None = None,
 ) -> list[Message]:
-    """Turns as chat messages; no system message when the tag has no system prompt."""
-    messages: list[Message] = [{"role": "system", "content": prompts.system}] if prompts.system else []
+    """Turns as chat messages; no system message when the tag has no system prompt.
+
+    `history` are messages before the first user message; absent, those that the first turn's details name.
+    """
+    if history is None:
+        details = turns[0].details if turns else None
+        history = json.loads(details).get("history", ()) if details else ()
+    messages = opening(prompts.system, history)
     for index, turn in enumerate(turns):
         user = prompts.user(
             observation=turn.observation,

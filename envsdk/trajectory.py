@@ -173,6 +173,8 @@ class Turn:
     """Numbers from the step's `info["metrics"]`, such as `action_is_valid`."""
     state_hash: str | None = None
     """The environment's hash of its state before the reply; None unless hashes are recorded."""
+    details: str | None = None
+    """A JSON object from the step's `info["details"]`, for people to read: what a grade is made of."""
 
 
 class Outcome(StrEnum):

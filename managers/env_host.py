@@ -21,6 +21,7 @@ from envsdk.failures import Boundary, EnvsdkError, Failure, show_object
 from envsdk.policy import EnvView
 from envsdk.processes.call_watch import limit_name
 from envsdk.processes.interrupts import is_from_the_user
+from envsdk.prompts import Message
 from envsdk.trajectory import Task
 
 StepResult = tuple[str, float, bool, bool, Info]
@@ -124,11 +125,16 @@ def reset_result(answer: Any) -> tuple[str, Info]:
     try:
         observation, info = answer
         if isinstance(observation, str) and isinstance(info, dict):
-            tools = info.get("tools")
-            return str.__str__(observation), {**info, "tools": _functions(tools)} if tools else {**info}
+            plain = {**info}
+            if tools := info.get("tools"):
+                plain["tools"] = _functions(tools)
+            if history := info.get("history"):
+                plain["history"] = _messages(history)
+            return str.__str__(observation), plain
     except BaseException as error:  # noqa: BLE001 - boundary: environment, whose objects are looked at
         raise_if_from_the_user(error)
-    raise _breach("reset", "(observation: str, info: dict, whose tools are a list of JSON objects)", answer)
+    expected = "(observation: str, info: dict, whose tools and history are lists of JSON objects)"
+    raise _breach("reset", expected, answer)
 
 
 def step_result(answer: Any) -> StepResult:
@@ -141,7 +147,8 @@ def step_result(answer: Any) -> StepResult:
     except BaseException as error:  # noqa: BLE001 - boundary: environment, whose objects are looked at
         raise_if_from_the_user(error)
     expected = "(observation: str, reward: a finite number, terminated, truncated, info: dict)"
-    raise _breach("step", f"{expected} with info['metrics'] a dict of finite numbers", answer)
+    infos = "info['metrics'] a dict of finite numbers and info['details'] a JSON object"
+    raise _breach("step", f"{expected} with {infos}", answer)
 
 
 def text_result(during: str, answer: Any) -> str:
@@ -175,11 +182,26 @@ def _functions(tools: Any) -> list[dict[str, Any]]:
     return plain
 
 
+def _messages(history: Any) -> list[Message]:
+    """`history` as plain messages; raises what is none."""
+    plain = [{name: each.get(name) for name in ("role", "content")} for each in _functions(history)]
+    if not all(isinstance(value, str) for each in plain for value in each.values()):
+        raise TypeError
+    return plain
+
+
 def _plain(info: Info) -> Info:
-    """With `success` and `metrics` as plain Python types; raises where they are not what they should be."""
+    """With `success` and `metrics` as plain Python types, and `details` as JSON text.
+
+    Raises where they are not what they should be.
+    """
     plain = {**info, "success": bool(info.get("success", False))}
     if metrics := info.get("metrics"):
         plain["metrics"] = {str.__str__(str(name)): _finite(float(value)) for name, value in metrics.items()}
+    if details := info.get("details"):
+        if not isinstance(details, dict):
+            raise TypeError
+        plain["details"] = json.dumps(details, ensure_ascii=False)
     return plain
 
 

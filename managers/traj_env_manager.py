@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from envsdk.env import Info
 from envsdk.failures import Boundary, EnvsdkError, Failure
 from envsdk.inference.sampling import OutputStructure
 from envsdk.managers.env_host import EnvBlueprint, EpisodeFailed
@@ -182,6 +182,7 @@ class TrajEnvManager:
                 session_id=episode.trajectory_id,
                 tools=start.get("tools", ()),
                 turns=episode.turns,
+                history=start.get("history", ()),
             )
             episode.final_observation = observation
             state_hash = await host.state_hash() if setup.with_state_hashes else None
@@ -191,7 +192,7 @@ class TrajEnvManager:
             episode.generate_s += after - before
             next_observation, reward, terminated, truncated, info = await host.step(reply.text)
             episode.env_s += clock() - after
-            episode.add_turn(observation, reply, reward, info.get("metrics"), state_hash)
+            episode.add_turn(observation, reply, reward, info, state_hash)
             observation = episode.final_observation = next_observation
             episode.success = info["success"]
             if terminated or truncated:
@@ -248,7 +249,7 @@ class _Episode:
         observation: str,
         reply: Reply,
         reward: float,
-        metrics: Mapping[str, float] | None,
+        info: Info,
         state_hash: str | None,
     ) -> None:
         self.turns.append(
@@ -259,8 +260,9 @@ class _Episode:
                 response_start=reply.response_start,
                 response_end=reply.response_end,
                 finish_reason=reply.finish_reason,
-                metrics=metrics or {},
+                metrics=info.get("metrics") or {},
                 state_hash=state_hash,
+                details=info.get("details"),
             )
         )
 

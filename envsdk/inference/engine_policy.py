@@ -52,7 +52,8 @@ class EnginePolicy(Policy):
     async def act(self, turn: TurnContext) -> Reply:
         log = turn.log
         try:
-            if len(turn.system) + len(turn.prompt) > LONG_TEXT:
+            length = len(turn.system) + len(turn.prompt) + sum(len(each["content"]) for each in turn.history)
+            if length > LONG_TEXT:
                 ids = await asyncio.to_thread(self._prompt_ids, turn)
             else:
                 ids = self._prompt_ids(turn)
@@ -97,5 +98,7 @@ class EnginePolicy(Policy):
         """What is new of the prompt. Raises TooManyTokens."""
         log, room = turn.log, self.sequence_length - len(turn.log)
         if len(log) == 0:
-            return self.chat.first_prompt(system=turn.system, user=turn.prompt, tools=turn.tools, room=room)
+            return self.chat.first_prompt(
+                system=turn.system, user=turn.prompt, tools=turn.tools, history=turn.history, room=room
+            )
         return self.chat.next_prompt(user=turn.prompt, reply_closed=log.ids[-1] in self._stop, room=room)

@@ -135,18 +135,25 @@ def _turn_lists(trajectories: Rows) -> pa.Array:
     return pa.ListArray.from_arrays(offsets, _struct_array(_TURN, turns), type=_TURNS)
 
 
-_HASHES = _list(pa.string(), is_nullable=True)
+_TEXTS_OF_TURNS = _list(pa.string(), is_nullable=True)
 
 
-def _hash_lists(trajectories: Rows) -> pa.Array:
-    """One list per trajectory, parallel to its turns; null when none of them has a hash."""
-    lists = [[turn.state_hash for turn in trajectory.turns] for trajectory in trajectories]
-    is_null = [all(value is None for value in hashes) for hashes in lists]
-    kept = [[] if null else hashes for hashes, null in zip(lists, is_null, strict=True)]
-    flat = _text(value for hashes in kept for value in hashes)
-    return pa.ListArray.from_arrays(
-        _offsets(map(len, kept)), flat, type=_HASHES, mask=pa.array(is_null, pa.bool_())
-    )
+def _texts_of_turns(attribute: str) -> Callable[[Rows], pa.Array]:
+    """One list per trajectory, parallel to its turns; null when the attribute of all of them is None."""
+
+    def array(trajectories: Rows) -> pa.Array:
+        lists = [[getattr(turn, attribute) for turn in trajectory.turns] for trajectory in trajectories]
+        is_null = [all(value is None for value in texts) for texts in lists]
+        kept = [[] if null else texts for texts, null in zip(lists, is_null, strict=True)]
+        flat = _text(value for texts in kept for value in texts)
+        mask = pa.array(is_null, pa.bool_())
+        return pa.ListArray.from_arrays(_offsets(map(len, kept)), flat, type=_TEXTS_OF_TURNS, mask=mask)
+
+    return array
+
+
+_LATER_COLUMNS = {"state_hashes": "state_hash", "details": "details"}
+"""Columns that files of the present version may lack: the attribute of a turn that each one holds."""
 
 
 _FAILURE = (
@@ -205,7 +212,10 @@ COLUMNS = (
     _each("num_turns", pa.int32(), lambda trajectory: len(trajectory.turns)),
     _each("total_reward", pa.float64()),
     Column("turns", _TURNS, _turn_lists),
-    Column("state_hashes", _HASHES, _hash_lists, is_nullable=True),
+    *(
+        Column(name, _TEXTS_OF_TURNS, _texts_of_turns(attribute), is_nullable=True)
+        for name, attribute in _LATER_COLUMNS.items()
+    ),
     _each("final_observation", pa.string()),
     Column("failure", _struct(_FAILURE), _failures, is_nullable=True),
     *map(_token_column, _TOKENS),
@@ -217,8 +227,6 @@ COLUMNS = (
 )
 """Of a trajectory file. Readers go by name: a column may be added without a new version."""
 SCHEMA = pa.schema([column.field for column in COLUMNS])
-_LATER_COLUMNS = frozenset({"state_hashes"})
-"""Columns that files of the present version may lack."""
 
 DISCARDED_PREFIX = "discarded_"
 """Of the names of a run's files with episodes that were played and not used."""
@@ -402,21 +410,17 @@ def _turns_from_batch(batch: pa.RecordBatch) -> list[Turn]:
         pairs = list(zip(metrics.keys.to_pylist(), metrics.items.to_pylist(), strict=True))
     else:
         pairs = list(zip(*(part.to_pylist() for part in metrics.values.flatten()), strict=True))
-    hashes: list[str | None] = [None] * len(flat)
-    if "state_hashes" in batch.schema.names:
-        lists = zip(batch.column("state_hashes").to_pylist(), lengths, strict=True)
-        hashes = [value for found, length in lists for value in found or [None] * length]
     columns = {name: column.to_pylist() for name, column in fields.items()}
+    for name, attribute in _LATER_COLUMNS.items():
+        columns[attribute] = [None] * len(flat)
+        if name in batch.schema.names:
+            lists = zip(batch.column(name).to_pylist(), lengths, strict=True)
+            columns[attribute] = [text for found, length in lists for text in found or [None] * length]
     columns["finish_reason"] = [FinishReason(reason) for reason in columns["finish_reason"]]
-    rows = zip(
-        zip(*columns.values(), strict=True),
-        pairwise(metrics.offsets.to_pylist()),
-        hashes,
-        strict=True,
-    )
+    rows = zip(zip(*columns.values(), strict=True), pairwise(metrics.offsets.to_pylist()), strict=True)
     return [
-        Turn(**dict(zip(fields, values, strict=True)), metrics=dict(pairs[first:last]), state_hash=state_hash)
-        for values, (first, last), state_hash in rows
+        Turn(**dict(zip(columns, values, strict=True)), metrics=dict(pairs[first:last]))
+        for values, (first, last) in rows
     ]
 
 

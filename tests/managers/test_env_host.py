@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -304,6 +305,18 @@ def test_tools_that_are_no_list_of_functions_fail_the_episode(tools: object) -> 
     with pytest.raises(EpisodeFailed) as caught:
         reset_result(("", {"tools": tools}))
     assert caught.value.failure.kind == "reset_invalid"
+
+
+@pytest.mark.parametrize("history", ["hi", [1], [{"role": "user"}], [{"role": "user", "content": 7}]])
+def test_a_history_of_no_messages_fails_the_episode(history: object) -> None:
+    with pytest.raises(EpisodeFailed) as caught:
+        reset_result(("", {"history": history}))
+    assert caught.value.failure.kind == "reset_invalid"
+
+
+def test_details_become_json_text() -> None:
+    *_, info = step_result(step_answer(info={"details": {"verdict": "7 is not 12", "parts": {"right": 0.0}}}))
+    assert json.loads(info["details"]) == {"verdict": "7 is not 12", "parts": {"right": 0.0}}
 
 
 class WrongAbilitiesEnv(CountingEnv):

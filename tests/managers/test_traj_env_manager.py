@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,7 @@ from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.traj_env_manager import EpisodeOrder, LeaseSource, TagSetup, TrajEnvManager
 from envsdk.play.local_runner import play_tasks
 from envsdk.policy import Policy, PolicyFailed, Reply, SequenceFull, TurnContext
-from envsdk.prompts import AgentPrompts
+from envsdk.prompts import AgentPrompts, conversation
 from envsdk.trajectory import Outcome, Task, Trajectory, VersionSpan
 from tests.managers.toy_envs import COUNTING, TROUBLESOME, CountingEnv
 
@@ -80,6 +82,36 @@ async def test_an_episode_keeps_every_turn_with_its_tokens_and_versions() -> Non
     assert spans == [(1, 3), (4, 6), (7, 9)]
     assert trajectory.final_observation == f"seed {seed} turn 3"
     assert [turn.state_hash for turn in trajectory.turns] == [None] * 3
+
+
+class ShownEnv(CountingEnv):
+    """One turn after a worked example, with a verdict."""
+
+    HISTORY = ({"role": "user", "content": "1 + 1"}, {"role": "assistant", "content": "2"})
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        return "2 + 2", {"history": list(self.HISTORY)}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        details = {"verdict": "5 is not 4", "history": list(self.HISTORY)}
+        return "", 0.0, True, False, {"details": details}
+
+
+class ShowingPolicy(Policy):
+    name = "showing"
+
+    async def act(self, turn: TurnContext) -> Reply:
+        return Reply(text=" ".join(each["content"] for each in turn.history))
+
+
+async def test_a_policy_gets_the_history_and_a_turn_keeps_its_details() -> None:
+    shown = EnvBlueprint(spec=EnvSpec(id="toy/Shown-v0", entry_point=ShownEnv))
+    (trajectory,) = await play(setup(blueprint=shown), ShowingPolicy())
+    (turn,) = trajectory.turns
+    assert turn.reply == "1 + 1 2"
+    assert json.loads(turn.details or "")["verdict"] == "5 is not 4"
+    messages = conversation([turn], AgentPrompts(system="Count."), max_turns=1, max_new_tokens=0)
+    assert [each["content"] for each in messages] == ["Count.", "1 + 1", "2", "2 + 2", "1 + 1 2"]
 
 
 async def test_each_turn_carries_the_hash_of_the_state_it_was_played_in_where_asked() -> None:

@@ -189,7 +189,11 @@ class ChatPolicy(Policy):
 
     async def act(self, turn: TurnContext) -> Reply:
         messages = conversation(
-            turn.turns, self._prompts, max_turns=self._max_turns, max_new_tokens=self._max_new_tokens
+            turn.turns,
+            self._prompts,
+            max_turns=self._max_turns,
+            max_new_tokens=self._max_new_tokens,
+            history=turn.history,
         )
         messages.append({"role": "user", "content": turn.prompt})
         body = self._client.endpoint.body(messages, max_tokens=self._max_new_tokens, seed=turn.seed)
