@@ -120,12 +120,12 @@ test-browser: $(VENV)/.browser-installed ## Run the tests that look at the viewe
 .PHONY: test-podman
 test-podman: install ## Run the tests of real containers with podman; no image is downloaded
 	@command -v podman > /dev/null || { echo "make: there is no podman. On Debian: apt-get install podman crun runc" >&2; exit 1; }
-	ENVSDK_CONTAINERS=podman $(BIN)/python -m pytest -m containers tests/envs/swe/sandbox
+	ENVSDK_CONTAINERS=podman $(BIN)/python -m pytest -m containers tests/envsdk/sandbox
 
 .PHONY: test-docker
 test-docker: install ## Run the tests of real containers with docker; no image is downloaded
 	@docker version > /dev/null || { echo "make: docker does not answer: start its service" >&2; exit 1; }
-	ENVSDK_CONTAINERS=docker $(BIN)/python -m pytest -m containers tests/envs/swe/sandbox
+	ENVSDK_CONTAINERS=docker $(BIN)/python -m pytest -m containers tests/envsdk/sandbox
 
 # Tests that fail beside others, on a busy machine, run once more alone. What fails again fails the build.
 pytest_twice = $(BIN)/python -m pytest -m "$(1)" --numprocesses 2 --dist loadfile || { [ $$? = 1 ] && \

@@ -25,12 +25,12 @@ from envsdk.envs.swe.observations import (
     without_surrogates,
 )
 from envsdk.envs.swe.replies import ACTION_FORMATS, TOOL_SCHEMA, ActionFormat, format_reply, parse_reply
-from envsdk.envs.swe.sandbox import Limits
-from envsdk.envs.swe.sandbox.contract import WORKDIR
 from envsdk.envs.swe.task_list import SPLITS, SplitName, task_list
 from envsdk.envs.swe.tasks import ImageSource
 from envsdk.envs.swe.verdicts import counts, describe, shares
 from envsdk.envs.swe.workspace import KEPT_OUTPUT_BYTES, Submitted, Workspace, shared_workshop
+from envsdk.sandbox import Limits
+from envsdk.sandbox.contract import WORKDIR
 
 Submission = Literal["auto", "output", "tree"]
 SUBMISSIONS: tuple[Submission, ...] = ("auto", "output", "tree")
@@ -132,7 +132,7 @@ class SWEEnv(AsyncTextEnv):
             invalid_penalty: Taken off the reward of a reply that runs nothing.
             backend: Of the sandboxes: an entry point of `envsdk.sandboxes`.
             backend_settings: Its own.
-            limits: Of each sandbox, where they differ from `envsdk.envs.swe.sandbox.Limits`.
+            limits: Of each sandbox, where they differ from `envsdk.sandbox.Limits`.
             render_mode: None, or `ansi`: `render()` returns the last observation.
         """
         _check_choice("split", split, SPLITS)

@@ -29,7 +29,10 @@ from typing import Any
 
 from envsdk.envs.swe.evaluator import Evaluation, Verdict, evaluate
 from envsdk.envs.swe.evaluator.validation import validate
-from envsdk.envs.swe.sandbox import (
+from envsdk.envs.swe.tasks import Task
+from envsdk.envs.swe.tasks.images import prepare_image
+from envsdk.failures import ConfigurationError
+from envsdk.sandbox import (
     ExecEnd,
     Limits,
     Sandbox,
@@ -38,9 +41,6 @@ from envsdk.envs.swe.sandbox import (
     SandboxFileError,
     open_backend,
 )
-from envsdk.envs.swe.tasks import Task
-from envsdk.envs.swe.tasks.images import prepare_image
-from envsdk.failures import ConfigurationError
 
 KEPT_OUTPUT_BYTES = 1 << 20
 """Of a command's output: room for a patch that is submitted by printing it."""

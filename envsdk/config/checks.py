@@ -314,8 +314,8 @@ def _plugin_names(config: RunConfig) -> Iterator[Problem]:
         if env.env_manager_cls is not None
     ]  # fmt: skip
     wanted += [
-        (("group_filters", i), name, plugins.GROUP_FILTERS, "group filter", "group filters")
-        for i, name in enumerate(config.group_filters)
+        (("group_filters", i), entry.name, plugins.GROUP_FILTERS, "group filter", "group filters")
+        for i, entry in enumerate(config.group_filters)
     ]
     wanted.append(
         (("adv_estimator",), config.adv_estimator, plugins.ADVANTAGE_ESTIMATORS, "advantage estimator",

@@ -29,6 +29,7 @@ from pydantic import (
 
 from envsdk import run_limits
 from envsdk.algorithms.args import AlgorithmArgs, AlgorithmKeys
+from envsdk.algorithms.group_filters import GroupFilterEntries
 from envsdk.config.ranges import parse_index_list
 from envsdk.config.rlvr_models import DataArgs, RewardArgs, ValidationArgs
 from envsdk.config.section import GeneratingArgs as GeneratingArgs
@@ -358,10 +359,11 @@ class RunConfig(AlgorithmKeys, Section):
     """How weights reach the engines. `auto` is `shared_memory` when all engines are on the node of the
     trainer's first rank (`object_store` where that is no Linux), and `broadcast` otherwise."""
 
-    group_filters: Annotated[list[str], AfterValidator(distinct)] = Field(default_factory=list)
+    group_filters: Annotated[GroupFilterEntries, AfterValidator(distinct)] = Field(default_factory=list)
     """Groups that one of these drops are left out, and others played instead: `zero_variance` (equal
-    rewards), `uniform_success` (solved always or never), an entry point in `envsdk.group_filters`, or
-    `package.module:function`."""
+    rewards), `uniform_success` (solved always or never), `mean_filter`, `std_filter`, an entry point in
+    `envsdk.group_filters`, or `package.module:function`. By name, or as a section with `name`, `tags` and the
+    filter's settings."""
     max_filtered_groups: PositiveInt | None = None
     """Groups they may drop between two batches before the run ends with an error; 10 batches' worth when
     absent."""

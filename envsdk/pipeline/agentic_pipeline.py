@@ -162,7 +162,7 @@ class AgenticPipeline:
             return await self.cluster.call(self._showing_progress(request))
 
     async def train(self, batch: RolloutBatch) -> None:
-        """Compute advantages and take one trainer step. Failed episodes are left out, with their tokens."""
+        """Compute advantages and take one trainer step. Failed and masked episodes are left out of it."""
         self.display.phase("training")
         self.has_trained = True
         trajectories = learnable(batch.trajectories)
@@ -171,9 +171,12 @@ class AgenticPipeline:
             prepared = prepare_batch(
                 self.config.algorithm, self.step, trajectories, scores, kl_coef=self._kl_coef
             )
-            metrics = await self.cluster.train_step(prepared.batch)
-        self._kl_coef = prepared.kl_coef
-        self.log.metrics |= prepared.metrics | metrics
+            self._kl_coef = prepared.kl_coef
+            self.log.metrics |= prepared.metrics
+            if prepared.nothing_left:
+                self.display.note(f"step {self.step + 1}: {prepared.nothing_left}")
+            else:
+                self.log.metrics |= await self.cluster.train_step(prepared.batch)
 
     async def checkpoint(self) -> None:
         """Write `checkpoints/step_N`, unless it was just written."""

@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 
 from envsdk.algorithms.args import AlgorithmKeys
 from envsdk.algorithms.correction_args import CorrectionFilter, ISWeightArgs
+from envsdk.algorithms.group_filters import GroupFilterEntry
 from envsdk.config import models, rlvr_models
 from envsdk.config.plugins import SETTINGS
 from envsdk.settings.validation import shown
@@ -32,6 +33,7 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("The algorithm", AlgorithmKeys),
     ("`train_infer_correction.is_weight`", ISWeightArgs),
     ("An entry of `train_infer_correction.filters`", CorrectionFilter),
+    ("An entry of `group_filters`", GroupFilterEntry),
     ("`custom_envs.TAG`", models.CustomEnv),
     ("`custom_envs.TAG.structured_output`", models.StructuredOutput),
     ("`train_env_manager`, `val_env_manager`", models.EnvManagerArgs),

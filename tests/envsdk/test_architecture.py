@@ -43,6 +43,7 @@ ORDER = [
     "net",
     "store",
     "prompt_data",
+    "sandbox",
     "tracking",
     "algorithms",
     "inference",

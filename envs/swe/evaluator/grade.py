@@ -21,9 +21,9 @@ from envsdk.envs.swe.evaluator.sealing import SealedTests, sealed_tests
 from envsdk.envs.swe.evaluator.stripping import Installed, RefusedPatch, installed_for, strip
 from envsdk.envs.swe.evaluator.trial import DoesNotApply, try_patch
 from envsdk.envs.swe.evaluator.trial import Ended as TrialEnded
-from envsdk.envs.swe.sandbox.contract import ExecEnd, ExecResult, Image, SandboxBackend, SandboxError
 from envsdk.envs.swe.tasks.images import installed_modules, prepare_image
 from envsdk.envs.swe.tasks.task import Outcome, Task
+from envsdk.sandbox.contract import ExecEnd, ExecResult, Image, SandboxBackend, SandboxError
 
 _RAN_OUT = {
     ExecEnd.TIMEOUT: "of time",

@@ -9,10 +9,10 @@ from envsdk.envs.swe.evaluator.layout import laid_paths, tests_folder
 from envsdk.envs.swe.evaluator.report import Report
 from envsdk.envs.swe.evaluator.run import TestRun, lay, run_tests
 from envsdk.envs.swe.evaluator.scratch import scratch_folder
-from envsdk.envs.swe.sandbox.contract import ExecEnd, Limits, SandboxBackend, SandboxError
 from envsdk.envs.swe.tasks.images import prepare_image
 from envsdk.envs.swe.tasks.task import Outcome, Task
-from envsdk.envs.swe.threads import in_thread
+from envsdk.sandbox.contract import ExecEnd, Limits, SandboxBackend, SandboxError
+from envsdk.sandbox.threads import in_thread
 
 
 async def observe(

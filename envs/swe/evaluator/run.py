@@ -13,9 +13,9 @@ from pathlib import Path, PurePosixPath
 from envsdk.envs.swe.evaluator.canaries import Canary, make_canary
 from envsdk.envs.swe.evaluator.layout import copy_laid
 from envsdk.envs.swe.evaluator.report import Report, distrust, read_report
-from envsdk.envs.swe.sandbox.contract import ExecEnd, ExecResult, Image, Sandbox, SandboxFileError
 from envsdk.envs.swe.tasks.images import SITE
 from envsdk.envs.swe.tasks.task import Runner, TestPlan
+from envsdk.sandbox.contract import ExecEnd, ExecResult, Image, Sandbox, SandboxFileError
 
 KIT = Path(__file__).parent / "kit"
 KIT_INSIDE = "/opt/kit"

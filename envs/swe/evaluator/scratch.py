@@ -13,8 +13,8 @@ import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from envsdk.envs.swe.sandbox.bubblewrap import leases
-from envsdk.envs.swe.threads import in_thread
+from envsdk.sandbox.bubblewrap import leases
+from envsdk.sandbox.threads import in_thread
 
 _held: tuple[int, leases.Lease] | None = None
 _holding = threading.Lock()

@@ -10,9 +10,9 @@ from envsdk.envs.swe.evaluator.layout import laid_paths
 from envsdk.envs.swe.evaluator.run import TestRun, lay, run_tests
 from envsdk.envs.swe.evaluator.scratch import scratch_folder
 from envsdk.envs.swe.evaluator.stripping import Stripped
-from envsdk.envs.swe.sandbox.contract import ExecEnd, ExecResult, Image, Limits, Sandbox, SandboxBackend
 from envsdk.envs.swe.tasks.task import Task
-from envsdk.envs.swe.threads import in_thread
+from envsdk.sandbox.contract import ExecEnd, ExecResult, Image, Limits, Sandbox, SandboxBackend
+from envsdk.sandbox.threads import in_thread
 
 _APPLY = "git -c core.fsmonitor=false -c core.hooksPath=/dev/null apply --whitespace=nowarn"
 _GIT_ENV = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}

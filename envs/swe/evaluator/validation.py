@@ -15,12 +15,12 @@ from pathlib import Path
 from envsdk.envs.swe.evaluator.evaluation import Evaluation
 from envsdk.envs.swe.evaluator.grade import evaluate
 from envsdk.envs.swe.evaluator.stripping import gold_paths
-from envsdk.envs.swe.sandbox.contract import Image, SandboxBackend, SandboxError
 from envsdk.envs.swe.tasks.images import prepare_image
 from envsdk.envs.swe.tasks.leaks import leaks
 from envsdk.envs.swe.tasks.runtime import hidden_packages, library_folders, swe_cache
 from envsdk.envs.swe.tasks.task import Task
 from envsdk.failures import ConfigurationError
+from envsdk.sandbox.contract import Image, SandboxBackend, SandboxError
 from envsdk.store.atomic import make_folder, write_json_atomically
 
 VERSION = 3

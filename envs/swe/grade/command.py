@@ -24,11 +24,11 @@ from envsdk.envs.swe.evaluator.validation import VERSION
 from envsdk.envs.swe.export import file_name
 from envsdk.envs.swe.grade.predictions import Prediction, read_predictions
 from envsdk.envs.swe.grade.reports import instance_report, run_report
-from envsdk.envs.swe.sandbox import SandboxBackend, SandboxError, open_backend
 from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.loaders import load_tasks
 from envsdk.envs.swe.tasks.shipped import shipped_tasks
 from envsdk.failures import ConfigurationError
+from envsdk.sandbox import SandboxBackend, SandboxError, open_backend
 from envsdk.store.atomic import make_folder, write_atomically, write_json_atomically
 
 SHIPPED = "shipped"

@@ -14,7 +14,7 @@ from envsdk.display.terminal import say
 from envsdk.envs.swe.make_tasks.baseline import plan_of
 from envsdk.envs.swe.make_tasks.maker import Options, Progress, make
 from envsdk.envs.swe.make_tasks.package import fetch
-from envsdk.envs.swe.sandbox import open_backend
+from envsdk.sandbox import open_backend
 from envsdk.store.atomic import make_folder
 
 

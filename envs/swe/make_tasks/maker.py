@@ -31,9 +31,9 @@ from envsdk.envs.swe.make_tasks.journal import Journal
 from envsdk.envs.swe.make_tasks.mutations import Mutation, NotDifferent, Source, apply, mutations
 from envsdk.envs.swe.make_tasks.package import Package
 from envsdk.envs.swe.make_tasks.statement import describe
-from envsdk.envs.swe.sandbox.contract import ExecEnd, SandboxBackend
 from envsdk.envs.swe.tasks.patches import diff
 from envsdk.envs.swe.tasks.task import Outcome, Task, TaskLimits, TestPlan
+from envsdk.sandbox.contract import ExecEnd, SandboxBackend
 from envsdk.store.atomic import make_folder, write_atomically, write_json_atomically
 
 _CREATED_AT = "2020-01-01T00:00:00Z"

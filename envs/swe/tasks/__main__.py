@@ -29,10 +29,10 @@ def command(
     import asyncio
 
     from envsdk.envs.swe.evaluator import Validation, validate
-    from envsdk.envs.swe.sandbox import open_backend
     from envsdk.envs.swe.tasks.loaders import load_tasks
     from envsdk.envs.swe.tasks.shipped import shipped_tasks
     from envsdk.failures import ConfigurationError
+    from envsdk.sandbox import open_backend
 
     if split not in (None, "train", "held_out"):
         raise ConfigurationError(f"--split: must be train or held_out, not {split!r}")

@@ -8,13 +8,13 @@ import json
 import tempfile
 from pathlib import Path, PurePosixPath
 
-from envsdk.envs.swe.sandbox.contract import WORKDIR, Image, Limits, SandboxBackend, SandboxError
 from envsdk.envs.swe.tasks.archives import unpack_tar
 from envsdk.envs.swe.tasks.runtime import empty_folder, hidden_packages, runtime_python, swe_cache
 from envsdk.envs.swe.tasks.task import ImageSource, Task
 from envsdk.envs.swe.tasks.trees import PatchDoesNotApply, base_folder, base_tree, finish_base
-from envsdk.envs.swe.threads import in_thread
 from envsdk.failures import ConfigurationError
+from envsdk.sandbox.contract import WORKDIR, Image, Limits, SandboxBackend, SandboxError
+from envsdk.sandbox.threads import in_thread
 from envsdk.store.atomic import make_folder, write_json_atomically
 
 SITE = "/opt/site"

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from envsdk.envs.swe.evaluator.stripping import is_protected
-from envsdk.envs.swe.sandbox.contract import WORKDIR
 from envsdk.envs.swe.tasks.patches import MalformedPatch, diff, parse, render, reverse
 from envsdk.envs.swe.tasks.records import Record, read_records
 from envsdk.envs.swe.tasks.task import (
@@ -35,6 +34,7 @@ from envsdk.envs.swe.tasks.task import (
     TreeSource,
 )
 from envsdk.failures import ConfigurationError
+from envsdk.sandbox.contract import WORKDIR
 
 NESTED = ("instance_dict", "instance", "swe_instance", "instance_json")
 """Fields in which NeMo-style rows hold a row."""

@@ -10,8 +10,8 @@ from typing import Any
 from envsdk.display.terminal import say
 from envsdk.envs.swe.evaluator.observe import observe, passed
 from envsdk.envs.swe.evaluator.run import TestRun
-from envsdk.envs.swe.sandbox import SandboxBackend, open_backend
 from envsdk.envs.swe.tasks.shipped import OUTCOMES, read_tasks, repository_names
+from envsdk.sandbox import SandboxBackend, open_backend
 from envsdk.store.atomic import write_atomically
 
 

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from envsdk.envs.swe.sandbox.bubblewrap.system import shown_folders
 from envsdk.failures import ConfigurationError
+from envsdk.sandbox.bubblewrap.system import shown_folders
 from envsdk.store.atomic import make_folder
 from envsdk.store.cache import cache_folder
 

@@ -10,11 +10,11 @@ import pytest
 import pytest_asyncio
 
 from envsdk.envs.swe.evaluator import Evaluation, Verdict, evaluate
-from envsdk.envs.swe.sandbox import SandboxBackend, open_backend
 from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.patches import diff
 from envsdk.envs.swe.tasks.shipped import shipped_tasks
 from envsdk.envs.swe.tasks.trees import base_tree
+from envsdk.sandbox import SandboxBackend, open_backend
 
 TASK = next(task for task in shipped_tasks() if task.instance_id == "spanset__touching")
 HIDDEN = "tests/test_membership.py"

@@ -17,10 +17,10 @@ from envsdk.envs.swe.env import SWEEnv, gold_command
 from envsdk.envs.swe.evaluator.validation import Validation
 from envsdk.envs.swe.observations import SENTINEL, SUBMIT_COMMAND, read_ending
 from envsdk.envs.swe.replies import format_reply
-from envsdk.envs.swe.sandbox import SandboxError
 from envsdk.envs.swe.tasks import Task
 from envsdk.failures import ConfigurationError
 from envsdk.processes.as_sync import loop_thread
+from envsdk.sandbox import SandboxError
 from tests.envs.swe import toy_sandbox
 from tests.envs.swe.toy_tasks import Evaluator, MakeEnv, toy_tasks
 

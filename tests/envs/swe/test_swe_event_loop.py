@@ -18,13 +18,13 @@ from envsdk.envs.swe.evaluator import grade, trial
 from envsdk.envs.swe.evaluator.sealing import seal
 from envsdk.envs.swe.observations import SUBMIT_COMMAND
 from envsdk.envs.swe.replies import format_reply
-from envsdk.envs.swe.sandbox import Image, unsandboxed
-from envsdk.envs.swe.sandbox.bubblewrap import backend, leases, sandbox, trees
-from envsdk.envs.swe.sandbox.bubblewrap.backend import BubblewrapBackend
-from envsdk.envs.swe.sandbox.output import HeadTail
-from envsdk.envs.swe.sandbox.unsandboxed import UnsandboxedBackend
 from envsdk.envs.swe.tasks.task import Task
-from envsdk.envs.swe.threads import in_thread
+from envsdk.sandbox import Image, unsandboxed
+from envsdk.sandbox.bubblewrap import backend, leases, sandbox, trees
+from envsdk.sandbox.bubblewrap.backend import BubblewrapBackend
+from envsdk.sandbox.output import HeadTail
+from envsdk.sandbox.threads import in_thread
+from envsdk.sandbox.unsandboxed import UnsandboxedBackend
 
 HEAVY: tuple[tuple[Any, str], ...] = (
     (HeadTail, "content"),

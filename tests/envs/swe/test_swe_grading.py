@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 import pytest_asyncio
 
-from envsdk.envs.swe.sandbox import SandboxBackend, open_backend
 from envsdk.envs.swe.tasks.shipped import shipped_tasks
+from envsdk.sandbox import SandboxBackend, open_backend
 from tests.envs.swe.grading.cheats import Cheat, cheats, makers
 from tests.envs.swe.grading.honest import Honest, honest_patches
 from tests.envs.swe.grading.measure import Entry, grade_all, sample

@@ -19,9 +19,9 @@ from envsdk.envs.swe.evaluator.stripping import (
     installed_for,
     strip,
 )
-from envsdk.envs.swe.sandbox.contract import MAX_ADDED_BYTES, MAX_ADDED_FILES
 from envsdk.envs.swe.tasks import Task, TestPlan, TreeSource
 from envsdk.envs.swe.tasks.patches import diff, parse, sections
+from envsdk.sandbox.contract import MAX_ADDED_BYTES, MAX_ADDED_FILES
 
 TASK = Task(
     instance_id="a",

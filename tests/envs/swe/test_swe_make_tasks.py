@@ -14,10 +14,10 @@ from envsdk.envs.swe.evaluator import validate
 from envsdk.envs.swe.make_tasks.baseline import Baseline, measure, plan_of
 from envsdk.envs.swe.make_tasks.maker import Options, Progress, make
 from envsdk.envs.swe.make_tasks.package import Package, fetch
-from envsdk.envs.swe.sandbox import SandboxBackend, open_backend
 from envsdk.envs.swe.tasks.loaders import load_tasks
 from envsdk.envs.swe.tasks.shipped import REPOSITORIES
 from envsdk.failures import ConfigurationError
+from envsdk.sandbox import SandboxBackend, open_backend
 
 FLAKY = """
 import os, time

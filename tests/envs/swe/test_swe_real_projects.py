@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from envsdk.envs.swe.evaluator import Verdict, evaluate
-from envsdk.envs.swe.sandbox import open_backend
 from envsdk.envs.swe.tasks.archives import unpack_tar
 from envsdk.envs.swe.tasks.loaders import load_tasks
 from envsdk.envs.swe.tasks.patches import diff
+from envsdk.sandbox import open_backend
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -15,8 +15,6 @@ import pytest
 import pytest_asyncio
 
 from envsdk.envs.swe.evaluator import Validation, Verdict, evaluate, layout, validate
-from envsdk.envs.swe.sandbox import Image, Limits, Sandbox, SandboxBackend, SandboxError, open_backend
-from envsdk.envs.swe.sandbox.bubblewrap.system import shown_folders, this_system
 from envsdk.envs.swe.tasks import GitSource, ImageSource, Outcome, Split, Task, TestPlan, TreeSource
 from envsdk.envs.swe.tasks.images import prepare_image
 from envsdk.envs.swe.tasks.leaks import leaks
@@ -26,6 +24,8 @@ from envsdk.envs.swe.tasks.runtime import empty_folder, library_folders, runtime
 from envsdk.envs.swe.tasks.shipped import OUTCOMES, REPOSITORIES, shipped_tasks
 from envsdk.envs.swe.tasks.trees import base_tree
 from envsdk.failures import ConfigurationError
+from envsdk.sandbox import Image, Limits, Sandbox, SandboxBackend, SandboxError, open_backend
+from envsdk.sandbox.bubblewrap.system import shown_folders, this_system
 
 TASKS = shipped_tasks()
 ONE_OF_EACH = list({task.repo: task for task in TASKS}.values())

@@ -34,11 +34,11 @@ from envsdk.envs.swe.evaluator.sealing.rewrite import Choices, Claim, rewrite
 from envsdk.envs.swe.evaluator.sealing.values import fields_of
 from envsdk.envs.swe.evaluator.stripping import Installed, Stripped, strip
 from envsdk.envs.swe.evaluator.trial import try_patch
-from envsdk.envs.swe.sandbox.contract import ExecEnd, Image, SandboxBackend, SandboxError
 from envsdk.envs.swe.tasks.runtime import install, swe_cache
 from envsdk.envs.swe.tasks.task import Outcome, Runner, Task
 from envsdk.envs.swe.tasks.trees import building
-from envsdk.envs.swe.threads import in_thread
+from envsdk.sandbox.contract import ExecEnd, Image, SandboxBackend, SandboxError
+from envsdk.sandbox.threads import in_thread
 from envsdk.store.atomic import write_json_atomically
 
 VERSION = 4

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 
-from envsdk.envs.swe.sandbox import open_backend
 from envsdk.envs.swe.tasks import Task, TestPlan, TreeSource
 from envsdk.envs.swe.tasks.patches import diff
 from envsdk.envs.swe.tasks.shipped import shipped_tasks
 from envsdk.envs.swe.tasks.solution import solution_of
 from envsdk.envs.swe.tasks.task import TaskLimits
 from envsdk.envs.swe.tasks.trees import base_tree
+from envsdk.sandbox import open_backend
 
 REPOSITORIES = Path(__file__).parent / "repositories"
 OUTCOMES = REPOSITORIES / "outcomes.json"

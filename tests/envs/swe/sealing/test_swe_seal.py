@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from envsdk.envs.swe.evaluator import Evaluation, Verdict, evaluate
-from envsdk.envs.swe.sandbox import SandboxBackend, open_backend
 from envsdk.envs.swe.tasks import Task
+from envsdk.sandbox import SandboxBackend, open_backend
 from tests.envs.swe.sealing.project import BROKEN, HONEST, changed, make_task
 
 

@@ -12,9 +12,9 @@ import pytest
 from envsdk.envs.swe.evaluator import Evaluation, Verdict, evaluate
 from envsdk.envs.swe.evaluator.report import read_report
 from envsdk.envs.swe.evaluator.sealing import seal
-from envsdk.envs.swe.sandbox import SandboxBackend, open_backend
 from envsdk.envs.swe.tasks import Task, TestPlan, TreeSource
 from envsdk.envs.swe.tasks.patches import diff
+from envsdk.sandbox import SandboxBackend, open_backend
 
 LIBRARY = """
 from dataclasses import dataclass, field

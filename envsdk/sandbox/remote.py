@@ -1,0 +1,522 @@
+"""A sandbox inside a container that somebody else runs: what docker, podman and modal have in common.
+
+A container has a first process that only waits. Each command is a shell of its own next to it, fed the
+script on standard input; when it ends, it kills whatever else is running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import secrets
+import tarfile
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, ClassVar, Protocol
+
+from envsdk.sandbox import scripts
+from envsdk.sandbox.binds import check_binds
+from envsdk.sandbox.contract import (
+    ExecEnd,
+    ExecResult,
+    Image,
+    Limits,
+    SandboxError,
+    SandboxFileError,
+    Snapshot,
+)
+from envsdk.sandbox.output import HeadTail, exact
+from envsdk.sandbox.threads import in_thread
+
+OWN_WORK_TIMEOUT_S = 300.0
+PACK_TIMEOUT_S = 600.0
+"""For all files of an episode at once."""
+MAX_PATCH_BYTES = 64 << 20
+
+ENDED = "/dev/shm/.ended"
+WAIT = f"""\
+trap 'kill -9 -1; : > {ENDED}' USR1
+echo $$ > /tmp/.waiting 2>/dev/null
+while ((left = $1 - SECONDS, left > 0)); do sleep $((left < 60 ? left : 60)) & wait $!; done
+"""
+"""The first process: waits $1 seconds, and buries the processes that others leave, as bash does while it
+waits for one of its own. On SIGUSR1 it kills all others: no shell can be started for that where they
+have used up the limit on processes."""
+
+END_ALL = """\
+if [ "$keep" = 1 ]; then
+    kill -9 -1
+else
+    kill -STOP -1
+    for process in /proc/[0-9]*; do
+        process=${process#/proc/}
+        [ "$process" = "$keep" ] || [ "$process" = 1 ] || [ "$process" = $$ ] || kill -9 "$process"
+    done
+    kill -CONT "$keep"
+fi 2>/dev/null
+"""
+"""Kills all but the first process, this shell and $keep. One call signals all processes at once, so that none
+can fork away from it."""
+
+_RUN = f"""\
+exec 2>&1
+echo "$1"
+keep=$3
+cat > /dev/shm/.command || exit 125
+ulimit -f "$4" -n "$5" -c 0
+(cd -- "$2" && exec bash /dev/shm/.command) < /dev/null
+code=$?
+{END_ALL}
+exit $code
+"""
+"""$1: a line to print first, which tells that the container answered; $2: folder; $3: process to spare."""
+
+_CLEAN_UP = f"keep=$1\n{END_ALL}\nexit 0\n"
+_AFTER_SIGNAL = f"until [ -e {ENDED} ]; do sleep 0.05; done; rm {ENDED}\n{_CLEAN_UP}"
+_CLEAN_UP_TIMEOUT_S = 60.0
+_CLEAN_UP_INTERVAL_S = 0.2
+
+_LAY_FILE = 'mkdir -p -- "$1" && tar -x -C "$1" --no-same-owner'
+_LAY_FOLDER = """\
+mkdir -p -- "$1" || exit
+spared=()
+for pattern in "${@:2}"; do spared+=(-path "$pattern" -prune -o); done
+find "$1" -mindepth 1 "${spared[@]}" ! -type d -exec rm -f {} + || exit
+find "$1" -mindepth 1 -depth -type d -exec rmdir {} + 2>/dev/null
+tar -x -C "$1" --no-same-owner
+"""
+"""Unpack standard input in the folder $1, in place of what is there but for the patterns $2 ..., which are
+bound and cannot be changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a shell in a container ended."""
+
+    reason: ExecEnd
+    returncode: int
+    output: HeadTail
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shell:
+    """A shell to run in a container."""
+
+    argv: Sequence[str]
+    stdin: IO[bytes] | None = None
+    """A file with a descriptor, at its start."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float
+    keep: int = 1 << 12
+    """Bytes of its output that are kept."""
+    max_output: int = 1 << 12
+    """It is ended after more bytes."""
+
+
+class Container(Protocol):
+    """One running container."""
+
+    waiting_process: str
+    """Process id, inside, of the one that waits."""
+
+    async def start(self, image: Any) -> None:
+        """Start it. Raises SandboxError: that was refused."""
+        ...
+
+    async def shell(self, shell: Shell) -> Ended:
+        """Run a shell inside; raises OSError or SandboxError where that cannot be tried."""
+        ...
+
+    async def is_running(self) -> bool: ...
+
+    async def end_all(self) -> bool:
+        """Have the waiting process kill all others; False: this kind of container takes no signals."""
+        ...
+
+    async def memory_kills(self) -> int:
+        """How many processes the kernel has killed in it for lack of memory; 0 where that is not known."""
+        ...
+
+    async def disk_bytes(self) -> int:
+        """What its files take beyond its image; 0 where that is not known."""
+        ...
+
+    async def keep(self) -> str:
+        """Keep its files as an image; returns the image's name."""
+        ...
+
+    async def replaced_by(self, kept: str) -> None:
+        """Go on as a new container of what `keep` returned."""
+        ...
+
+    async def remove(self) -> None:
+        """End it, and delete it with all that was kept of it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class KeptImage:
+    name: str
+
+
+@dataclass(slots=True, eq=False)
+class RemoteSandbox:
+    """A sandbox in a container. Made by a backend's `start`."""
+
+    id: str
+    image: Image
+    limits: Limits
+    container: Container
+    slots: asyncio.Semaphore
+    relays_binds: bool = False
+    """Whether `image.binds` are laid anew, as copies, before every command: the backend cannot mount."""
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _disk_at_start: int = 0
+    _kills: int = 0
+    """Processes that the kernel had killed for lack of memory when it was last asked."""
+    _closed: bool = False
+
+    async def prepare(self) -> None:
+        """Lay the image's tree into the new container.
+
+        Raises SandboxError: the container did not take it.
+        """
+        if self.image.tree is not None:
+            await self._lay(self.image.tree, self.image.workdir)
+        self._disk_at_start = await self.container.disk_bytes()
+
+    async def exec(
+        self, script: str, *, timeout_s: float, env: Mapping[str, str] | None = None, cwd: str | None = None
+    ) -> ExecResult:
+        if any(not name or "=" in name or "\0" in name + value for name, value in (env or {}).items()):
+            raise ValueError("environment variables: names without `=`, no NUL")
+        async with self._lock:
+            if self._closed:
+                return ExecResult.infrastructure("the sandbox is closed")
+            try:
+                async with self.slots:
+                    if self.relays_binds:
+                        await self._lay_binds()
+                    return await self._exec(script, timeout_s, {**self.image.env, **(env or {})}, cwd)
+            except (OSError, SandboxError) as error:
+                return ExecResult.infrastructure(str(error))
+
+    async def _exec(
+        self, script: str, timeout_s: float, env: Mapping[str, str], cwd: str | None
+    ) -> ExecResult:
+        answer = secrets.token_hex(8)
+        folder = cwd or self.image.workdir
+        limits = [str(self.limits.file_mb << 10), str(self.limits.open_files)]
+        try:
+            async with in_memory(script.encode("utf-8", "surrogateescape")) as given:
+                waiting = self.container.waiting_process
+                shell = Shell(
+                    argv=["bash", "-c", _RUN, "bash", answer, folder, waiting, *limits],
+                    stdin=given,
+                    env=env,
+                    timeout_s=timeout_s,
+                    keep=self.limits.kept_output_bytes + 2 * len(answer),
+                    max_output=self.limits.output_bytes,
+                )
+                ended = await self.container.shell(shell)
+        except asyncio.CancelledError:
+            await self._clean_up()
+            raise
+        if ended.reason is not ExecEnd.EXIT or ended.returncode >= 128:
+            await self._clean_up()
+        answered = ended.output.drop_start(f"{answer}\n".encode())
+        reason = await self._reason(ended, answered)
+        text = await asyncio.to_thread(ended.output.text)
+        if reason is ExecEnd.INFRASTRUCTURE:
+            return ExecResult.infrastructure(text, ended.elapsed_s)
+        return ExecResult(
+            output=text,
+            returncode=ended.returncode if reason is ExecEnd.EXIT else 137,
+            reason=reason,
+            elapsed_s=ended.elapsed_s,
+            total_bytes=ended.output.total,
+        )
+
+    async def _reason(self, ended: Ended, answered: bool) -> ExecEnd:
+        if not answered:
+            return ExecEnd.INFRASTRUCTURE
+        if ended.reason is not ExecEnd.EXIT:
+            return ended.reason
+        if ended.returncode and not await self.container.is_running():
+            return ExecEnd.INFRASTRUCTURE
+        if ended.returncode:
+            kills_before, self._kills = self._kills, await self.container.memory_kills()
+            if self._kills > kills_before:
+                return ExecEnd.OUT_OF_MEMORY
+        if await self.container.disk_bytes() - self._disk_at_start > self.limits.disk_mb << 20:
+            return ExecEnd.DISK_LIMIT
+        return ExecEnd.EXIT
+
+    async def _clean_up(self) -> None:
+        """Kill what a command that was cut off has left; a container in which that fails is removed."""
+        with contextlib.suppress(OSError, SandboxError):
+            if await self._ran(_CLEAN_UP):
+                return
+            if await self.container.end_all():
+                # What is to be killed may leave no process, and little time, to the shell that looks.
+                loop = asyncio.get_running_loop()
+                until = loop.time() + _CLEAN_UP_TIMEOUT_S
+                while loop.time() < until:
+                    if await self._ran(_AFTER_SIGNAL):
+                        return
+                    await asyncio.sleep(_CLEAN_UP_INTERVAL_S)
+        await self.container.remove()
+
+    async def _ran(self, script: str) -> bool:
+        """Whether a script that cleans up came to its end."""
+        argv = ["bash", "-c", script, "bash", self.container.waiting_process]
+        ended = await self.container.shell(Shell(argv=argv, timeout_s=_CLEAN_UP_TIMEOUT_S))
+        return ended.reason is ExecEnd.EXIT and ended.returncode == 0
+
+    async def read(self, path: str, *, max_bytes: int = 32 << 20) -> bytes:
+        env = {"SANDBOX_PATH": self._absolute(path), "SANDBOX_MAX_BYTES": str(max_bytes)}
+        ended = await self._own_work(path, scripts.READ, env=env, max_output=max_bytes)
+        return await asyncio.to_thread(ended.output.content)
+
+    async def write(self, path: str, data: bytes) -> None:
+        env = {"SANDBOX_PATH": self._absolute(path)}
+        async with in_memory(data) as given:
+            await self._own_work(path, scripts.WRITE, env=env, stdin=given)
+
+    async def diff(self) -> str:
+        if self.image.tree is None or not (self.image.tree / ".git").is_dir():
+            raise SandboxFileError("the image names no git repository: there is no commit to compare with")
+        scratch = f"/tmp/.compare-{secrets.token_hex(8)}"
+        script = (
+            f"mkdir {scratch} && tar -x -C {scratch} --no-same-owner || exit {scripts.FAILED}\n"
+            f"trap 'rm -rf {scratch}' EXIT\n"
+            + scripts.diff_script(f"{scratch}/.git", scratch, self._bound_below(self.image.workdir))
+        )
+        async with _packed(self.image.tree, ".git", ".git") as archive:
+            ended = await self._own_work(
+                self.image.workdir,
+                script,
+                env={"SANDBOX_WORKDIR": self.image.workdir},
+                stdin=archive,
+                max_output=MAX_PATCH_BYTES,
+            )
+        return await asyncio.to_thread(lambda: exact(ended.output.content()))
+
+    async def pack(self, *, max_bytes: int = 4 << 30) -> bytes:
+        ended = await self._own_work(
+            self.image.workdir,
+            scripts.PACK,
+            env={"SANDBOX_WORKDIR": self.image.workdir},
+            max_output=max_bytes,
+            timeout_s=PACK_TIMEOUT_S,
+        )
+        return await asyncio.to_thread(ended.output.content)
+
+    async def unpack(self, archive: bytes) -> None:
+        async with in_memory(archive) as given:
+            await self._own_work(
+                self.image.workdir,
+                scripts.UNPACK,
+                env={"SANDBOX_WORKDIR": self.image.workdir},
+                stdin=given,
+                timeout_s=PACK_TIMEOUT_S,
+            )
+
+    async def snapshot(self) -> Snapshot:
+        async with self._in_use():
+            return KeptImage(await self.container.keep())
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        assert isinstance(snapshot, KeptImage)
+        async with self._in_use():
+            await self.container.replaced_by(snapshot.name)
+            self._kills = 0
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    async def alive(self) -> bool:
+        return not self._closed and await self.container.is_running()
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            await self.container.remove()
+
+    @contextlib.asynccontextmanager
+    async def _in_use(self) -> AsyncIterator[None]:
+        async with self._lock:
+            if self._closed:
+                raise SandboxError(f"sandbox {self.id} is closed")
+            try:
+                async with self.slots:
+                    yield
+            except OSError as error:
+                raise SandboxError(f"sandbox {self.id}: {error}") from error
+
+    async def _lay(self, source: Path, target: str) -> None:
+        """Put a folder's content, or a file, at `target`, in place of what is there."""
+        folder, name, as_name, place = _parts(source, target)
+        bound = self._bound_below(target)
+        script = _LAY_FOLDER if name == "." else _LAY_FILE
+        async with _packed(folder, name, as_name, bound) as archive:
+            argv = ["bash", "-c", script, "bash", place, *(_as_pattern(f"{place}/{path}") for path in bound)]
+            ended = await self.container.shell(
+                Shell(argv=argv, stdin=archive, timeout_s=OWN_WORK_TIMEOUT_S, max_output=1 << 20)
+            )
+        if ended.reason is not ExecEnd.EXIT or ended.returncode:
+            why = ended.output.text().strip()
+            raise SandboxError(f"sandbox {self.id}: {target} could not be laid out: {why}")
+
+    def _bound_below(self, folder: str) -> list[str]:
+        """The binds inside `folder`, relative to it."""
+        inside = (PurePosixPath(path) for path in self.image.binds)
+        below = (path.relative_to(folder) for path in inside if path.is_relative_to(folder))
+        return sorted(str(path) for path in below if path.parts)
+
+    async def _lay_binds(self) -> None:
+        for inside, source in sorted(self.image.binds.items()):
+            await self._lay(source, inside)
+
+    async def _own_work(
+        self,
+        path: str,
+        script: str,
+        *,
+        env: Mapping[str, str],
+        max_output: int = 1 << 12,
+        stdin: IO[bytes] | None = None,
+        timeout_s: float = OWN_WORK_TIMEOUT_S,
+    ) -> Ended:
+        """Run a script of ours; raises SandboxFileError, about `path`, where it fails."""
+        answer = secrets.token_hex(8)
+        async with self._in_use():
+            shell = Shell(
+                argv=["bash", "-c", f"echo {answer}\n{script}"],
+                stdin=stdin,
+                env=env,
+                timeout_s=timeout_s,
+                keep=2 * max_output + 64,
+                max_output=max_output + 64,
+            )
+            ended = await self.container.shell(shell)
+        if not ended.output.drop_start(f"{answer}\n".encode()):
+            raise SandboxError(f"sandbox {self.id}: {ended.output.text().strip()}")
+        if ended.reason is not ExecEnd.EXIT:
+            raise SandboxFileError(f"{path}: ended by {ended.reason}")
+        if ended.returncode:
+            problem = scripts.PROBLEMS.get(ended.returncode, f"exit code {ended.returncode}")
+            raise SandboxFileError(f"{path}: {problem}")
+        return ended
+
+    def _absolute(self, path: str) -> str:
+        if "\0" in path:
+            raise SandboxFileError(f"{path[:200]!r} is no path")
+        return str(PurePosixPath(self.image.workdir) / path)
+
+
+class RemoteBackend(ABC):
+    """Starts sandboxes in containers, and closes them.
+
+    new --probe (the first `start` does it)--> probed --aclose--> new
+    """
+
+    forbidden_in_binds: ClassVar[str] = ""
+    """Characters that no path of `Image.binds` may have."""
+
+    def __init__(self, *, starts_at_once: int, commands_at_once: int) -> None:
+        self._starts = asyncio.Semaphore(starts_at_once)
+        self._slots = asyncio.Semaphore(commands_at_once)
+        self._probing = asyncio.Lock()
+        self._is_probed = False
+        self._sandboxes: list[RemoteSandbox] = []
+
+    @abstractmethod
+    async def _probe(self) -> None:
+        """Connect, sweep and run a small command. Raises SandboxUnavailable."""
+
+    @abstractmethod
+    def _make(self, image: Image, limits: Limits) -> tuple[RemoteSandbox, Any]:
+        """A sandbox whose container has not been started, and what to start it from."""
+
+    async def probe(self) -> None:
+        async with self._probing:
+            if not self._is_probed:
+                await self._probe()
+                self._is_probed = True
+
+    async def start(self, image: Image, *, limits: Limits | None = None) -> RemoteSandbox:
+        check_binds(image, forbidden=self.forbidden_in_binds)
+        await self.probe()
+        return await self._start(image, limits or Limits())
+
+    async def aclose(self) -> None:
+        await asyncio.gather(*(sandbox.close() for sandbox in self._sandboxes))
+        self._is_probed = False
+
+    async def _start(self, image: Image, limits: Limits) -> RemoteSandbox:
+        sandbox, source = self._make(image, limits)
+        try:
+            await sandbox.container.start(source)
+            await sandbox.prepare()
+        except OSError as error:
+            raise SandboxError(f"a sandbox could not be started: {error}") from error
+        except (SandboxError, asyncio.CancelledError):
+            await sandbox.close()
+            raise
+        self._sandboxes = [*(other for other in self._sandboxes if not other.is_closed), sandbox]
+        return sandbox
+
+
+@contextlib.asynccontextmanager
+async def in_memory(data: bytes) -> AsyncIterator[IO[bytes]]:
+    """A file with a descriptor and no place on disk."""
+    with os.fdopen(os.memfd_create("sandbox"), "w+b") as file:
+        await in_thread(file.write, data)
+        file.seek(0)
+        yield file
+
+
+def _parts(source: Path, target: str) -> tuple[Path, str, str, str]:
+    """What to pack of `source` (folder, name, new name), and the folder to unpack it in as `target`."""
+    if source.is_dir():
+        return source, ".", ".", target
+    place = PurePosixPath(target)
+    return source.parent, source.name, place.name, str(place.parent)
+
+
+def _as_pattern(path: str) -> str:
+    """For `find -path`: what is special, escaped."""
+    return re.sub(r"([*?\[\\])", r"\\\1", path)
+
+
+@contextlib.asynccontextmanager
+async def _packed(
+    folder: Path, name: str, as_name: str, without: Sequence[str] = ()
+) -> AsyncIterator[IO[bytes]]:
+    """A tar archive of `folder/name`, of no owner."""
+    left_out = {str(PurePosixPath(as_name) / path) for path in without}
+
+    def kept(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        if str(PurePosixPath(entry.name)) in left_out:
+            return None
+        # `replace` is not there in Debian 12's Python 3.11.2.
+        entry.uid = entry.gid = 0
+        entry.uname = entry.gname = ""
+        return entry
+
+    def pack(archive: IO[bytes]) -> None:
+        with tarfile.open(fileobj=archive, mode="w") as tar:
+            tar.add(folder / name, arcname=as_name, filter=kept)
+        archive.seek(0)
+
+    with tempfile.TemporaryFile() as archive:
+        await in_thread(pack, archive)
+        yield archive
