@@ -94,6 +94,7 @@ def worker_setups(
             turn_timeout_s=manager.turn_timeout_s,
             engines=engines,
             engines_return=True,
+            shares_prompts=not config.is_num_return_sequences_expand,
             manager_classes={
                 tag: config.custom_envs[tag].env_manager_cls or manager.env_manager_cls for tag in setups
             },

@@ -351,6 +351,9 @@ class RunConfig(AlgorithmKeys, Section):
     """Whether more groups are started than a batch needs; the first complete ones are trained on."""
     max_additional_running_prompts: NonNegativeInt = 16
     """How many more."""
+    is_num_return_sequences_expand: bool = True
+    """Whether each member of a group is a request of its own, on any engine. False: the first requests of a
+    group go to one engine, which computes their prompt once."""
     weight_update: Literal["continue", "restart", "finish"] = "continue"
     """What happens to a reply that is being sampled when new weights arrive."""
     model_update_buffer_size_mb: PositiveInt = 32
