@@ -11,6 +11,8 @@ import pytest
 
 from envsdk.failures import ConfigurationError
 from envsdk.prompt_data.arithmetic import arithmetic_rows, generated_file
+from envsdk.prompt_data.opening import open_prompts
+from envsdk.prompt_data.prompts import PromptSource
 
 
 def test_a_solution_ends_with_the_ground_truth_and_no_mistake_does() -> None:
@@ -53,3 +55,13 @@ def test_the_file_is_written_once_and_holds_the_rows(tmp_path: Path, monkeypatch
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigurationError, match="did you mean `arithmetic_val`"):
         generated_file("generated:arithmetic_vla")
+
+
+def test_generated_prompts_open_like_a_file_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENVSDK_CACHE", str(tmp_path))
+    prompts = open_prompts(PromptSource(files=["generated:arithmetic_val"], tags=["comparisons"]))
+    assert len(prompts) == 256
+    assert prompts[0].messages[-1]["content"].startswith("Largest? A ")
+    assert Path(prompts[0].place.rpartition(":")[0]).parent == tmp_path / "prompts"
