@@ -21,7 +21,6 @@ from envsdk.failures import Boundary, EnvsdkError, Failure, show_object
 from envsdk.policy import EnvView
 from envsdk.processes.call_watch import limit_name
 from envsdk.processes.interrupts import is_from_the_user
-from envsdk.prompts import Message
 from envsdk.trajectory import Task
 
 StepResult = tuple[str, float, bool, bool, Info]
@@ -186,7 +185,7 @@ def _functions(tools: Any) -> list[dict[str, Any]]:
     return plain
 
 
-def _messages(history: Any) -> list[Message]:
+def _messages(history: Any) -> list[dict[str, Any]]:
     """`history` as plain messages; raises what is none."""
     plain = [{name: each.get(name) for name in ("role", "content")} for each in _functions(history)]
     if not all(isinstance(value, str) for each in plain for value in each.values()):
