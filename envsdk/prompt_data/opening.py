@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envsdk.failures import ConfigurationError
+from envsdk.prompt_data.arithmetic import SCHEME, generated_file
 from envsdk.prompt_data.prompts import PromptRow, PromptSource
 
 
@@ -29,7 +30,10 @@ class Prompts:
         self.unusable: list[tuple[str, str]] = []
         """Place and reason."""
         places: list[tuple[int, int, int]] = []
-        for number, name in enumerate(source.files):
+        self._files = [
+            str(generated_file(name)) if name.startswith(SCHEME) else name for name in source.files
+        ]
+        for number, name in enumerate(self._files):
             if not Path(name).is_file():
                 raise ConfigurationError(f"there is no file of prompts {name}")
             with open(name, "rb") as file:
@@ -49,7 +53,7 @@ class Prompts:
 
     def __getitem__(self, index: int) -> PromptRow:
         number, offset, line_number = self._places[index].tolist()
-        name = self.source.files[number]
+        name = self._files[number]
         with open(name, "rb") as file:
             file.seek(offset)
             fields: dict[str, Any] = json.loads(file.readline())
