@@ -115,7 +115,7 @@ def _partition(name: str, manager: EnvManagerArgs) -> Iterator[Problem]:
 
 def _batches(config: RunConfig) -> Iterator[Problem]:
     pairs = (
-        ("rollout_batch_size", config.rollout_batch_size, "train_env_manager", config.train_env_manager),
+        ("rollout_batch_size", config.train_batch_size, "train_env_manager", config.train_env_manager),
         ("val_batch_size", config.val_batch_size, "val_env_manager", config.val_env_manager),
     )
     for key, batch_size, name, manager in pairs:
@@ -128,7 +128,7 @@ def _batches(config: RunConfig) -> Iterator[Problem]:
             )
     val = config.val_env_manager
     num_groups = config.val_batch_size // val.group_size
-    if num_groups < len(val.tags):
+    if config.val_batch_size and num_groups < len(val.tags):
         yield Problem(
             ("val_batch_size",),
             f"{config.val_batch_size} trajectories are {num_groups} groups, too few for the {len(val.tags)} "
@@ -137,7 +137,7 @@ def _batches(config: RunConfig) -> Iterator[Problem]:
 
 
 def _algorithm(config: RunConfig) -> Iterator[Problem]:
-    if config.ppo_mini_batch_size is not None and config.ppo_mini_batch_size > config.rollout_batch_size:
+    if config.ppo_mini_batch_size is not None and config.ppo_mini_batch_size > config.train_batch_size:
         yield Problem(
             ("ppo_mini_batch_size",),
             f"{config.ppo_mini_batch_size} is more than rollout_batch_size={config.rollout_batch_size}; "

@@ -133,8 +133,10 @@ class AgenticPipeline:
     @_interruptible
     async def validate(self) -> None:
         """Play the held-out tasks under the present weights; training episodes wait meanwhile."""
+        if not self.config.val_batch_size:
+            return
         self.display.phase("evaluating on held-out tasks")
-        pause = self.config.validation == "pause"
+        pause = not self.config.validation_overlaps
         with self.log.timed("validate", Track.VALIDATION, self.step):
             if pause:
                 await self.cluster.call(self.cluster.rollout_scheduler.suspend.remote())
@@ -156,7 +158,7 @@ class AgenticPipeline:
             if on_disk is not None:
                 return read_batch(on_disk)
             rollout_scheduler = self.cluster.rollout_scheduler
-            request = rollout_scheduler.get_batch.remote(self.config.rollout_batch_size, self.step)
+            request = rollout_scheduler.get_batch.remote(self.config.train_batch_size, self.step)
             return await self.cluster.call(self._showing_progress(request))
 
     async def train(self, batch: RolloutBatch) -> None:
@@ -236,5 +238,5 @@ class AgenticPipeline:
             await asyncio.wait({answer}, timeout=0.5)
             if not answer.done():
                 ready = await self.cluster.rollout_scheduler.num_ready.remote()
-                self.display.rollouts(ready=ready, needed=self.config.rollout_batch_size)
+                self.display.rollouts(ready=ready, needed=self.config.train_batch_size)
         return answer.result()

@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 from envsdk.algorithms.args import AlgorithmKeys
 from envsdk.algorithms.correction_args import CorrectionFilter, ISWeightArgs
 from envsdk.algorithms.group_filters import GroupFilterEntry
-from envsdk.config import models
+from envsdk.config import models, rlvr_models
 from envsdk.config.plugins import SETTINGS
 from envsdk.settings.validation import shown
 
@@ -38,6 +38,10 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("`custom_envs.TAG.structured_output`", models.StructuredOutput),
     ("`train_env_manager`, `val_env_manager`", models.EnvManagerArgs),
     ("`actor_train`", models.ActorTrain),
+    ("`actor_train.data_args`, `validation.data_args`", rlvr_models.DataArgs),
+    ("`validation`, where it is a section", rlvr_models.ValidationArgs),
+    ("`rewards.DOMAIN`", rlvr_models.RewardArgs),
+    ("`rewards.DOMAIN.query_filter_config`", rlvr_models.QueryFilter),
     ("`actor_infer`", models.ActorInfer),
     ("`actor_infer.generating_args`", models.GeneratingArgs),
     ("`reference`", models.Reference),
