@@ -13,6 +13,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Text
 
 from envsdk.env import AsyncTextEnv, Info
+from envsdk.envs.spaces import PRINTABLE, AnyText
 from envsdk.envs.swe.observations import (
     SHOWN_OUTPUT,
     SUBMIT_COMMAND,
