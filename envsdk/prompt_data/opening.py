@@ -16,6 +16,10 @@ from envsdk.prompt_data.arithmetic import SCHEME, generated_file
 from envsdk.prompt_data.prompts import PromptRow, PromptSource
 
 
+class NoRows(ConfigurationError):
+    """The files are there, and none of their rows is asked for or can be used."""
+
+
 class Prompts:
     """The rows of a source that can be used, by number."""
 
@@ -41,7 +45,7 @@ class Prompts:
                         self.counts[_tag(row)] += 1
                     offset += len(line)
         if not places:
-            raise ConfigurationError(f"no row of {', '.join(source.files)} can be used")
+            raise NoRows(f"no row of {', '.join(source.files)} can be used")
         self._places: NDArray[np.int64] = np.array(places, np.int64)
 
     def __len__(self) -> int:

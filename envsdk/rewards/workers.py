@@ -180,7 +180,7 @@ class RewardWorkers:
             raise RewardError(f"{fault}. No fault of the response: {problem}") from fault
         self.counts.faults[fault.kind] += 1
         try:
-            return plain_reward(self.function.unscorable(str(fault)))
+            return replace(plain_reward(self.function.unscorable(str(fault))), fault=fault.kind)
         except Exception as error:  # boundary: a reward function
             raise RewardError(f"unscorable raised {describe_error(error)}") from error
 

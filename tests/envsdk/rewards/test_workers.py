@@ -77,6 +77,7 @@ async def test_what_a_response_does_to_its_scorer_makes_it_a_wrong_answer(
         reward = await workers.score(sample(order))
         assert (reward.value, reward.success) == (0.0, False)
         assert re.search(verdict, reward.verdict)
+        assert reward.fault == kind
         assert workers.counts.faults == {kind: 1}
         assert (await workers.score(sample("yes"))).success, "the workers go on"
         assert workers.counts.infrastructure == 0
