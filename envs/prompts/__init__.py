@@ -14,6 +14,7 @@ SPEC = EnvSpec(
     # Waiting for a reward worker is no fault; the deadline of scoring is the reward's own.
     step_timeout_s=3600.0,
     description="Answer prompts of a file; a reward function scores each response.",
+    action_format="Reply with the response: any text, as the prompt asks for it.",
 )
 
 __all__ = ["SPEC"]

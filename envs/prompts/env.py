@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
-import gymnasium
-from envsdk.rewards.workers import RewardWorkers, shared_workers
+from gymnasium.spaces import Text
 
 from envsdk.env import AsyncTextEnv, Info
+from envsdk.envs.spaces import PRINTABLE, AnyText
 from envsdk.prompt_data.opening import open_prompts
 from envsdk.prompt_data.prompts import PromptRow, PromptSource
 from envsdk.rewards.loading import WORKER_KEYS, settings_of
 from envsdk.rewards.reward import Reward, Sample
+from envsdk.rewards.workers import RewardWorkers, shared_workers
 
+_MAX_LENGTH = 2**24
 _NUM_OTHERS = 3
 
 
@@ -24,8 +27,13 @@ class PromptEnv(AsyncTextEnv):
     `shuffle` is set; otherwise the seed draws a row.
     """
 
-    observation_space = gymnasium.spaces.Text(10**7)
-    action_space = gymnasium.spaces.Text(10**7)
+    @cached_property
+    def observation_space(self) -> Text:  # type: ignore[override]
+        return AnyText(_MAX_LENGTH)
+
+    @cached_property
+    def action_space(self) -> Text:  # type: ignore[override]
+        return Text(min_length=0, max_length=256, charset=PRINTABLE)
 
     def __init__(
         self,
