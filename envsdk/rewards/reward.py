@@ -127,6 +127,8 @@ class AsyncRewardFunction(RewardFunction):
     """
 
     runs: ClassVar[Runs] = Runs.INLINE
+    keeps_deadline: ClassVar[bool] = False
+    """Whether it ends every call by itself, and its queue is its own: no other deadline holds for it."""
 
     def score(self, sample: Sample) -> Reward:
         """Not for this kind: it is awaited."""
