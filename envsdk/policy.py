@@ -50,6 +50,8 @@ class TurnContext:
     """The episode's token log. A policy that samples tokens appends each prompt and each reply."""
     session_id: str
     """The episode's id. Engines use it to find the cached prefix of the prompt."""
+    prompt_group: int | None = None
+    """Turns with this number have the same prompt: the first ones of a group. None at later turns."""
     tools: Sequence[Mapping[str, Any]] = ()
     """Functions that a reply may call, for the chat template: `info["tools"]` of the reset."""
     turns: Sequence[Turn] = ()

@@ -21,7 +21,6 @@ from envsdk.failures import Boundary, EnvsdkError, Failure, show_object
 from envsdk.policy import EnvView
 from envsdk.processes.call_watch import limit_name
 from envsdk.processes.interrupts import is_from_the_user
-from envsdk.prompts import Message
 from envsdk.trajectory import Task
 
 StepResult = tuple[str, float, bool, bool, Info]
@@ -57,6 +56,10 @@ class EnvBlueprint:
         from envsdk.registry import make_async
 
         return make_async(self.spec, **self.env_config)
+
+    def failure_of(self, error: BaseException, verb: str) -> Failure:
+        """What an error in a process of its own becomes."""
+        return failure_of(error, verb)
 
     def reset_options(self, task: Task) -> Options | None:
         """What `reset` gets of a task besides its seed."""
@@ -182,7 +185,7 @@ def _functions(tools: Any) -> list[dict[str, Any]]:
     return plain
 
 
-def _messages(history: Any) -> list[Message]:
+def _messages(history: Any) -> list[dict[str, Any]]:
     """`history` as plain messages; raises what is none."""
     plain = [{name: each.get(name) for name in ("role", "content")} for each in _functions(history)]
     if not all(isinstance(value, str) for each in plain for value in each.values()):

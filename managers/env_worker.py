@@ -59,6 +59,8 @@ class WorkerSetup:
     """Name -> EngineHost actor."""
     engines_return: bool = False
     """A lost engine may come back: requests wait for it."""
+    shares_prompts: bool = False
+    """A group's first requests go to one engine, which computes their prompt once."""
     manager_classes: Mapping[str, str] = field(default_factory=dict)
     """Tag -> entry point in `envsdk.env_managers`, `TrajEnvManager` when absent."""
 
@@ -257,6 +259,7 @@ class EnvWorker(LeaseSource):
                 sequence_length=self._setup.sequence_length,
                 max_new_tokens=setup.max_new_tokens,
                 structure=setup.structure,
+                shares_prompts=self._setup.shares_prompts,
             )
             for tag, setup in self._setup.setups.items()
         }

@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from envsdk.algorithms.group_filters import PLUGINS, GroupFilter
+from envsdk.algorithms.group_filters import GroupFilter, GroupFilterEntry, load_filter
 from envsdk.failures import RolloutStalled, describe_error
-from envsdk.plugins import load_plugin
 from envsdk.trajectory import Trajectory
 
 
 class GroupFilters:
     """The filters of one run, in the order of the configuration. Owner: the scheduler."""
 
-    def __init__(self, names: Sequence[str], *, limit: int) -> None:
-        self._filters: dict[str, GroupFilter] = {name: load_plugin(PLUGINS, name) for name in names}
+    def __init__(self, filters: Sequence[str | GroupFilterEntry], *, limit: int) -> None:
+        self._entries = [GroupFilterEntry(name=each) if isinstance(each, str) else each for each in filters]
+        self._filters: list[GroupFilter] = [load_filter(entry) for entry in self._entries]
         self._limit = limit
         self._dropped: Counter[str] = Counter()
         self._num_in_a_row = 0
@@ -34,10 +34,11 @@ class GroupFilters:
         and a dropped group does not count towards the limit. RolloutStalled at the limit, or when a filter
         raises or returns neither text nor None.
         """
-        for name, function in self._filters.items():
-            reason = _ask(name, function, group)
+        for entry, function in zip(self._entries, self._filters, strict=True):
+            reason = _ask(entry.name, function, group) if entry.judges(group) else None
             if reason is None:
                 continue
+            name = entry.label
             self._dropped[name] += 1
             self._num_in_a_row += is_awaited
             self._last_reason = f"{name}: {reason}"
@@ -49,7 +50,7 @@ class GroupFilters:
     def delivered(self) -> dict[str, int]:
         """A batch was delivered. Returns how many groups each filter dropped since the last one."""
         dropped, self._dropped, self._num_in_a_row = self._dropped, Counter(), 0
-        return {name: dropped[name] for name in self._filters}
+        return {entry.label: dropped[entry.label] for entry in self._entries}
 
     def _exhausted(self) -> str:
         counted = ", ".join(f"{count} by {name}" for name, count in self._dropped.most_common())

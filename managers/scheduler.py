@@ -22,6 +22,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
+from envsdk.algorithms.group_filters import GroupFilterEntry
 from envsdk.failures import (
     Boundary,
     ConfigurationError,
@@ -80,8 +81,8 @@ class SchedulerSetup:
     """Where batches are written. None keeps them in memory."""
     file_prefix: str = "step"
     """Begins the names of batch files."""
-    group_filters: Sequence[str] = ()
-    """Entry points in `envsdk.group_filters`, or `package.module:function`."""
+    group_filters: Sequence[str | GroupFilterEntry] = ()
+    """In the order in which they are asked."""
     max_filtered_groups: int = 1_000
     """How many groups the filters may drop between two batches."""
     discarded_per_file: int = 256

@@ -180,6 +180,7 @@ class TrajEnvManager:
                 seed=stable_seed(order.policy_seed, turn_index),
                 log=episode.log,
                 session_id=episode.trajectory_id,
+                prompt_group=None if turn_index else order.group_id,
                 tools=start.get("tools", ()),
                 turns=episode.turns,
                 history=start.get("history", ()),

@@ -79,6 +79,7 @@ def worker_setups(
         tag: replace(setup, with_state_hashes=with_state_hashes)
         for tag, setup in tag_setups(config, manager).items()
     }
+    generating = config.val_generating_args if split == VAL_SPLIT else config.actor_infer.generating_args
     slots: list[dict[str, str]] = [{} for _ in range(manager.num_workers)]
     tags = [tag for tag, count in manager.envs_per_tag.items() for _ in range(count)]
     for index, tag in enumerate(tags):
@@ -88,11 +89,12 @@ def worker_setups(
             slots=worker_slots,
             setups={tag: setups[tag] for tag in dict.fromkeys(worker_slots.values())},
             model=model,
-            generating=config.actor_infer.generating_args.sampling,
+            generating=generating.sampling,
             sequence_length=config.sequence_length,
             turn_timeout_s=manager.turn_timeout_s,
             engines=engines,
             engines_return=True,
+            shares_prompts=not config.is_num_return_sequences_expand,
             manager_classes={
                 tag: config.custom_envs[tag].env_manager_cls or manager.env_manager_cls for tag in setups
             },
@@ -107,7 +109,7 @@ def train_ledger(config: RunConfig) -> LedgerConfig:
     # Groups dropped by filters have a limit of their own, which must be reached first.
     filtered_batches = math.ceil(config.filtered_groups_limit / config.num_train_groups)
     return LedgerConfig(
-        batch_size=config.rollout_batch_size,
+        batch_size=config.train_batch_size,
         group_size=manager.group_size,
         alpha=config.async_generation_ratio,
         tag_weights=manager.groups_per_tag,

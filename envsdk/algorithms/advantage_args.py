@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from envsdk.algorithms.advantage_estimator import EstimatorArgs, estimator_args
 from envsdk.settings.strict import StrictSettings
@@ -14,6 +14,7 @@ GAELevel = Literal["token", "turn"]
 DiscountLevel = Literal["turn", "segment", "token"]
 RewardGrouping = Literal["none", "group", "tag", "batch"]
 DifficultyWeight = Literal["none", "learnability", "hard"]
+WhitenOver = Literal["batch", "tag"]
 KLEstimator = Literal["k1", "k2", "k3"]
 
 
@@ -50,13 +51,32 @@ class AdvantageKeys(StrictSettings):
     reward_clip: float | None = Field(default=None, gt=0.0)
     """Each turn's reward, after normalization, is held within +- this; null is off."""
     whiten_advantages: bool = False
-    """Shift and scale advantages to mean 0, variance 1 over all sampled tokens of the batch."""
+    """Shift and scale advantages to mean 0, variance 1 over all sampled tokens that are learned from."""
+    whiten_over: WhitenOver = "batch"
+    """Whether that is over the batch or, tag by tag, over the trajectories of one tag."""
     difficulty_weight: DifficultyWeight = "none"
     """Weight of a group by its success rate p: `learnability` 4 p (1 - p), `hard` 1 - p."""
     length_weight: float = Field(default=0.0, ge=0.0)
     """Weight of a trajectory: (mean length / its length) to this power, in sampled tokens; 0 is off."""
     advantage_clip: float | None = Field(default=None, gt=0.0)
-    """Advantages are held within +- this, last of all; null is off."""
+    """Advantages are held within +- this; null is off."""
+
+    max_len_mask: bool = False
+    """Leave trajectories with a reply that its length limit ended out of the loss."""
+    difficulty_mask: bool = False
+    """Leave groups out of the loss whose mean reward is not between the two thresholds."""
+    difficulty_low_threshold: float = 0.0
+    """`difficulty_mask`: a mean reward up to this is too hard."""
+    difficulty_high_threshold: float = 1.0
+    """`difficulty_mask`: a mean reward from this on is too easy."""
+    error_max_len_clip: bool = False
+    """Leave trajectories out of the loss unless their reward is 1, or 0 within `error_max_len_threshold`."""
+    error_max_len_threshold: int | None = Field(default=None, ge=1)
+    """`error_max_len_clip`: sampled tokens from which on a reward of 0 is left out too; null: none is."""
+    difficulty_loss_weight: bool = False
+    """Weight of a trajectory in the loss: 0.5 + 1.5 times its task's `difficulty` in the data (0 to 1)."""
+    length_loss_weight: bool = False
+    """Weight of a trajectory in the loss: from 1.5 for the shortest of the batch to 0.5 for the longest."""
 
     init_kl_coef: float = Field(default=0.0, ge=0.0)
     """Weight of the divergence from the reference model taken off each token's reward."""
@@ -66,6 +86,16 @@ class AdvantageKeys(StrictSettings):
     """Divergence per sampled token that the weight is adapted to, from `init_kl_coef` on; null: fixed."""
     kl_horizon: int = Field(default=10_000, ge=1)
     """Trajectories over which that adaptation can change the weight by a fifth."""
+
+    @model_validator(mode="after")
+    def _thresholds_leave_room(self) -> Self:
+        if self.difficulty_mask and self.difficulty_low_threshold >= self.difficulty_high_threshold:
+            raise ValueError(
+                f"difficulty_low_threshold: {self.difficulty_low_threshold:g} is not below "
+                f"difficulty_high_threshold {self.difficulty_high_threshold:g}, so difficulty_mask would "
+                "leave out every group; lower the first or raise the second"
+            )
+        return self
 
     @property
     def estimator_args(self) -> EstimatorArgs:

@@ -32,6 +32,8 @@ class AdvantageSample:
     """`[K]`: first token of each reply and one past its last; equal when the reply is empty."""
     valid: bool = True
     """False when the episode failed."""
+    learns: bool = True
+    """False when a mask leaves it out of the loss: its reward counts in its group, its tokens nowhere."""
     tag: str = ""
     success: bool = False
     """Whether the task was solved; counts towards the difficulty of its group."""

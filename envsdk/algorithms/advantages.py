@@ -1,7 +1,7 @@
 """From rewards to one advantage per token. Pure NumPy.
 
     turn rewards -> normalized -> clipped [- KL penalty] -> estimator -> per token
-        [-> whitened -> weighted by difficulty and length -> clipped]
+        [-> whitened -> weighted by difficulty and length -> clipped -> weighted for the loss]
 
 `token_advantages` does all of it for a batch. The formulas are in `estimators` and `rewards`, to be used
 alone. What `adv_estimator` names is a function such as `grpo` below; see `advantage_estimator`.
@@ -28,6 +28,7 @@ from envsdk.algorithms.estimators import (
     rloo_advantages,
     whiten,
 )
+from envsdk.algorithms.masks import loss_weights
 from envsdk.algorithms.rewards import (
     difficulty_weights,
     kl_per_token,
@@ -73,7 +74,7 @@ def token_advantages(
     estimator = load_estimator(args.adv_estimator)
     results = estimator.function(rewarded, args, args.estimator_args)
     if args.whiten_advantages:
-        results = _whitened(samples, results)
+        results = _whitened(samples, results, over_tags=args.whiten_over == "tag")
     return _weighted_and_clipped(args, samples, results)
 
 
@@ -230,13 +231,18 @@ def _labels(grouping: RewardGrouping, samples: Sequence[AdvantageSample]) -> lis
     return [sample.tag if grouping == "tag" else "" for sample in samples]
 
 
-def _whitened(samples: Sequence[AdvantageSample], results: list[TokenAdvantages]) -> list[TokenAdvantages]:
-    masks = [sample.response_mask * np.int8(sample.valid) for sample in samples]
-    whitened = whiten([result.advantages for result in results], masks)
-    return [
-        replace(result, advantages=advantages_T)
-        for advantages_T, result in zip(whitened, results, strict=True)
-    ]
+def _whitened(
+    samples: Sequence[AdvantageSample], results: list[TokenAdvantages], *, over_tags: bool = False
+) -> list[TokenAdvantages]:
+    masks = [sample.response_mask * np.int8(sample.valid and sample.learns) for sample in samples]
+    found = list(results)
+    tags = [sample.tag if over_tags else "" for sample in samples]
+    for tag in dict.fromkeys(tags):
+        members = [index for index, label in enumerate(tags) if label == tag]
+        whitened = whiten([results[i].advantages for i in members], [masks[i] for i in members])
+        for index, advantages_T in zip(members, whitened, strict=True):
+            found[index] = replace(results[index], advantages=advantages_T)
+    return found
 
 
 def _weighted_and_clipped(
@@ -251,9 +257,13 @@ def _weighted_and_clipped(
     ) * length_weights(
         args.length_weight, [int(sample.response_mask.sum()) for sample in samples], valid=valid
     )
-    weights_N[~np.array(valid, bool)] = 0.0
+    counted_N = np.array([sample.valid and sample.learns for sample in samples], bool)
+    last_weights_N = np.where(counted_N, loss_weights(args, samples), 0.0)
     clip = np.inf if args.advantage_clip is None else args.advantage_clip
     return [
-        replace(result, advantages=(result.advantages * np.float32(weight)).clip(-clip, clip))
-        for result, weight in zip(results, weights_N, strict=True)
+        replace(
+            result,
+            advantages=(result.advantages * np.float32(weight)).clip(-clip, clip) * np.float32(last_weight),
+        )
+        for result, weight, last_weight in zip(results, weights_N, last_weights_N, strict=True)
     ]

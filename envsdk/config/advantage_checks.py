@@ -8,6 +8,7 @@ from envsdk.algorithms.advantage_estimator import EstimatorArgs
 from envsdk.config import plugins
 from envsdk.config.models import RunConfig
 from envsdk.failures import ConfigurationError
+from envsdk.settings.nearest import suggest
 from envsdk.settings.problems import Problem
 
 COMPARING_FILTERS = ("zero_variance", "uniform_success")
@@ -21,6 +22,7 @@ def advantage_problems(config: RunConfig) -> Iterator[Problem]:
         yield from _without_effect(config, estimator)
         yield from _state_hashes(config, estimator)
     yield from _kl_penalty(config)
+    yield from _filtered_tags(config)
     if config.loss_agg_mode == "seq-mean-token-sum-norm" and config.loss_agg_length is None:
         yield Problem(
             ("loss_agg_mode",),
@@ -52,8 +54,8 @@ def _group_size(config: RunConfig, estimator: type[EstimatorArgs]) -> Iterator[P
                 "a group of 1 has no statistics of its own; use tag or batch, or "
                 "train_env_manager.group_size of 2 or more",
             )
-    for index, name in enumerate(config.group_filters):
-        if name in COMPARING_FILTERS:
+    for index, entry in enumerate(config.group_filters):
+        if entry.name in COMPARING_FILTERS:
             yield Problem(
                 ("group_filters", index),
                 "a group of 1 never varies, so every group would be dropped; leave it out, or set "
@@ -91,6 +93,17 @@ def _without_effect(config: RunConfig, estimator: type[EstimatorArgs]) -> Iterat
         yield Problem(
             ("max_filtered_groups",), "has no effect without group_filters; name one, or leave this out"
         )
+
+
+def _filtered_tags(config: RunConfig) -> Iterator[Problem]:
+    played = config.train_env_manager.tags
+    for index, entry in enumerate(config.group_filters):
+        for place, tag in enumerate(entry.tags or ()):
+            if tag not in played:
+                hint = suggest(tag, played, known="train_env_manager.tags")
+                yield Problem(
+                    ("group_filters", index, "tags", place), f"`{tag}` is not played in training; {hint}"
+                )
 
 
 def _kl_penalty(config: RunConfig) -> Iterator[Problem]:

@@ -11,10 +11,10 @@ def algorithm_notes(config: RunConfig) -> list[str]:
     infer = config.actor_infer
     sampling = infer.generating_args.sampling
     is_structured = any(env.structured_output is not None for env in config.custom_envs.values())
-    mini_batch = config.ppo_mini_batch_size or config.rollout_batch_size
+    mini_batch = config.ppo_mini_batch_size or config.train_batch_size
     found = loss_settings.notes(
         config,
-        one_optimizer_step=config.ppo_epochs == 1 and mini_batch >= config.rollout_batch_size,
+        one_optimizer_step=config.ppo_epochs == 1 and mini_batch >= config.train_batch_size,
         max_staleness=config.max_staleness,
         truncated_sampling=sampling.is_truncated or is_structured,
     )

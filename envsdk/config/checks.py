@@ -26,6 +26,7 @@ from envsdk.config.models import (
     RunConfig,
     TrainerRole,
 )
+from envsdk.config.rlvr_checks import prompt_problems
 from envsdk.env import EnvSpec, Isolation
 from envsdk.failures import ConfigurationError
 from envsdk.inference.settings import EngineSettings
@@ -52,6 +53,7 @@ def check(config: RunConfig, *, for_training: bool = True) -> list[Problem]:
         _engines,
         _lengths,
         _tags,
+        prompt_problems,
         _plugin_names,
         _plugin_settings,
         _correction,
@@ -115,7 +117,7 @@ def _partition(name: str, manager: EnvManagerArgs) -> Iterator[Problem]:
 
 def _batches(config: RunConfig) -> Iterator[Problem]:
     pairs = (
-        ("rollout_batch_size", config.rollout_batch_size, "train_env_manager", config.train_env_manager),
+        ("rollout_batch_size", config.train_batch_size, "train_env_manager", config.train_env_manager),
         ("val_batch_size", config.val_batch_size, "val_env_manager", config.val_env_manager),
     )
     for key, batch_size, name, manager in pairs:
@@ -128,7 +130,7 @@ def _batches(config: RunConfig) -> Iterator[Problem]:
             )
     val = config.val_env_manager
     num_groups = config.val_batch_size // val.group_size
-    if num_groups < len(val.tags):
+    if config.val_batch_size and num_groups < len(val.tags):
         yield Problem(
             ("val_batch_size",),
             f"{config.val_batch_size} trajectories are {num_groups} groups, too few for the {len(val.tags)} "
@@ -137,7 +139,7 @@ def _batches(config: RunConfig) -> Iterator[Problem]:
 
 
 def _algorithm(config: RunConfig) -> Iterator[Problem]:
-    if config.ppo_mini_batch_size is not None and config.ppo_mini_batch_size > config.rollout_batch_size:
+    if config.ppo_mini_batch_size is not None and config.ppo_mini_batch_size > config.train_batch_size:
         yield Problem(
             ("ppo_mini_batch_size",),
             f"{config.ppo_mini_batch_size} is more than rollout_batch_size={config.rollout_batch_size}; "
@@ -314,8 +316,8 @@ def _plugin_names(config: RunConfig) -> Iterator[Problem]:
         if env.env_manager_cls is not None
     ]  # fmt: skip
     wanted += [
-        (("group_filters", i), name, plugins.GROUP_FILTERS, "group filter", "group filters")
-        for i, name in enumerate(config.group_filters)
+        (("group_filters", i), entry.name, plugins.GROUP_FILTERS, "group filter", "group filters")
+        for i, entry in enumerate(config.group_filters)
     ]
     wanted.append(
         (("adv_estimator",), config.adv_estimator, plugins.ADVANTAGE_ESTIMATORS, "advantage estimator",

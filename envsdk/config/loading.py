@@ -23,6 +23,7 @@ from pydantic import ValidationError
 
 from envsdk.config.checks import check
 from envsdk.config.models import RunConfig
+from envsdk.config.rlvr import count_rows, expand
 from envsdk.failures import ConfigurationError
 from envsdk.settings.nearest import nearest
 from envsdk.settings.problems import KeyPath, Problem, describe, dotted
@@ -69,6 +70,9 @@ def load_config(
     for override in overrides:
         reading.override(merged, override)
     data = _resolve(merged, reading, str(source))
+    expansion = expand(data, count_rows=count_rows)
+    data = expansion.data
+    reading.added(expansion.origins)
     config = _validate(data, reading, str(source), for_training=for_training)
     written = set(leaf_paths(data))
     return LoadedConfig(
@@ -151,6 +155,10 @@ class _Reading:
             if path[:end] in self._origins:
                 return self._origins[path[:end]]
         return ""
+
+    def added(self, origins: Mapping[KeyPath, str]) -> None:
+        """Remember keys that follow from others."""
+        self._origins |= origins
 
     def read(self, path: Path) -> DictConfig:
         """The file merged over what it extends."""

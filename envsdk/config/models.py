@@ -12,15 +12,13 @@ against what it declares.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -31,8 +29,12 @@ from pydantic import (
 
 from envsdk import run_limits
 from envsdk.algorithms.args import AlgorithmArgs, AlgorithmKeys
+from envsdk.algorithms.group_filters import GroupFilterEntries
 from envsdk.config.ranges import parse_index_list
-from envsdk.inference.sampling import MinP, SamplingParams, Temperature, TopK, TopP
+from envsdk.config.rlvr_models import DataArgs, RewardArgs, ValidationArgs
+from envsdk.config.section import GeneratingArgs as GeneratingArgs
+from envsdk.config.section import Names, Section, Tag, distinct
+from envsdk.config.section import split_evenly as split_evenly
 from envsdk.settings.validation import NAME_PATTERN
 
 EMBEDDED_DEFAULT = "embedded_default"
@@ -41,55 +43,11 @@ EMBEDDED_DEFAULT = "embedded_default"
 FolderPath = Annotated[Path, Field(strict=False)]
 
 
-def _distinct(values: list[Any]) -> list[Any]:
-    repeated = sorted({str(value) for value in values if values.count(value) > 1})
-    if repeated:
-        raise ValueError(f"{', '.join(repeated)} named more than once")
-    return values
-
-
 DeviceMapping = Annotated[
     list[NonNegativeInt] | None,
     BeforeValidator(parse_index_list),
-    AfterValidator(lambda v: v and _distinct(v)),
+    AfterValidator(lambda v: v and distinct(v)),
 ]
-
-
-def _is_tag(name: str) -> str:
-    if not name.isprintable() or "\\" in name or {"", ".", ".."} & set(name.split("/")):
-        raise ValueError("no name of a tag: write letters, digits, `.`, `_`, `-`, and single `/` in between")
-    return name
-
-
-Tag = Annotated[str, Field(max_length=200), AfterValidator(_is_tag)]
-Names = Annotated[list[str], Field(min_length=1), AfterValidator(_distinct)]
-
-
-def split_evenly(total: int, weights: Sequence[int]) -> list[int]:
-    """Divide `total` in proportion to `weights`, remainders to the largest fractions, then the first.
-
-    >>> split_evenly(10, [1, 1, 1])
-    [4, 3, 3]
-    """
-    of_all = sum(weights)
-    shares = [total * weight // of_all for weight in weights]
-    by_remainder = sorted(range(len(weights)), key=lambda i: (-(total * weights[i] % of_all), i))
-    for i in by_remainder[: total - sum(shares)]:
-        shares[i] += 1
-    return shares
-
-
-class Section(BaseModel):
-    """What all sections share: strict types, no unknown keys, frozen, docstrings as descriptions."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
-        frozen=True,
-        use_attribute_docstrings=True,
-        protected_namespaces=(),
-        allow_inf_nan=False,
-    )
 
 
 class StructuredOutput(Section):
@@ -202,26 +160,6 @@ class CustomEnv(Section):
     """Overrides the manager's `env_manager_cls` for this tag."""
 
 
-class GeneratingArgs(Section):
-    """How replies are sampled."""
-
-    max_new_tokens: PositiveInt = 64
-    """Longest reply."""
-    temperature: Temperature = 1.0
-    """0 is greedy."""
-    top_p: TopP = 1.0
-    """Share of the probability mass that is sampled from."""
-    top_k: TopK = 0
-    """Most likely tokens that are sampled from; 0 is off."""
-    min_p: MinP = 0.0
-    """Tokens less likely than this share of the most likely one's probability are not sampled; 0 is off."""
-
-    @property
-    def sampling(self) -> SamplingParams:
-        """What engines are asked for."""
-        return SamplingParams(**self.model_dump())
-
-
 class StrategyArgs(Section):
     """Which plug-in does the work, and its own settings."""
 
@@ -278,6 +216,9 @@ class TrainerRole(Role):
 
 class ActorTrain(TrainerRole):
     """The policy that learns."""
+
+    data_args: DataArgs | None = None
+    """Files of prompts that the domains of `rewards` take their rows from."""
 
     training_args: dict[str, Any] = Field(default_factory=dict)
     """Optimizer and step size: settings of the trainer, which checks them."""
@@ -383,9 +324,15 @@ class RunConfig(AlgorithmKeys, Section):
     async_generation_ratio: NonNegativeFloat = 0.0
     """Alpha: batches that generation may run ahead of training. 0 is synchronous; fractions are fine."""
     rollout_batch_size: PositiveInt
-    """Trajectories per training step."""
-    val_batch_size: PositiveInt
-    """Trajectories per evaluation."""
+    """Trajectories per training step; prompts, where `num_return_sequences_in_group` is given."""
+    num_return_sequences_in_group: PositiveInt | None = None
+    """Responses to each prompt; advantages are relative to their group."""
+    val_batch_size: NonNegativeInt
+    """Trajectories per evaluation; 0: none is made."""
+    prompt_length: PositiveInt | None = None
+    """Longest prompt of prompt data, in tokens; rows with longer ones are left out."""
+    response_length: PositiveInt | None = None
+    """Longest response to one, in tokens."""
     sequence_length: Annotated[int, Field(ge=2)]
     """Longest trajectory, prompts and replies together, in tokens."""
     max_steps: PositiveInt
@@ -396,8 +343,17 @@ class RunConfig(AlgorithmKeys, Section):
     """Steps between evaluations; 0 evaluates only before and after."""
     logging_steps: PositiveInt = 1
     """Steps between lines of metrics."""
-    validation: Literal["pause", "overlap"] = "pause"
-    """Whether training generation is suspended while an evaluation runs."""
+    validation: Literal["pause", "overlap"] | ValidationArgs = "pause"
+    """Whether training generation is suspended while an evaluation runs; or the held-out prompts."""
+    max_running_requests: PositiveInt | None = None
+    """Requests that one engine answers at once; takes the place of `actor_infer.infer_batch_size`."""
+    use_additional_prompts: bool = False
+    """Whether more groups are started than a batch needs; the first complete ones are trained on."""
+    max_additional_running_prompts: NonNegativeInt = 16
+    """How many more."""
+    is_num_return_sequences_expand: bool = True
+    """Whether each member of a group is a request of its own, on any engine. False: the first requests of a
+    group go to one engine, which computes their prompt once."""
     weight_update: Literal["continue", "restart", "finish"] = "continue"
     """What happens to a reply that is being sampled when new weights arrive."""
     model_update_buffer_size_mb: PositiveInt = 32
@@ -406,23 +362,26 @@ class RunConfig(AlgorithmKeys, Section):
     """How weights reach the engines. `auto` is `shared_memory` when all engines are on the node of the
     trainer's first rank (`object_store` where that is no Linux), and `broadcast` otherwise."""
 
-    group_filters: Annotated[list[str], AfterValidator(_distinct)] = Field(default_factory=list)
+    group_filters: Annotated[GroupFilterEntries, AfterValidator(distinct)] = Field(default_factory=list)
     """Groups that one of these drops are left out, and others played instead: `zero_variance` (equal
-    rewards), `uniform_success` (solved always or never), an entry point in `envsdk.group_filters`, or
-    `package.module:function`."""
+    rewards), `uniform_success` (solved always or never), `mean_filter`, `std_filter`, an entry point in
+    `envsdk.group_filters`, or `package.module:function`. By name, or as a section with `name`, `tags` and the
+    filter's settings."""
     max_filtered_groups: PositiveInt | None = None
     """Groups they may drop between two batches before the run ends with an error; 10 batches' worth when
     absent."""
 
     pretrain: str = EMBEDDED_DEFAULT
     """Folder of a Hugging Face model, or `embedded_default`: the tiny policy described by `warm_start`."""
-    trackers: Annotated[list[str], AfterValidator(_distinct)] = Field(
+    trackers: Annotated[list[str], AfterValidator(distinct)] = Field(
         default_factory=lambda: ["jsonl", "tensorboard"]
     )
     """Where metrics go: entry points in `envsdk.trackers`."""
 
     custom_envs: Annotated[dict[Tag, CustomEnv], Field(min_length=1)]
     """Tags by name."""
+    rewards: dict[Tag, RewardArgs] = Field(default_factory=dict)
+    """Domains of prompts by name, each with the reward of its responses. A domain is also a tag."""
     train_env_manager: EnvManagerArgs
     """Environments that training plays in."""
     val_env_manager: EnvManagerArgs
@@ -451,12 +410,29 @@ class RunConfig(AlgorithmKeys, Section):
     @property
     def capacity(self) -> int:
         """Trajectories leased or waiting at the same time, spares not counted."""
-        return run_limits.capacity(self.async_generation_ratio, self.rollout_batch_size)
+        return run_limits.capacity(self.async_generation_ratio, self.train_batch_size)
+
+    @property
+    def train_batch_size(self) -> int:
+        """Trajectories in one training batch."""
+        return self.rollout_batch_size * (self.num_return_sequences_in_group or 1)
 
     @property
     def num_train_groups(self) -> int:
         """Groups in one training batch."""
-        return self.rollout_batch_size // self.train_env_manager.group_size
+        return self.train_batch_size // self.train_env_manager.group_size
+
+    @property
+    def validation_overlaps(self) -> bool:
+        """Whether training episodes are played during an evaluation."""
+        given = self.validation
+        return (given.mode if isinstance(given, ValidationArgs) else given) == "overlap"
+
+    @property
+    def val_generating_args(self) -> GeneratingArgs:
+        """How replies of evaluations are sampled."""
+        own = self.validation.generating_args if isinstance(self.validation, ValidationArgs) else None
+        return own or self.actor_infer.generating_args
 
     @property
     def filtered_groups_limit(self) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol, runtime_checkable
@@ -24,6 +25,7 @@ from pydantic import BaseModel
 from envsdk import registry
 from envsdk.algorithms.advantage_estimator import ADVANTAGE_ESTIMATORS as ADVANTAGE_ESTIMATORS
 from envsdk.algorithms.advantage_estimator import EstimatorArgs, load_estimator
+from envsdk.algorithms.group_filters import filter_settings
 from envsdk.config.models import Role, RunConfig
 from envsdk.env import AnyTextEnv, EnvSpec, Isolation
 from envsdk.failures import ConfigurationError
@@ -141,6 +143,15 @@ def settings_sections(config: RunConfig) -> Iterator[SettingsSection]:
         yield SettingsSection(
             path=("adv_args",), plugin=config.adv_estimator, model=model, values=config.adv_args, also={}
         )
+    for index, entry in enumerate(config.group_filters):
+        with suppress(ConfigurationError):  # the check of names reports it
+            yield SettingsSection(
+                path=("group_filters", index),
+                plugin=entry.name,
+                model=filter_settings(entry.name),
+                values=entry.args,
+                also={},
+            )
 
 
 def environment_ids() -> list[str]:

@@ -55,6 +55,9 @@ class GenerationRequest:
     sampling: SamplingParams
     session_id: str = ""
     """Requests of one session extend each other's prompts: the key of prefix reuse and affinity."""
+    prompt_group: int | None = None
+    """Requests of one group have the same prompt. The router sends them to one engine, and an engine with
+    prefix reuse computes that prompt once; None: each request is routed alone."""
     priority: int = 0
     """Lower runs earlier, where the engine is able."""
     stream: bool = False

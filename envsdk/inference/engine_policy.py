@@ -38,13 +38,16 @@ class EnginePolicy(Policy):
         sequence_length: int,
         max_new_tokens: int | None = None,
         structure: OutputStructure | None = None,
+        shares_prompts: bool = False,
     ) -> None:
+        """`shares_prompts`: the members of a group go to one engine, which computes their prompt once."""
         self.proxy = proxy
         self.chat = chat
         self.generating = generating
         self.sequence_length = sequence_length
         self.max_new_tokens = min(max_new_tokens or generating.max_new_tokens, generating.max_new_tokens)
         self.structure = structure
+        self.shares_prompts = shares_prompts
         self._stop = frozenset(chat.stop_token_ids)
         self._ids = itertools.count()
         self._prefix = f"{os.getpid():x}.{id(self):x}."
@@ -79,6 +82,7 @@ class EnginePolicy(Policy):
                     structure=self.structure,
                 ),
                 session_id=turn.session_id,
+                prompt_group=turn.prompt_group if self.shares_prompts else None,
             )
         )
         if result.finish_reason is FinishReason.ERROR:

@@ -269,7 +269,9 @@ class InferenceProxy:
         request = pending.request
         # However many of the tokens are there already, the sum of both is the same.
         num_tokens = len(request.prompt_ids) + request.sampling.max_new_tokens
-        self._router.submit(request.request_id, request.session_id, num_tokens, pending.order)
+        self._router.submit(
+            request.request_id, request.session_id, num_tokens, pending.order, group=request.prompt_group
+        )
 
     def _dispatch(self) -> None:
         """Send what can go. Called whenever something may have become possible."""

@@ -8,6 +8,10 @@
 the outstanding tokens of the least loaded one plus `spill_slack` tokens. Other requests go to the least
 loaded engine that has room.
 
+A request of a *group* goes to the group's engine, or waits for it: number `group` modulo the number of
+engines, in the order of their names. The members of a group may play in several processes, whose routers
+agree without asking. A session that has an engine stays with that one.
+
 **When.** An engine has room unless its health says that `max_queued` requests wait there, or that its KV
 cache is filled to `max_kv_usage` and `max_queued_when_full` do; requests sent since that report count too. An
 engine with no outstanding request from this router always has room: without a request, no answer would report
@@ -25,6 +29,8 @@ from dataclasses import dataclass
 
 Order = tuple[int, int]
 """Priority and arrival, both lower first."""
+_Place = tuple[str, bool]
+"""An engine, and whether it is the only one that will do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +82,9 @@ class Router:
         self._engines: dict[str, _Engine] = {}
         self._requests: dict[str, _Request] = {}
         self._sessions: OrderedDict[str, str] = OrderedDict()
-        self._waiting: dict[str, list[tuple[Order, str, _Request]]] = {}
-        """A heap per engine that is waited for, and one under "" for any. What is withdrawn stays a while."""
+        self._waiting: dict[_Place, list[tuple[Order, str, _Request]]] = {}
+        """A heap per engine that is waited for, another for requests that take no other engine, and one under
+        "" for any. What is withdrawn stays a while."""
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -117,14 +124,20 @@ class Router:
         if found is not None:
             found.num_queued, found.kv_usage, found.num_since = num_queued, kv_usage, 0
 
-    def submit(self, request_id: str, session_id: str, num_tokens: int, order: Order) -> None:
+    def submit(
+        self, request_id: str, session_id: str, num_tokens: int, order: Order, *, group: int | None = None
+    ) -> None:
         """Let a request wait for `take`, which counts `num_tokens` against its engine until `done`.
 
         No two requests that wait have the same `order`.
         """
         home = self._sessions.get(session_id, "") if session_id else ""
+        names = sorted(self.engines) if group is not None and not home else ()
+        is_pinned = bool(names)
+        if group is not None and names:
+            home = names[group % len(names)]
         request = self._requests[request_id] = _Request(session_id, num_tokens, order, home)
-        heapq.heappush(self._waiting.setdefault(home, []), (order, request_id, request))
+        heapq.heappush(self._waiting.setdefault((home, is_pinned), []), (order, request_id, request))
         if home:
             self._engines[home].num_waiting_tokens += num_tokens
 
@@ -141,14 +154,19 @@ class Router:
         idle = [name for name in with_room if self._runs_at_once(self._engines[name])]
         at_once = min(idle, key=loads.__getitem__, default=None)
         limit = self._config.spill_factor * min(loads.values()) + self._config.spill_slack
-        best: tuple[Order, str, str] | None = None
-        for home in list(self._waiting):
-            head = self._head(home)
+        best: tuple[Order, _Place, str] | None = None
+        for place in list(self._waiting):
+            head = self._head(place)
             if head is None:
                 continue
             order, _, request = head
+            home, is_pinned = place
             target = freest
-            if home and (load := loads[home] + self._num_ahead(home, request)) <= limit:
+            if is_pinned:
+                if home not in with_room:
+                    continue
+                target = home
+            elif home and (load := loads[home] + self._num_ahead(home, request)) <= limit:
                 if home in with_room:
                     target = home
                 elif at_once is not None and loads[at_once] < load:
@@ -156,7 +174,7 @@ class Router:
                 else:
                     continue
             if best is None or order < best[0]:
-                best = order, home, target
+                best = order, place, target
         if best is None:
             return None
         return self._dispatch(best[1], best[2])
@@ -199,19 +217,20 @@ class Router:
         engine = self._engines[home]
         return 0 if self._has_room(engine) else engine.num_waiting_tokens - request.num_tokens
 
-    def _head(self, home: str) -> tuple[Order, str, _Request] | None:
-        heap = self._waiting[home]
+    def _head(self, place: _Place) -> tuple[Order, str, _Request] | None:
+        heap = self._waiting[place]
         while heap and not heap[0][2].is_waiting:
             heapq.heappop(heap)
         if heap:
             return heap[0]
-        del self._waiting[home]
+        del self._waiting[place]
         return None
 
-    def _dispatch(self, home: str, target: str) -> tuple[str, str]:
-        _, request_id, request = heapq.heappop(self._waiting[home])
-        if not self._waiting[home]:
-            del self._waiting[home]
+    def _dispatch(self, place: _Place, target: str) -> tuple[str, str]:
+        _, request_id, request = heapq.heappop(self._waiting[place])
+        if not self._waiting[place]:
+            del self._waiting[place]
+        home, _ = place
         if home:
             self._engines[home].num_waiting_tokens -= request.num_tokens
         request.engine, request.is_waiting = target, False
@@ -232,7 +251,8 @@ class Router:
     def _forget_home(self, engine: str) -> None:
         for session in [session for session, where in self._sessions.items() if where == engine]:
             del self._sessions[session]
-        for entry in self._waiting.pop(engine, ()):
-            if entry[2].is_waiting:
-                entry[2].engine = ""
-                heapq.heappush(self._waiting.setdefault("", []), entry)
+        for place in ((engine, False), (engine, True)):
+            for entry in self._waiting.pop(place, ()):
+                if entry[2].is_waiting:
+                    entry[2].engine = ""
+                    heapq.heappush(self._waiting.setdefault(("", False), []), entry)

@@ -28,6 +28,7 @@ class PackedRequests:
 
     request_ids: list[str]
     session_ids: list[str]
+    prompt_groups: list[int | None]
     priorities: list[int]
     watched: list[bool]
     lasting: list[bool]
@@ -61,6 +62,7 @@ def pack_requests(requests: Sequence[GenerationRequest]) -> PackedRequests:
     return PackedRequests(
         request_ids=[request.request_id for request in requests],
         session_ids=[request.session_id for request in requests],
+        prompt_groups=[request.prompt_group for request in requests],
         priorities=[request.priority for request in requests],
         watched=[request.stream for request in requests],
         lasting=[request.survives_weight_update for request in requests],
@@ -73,9 +75,10 @@ def pack_requests(requests: Sequence[GenerationRequest]) -> PackedRequests:
 def unpack_requests(packed: PackedRequests) -> list[GenerationRequest]:
     requests: list[GenerationRequest] = []
     start = 0
-    for request_id, session_id, priority, stream, is_lasting, sampling, count in zip(
+    for request_id, session_id, prompt_group, priority, stream, is_lasting, sampling, count in zip(
         packed.request_ids,
         packed.session_ids,
+        packed.prompt_groups,
         packed.priorities,
         packed.watched,
         packed.lasting,
@@ -89,6 +92,7 @@ def unpack_requests(packed: PackedRequests) -> list[GenerationRequest]:
                 prompt_ids=packed.prompt_ids[start : start + count],
                 sampling=SamplingParams(**dict(zip(_SAMPLING, sampling, strict=True))),
                 session_id=session_id,
+                prompt_group=prompt_group,
                 priority=priority,
                 stream=stream,
                 survives_weight_update=is_lasting,

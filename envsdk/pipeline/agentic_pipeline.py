@@ -133,8 +133,10 @@ class AgenticPipeline:
     @_interruptible
     async def validate(self) -> None:
         """Play the held-out tasks under the present weights; training episodes wait meanwhile."""
+        if not self.config.val_batch_size:
+            return
         self.display.phase("evaluating on held-out tasks")
-        pause = self.config.validation == "pause"
+        pause = not self.config.validation_overlaps
         with self.log.timed("validate", Track.VALIDATION, self.step):
             if pause:
                 await self.cluster.call(self.cluster.rollout_scheduler.suspend.remote())
@@ -156,11 +158,11 @@ class AgenticPipeline:
             if on_disk is not None:
                 return read_batch(on_disk)
             rollout_scheduler = self.cluster.rollout_scheduler
-            request = rollout_scheduler.get_batch.remote(self.config.rollout_batch_size, self.step)
+            request = rollout_scheduler.get_batch.remote(self.config.train_batch_size, self.step)
             return await self.cluster.call(self._showing_progress(request))
 
     async def train(self, batch: RolloutBatch) -> None:
-        """Compute advantages and take one trainer step. Failed episodes are left out, with their tokens."""
+        """Compute advantages and take one trainer step. Failed and masked episodes are left out of it."""
         self.display.phase("training")
         self.has_trained = True
         trajectories = learnable(batch.trajectories)
@@ -169,9 +171,12 @@ class AgenticPipeline:
             prepared = prepare_batch(
                 self.config.algorithm, self.step, trajectories, scores, kl_coef=self._kl_coef
             )
-            metrics = await self.cluster.train_step(prepared.batch)
-        self._kl_coef = prepared.kl_coef
-        self.log.metrics |= prepared.metrics | metrics
+            self._kl_coef = prepared.kl_coef
+            self.log.metrics |= prepared.metrics
+            if prepared.nothing_left:
+                self.display.note(f"step {self.step + 1}: {prepared.nothing_left}")
+            else:
+                self.log.metrics |= await self.cluster.train_step(prepared.batch)
 
     async def checkpoint(self) -> None:
         """Write `checkpoints/step_N`, unless it was just written."""
@@ -233,5 +238,5 @@ class AgenticPipeline:
             await asyncio.wait({answer}, timeout=0.5)
             if not answer.done():
                 ready = await self.cluster.rollout_scheduler.num_ready.remote()
-                self.display.rollouts(ready=ready, needed=self.config.rollout_batch_size)
+                self.display.rollouts(ready=ready, needed=self.config.train_batch_size)
         return answer.result()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from envsdk.algorithms.advantage_sample import AdvantageSample, TokenAdvantages
 from envsdk.algorithms.advantages import token_advantages
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.kl import adapted_kl_coef
+from envsdk.algorithms.masks import left_out
 from envsdk.algorithms.rewards import mean_kl
 from envsdk.failures import TrainerError
 from envsdk.trainer import TrainBatch, TrainSequence
@@ -39,6 +40,8 @@ class PreparedBatch:
     """`advantage/...` and, with a KL penalty, `kl_reward/...`."""
     kl_coef: float
     """Weight of the KL penalty for the next batch."""
+    nothing_left: str = ""
+    """Why no trajectory is learned from, where that is so: `batch` is empty then, and there is no step."""
 
 
 def learnable(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
@@ -79,12 +82,21 @@ def prepare_batch(
 ) -> PreparedBatch:
     """Advantages for `learnable` trajectories, in their order; `scores` are in the same order.
 
+    Trajectories that `max_len_mask` and the other masks leave out are not in the batch.
     `kl_coef` is the present weight of the KL penalty: `init_kl_coef` at the start of a run.
     """
     coef = args.init_kl_coef if kl_coef is None else kl_coef
     samples = [_sample(trajectory, scores, index) for index, trajectory in enumerate(trajectories)]
+    masks = left_out(args, samples)
+    is_masked = np.zeros(len(samples), bool)
+    for out_N in masks.values():
+        is_masked |= out_N
+    samples = [replace(sample, learns=not out) for sample, out in zip(samples, is_masked, strict=True)]
     results = token_advantages(args, samples, kl_coef=coef)
     metrics = _advantage_metrics(samples, results)
+    if masks:
+        shares = {f"masked_{name}": out_N for name, out_N in masks.items()} | {"masked": is_masked}
+        metrics |= {f"advantage/{name}": float(out_N.mean()) for name, out_N in shares.items()}
     next_coef = coef
     if args.init_kl_coef > 0:
         divergence = mean_kl(samples, args.kl_reward_type)
@@ -102,10 +114,21 @@ def prepare_batch(
         sequences=[
             _sequence(trajectory, result, scores, index)
             for index, (trajectory, result) in enumerate(zip(trajectories, results, strict=True))
+            if samples[index].learns
         ],
         critic_only=args.needs_values and step < args.critic_warmup,
     )
-    return PreparedBatch(batch=batch, metrics=metrics, kl_coef=next_coef)
+    nothing_left = "" if batch.sequences else _nothing_left(masks, len(trajectories))
+    return PreparedBatch(batch=batch, metrics=metrics, kl_coef=next_coef, nothing_left=nothing_left)
+
+
+def _nothing_left(masks: Mapping[str, NDArray[np.bool_]], num_trajectories: int) -> str:
+    keys = {"max_len": "max_len_mask", "difficulty": "difficulty_mask", "error_max_len": "error_max_len_clip"}
+    counts = ", ".join(f"{keys[name]} {int(out_N.sum())}" for name, out_N in masks.items())
+    return (
+        f"masks leave out all {num_trajectories} trajectories of the batch ({counts}): the policy stays as "
+        "it is in this step"
+    )
 
 
 def _sample(trajectory: Trajectory, scores: ModelScores, index: int) -> AdvantageSample:
@@ -152,9 +175,11 @@ def _sequence(
 def _advantage_metrics(
     samples: Sequence[AdvantageSample], results: Sequence[TokenAdvantages]
 ) -> dict[str, float]:
-    """Over the sampled tokens of the batch."""
+    """Over the sampled tokens that are learned from."""
     found = [
-        result.advantages[sample.response_mask == 1] for sample, result in zip(samples, results, strict=True)
+        result.advantages[sample.response_mask == 1]
+        for sample, result in zip(samples, results, strict=True)
+        if sample.learns
     ]
     tokens = np.concatenate(found) if found else np.zeros(0, np.float32)
     if not len(tokens):

@@ -57,22 +57,28 @@ class Cluster:
             ),
             state,
         )
-        self.validation_scheduler = scheduler.remote(
-            SchedulerSetup(
-                ledger=validation_ledger(config),
-                workers=worker_setups(
-                    config, config.val_env_manager, split=VAL_SPLIT, model=model, engines=self.engines.actors
-                ),
-                run_seed=config.seed,
-                folder=trajectories,
-                file_prefix=VAL_SPLIT,
+        self.validation_scheduler = None
+        if config.val_batch_size:
+            self.validation_scheduler = scheduler.remote(
+                SchedulerSetup(
+                    ledger=validation_ledger(config),
+                    workers=worker_setups(
+                        config,
+                        config.val_env_manager,
+                        split=VAL_SPLIT,
+                        model=model,
+                        engines=self.engines.actors,
+                    ),
+                    run_seed=config.seed,
+                    folder=trajectories,
+                    file_prefix=VAL_SPLIT,
+                )
             )
-        )
 
     async def start(self) -> None:
         """Start everything side by side; returns when every worker has checked in."""
         await self.call(self.engines.start())
-        starting = [self.rollout_scheduler.start.remote(), self.validation_scheduler.start.remote()]
+        starting = [scheduler.start.remote() for scheduler in self._schedulers]
         await self.call(asyncio.gather(*starting, *(group.start() for group in self._trainers)))
         await self.call(self.engines.choose_transport())
 
@@ -97,11 +103,8 @@ class Cluster:
             raise as_envsdk_error(error, "a part of the run failed") from error
 
     def _name_of(self, died: ray.exceptions.RayActorError) -> str:
-        schedulers = {
-            "the scheduler of rollouts": self.rollout_scheduler,
-            "the scheduler of evaluations": self.validation_scheduler,
-        }
-        for name, actor in schedulers.items():
+        names = ("the scheduler of rollouts", "the scheduler of evaluations")
+        for name, actor in zip(names, self._schedulers, strict=False):
             if actor._actor_id.hex() == died.actor_id:
                 return name
         return "a process of the run"
@@ -126,7 +129,8 @@ class Cluster:
         return await self.call(step())
 
     async def validate(self, version: int, step: int) -> RolloutBatch:
-        """The frozen held-out tasks under the weights the engines have now."""
+        """The frozen held-out tasks under the weights the engines have now. Only where there are any."""
+        assert self.validation_scheduler is not None
         await self.call(self.validation_scheduler.begin_again.remote(version))
         batch: RolloutBatch = await self.call(
             self.validation_scheduler.get_batch.remote(self._config.val_batch_size, step)
@@ -136,17 +140,23 @@ class Cluster:
     async def close(self, *, patience_s: float = 5.0) -> None:
         """End everything; what is already gone is ignored. What takes longer ends with this process."""
         self.engines.close()
-        closing = [self.rollout_scheduler.close.remote(), self.validation_scheduler.close.remote()]
+        closing = [scheduler.close.remote() for scheduler in self._schedulers]
         closing += [group.close() for group in self._trainers]
         await asyncio.wait([asyncio.ensure_future(_quiet(call)) for call in closing], timeout=patience_s)
 
     async def _announce(self, engine: str, actor: Any | None) -> None:
         """To the workers of both schedulers."""
-        schedulers = (self.rollout_scheduler, self.validation_scheduler)
         if actor is None:
-            await asyncio.gather(*(scheduler.engine_left.remote(engine) for scheduler in schedulers))
+            calls = (scheduler.engine_left.remote(engine) for scheduler in self._schedulers)
         else:
-            await asyncio.gather(*(scheduler.engine_joined.remote(engine, actor) for scheduler in schedulers))
+            calls = (scheduler.engine_joined.remote(engine, actor) for scheduler in self._schedulers)
+        await asyncio.gather(*calls)
+
+    @property
+    def _schedulers(self) -> list[Any]:
+        """That of rollouts, and that of evaluations where there are any."""
+        found = [self.rollout_scheduler]
+        return found if self.validation_scheduler is None else [*found, self.validation_scheduler]
 
     @property
     def _trainers(self) -> list[TrainerGroup]:

@@ -18,6 +18,8 @@ async def close(cluster: Cluster, tracker: Tracker, timeline: Timeline, *, patie
 
 def success_before_and_after(validations: Mapping[int, Mapping[str, float]]) -> str:
     """Lines of text: held-out success at the first and the last evaluation, by tag."""
+    if not validations:
+        return "No held-out tasks were played: val_batch_size is 0."
     first, last = validations[min(validations)], validations[max(validations)]
     names = [name for name in first if name.startswith("val/success/")]
     lines = [f"Held-out success, step {min(validations)} -> step {max(validations)}:"]

@@ -20,7 +20,8 @@ from pydantic.fields import FieldInfo
 
 from envsdk.algorithms.args import AlgorithmKeys
 from envsdk.algorithms.correction_args import CorrectionFilter, ISWeightArgs
-from envsdk.config import models
+from envsdk.algorithms.group_filters import GroupFilterEntry
+from envsdk.config import models, rlvr_models
 from envsdk.config.plugins import SETTINGS
 from envsdk.settings.validation import shown
 
@@ -32,10 +33,15 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("The algorithm", AlgorithmKeys),
     ("`train_infer_correction.is_weight`", ISWeightArgs),
     ("An entry of `train_infer_correction.filters`", CorrectionFilter),
+    ("An entry of `group_filters`", GroupFilterEntry),
     ("`custom_envs.TAG`", models.CustomEnv),
     ("`custom_envs.TAG.structured_output`", models.StructuredOutput),
     ("`train_env_manager`, `val_env_manager`", models.EnvManagerArgs),
     ("`actor_train`", models.ActorTrain),
+    ("`actor_train.data_args`, `validation.data_args`", rlvr_models.DataArgs),
+    ("`validation`, where it is a section", rlvr_models.ValidationArgs),
+    ("`rewards.DOMAIN`", rlvr_models.RewardArgs),
+    ("`rewards.DOMAIN.query_filter_config`", rlvr_models.QueryFilter),
     ("`actor_infer`", models.ActorInfer),
     ("`actor_infer.generating_args`", models.GeneratingArgs),
     ("`reference`", models.Reference),

@@ -1,21 +1,34 @@
 from __future__ import annotations
 
+import statistics
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 
-from envsdk.algorithms.group_filters import uniform_success, zero_variance
+from envsdk.algorithms.group_filters import (
+    FilterArgs,
+    GroupFilterEntries,
+    GroupFilterEntry,
+    group_filter,
+    load_filter,
+    uniform_success,
+    zero_variance,
+)
 from envsdk.failures import Boundary, ConfigurationError, Failure, RolloutStalled
 from envsdk.managers.group_judge import GroupFilters
 from envsdk.trajectory import Outcome, Task, Trajectory, Turn
 
+ENTRIES: TypeAdapter[list[GroupFilterEntry]] = TypeAdapter(GroupFilterEntries)
 
-def member(reward: float, *, success: bool = False, failed: bool = False) -> Trajectory:
+
+def member(reward: float, *, success: bool = False, failed: bool = False, tag: str = "Lake") -> Trajectory:
     failure = Failure(boundary=Boundary.ENGINE, kind="turn_timeout", message="late") if failed else None
     return Trajectory(
         trajectory_id="train-0",
         group_id=0,
-        task=Task(tag="Lake", split="train", index=0),
+        task=Task(tag=tag, split="train", index=0),
         seed=0,
         outcome=Outcome.FAILED if failed else Outcome.TERMINATED,
         success=success,
@@ -89,3 +102,66 @@ def test_a_filter_that_breaks_ends_the_run_by_name() -> None:
         GroupFilters([f"{__name__}:answers_with_a_boolean"], limit=3).judge([], is_awaited=True)
     with pytest.raises(ConfigurationError, match="did you mean `zero_variance`"):
         GroupFilters(["zero_varianc"], limit=3)
+
+
+@given(
+    st.lists(members, max_size=6),
+    st.sampled_from([-1.0, 0.0, 0.25, 0.5]),
+    st.sampled_from([None, 0.5, 0.9, 1.0]),
+)
+def test_the_mean_and_deviation_filters_keep_what_rolls_query_filter_keeps(group, low, high) -> None:
+    rewards = [each.total_reward for each in group if each.failure is None]
+    mean = GroupFilterEntry(name="mean_filter", threshold_down=low, threshold_up=high)
+    deviation = GroupFilterEntry(name="std_filter", std_threshold=low)
+    keeps_mean = keeps_deviation = len(rewards) == 1
+    if len(rewards) > 1:
+        keeps_mean = low < statistics.fmean(rewards) < (float("inf") if high is None else high)
+        keeps_deviation = statistics.stdev(rewards) > low
+    assert (load_filter(mean)(group) is None) == keeps_mean
+    assert (load_filter(deviation)(group) is None) == keeps_deviation
+
+
+def test_a_filter_judges_its_tags_alone_and_each_of_its_entries_is_counted() -> None:
+    entries = ENTRIES.validate_python(
+        [
+            {"name": "mean_filter", "tags": ["math", "code"], "threshold_down": 0.1},
+            {"name": "mean_filter", "tags": ["judge"], "threshold_up": 0.9},
+            "zero_variance",
+        ]
+    )
+    filters = GroupFilters(entries, limit=10)
+    wrong = [member(0.0, tag="code"), member(0.0, tag="code")]
+    reason = "mean_filter/math+code: the mean reward 0 is not above threshold_down 0.1"
+    assert filters.judge(wrong, is_awaited=True) == reason
+    right = [member(1.0, tag="judge"), member(1.0, tag="judge")]
+    assert filters.judge(right, is_awaited=True) == (
+        "mean_filter/judge: the mean reward 1 is not below threshold_up 0.9"
+    )
+    assert filters.judge([member(0.0, tag="judge"), member(0.5, tag="judge")], is_awaited=True) is None
+    assert filters.delivered() == {"mean_filter/math+code": 1, "mean_filter/judge": 1, "zero_variance": 0}
+    # As the resolved configuration writes them, they are read again.
+    written = ENTRIES.dump_python(entries, mode="json")
+    assert written[2] == "zero_variance"
+    assert written[1] == {"name": "mean_filter", "tags": ["judge"], "threshold_up": 0.9}
+    assert ENTRIES.validate_python(written) == entries
+
+
+class LengthArgs(FilterArgs):
+    least: int = 2
+
+
+@group_filter(LengthArgs)
+def too_short_for(group, own):
+    return f"fewer than {own.least}" if len(group) < own.least else None
+
+
+def test_a_filter_of_ones_own_takes_settings_and_unknown_ones_are_refused() -> None:
+    name = f"{__name__}:too_short_for"
+    own = GroupFilters([GroupFilterEntry(name=name, least=3)], limit=3)
+    assert own.judge([member(0.0), member(0.0)], is_awaited=True) == f"{name}: fewer than 3"
+    with pytest.raises(ConfigurationError, match="did you mean `least`"):
+        GroupFilters([GroupFilterEntry(name=name, lest=3)], limit=3)
+    with pytest.raises(ConfigurationError, match="threshold"):
+        GroupFilters([GroupFilterEntry(name="zero_variance", threshold=3)], limit=3)
+    with pytest.raises(ValidationError, match="tags"):
+        GroupFilterEntry(name=name, tags=[])

@@ -33,6 +33,8 @@ from envsdk.inference.embedded.sampling import SamplingPlan, sample, uniforms
 from envsdk.inference.engine import GenerationRequest, GenerationResult, TokenDelta
 from envsdk.trajectory import FinishReason, VersionSpan
 
+_NO_GROUP = -1
+
 
 @dataclass(slots=True)
 class _Row:
@@ -83,6 +85,8 @@ class Batch:
         self._logprobs = np.zeros((slots, sequence_length), np.float32)
         self._uniforms = np.zeros((slots, sequence_length), np.float32)
         """What samples the token at each position."""
+        self._groups = np.full(slots, _NO_GROUP, np.int64)
+        """`prompt_group` of the request whose prompt each slot begins with."""
         self._slot_session: list[str] = [""] * slots
         """Session whose cache an idle slot holds; empty for rows and free slots."""
         self._idle: OrderedDict[str, int] = OrderedDict()
@@ -193,12 +197,19 @@ class Batch:
     def _admit(self) -> list[GenerationResult]:
         first = len(self._rows)
         past: list[int] = []
+        followers: list[tuple[GenerationRequest, int]] = []
+        """Requests with the prompt of a row that this call computes, and that row."""
         budget = self._max_prefill_tokens
-        while self._queue and len(self._rows) < self._max_running:
-            if past and budget < len(self._queue[0][2].prompt_ids):
+        while self._queue and len(self._rows) + len(followers) < self._max_running:
+            request = self._queue[0][2]
+            leader = self._same_prompt(request, first, len(self._rows))
+            if leader is None and past and budget < len(request.prompt_ids):
                 break
-            request = heapq.heappop(self._queue)[2]
-            reused = self._seat(request)
+            heapq.heappop(self._queue)
+            if leader is not None:
+                followers.append((request, leader))
+                continue
+            reused = self._seat(request, first)
             past.append(reused)
             budget -= len(request.prompt_ids) - reused
         if not past:
@@ -208,27 +219,58 @@ class Batch:
         self.num_prefilled_tokens += sum(len(row) for row in ids) - sum(past)
         logits = self._decoder.prefill(first, ids, past, want_logits=True)
         assert logits is not None
+        for request, leader in followers:
+            self._decoder.move(leader, self._take_slot(request), len(request.prompt_ids))
+        if followers:
+            numbers = [*range(len(rows)), *(leader - first for _, leader in followers)]
+            logits = logits[torch.tensor(numbers, device=logits.device)]
         self._changed = True
         plan = self._plan_for(self._rows[first:])
         tokens, logprobs = sample(self._guided(first, logits), self._next_uniforms(first), plan)
         return self._record(first, tokens, logprobs)
 
-    def _seat(self, request: GenerationRequest) -> int:
-        """Make `request` the last row; returns how many of its tokens are cached there."""
+    def _same_prompt(self, request: GenerationRequest, first: int, last: int) -> int | None:
+        """One of the slots `[first, last)` that holds the prompt of a member of the request's group."""
+        if request.prompt_group is None or not self._keeps_sessions or request.session_id in self._idle:
+            return None
+        prompt = request.prompt_ids
+        for slot in np.flatnonzero(self._groups[first:last] == request.prompt_group) + first:
+            if self._lengths[slot] >= len(prompt) and np.array_equal(self._ids[slot, : len(prompt)], prompt):
+                return int(slot)
+        return None
+
+    def _seat(self, request: GenerationRequest, first: int) -> int:
+        """Make `request` the last row; returns how many of its tokens are cached there.
+
+        Rows from `first` on have no keys and values yet.
+        """
         prompt = request.prompt_ids
         length = len(prompt)
         slot = len(self._rows)
-        reused = 0
         held = self._idle.get(request.session_id) if request.session_id else None
-        if held is not None:
-            both = min(int(self._lengths[held]), length - 1)
-            self._exchange(slot, held)
-            self._forget(request.session_id)
-            differs = self._ids[slot, :both] != prompt[:both]
-            reused = int(differs.argmax()) if differs.any() else both
-        else:
-            self._vacate(slot)
+        if held is None:
+            self._take_slot(request)
+            before = self._same_prompt(request, 0, first)
+            source = self._same_prompt(request, slot + 1, len(self._groups)) if before is None else before
+            if source is None:
+                return 0
+            self._decoder.move(source, slot, length - 1)
+            return length - 1
+        both = min(int(self._lengths[held]), length - 1)
+        self._exchange(slot, held)
+        self._forget(request.session_id)
+        differs = self._ids[slot, :both] != prompt[:both]
+        self._take_slot(request)
+        return int(differs.argmax()) if differs.any() else both
+
+    def _take_slot(self, request: GenerationRequest) -> int:
+        """Make `request` the last row, in the slot of that number; its keys and values are the caller's."""
+        prompt = request.prompt_ids
+        length = len(prompt)
+        slot = len(self._rows)
+        self._vacate(slot)
         self._free.discard(slot)
+        self._groups[slot] = _NO_GROUP if request.prompt_group is None else request.prompt_group
         sampling = request.sampling
         end = min(length + sampling.max_new_tokens, self._ids.shape[1])
         seed = int(self._fresh_seeds.integers(2**63)) if sampling.seed is None else sampling.seed
@@ -249,7 +291,7 @@ class Batch:
                 guide=guide,
             )
         )
-        return reused
+        return slot
 
     def _decode(self) -> list[GenerationResult]:
         if self._changed:
@@ -419,7 +461,7 @@ class Batch:
         else:
             self._decoder.exchange(one, other, max(first, second))
         pair, swapped = [one, other], [other, one]
-        for table in (self._ids, self._lengths, self._logprobs, self._uniforms):
+        for table in (self._ids, self._lengths, self._logprobs, self._uniforms, self._groups):
             table[pair] = table[swapped]
         for slot, session in ((one, self._slot_session[other]), (other, self._slot_session[one])):
             self._slot_session[slot] = session

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import random
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -544,3 +545,58 @@ def test_what_else_runs_changes_no_bit_of_a_reply(kind: str, tmp_path: Path, one
         assert len(expected) == 36
         for schedule, max_active in ((1, 16), (2, 1), (3, 2), (4, 5)):
             assert played(schedule, max_active) == expected
+
+
+@pytest.mark.parametrize("max_running", [8, 3])
+@pytest.mark.parametrize("kind", ["qwen3-tied", "gpt2"])
+def test_a_groups_prompt_is_computed_once_and_its_replies_are_the_same(
+    kind: str, max_running: int, folders: Callable[[str], Path]
+) -> None:
+    long, short = prompts_of(60, 7)
+    replies: dict[bool, list[list[int]]] = {}
+    for shares in (False, True):
+        engine, model = make_engine(folders(kind), max_running=max_running), make_tiny(kind)
+
+        async def test(engine: EmbeddedEngine = engine, model: Any = model, shares: bool = shares) -> None:
+            # Two groups, and one that claims the number of the first with another prompt.
+            asked = [(long, 0)] * 8 + [(short, 1)] * 8 + [(short, 0)]
+            requests = [
+                replace(
+                    request(n, prompt, 2 + n % 5, session_id=f"s{n}", seed=n),
+                    prompt_group=group if shares else None,
+                )
+                for n, (prompt, group) in enumerate(asked)
+            ]
+            results = await gather(engine, requests[:8])
+            first_group = engine.health().num_prefilled_tokens
+            results += await gather(engine, requests[8:])
+            for each, result in zip(requests, results, strict=True):
+                assert_exact(model, each.prompt_ids, result)
+            replies[shares] = [result.token_ids.tolist() for result in results]
+            num_prefilled = engine.health().num_prefilled_tokens
+            if not shares or not engine.abilities.prefix_reuse:
+                assert num_prefilled == 8 * 60 + 9 * 7
+            else:
+                # One more token for each member that came after its group's prompt was computed.
+                assert 60 + 7 + 7 <= num_prefilled <= 60 + 7 + 7 + 14
+                assert first_group == 60 if max_running == 8 else 60 <= first_group <= 60 + 5
+
+        run(engine, test)
+    assert replies[True] == replies[False]
+
+
+def test_a_group_that_meets_new_weights_computes_its_prompt_again(folders: Callable[[str], Path]) -> None:
+    engine, model = make_engine(folders("llama"), max_running=2), make_tiny("llama")
+    [prompt] = prompts_of(30)
+
+    async def test() -> None:
+        [first] = await gather(engine, [replace(request(0, prompt, session_id="a"), prompt_group=5)])
+        assert_exact(model, prompt, first)
+        shake(model, 0.1, seed=1)
+        await engine.load_weights({name: value.numpy() for name, value in model.state_dict().items()}, 1)
+        later = [replace(request(n, prompt, session_id=f"b{n}", seed=n), prompt_group=5) for n in (1, 2)]
+        for result in await gather(engine, later):
+            assert_exact(model, prompt, result)
+        assert engine.health().num_prefilled_tokens == 30 + 30
+
+    run(engine, test)

@@ -32,6 +32,7 @@ class RouterMachine(RuleBasedStateMachine):
         self.router = Router(CONFIG)
         self.engines: dict[str, Look] = {}
         self.draining: set[str] = set()
+        self.pinned: dict[str, str] = {}
         self.waiting: dict[str, tuple[Order, str, int]] = {}
         self.outstanding: dict[str, tuple[str, int]] = {}
         self.num_requests = 0
@@ -63,6 +64,10 @@ class RouterMachine(RuleBasedStateMachine):
         engine = data.draw(st.sampled_from(sorted(self.engines)))
         self.router.drain_engine(engine)
         self.draining.add(engine)
+        self.unpin(engine)
+
+    def unpin(self, engine: str) -> None:
+        self.pinned = {request: where for request, where in self.pinned.items() if where != engine}
 
     @rule(engine=st.sampled_from(ENGINES))
     def remove(self, engine: str) -> None:
@@ -72,6 +77,7 @@ class RouterMachine(RuleBasedStateMachine):
             del self.outstanding[request]
         self.engines.pop(engine, None)
         self.draining.discard(engine)
+        self.unpin(engine)
 
     @rule(engine=st.sampled_from(ENGINES), num_queued=st.integers(0, 4), kv_usage=st.sampled_from([0.1, 0.9]))
     def look(self, engine: str, num_queued: int, kv_usage: float) -> None:
@@ -90,6 +96,16 @@ class RouterMachine(RuleBasedStateMachine):
         self.router.submit(request, session, tokens, order)
         self.waiting[request] = order, session, tokens
 
+    @rule(group=st.integers(0, 5), tokens=st.integers(0, 400))
+    def submit_of_group(self, group: int, tokens: int) -> None:
+        request, order = f"r{self.num_requests}", (0, self.num_requests)
+        self.num_requests += 1
+        session = f"session of {request}"
+        self.router.submit(request, session, tokens, order, group=group)
+        self.waiting[request] = order, session, tokens
+        if takes := sorted(self.engines.keys() - self.draining):
+            self.pinned[request] = takes[group % len(takes)]
+
     @rule()
     def take(self) -> None:
         takes = [name for name in self.engines if name not in self.draining]
@@ -101,7 +117,9 @@ class RouterMachine(RuleBasedStateMachine):
             if with_room and self.waiting:
                 assert all(session for _, session, _ in self.waiting.values())
                 assert len(with_room) < len(takes)
-                assert all(loads[name] or not self.runs_at_once(name) for name in with_room)
+                assert all(self.pinned.get(request) not in with_room for request in self.waiting)
+                if self.waiting.keys() - self.pinned.keys():
+                    assert all(loads[name] or not self.runs_at_once(name) for name in with_room)
             return
         request, engine = taken
         order, session, tokens = self.waiting.pop(request)
@@ -109,7 +127,11 @@ class RouterMachine(RuleBasedStateMachine):
         limit = CONFIG.spill_factor * min(loads.values()) + CONFIG.spill_slack
         is_freest = loads[engine] == min(loads[name] for name in with_room)
         at_once = [loads[name] for name in with_room if self.runs_at_once(name)]
-        assert is_freest or (session and (loads[engine] <= limit or loads[engine] == min(at_once)))
+        pinned_to = self.pinned.pop(request, None)
+        assert pinned_to in (None, engine)
+        assert (
+            pinned_to or is_freest or (session and (loads[engine] <= limit or loads[engine] == min(at_once)))
+        )
         if not session:
             assert all(order < other for other, at, _ in self.waiting.values() if not at)
         self.outstanding[request] = (engine, tokens)
@@ -340,3 +362,18 @@ def test_what_waits_for_an_engine_that_leaves_goes_elsewhere_in_its_order(leave:
     assert router.take() is None
     leave(router, "a")
     assert take_all(router) == [("r1", "b"), ("r2", "b"), ("r3", "b")]
+
+
+def test_a_group_has_one_engine_that_every_router_knows_and_moves_when_that_one_goes() -> None:
+    routers = [two_engines(max_queued=1) for _ in range(2)]
+    routers[1].submit("r99", "", 10_000, (0, 99))  # the second one has other work
+    assert routers[1].take() is not None
+    for router in routers:
+        for number in range(4):
+            router.submit(f"r{number}", f"s{number}", 10, (0, number), group=7)
+        assert {engine for _, engine in take_all(router)} == {"b"}
+        router.look("b", num_queued=5, kv_usage=0.5)
+        router.submit("r4", "s4", 10, (0, 4), group=7)
+        assert router.take() is None  # the other one is idle, and has not the prompt
+        router.drain_engine("b")
+        assert router.take() == ("r4", "a")

@@ -29,6 +29,7 @@ requests = st.builds(
     prompt_ids=st.lists(ids, max_size=20).map(lambda ids: np.array(ids, np.int32)),
     sampling=sampling,
     session_id=st.text(),
+    prompt_group=st.none() | st.integers(0, 2**40),
     priority=st.integers(-5, 5),
     stream=st.booleans(),
     survives_weight_update=st.booleans(),

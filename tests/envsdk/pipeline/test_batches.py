@@ -10,7 +10,7 @@ from envsdk.failures import Boundary, Failure, TrainerError
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.pipeline.batches import ModelScores, learnable, prepare_batch, token_ids
 from envsdk.pipeline.rollout_metrics import rollout_metrics, validation_metrics
-from envsdk.trajectory import Outcome, Task, TokenLog, Trajectory, Turn, VersionSpan
+from envsdk.trajectory import FinishReason, Outcome, Task, TokenLog, Trajectory, Turn, VersionSpan
 
 
 def episode(
@@ -71,6 +71,33 @@ def test_a_failed_member_is_left_out_of_batch_and_baseline() -> None:
     assert first == pytest.approx([2 / 3, -1 / 3, -1 / 3])
     for sequence in batch.sequences:
         assert not sequence.advantages[sequence.response_mask == 0].any()
+
+
+def test_masked_trajectories_are_not_in_the_batch_and_their_rewards_count() -> None:
+    def cut(trajectory):
+        return replace(
+            trajectory, turns=[replace(t, finish_reason=FinishReason.LENGTH) for t in trajectory.turns]
+        )
+
+    group = [episode(1.0), cut(episode(0.0)), episode(0.0)]
+    args = AlgorithmArgs(grpo_normalize_std=False, max_len_mask=True)
+    prepared = prepare_batch(args, 0, group, ModelScores())
+    kept = [group[0].trajectory_id, group[2].trajectory_id]
+    assert [s.trajectory_id for s in prepared.batch.sequences] == kept
+    first = [float(s.advantages[s.response_mask == 1][0]) for s in prepared.batch.sequences]
+    assert first == pytest.approx([2 / 3, -1 / 3])
+    assert prepared.metrics["advantage/masked_max_len"] == pytest.approx(1 / 3)
+    assert prepared.metrics["advantage/masked"] == pytest.approx(1 / 3)
+    assert prepared.nothing_left == ""
+
+
+def test_a_batch_that_masks_empty_says_which_did() -> None:
+    args = AlgorithmArgs(difficulty_mask=True, max_len_mask=True)
+    prepared = prepare_batch(args, 0, [episode(1.0), episode(1.0)], ModelScores())
+    assert prepared.batch.sequences == []
+    assert "all 2 trajectories" in prepared.nothing_left
+    assert "max_len_mask 0, difficulty_mask 2" in prepared.nothing_left
+    assert "advantage/mean" not in prepared.metrics
 
 
 def test_scores_go_with_their_sequence() -> None:

@@ -1,0 +1,75 @@
+"""What the sections of the YAML file share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt
+
+from envsdk.inference.sampling import MinP, SamplingParams, Temperature, TopK, TopP
+
+
+def distinct(values: list[Any]) -> list[Any]:
+    """The values; ValueError when one is repeated."""
+    repeated = sorted({str(value) for value in values if values.count(value) > 1})
+    if repeated:
+        raise ValueError(f"{', '.join(repeated)} named more than once")
+    return values
+
+
+def _is_tag(name: str) -> str:
+    if not name.isprintable() or "\\" in name or {"", ".", ".."} & set(name.split("/")):
+        raise ValueError("no name of a tag: write letters, digits, `.`, `_`, `-`, and single `/` in between")
+    return name
+
+
+Tag = Annotated[str, Field(max_length=200), AfterValidator(_is_tag)]
+Names = Annotated[list[str], Field(min_length=1), AfterValidator(distinct)]
+
+
+def split_evenly(total: int, weights: Sequence[int]) -> list[int]:
+    """Divide `total` in proportion to `weights`, remainders to the largest fractions, then the first.
+
+    >>> split_evenly(10, [1, 1, 1])
+    [4, 3, 3]
+    """
+    of_all = sum(weights)
+    shares = [total * weight // of_all for weight in weights]
+    by_remainder = sorted(range(len(weights)), key=lambda i: (-(total * weights[i] % of_all), i))
+    for i in by_remainder[: total - sum(shares)]:
+        shares[i] += 1
+    return shares
+
+
+class Section(BaseModel):
+    """What all sections share: strict types, no unknown keys, frozen, docstrings as descriptions."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+        allow_inf_nan=False,
+    )
+
+
+class GeneratingArgs(Section):
+    """How replies are sampled."""
+
+    max_new_tokens: PositiveInt = 64
+    """Longest reply."""
+    temperature: Temperature = 1.0
+    """0 is greedy."""
+    top_p: TopP = 1.0
+    """Share of the probability mass that is sampled from."""
+    top_k: TopK = 0
+    """Most likely tokens that are sampled from; 0 is off."""
+    min_p: MinP = 0.0
+    """Tokens less likely than this share of the most likely one's probability are not sampled; 0 is off."""
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """What engines are asked for."""
+        return SamplingParams(**{name: getattr(self, name) for name in GeneratingArgs.model_fields})
