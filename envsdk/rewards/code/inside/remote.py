@@ -90,7 +90,8 @@ class Program:
                     self._called_back(message[1], message[2])
                     continue
                 answer, content, more, printed = message
-                sys.stdout.write(str(printed))
+                captured = sys.stdout
+                captured.write(str(printed))
                 if answer == "raised":
                     raised = self._exception(content, more)
                 else:
