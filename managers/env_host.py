@@ -57,6 +57,10 @@ class EnvBlueprint:
 
         return make_async(self.spec, **self.env_config)
 
+    def failure_of(self, error: BaseException, verb: str) -> Failure:
+        """What an error in a process of its own becomes."""
+        return failure_of(error, verb)
+
     def reset_options(self, task: Task) -> Options | None:
         """What `reset` gets of a task besides its seed."""
         return {"task": task.index} if self.spec.lists_tasks else None

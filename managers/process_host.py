@@ -9,14 +9,18 @@ import asyncio
 import multiprocessing
 import os
 import pickle
+from functools import partial
+from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from envsdk.failures import Boundary, Failure
 from envsdk.managers.env_host import EnvBlueprint, EnvHost, EpisodeFailed, timed_out
-from envsdk.managers.env_processes import ENV_PROCESSES
+from envsdk.processes.forked import ForkedProcesses
 
+ENV_PROCESSES = ForkedProcesses(preload=partial(import_module, "envsdk.managers.env_host"))
+"""The one of this process."""
 _places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 

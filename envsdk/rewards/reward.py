@@ -59,6 +59,9 @@ class Reward:
     """Whether the response solves its task; None: where the value is at least 1."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """What the value is made of, by name."""
+    fault: str = ""
+    """What a wrong response did to its scorer: `raised`, `deadline`, `memory` or `died`; empty for others.
+    Set by the workers."""
 
     def __post_init__(self) -> None:
         for number in (self.value, *self.parts.values()):
@@ -90,14 +93,22 @@ class Runs(StrEnum):
 class RewardFunction(ABC):
     """Scores responses. One instance scores many and keeps no state between them.
 
-    An exception, a call past its deadline and a process that dies are put down by scoring the row's reference
-    answer in a fresh process: when that works, the response was at fault and gets `unscorable(reason)`;
-    otherwise the episode is masked (RewardError).
+    After an exception, a missed deadline or the death of a process, the row's reference answer is scored in a
+    fresh process: when that works, the response was at fault and gets `unscorable(reason)`; otherwise the
+    episode is masked (RewardError). `workers.py` has the whole rule.
     """
 
     Args: ClassVar[type[BaseModel] | None] = None
     """The settings as a model whose instance the constructor takes; None: it takes them as keywords."""
     runs: ClassVar[Runs] = Runs.PROCESS
+
+    @classmethod  # noqa: B027 - most functions need nothing
+    def preload(cls) -> None:
+        """Import what scoring needs and what takes long to import.
+
+        Called once in the process from which the workers are forked, so that no deadline counts it and a
+        fresh worker has it at once.
+        """
 
     @abstractmethod
     def score(self, sample: Sample) -> Reward:
@@ -127,6 +138,8 @@ class AsyncRewardFunction(RewardFunction):
     """
 
     runs: ClassVar[Runs] = Runs.INLINE
+    keeps_deadline: ClassVar[bool] = False
+    """Whether it ends every call by itself, and its queue is its own: no other deadline holds for it."""
 
     def score(self, sample: Sample) -> Reward:
         """Not for this kind: it is awaited."""

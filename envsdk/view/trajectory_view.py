@@ -86,6 +86,9 @@ def shortened(view: dict[str, Any], limit: int) -> dict[str, Any]:
     room = limit // (2 * len(kept) + 1)
     for turn in kept:
         turn |= {name: _cut(turn[name], room) for name in ("observation", "reply")}
+        if "details" in turn:
+            verdict = _cut(turn["details"]["verdict"], room)
+            turn["details"] = {"verdict": verdict, "parts": {}, "fields": [], "history": []}
     return view | {
         "turns": kept,
         "turns_left_out": view["turns_left_out"] + len(turns) - len(kept),
@@ -155,6 +158,8 @@ def _turn_view(
         "finish_reason": turn.finish_reason,
         "metrics": {name: finite(value) for name, value in turn.metrics.items()},
     }
+    if (details := _details_view(turn.details)) is not None:
+        view["details"] = details
     start, end = turn.response_start, turn.response_end
     if tokens is None or not 0 <= start <= end <= len(tokens):
         return view
@@ -170,6 +175,30 @@ def _turn_view(
     known = logprobs[np.isfinite(logprobs)]
     view["logprob"] = float(known.mean(dtype=np.float64)) if len(known) else None
     return view
+
+
+def _details_view(details: str | None) -> dict[str, Any] | None:
+    """What an environment says of a turn: the verdict and its parts, then all else by name, as texts."""
+    found = json.loads(details) if details else None
+    if not isinstance(found, dict):
+        return None
+    parts, history = found.pop("parts", {}), found.pop("history", [])
+    if not (isinstance(parts, dict) and all(isinstance(value, int | float) for value in parts.values())):
+        found["parts"], parts = parts, {}
+    if not (isinstance(history, list) and all(isinstance(message, dict) for message in history)):
+        found["history"], history = history, []
+    return {
+        "verdict": _cut(_text(found.pop("verdict", ""))),
+        "parts": {name: finite(value) for name, value in parts.items()},
+        "fields": [[name, _cut(_text(value))] for name, value in found.items()],
+        "history": [
+            [_text(message.get("role", "")), _cut(_text(message.get("content", "")))] for message in history
+        ],
+    }
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _tokens(tokens: TokenArrays, texts: Sequence[str] | None, start: int, end: int) -> dict[str, Any]:

@@ -141,7 +141,7 @@ async def test_a_killed_parent_of_environments_is_replaced() -> None:
         # Not the environments below it, which end with it and may be zombies when it is their turn.
         for child in psutil.Process().children():
             with contextlib.suppress(psutil.NoSuchProcess):
-                if "env_processes" in " ".join(child.cmdline()):
+                if "envsdk.processes.forked" in " ".join(child.cmdline()):
                     child.kill()
                     # The environments are told to end when it has, and could answer until then.
                     child.wait()

@@ -10,12 +10,14 @@
       ` · ${View.plural(member.turns.length, "turn")}`, ` · version ${View.versionText(member)}`,
       member.step === null ? null : ` · step ${member.step}`));
 
+  const isVerdict = (member) => { const last = member.turns.at(-1); return Boolean(last && last.details && last.details.verdict === member.final_observation); };
+
   const cell = (member, at, previous) => {
     const turn = member.turns[at];
     if (!turn) {
       if (at === member.turns.length) {
         return h("div", { class: "cell end" }, member.failure ? h("p", { class: "bad" }, `Failed: ${member.failure.boundary}/${member.failure.kind}. ${member.failure.message}`) : null,
-          member.final_observation ? h("pre", { class: "observation" }, member.final_observation.slice(0, 1500)) : null);
+          member.final_observation && !isVerdict(member) ? h("pre", { class: "observation" }, member.final_observation.slice(0, 1500)) : null);
       }
       return h("div", { class: "cell none" });
     }
@@ -38,7 +40,7 @@
     grid.append(h("div", { class: "corner" }), ...found.members.map((member) => head(id, member, found.mean)));
     for (let at = 0; at <= found.num_turns; at += 1) {
       const isLast = at === found.num_turns;
-      if (isLast && found.members.every((member) => member.turns.length < at || (!member.final_observation && !member.failure))) break;
+      if (isLast && found.members.every((member) => member.turns.length < at || ((!member.final_observation || isVerdict(member)) && !member.failure))) break;
       grid.append(h("div", { class: `corner${at === found.fork ? " fork" : ""}` }, isLast ? "end" : String(at + 1)));
       found.members.forEach((member, column) => grid.append(cell(member, at, column ? found.members[column - 1] : null)));
     }

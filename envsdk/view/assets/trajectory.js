@@ -13,11 +13,22 @@
     return h("div", {}, block, button);
   };
 
+  // A graded response: its verdict, what the reward is made of, and the row of data that it answers.
+  const graded = (turn) => {
+    const { verdict, parts, fields } = turn.details;
+    const numbers = Object.entries(parts).map(([name, value]) => h("span", {}, `${name.replace(/_/g, " ")} ${View.minus(View.number(value))}`));
+    return h("div", { class: `graded ${turn.reward > 0 ? "passed" : "missed"}` },
+      h("div", { class: "row" }, h("b", {}, verdict || "graded"), h("span", { class: "quiet" }, `reward ${View.minus(View.number(turn.reward))}`)),
+      numbers.length ? h("div", { class: "chips" }, numbers) : null,
+      fields.length ? h("dl", {}, fields.map(([name, value]) => h("div", {}, h("dt", {}, name.replace(/_/g, " ")), h("dd", {}, text(value, "field"))))) : null);
+  };
+
   const chips = (turn) => {
     const found = [];
-    if (turn.reward) found.push(h("span", { class: turn.reward > 0 ? "good" : "bad" }, `reward ${View.signed(turn.reward, View.number)}`));
+    const parts = turn.details ? turn.details.parts : {};
+    if (turn.reward && !turn.details) found.push(h("span", { class: turn.reward > 0 ? "good" : "bad" }, `reward ${View.signed(turn.reward, View.number)}`));
     if (turn.finish_reason !== "stop") found.push(h("span", { class: "warn" }, turn.finish_reason === "length" ? "cut off by its length" : turn.finish_reason));
-    for (const [name, value] of Object.entries(turn.metrics)) found.push(h("span", {}, `${name.replace(/_/g, " ")} ${View.minus(View.number(value))}`));
+    for (const [name, value] of Object.entries(turn.metrics)) if (!(name in parts)) found.push(h("span", {}, `${name.replace(/_/g, " ")} ${View.minus(View.number(value))}`));
     if (turn.tokens) found.push(h("span", {}, View.plural(turn.tokens.ids.length, "token")));
     if (turn.tokens) {
       const versions = [...new Set(turn.tokens.versions.map(([version]) => version))];
@@ -35,11 +46,15 @@
     return details;
   };
 
+  const history = (turn) => (turn.details ? turn.details.history.map(([role, content]) => h("div", {}, h("p", { class: "quiet" }, role), text(content, "observation"))) : null);
+
   View.turnBody = (turn, { observation = true, prompt = true } = {}) => [
+    observation ? history(turn) : null,
     observation ? text(turn.observation, "observation") : null,
     prompt && turn.prompt ? given(turn.prompt) : null,
     turn.tokens ? View.tokenStrip(turn.tokens) : text(turn.reply || "(empty reply)", "reply"),
     turn.tokens && !turn.tokens.texts ? text(turn.reply, "reply") : null,
+    turn.details ? graded(turn) : null,
     chips(turn),
   ];
 
@@ -99,7 +114,8 @@
     if (!trajectory.turns.length) page.append(View.empty("No turn was played", trajectory.failure ? "It failed before the first reply." : "The episode ended as it began."));
     for (const turn of trajectory.turns) page.append(h("section", { class: "turn", id: `turn-${turn.number}`, tabindex: "-1" }, h("h3", {}, `Turn ${turn.number}`), h("div", {}, View.turnBody(turn))));
     if (trajectory.turns_left_out) page.append(h("p", { class: "quiet" }, `${View.count(trajectory.turns_left_out)} more turns are in the file.`));
-    if (trajectory.final_observation) page.append(h("section", { class: "turn last" }, h("h3", {}, "In the end"), h("div", {}, text(trajectory.final_observation, "observation"))));
+    const last = trajectory.turns.at(-1);
+    if (trajectory.final_observation && !(last && last.details && last.details.verdict === trajectory.final_observation)) page.append(h("section", { class: "turn last" }, h("h3", {}, "In the end"), h("div", {}, text(trajectory.final_observation, "observation"))));
     return { title: `${trajectory.tag} ${trajectory.id}`, element: page };
   };
 })();

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from envsdk.trajectory import Outcome, Trajectory
 from envsdk.view.token_text import token_texts
-from envsdk.view.trajectory_view import TEXT_LIMIT, TURN_LIMIT, group_view, trajectory_view
+from envsdk.view.trajectory_view import TEXT_LIMIT, TURN_LIMIT, group_view, shortened, trajectory_view
 from tests.envsdk.view.view_runs import make_trajectory, tokenizer
 
 ABOUT: dict[str, Any] = {
@@ -137,3 +138,48 @@ def test_a_failed_member_has_no_part_in_the_mean() -> None:
     view = group_view([won, failed])
     assert view["mean"] == 1.0
     assert [member["advantage"] for member in view["members"]] == [0.0, None]
+
+
+def graded(details: object) -> Trajectory:
+    trajectory = make_trajectory(1, replies=("Left",))
+    [turn] = trajectory.turns
+    return replace(trajectory, turns=[replace(turn, details=json.dumps(details))])
+
+
+def test_a_graded_response_shows_its_verdict_its_parts_and_the_rows_fields() -> None:
+    details = {
+        "verdict": "7 is not 12",
+        "parts": {"math": 0.0, "length": -0.5},
+        "ground_truth": "12",
+        "difficulty": 3,
+        "history": [{"role": "system", "content": "Be brief."}],
+    }
+    [turn] = view_of(graded(details))["turns"]
+    assert turn["details"] == {
+        "verdict": "7 is not 12",
+        "parts": {"math": 0.0, "length": -0.5},
+        "fields": [["ground_truth", "12"], ["difficulty", "3"]],
+        "history": [["system", "Be brief."]],
+    }
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["verdict", "parts", "history", "ground_truth"]),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+            lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+            max_leaves=5,
+        ),
+    )
+)
+def test_details_of_any_shape_can_be_shown(details: dict[str, Any]) -> None:
+    [turn] = view_of(graded(details))["turns"]
+    assert set(turn["details"]) == {"verdict", "parts", "fields", "history"}
+
+
+def test_a_shortened_view_keeps_the_verdict() -> None:
+    view = view_of(graded({"verdict": "wrong", "ground_truth": "x" * 50_000}))
+    small = shortened(view, 4_000)
+    assert small["turns"][0]["details"]["verdict"] == "wrong"
+    assert len(json.dumps(small)) < 6_000
