@@ -387,9 +387,9 @@ def main() -> int:
         filter(None, [str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH")])
     )
     print(
-        f"{options.num_prompts} prompts of {GROUP_SIZE} responses per batch, {options.num_engines} engines of "
-        f"{options.places} places; {options.mean_length} tokens on average, sigma {options.sigma:g}, cut at "
-        f"{options.response_length}, {1 / options.token_s:g} tokens/s; training {options.train_s:g} s; "
+        f"{options.num_prompts} prompts of {GROUP_SIZE} responses a batch, {options.num_engines} engines of "
+        f"{options.places} places; {options.mean_length} tokens on average, sigma {options.sigma:g}, "
+        f"cut at {options.response_length}, {1 / options.token_s:g} tok/s; training {options.train_s:g} s; "
         f"{options.num_steps} steps; filters drop {FILTER_SHARE:.0%} of the groups\n\n"
         "policy        filters   s/step   ideal  over ideal  x whole groups  staleness  load"
     )
