@@ -11,6 +11,7 @@ EXTRA_OF = {
     "hypothesis": "testing",
     "jsonschema": "tools",
     "llguidance": "train",
+    "math_verify": "rlvr",
     "mcp": "mcp",
     "megatron": "megatron",
     "peft": "lora",
