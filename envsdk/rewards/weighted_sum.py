@@ -56,7 +56,7 @@ class SumReward(AsyncRewardFunction):
     """The sum of weight times value over its parts, which are scored side by side."""
 
     Args = SumArgs
-    has_own_deadlines = True
+    keeps_deadline = True
 
     def __init__(self, args: SumArgs) -> None:
         """Raises ConfigurationError, which names the part."""
