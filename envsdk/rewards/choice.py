@@ -114,7 +114,9 @@ def chosen(text: str, options: Mapping[str, str]) -> str:
         if "or" in following.group().lower().split() or "/" in following.group():
             return ""
         at = following.end()
-    is_marked = re.match(r"\W|option|choice|answer", text, re.IGNORECASE) or first.group()[-1:] in ").:]*_$"
+    is_marked = (
+        re.match(r"\W|option|choice|answer", text, re.IGNORECASE) or first.group().rstrip()[-1:] in ").:]*_$"
+    )
     rest = text[at:]
     if (
         rest.strip()
