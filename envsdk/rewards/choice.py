@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from envsdk.rewards.answers import Extraction, Way, find_answer, short
-from envsdk.rewards.reward import Reward, RewardFunction, Runs, Sample
+from envsdk.rewards.reward import Reward, RewardError, RewardFunction, Runs, Sample
 
 LETTERS = "ABCDEFGHIJ"
 
@@ -55,6 +55,8 @@ class ChoiceReward(RewardFunction):
     def score(self, sample: Sample) -> Reward:
         options = options_of(sample)
         truth = chosen(sample.ground_truth, options) or _letters_in_a_row(sample.ground_truth)
+        if not truth:
+            raise RewardError(f"its ground_truth is no choice: {short(sample.ground_truth) or 'empty'}")
         found = find_answer(sample.response, self.args)
         if found.answer is not None:
             choice, said = chosen(found.answer, options), found.answer
@@ -63,7 +65,7 @@ class ChoiceReward(RewardFunction):
             said = choice or ""
         else:
             choice, said = "", ""
-        if truth and len(truth) > 1:
+        if len(truth) > 1:
             choice = choice or _letters_in_a_row(said)
         is_right = bool(choice) and choice == truth
         in_box, is_boxed = _VALUES[self.args.reward_type], found.way == "boxed"
@@ -71,7 +73,7 @@ class ChoiceReward(RewardFunction):
         if is_right:
             verdict = f"{choice} is right" + ("" if is_boxed or value == 1 else ", but not in \\boxed{}")
         elif said:
-            verdict = f"{choice or short(said)} is not {short(truth or sample.ground_truth)}"
+            verdict = f"{choice or short(said)} is not {truth}"
         else:
             verdict = found.problem or "no choice found"
         parts = (
@@ -94,8 +96,8 @@ class ChoiceReward(RewardFunction):
         truth = Sample(response="", row=row).ground_truth
         if chosen(truth, _options_of_row(row)) or _letters_in_a_row(truth):
             return None
-        if row.get("prompt") or row.get("messages"):
-            return None  # the options may stand in the prompt
+        if truth and (row.get("prompt") or row.get("messages")):
+            return None  # it may be the text of an option that stands in the prompt
         return f"its ground_truth is no letter A to J and no option: {short(truth) or 'empty'}"
 
 
