@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,11 @@ def _opened(source: str) -> Prompts:
     return Prompts(PromptSource.model_validate_json(source))
 
 
+_opening = Lock()
+"""Environments start on threads, hundreds at once: one of them reads the files, the others wait for it."""
+
+
 def open_prompts(source: PromptSource) -> Prompts:
     """The rows of `source`; equal sources share one. Raises ConfigurationError."""
-    return _opened(source.model_dump_json())
+    with _opening:
+        return _opened(source.model_dump_json())
