@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import string
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
@@ -14,6 +13,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Text
 
 from envsdk.env import AsyncTextEnv, Info
+from envsdk.envs.spaces import PRINTABLE, AnyText
 from envsdk.envs.swe.observations import (
     SHOWN_OUTPUT,
     SUBMIT_COMMAND,
@@ -38,7 +38,6 @@ SUBMISSIONS: tuple[Submission, ...] = ("auto", "output", "tree")
 LOOKS = ("git ls-files", "git status --short", "grep -rn 'def ' --include='*.py' . | sort | head -40")
 """Commands that change nothing: with the one that submits they are the `legal_actions`."""
 
-_PRINTABLE = frozenset(string.ascii_letters + string.digits + string.punctuation + " \n")
 _MAX_OBSERVATION_LENGTH = 2**30
 _MAX_REPLY_LENGTH = 256
 
@@ -167,12 +166,12 @@ class SWEEnv(AsyncTextEnv):
 
     @cached_property
     def observation_space(self) -> Text:  # type: ignore[override]
-        return _AnyText(max_length=_MAX_OBSERVATION_LENGTH, charset=_PRINTABLE)
+        return AnyText(_MAX_OBSERVATION_LENGTH)
 
     @cached_property
     def action_space(self) -> Text:  # type: ignore[override]
         """What `sample()` draws from. `step` takes any string, of any length and script."""
-        return Text(min_length=0, max_length=_MAX_REPLY_LENGTH, charset=_PRINTABLE)
+        return Text(min_length=0, max_length=_MAX_REPLY_LENGTH, charset=PRINTABLE)
 
     async def reset(  # type: ignore[override]
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -341,13 +340,6 @@ class SWEEnv(AsyncTextEnv):
         if self._state is None:
             raise ResetNeeded("SWE: call reset() first")
         return self._state
-
-
-class _AnyText(Text):
-    """Texts of any script: programs print what they like. `sample()` draws from the character set."""
-
-    def contains(self, x: Any) -> bool:
-        return isinstance(x, str) and len(x) <= self.max_length
 
 
 def gold_command(patch: str) -> str:

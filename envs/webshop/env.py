@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import string
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +13,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Text
 
 from envsdk.env import Info, TextEnv
+from envsdk.envs.spaces import PRINTABLE, AnyText
 from envsdk.envs.webshop.goals import GoalKind, Split, split_bounds
 from envsdk.envs.webshop.oracle import best_options, find_query, next_action, plain_query
 from envsdk.envs.webshop.pages import MODES, Mode, render
@@ -23,7 +23,6 @@ from envsdk.envs.webshop.store import GOALS, Store, is_complete, open_store
 from envsdk.failures import ConfigurationError
 
 INVALID = "Invalid action."
-_PRINTABLE = frozenset(string.ascii_letters + string.digits + string.punctuation + " \n")
 
 
 class WebShopEnv(TextEnv):
@@ -120,11 +119,11 @@ class WebShopEnv(TextEnv):
 
     @cached_property
     def observation_space(self) -> Text:  # type: ignore[override]
-        return _AnyText(max_length=2**20, charset=_PRINTABLE)
+        return AnyText(2**20)
 
     @cached_property
     def action_space(self) -> Text:  # type: ignore[override]
-        return Text(min_length=0, max_length=256, charset=_PRINTABLE)
+        return Text(min_length=0, max_length=256, charset=PRINTABLE)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         super().reset(seed=seed)
@@ -264,13 +263,6 @@ class WebShopEnv(TextEnv):
     def _observation(self) -> str:
         assert self._session is not None
         return render(self._session, self._mode) + self._note
-
-
-class _AnyText(Text):
-    """Texts of any script: products are what they are. `sample()` draws from the character set."""
-
-    def contains(self, x: Any) -> bool:
-        return isinstance(x, str) and len(x) <= self.max_length
 
 
 def _open(data_dir: str | None, num_products: int, catalogue_seed: int) -> Store:

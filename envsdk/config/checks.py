@@ -26,6 +26,7 @@ from envsdk.config.models import (
     RunConfig,
     TrainerRole,
 )
+from envsdk.config.rlvr_checks import prompt_problems
 from envsdk.env import EnvSpec, Isolation
 from envsdk.failures import ConfigurationError
 from envsdk.inference.settings import EngineSettings
@@ -53,6 +54,7 @@ def check(config: RunConfig, *, for_training: bool = True) -> list[Problem]:
         _engines,
         _lengths,
         _tags,
+        prompt_problems,
         _plugin_names,
         _plugin_settings,
         _correction,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,9 @@ from envsdk.config.algorithm_warnings import algorithm_notes
 from envsdk.config.loading import DEFAULT, LoadedConfig, leaves
 from envsdk.config.models import EnvManagerArgs, Role, RunConfig, TrainerRole
 from envsdk.config.plugins import SharesOutRanks, runs_on_several_ranks, settings_model, settings_sections
+from envsdk.config.rlvr import PROMPTS_ENV, count_rows
+from envsdk.rewards.loading import reward_class
+from envsdk.rewards.reward import AsyncRewardFunction, Runs
 from envsdk.settings.problems import dotted
 
 _VALUE_WIDTH = 44
@@ -67,6 +70,7 @@ def derived(config: RunConfig) -> list[tuple[str, str]]:
         ("max staleness", f"{staleness} weight version{'' if staleness == 1 else 's'}"),
         ("capacity", _capacity(config)),
         ("training batch", f"{config.num_train_groups} groups of {config.train_env_manager.group_size}"),
+        *_prompt_rows(config),
         *_manager_rows("train", config.train_env_manager),
         ("train groups count", f"from {_members(config.train_env_manager)} on"),
         *_manager_rows("val", config.val_env_manager),
@@ -84,6 +88,53 @@ def derived(config: RunConfig) -> list[tuple[str, str]]:
         ("value head", "yes" if config.needs_values else "no"),
         ("run folder", str(config.run_folder)),
     ]
+
+
+def _prompt_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Of a run with prompts: what one step samples, and who scores it where."""
+    sections = {
+        tag: env.env_config["reward"]
+        for tag, env in config.custom_envs.items()
+        if env.env_type == PROMPTS_ENV and isinstance(env.env_config.get("reward"), dict)
+    }
+    if not sections:
+        return
+    asks = [tag for tag in config.train_env_manager.tags if tag in sections]
+    groups, size = config.num_train_groups, config.train_env_manager.group_size
+    if asks:
+        which = "prompts" if len(asks) == len(config.train_env_manager.tags) else "prompts and other tasks"
+        yield "each step", f"{groups} {which} x {size} responses = {config.train_batch_size} responses"
+        yield "requests at once", _requests(config)
+    for tag, reward in sections.items():
+        if tag in asks or tag in config.val_env_manager.tags:
+            rows = count_rows(config.custom_envs[tag].env_config)
+            data = "rows: not read, the files are not here" if rows is None else f"rows: {rows:,}"
+            yield f"reward of {tag}", f"{reward.get('worker_cls')} {_scored(reward)}; {data}"
+
+
+def _requests(config: RunConfig) -> str:
+    infer, manager = config.actor_infer, config.train_env_manager
+    wanted = config.capacity + manager.num_groups_redundancy * manager.group_size
+    is_own = config.is_num_return_sequences_expand
+    each = "of its own" if is_own else "beside those of its group, at one engine"
+    engines = "1 engine answers" if infer.num_engines == 1 else f"{infer.num_engines} engines answer"
+    plural = "" if infer.num_engines == 1 else " each"
+    return (
+        f"up to {min(wanted, manager.num_envs)}, every response a request {each}; "
+        f"{engines} {infer.infer_batch_size} at a time{plural}"
+    )
+
+
+def _scored(reward: Mapping[str, Any]) -> str:
+    """Who calls a reward function, and within which limits."""
+    kind = reward_class(str(reward["worker_cls"]))
+    number = reward.get("world_size", 1)
+    limit = f", {reward['timeout_s']:g} s for each response" if "timeout_s" in reward else ""
+    if issubclass(kind, AsyncRewardFunction):
+        return f"awaited by the environment workers, {number} at a time{limit}"
+    if kind.runs is Runs.INLINE:
+        return "in the event loops of the environment workers"
+    return f"in {number} worker process{'' if number == 1 else 'es'} per environment worker{limit}"
 
 
 def _capacity(config: RunConfig) -> str:

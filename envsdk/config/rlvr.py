@@ -17,8 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from envsdk import run_limits
 from envsdk.config.section import split_evenly
+from envsdk.failures import ConfigurationError
+from envsdk.prompt_data.opening import NoRows, open_prompts
+from envsdk.prompt_data.prompts import PromptSource
 from envsdk.settings.problems import KeyPath
 
 PROMPTS_ENV = "envsdk/Prompts-v1"
@@ -221,8 +226,9 @@ def _env_config(
         "shuffle": shuffle and files.get("shuffle", True),
         "order_seed": data.get("seed", 42),
     }
-    if data.get("prompt_length") is not None:
-        config["longest_prompt"] = data["prompt_length"]
+    model = data.get("pretrain")
+    if data.get("prompt_length") is not None and isinstance(model, str) and Path(model).is_dir():
+        config |= {"longest_prompt": data["prompt_length"], "tokenizer": model}
     return config
 
 
@@ -246,9 +252,21 @@ def _partition(total: int, weights: Sequence[float]) -> list[int]:
     return shares
 
 
+def source_of(env_config: Mapping[str, Any]) -> PromptSource:
+    """The prompt data of an environment's `env_config`. Raises ValidationError."""
+    return PromptSource(
+        **{name: env_config[name] for name in PromptSource.model_fields if name in env_config}
+    )
+
+
 def count_rows(env_config: Mapping[str, Any]) -> int | None:
     """How many rows are selected; None when the files are not there or cannot be read."""
-    return None
+    try:
+        return len(open_prompts(source_of(env_config)))
+    except NoRows:
+        return 0
+    except (ConfigurationError, ValidationError):
+        return None
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

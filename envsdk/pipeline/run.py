@@ -14,6 +14,7 @@ from pathlib import Path
 
 from envsdk.config.loading import LoadedConfig
 from envsdk.config.models import RunConfig
+from envsdk.config.start_checks import check_start
 from envsdk.display.progress import ProgressDisplay
 from envsdk.display.terminal import say
 from envsdk.failures import ConfigurationError, EnvsdkError, Interrupted
@@ -57,6 +58,7 @@ def _only_run_in(folder: Path) -> Iterator[None]:
 def _train(loaded: LoadedConfig) -> None:
     """Start the run or continue it, unless it has all its steps."""
     config = loaded.config
+    check_start(config)
     folder = RunFolder.open(config)
     if folder.first_step >= config.max_steps:
         say(f"{folder.path} has all {config.max_steps} steps; raise max_steps or choose another exp_name.")

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,10 @@ from numpy.typing import NDArray
 from envsdk.failures import ConfigurationError
 from envsdk.prompt_data.arithmetic import SCHEME, generated_file
 from envsdk.prompt_data.prompts import PromptRow, PromptSource
+
+
+class NoRows(ConfigurationError):
+    """The files are there, and none of their rows is asked for or can be used."""
 
 
 class Prompts:
@@ -41,7 +46,7 @@ class Prompts:
                         self.counts[_tag(row)] += 1
                     offset += len(line)
         if not places:
-            raise ConfigurationError(f"no row of {', '.join(source.files)} can be used")
+            raise NoRows(f"no row of {', '.join(source.files)} can be used")
         self._places: NDArray[np.int64] = np.array(places, np.int64)
 
     def __len__(self) -> int:
@@ -85,6 +90,11 @@ def _opened(source: str) -> Prompts:
     return Prompts(PromptSource.model_validate_json(source))
 
 
+_opening = Lock()
+"""Environments start on threads, hundreds at once: one of them reads the files, the others wait for it."""
+
+
 def open_prompts(source: PromptSource) -> Prompts:
     """The rows of `source`; equal sources share one. Raises ConfigurationError."""
-    return _opened(source.model_dump_json())
+    with _opening:
+        return _opened(source.model_dump_json())

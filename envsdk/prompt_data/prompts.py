@@ -25,6 +25,10 @@ class PromptSource(StrictSettings):
     """Only rows whose `tag` (or else `domain`) is one of these; all rows when empty."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Standard name -> column of the file, where a file has other names: `{prompt: question}`."""
+    longest_prompt: int | None = Field(default=None, ge=1)
+    """Rows whose prompt has more tokens cannot be used. Needs `tokenizer`."""
+    tokenizer: str | None = None
+    """Folder of the model whose tokens are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

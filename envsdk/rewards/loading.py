@@ -13,6 +13,14 @@ from envsdk.rewards.reward import PLUGINS, RewardFunction
 from envsdk.settings.problems import dotted
 from envsdk.settings.validation import problems_in
 
+WORKER_KEYS = ("world_size", "timeout_s", "infer_batch_size", "memory_mb")
+"""Keys of a reward's section in the YAML file that are about its workers."""
+
+
+def settings_of(section: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the function itself: what a section of the YAML file has besides."""
+    return {name: value for name, value in section.items() if name not in ("worker_cls", *WORKER_KEYS)}
+
 
 def load_reward(name: str, settings: Mapping[str, Any]) -> RewardFunction:
     """The reward function of this name, constructed with these settings.

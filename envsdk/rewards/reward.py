@@ -59,6 +59,9 @@ class Reward:
     """Whether the response solves its task; None: where the value is at least 1."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """What the value is made of, by name."""
+    fault: str = ""
+    """What a wrong response did to its scorer: `raised`, `deadline`, `memory` or `died`; empty for others.
+    Set by the workers."""
 
     def __post_init__(self) -> None:
         for number in (self.value, *self.parts.values()):
@@ -135,6 +138,8 @@ class AsyncRewardFunction(RewardFunction):
     """
 
     runs: ClassVar[Runs] = Runs.INLINE
+    keeps_deadline: ClassVar[bool] = False
+    """Whether it ends every call by itself, and its queue is its own: no other deadline holds for it."""
 
     def score(self, sample: Sample) -> Reward:
         """Not for this kind: it is awaited."""

@@ -121,7 +121,7 @@ class RewardWorkers:
             raise RewardError(f"the workers of reward {self.name!r} are closed")
         try:
             if isinstance(self.function, AsyncRewardFunction):
-                async with self._places:
+                async with contextlib.nullcontext() if self.function.keeps_deadline else self._places:
                     reward = await self._timed(self._settle(sample, self._await))
             elif self.function.runs is Runs.INLINE:
                 reward = await self._timed(self._settle(sample, self._run))
@@ -180,7 +180,7 @@ class RewardWorkers:
             raise RewardError(f"{fault}. No fault of the response: {problem}") from fault
         self.counts.faults[fault.kind] += 1
         try:
-            return plain_reward(self.function.unscorable(str(fault)))
+            return replace(plain_reward(self.function.unscorable(str(fault))), fault=fault.kind)
         except Exception as error:  # boundary: a reward function
             raise RewardError(f"unscorable raised {describe_error(error)}") from error
 
@@ -239,7 +239,7 @@ class RewardWorkers:
 
         call = asyncio.create_task(scored())
         try:
-            await asyncio.wait({call}, timeout=self.timeout_s)
+            await asyncio.wait({call}, timeout=None if function.keeps_deadline else self.timeout_s)
         finally:
             call.cancel()
         if not call.done():

@@ -10,6 +10,7 @@ EXTRA_OF = {
     "httpx2": "openai",
     "hypothesis": "testing",
     "jsonschema": "tools",
+    "langdetect": "rlvr",
     "llguidance": "train",
     "mcp": "mcp",
     "megatron": "megatron",

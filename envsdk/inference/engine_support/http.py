@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
 
 import httpx2
 
@@ -12,7 +17,10 @@ from envsdk.inference.engine_support.failures import (
     Unavailable,
     error_text,
     retry_after_s,
+    wait_s,
 )
+
+ReplyT = TypeVar("ReplyT")
 
 _MESSAGES = ("error", "detail", "error_message")
 """Where servers say what is wrong."""
@@ -29,7 +37,34 @@ def http_client(
     )
 
 
-def unavailable(url: str, error: httpx2.TransportError) -> Unavailable:
+async def post_json(http: httpx2.AsyncClient, url: str, body: Mapping[str, Any]) -> str:
+    """The server's answer to one request. Raises Unavailable or ReplyRefused."""
+    try:
+        response = await http.post(url, json=body)
+    except httpx2.RequestError as error:
+        raise unavailable(url, error) from error
+    if response.status_code != httpx2.codes.OK:
+        raise await refusal(response)
+    return response.text
+
+
+async def with_retries(
+    ask: Callable[[], Awaitable[ReplyT]], *, max_retries: int, backoff_s: float, draw: random.Random
+) -> ReplyT:
+    """`ask()`, again after each Unavailable; raises the one after the last retry."""
+    for attempt in itertools.count():
+        try:
+            return await ask()
+        except Unavailable as error:
+            if attempt == max_retries:
+                raise Unavailable(f"{error} (asked {attempt + 1} times)") from error
+            await asyncio.sleep(
+                wait_s(attempt, backoff_s=backoff_s, at_least_s=error.retry_after_s, uniform=draw.random())
+            )
+    raise AssertionError("unreachable")
+
+
+def unavailable(url: str, error: httpx2.RequestError) -> Unavailable:
     """A broken, refused or silent connection."""
     what = " ".join(str(error).split()) or type(error).__name__
     return Unavailable(f"{url}: {what}")

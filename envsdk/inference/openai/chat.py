@@ -8,20 +8,17 @@ token. The `openai` engine does that, with servers that return token ids.
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-import httpx2
 from pydantic import BaseModel, ValidationError
 
 from envsdk.failures import Boundary, Failure
-from envsdk.inference.engine_support.failures import ReplyRefused, Unavailable, wait_s
-from envsdk.inference.engine_support.http import http_client, refusal, unavailable
+from envsdk.inference.engine_support.failures import ReplyRefused, Unavailable
+from envsdk.inference.engine_support.http import http_client, post_json, with_retries
 from envsdk.inference.rate_limits import RateGate
 from envsdk.inference.sampling import SamplingParams, recorded
 from envsdk.inference.settings import api_key_of
@@ -142,36 +139,20 @@ class ChatClient:
 
     async def complete(self, body: Mapping[str, Any]) -> tuple[str, FinishReason]:
         """`(reply, finish reason)`. Raises ReplyRefused, and Unavailable after the last retry."""
-        for attempt in itertools.count():
-            if self._gate is not None:
-                await self._gate.admit()
-            try:
-                reply, reason, num_tokens = read_completion(await self._post(body))
-            except Unavailable as error:
-                if attempt == self.endpoint.max_retries:
-                    raise Unavailable(f"{error} (asked {attempt + 1} times)") from error
-                await asyncio.sleep(
-                    wait_s(
-                        attempt,
-                        backoff_s=self.endpoint.backoff_s,
-                        at_least_s=error.retry_after_s,
-                        uniform=self._draw.random(),
-                    )
-                )
-                continue
-            if self._gate is not None:
-                self._gate.charge(num_tokens)
-            return reply, reason
-        raise AssertionError("unreachable")
+        return await with_retries(
+            lambda: self._ask(body),
+            max_retries=self.endpoint.max_retries,
+            backoff_s=self.endpoint.backoff_s,
+            draw=self._draw,
+        )
 
-    async def _post(self, body: Mapping[str, Any]) -> str:
-        try:
-            response = await self._http.post(self._url, json=body)
-        except httpx2.TransportError as error:
-            raise unavailable(self._url, error) from error
-        if response.status_code != httpx2.codes.OK:
-            raise await refusal(response)
-        return response.text
+    async def _ask(self, body: Mapping[str, Any]) -> tuple[str, FinishReason]:
+        if self._gate is not None:
+            await self._gate.admit()
+        reply, reason, num_tokens = read_completion(await post_json(self._http, self._url, body))
+        if self._gate is not None:
+            self._gate.charge(num_tokens)
+        return reply, reason
 
 
 class ChatPolicy(Policy):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,8 +46,14 @@ def test_a_domain_becomes_a_tag_that_asks_its_rows() -> None:
     assert code["env_config"]["files"] == ["train.jsonl"]
     assert code["env_config"]["tags"] == ["KodCode"]
     assert code["env_config"]["reward"] == {"worker_cls": "code", "reward_type": "soft"}
-    assert code["env_config"]["longest_prompt"] == 100
     assert found.origins[("custom_envs", "code")] == "follows from rewards.code"
+
+
+def test_prompts_are_measured_with_the_models_tokens(tmp_path: Path) -> None:
+    data = expand(keys(pretrain=str(tmp_path)), count_rows=count_rows).data
+    for env in data["custom_envs"].values():
+        assert env["env_config"]["longest_prompt"] == 100
+        assert env["env_config"]["tokenizer"] == str(tmp_path)
 
 
 def test_prompts_and_responses_decide_how_many_play() -> None:

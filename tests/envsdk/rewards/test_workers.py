@@ -77,6 +77,7 @@ async def test_what_a_response_does_to_its_scorer_makes_it_a_wrong_answer(
         reward = await workers.score(sample(order))
         assert (reward.value, reward.success) == (0.0, False)
         assert re.search(verdict, reward.verdict)
+        assert reward.fault == kind
         assert workers.counts.faults == {kind: 1}
         assert (await workers.score(sample("yes"))).success, "the workers go on"
         assert workers.counts.infrastructure == 0
@@ -236,6 +237,14 @@ async def test_awaited_functions_follow_the_same_rule_and_are_closed() -> None:
         with pytest.raises(RewardError, match="No fault of the response"):
             await workers.score(sample("wait", ground_truth="wait"))
     assert function.is_closed
+
+
+async def test_a_function_that_keeps_its_deadline_has_no_other_and_no_limit_of_calls() -> None:
+    async with opened("AwaitedItself", timeout_s=0.0, world_size=1) as workers:
+        rewards = await asyncio.gather(*(workers.score(sample("yes")) for _ in range(20)))
+        assert all(reward.success for reward in rewards)
+        assert isinstance(workers.function, unruly_rewards.Awaited)
+        assert workers.function.most_at_once == 20
 
 
 async def test_what_is_preloaded_is_there_in_every_worker() -> None:

@@ -135,6 +135,10 @@ class Awaited(AsyncRewardFunction):
         self.is_closed = True
 
 
+class AwaitedItself(Awaited):
+    keeps_deadline = True
+
+
 class Preloaded(Unruly):
     """Tells in which process it was preloaded."""
 

@@ -1,0 +1,238 @@
+"""The reward `judge`: the verdict of a language model behind a server of OpenAI's chat protocol.
+
+judge:
+  worker_cls: judge
+  base_url: http://127.0.0.1:8001/v1
+  model: Qwen/Qwen2.5-7B-Instruct
+  prompt: match
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+from weakref import WeakValueDictionary
+
+from pydantic import (
+    BaseModel,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from envsdk.failures import ConfigurationError
+from envsdk.inference.engine_support.failures import ReplyRefused
+from envsdk.rewards.answer_text import after_thinking
+from envsdk.rewards.judge_text import TEMPLATES, Parse, Question, placeholders, question, verdict_of
+from envsdk.rewards.reply_cache import ReplyCache
+from envsdk.rewards.reward import Reward, Sample
+from envsdk.rewards.server_reward import Address, ServerArgs, ServerReward
+
+_PARSE_OF: dict[str, Parse] = {"score": "number"}
+_BEST_OF = {"score": 10.0}
+
+
+class JudgeArgs(ServerArgs):
+    """Settings of the reward `judge`."""
+
+    base_url: Address
+    """Where `/chat/completions` is, such as `http://127.0.0.1:8001/v1`."""
+    model: Annotated[str, Field(min_length=1)]
+    """Name of the model as the server knows it."""
+    prompt: str = "match"
+    """What the judge is asked: `match` (does the answer match the ground truth: YES or NO), `score` (0 to
+    10), or a template with `{response}`, `{prompt}` and `{ground_truth}`."""
+    prompt_file: Path | None = None
+    """A file with the template, instead of `prompt`."""
+    system: str = ""
+    """The judge's system message; none when empty."""
+    parse: Parse | None = None
+    """How the verdict is read from the judge's reply: `yes_no`, `number`, `json` or `regex`; absent: `number`
+    for `score`, else `yes_no`."""
+    pattern: str = ""
+    """With `parse: regex`: the last match counts, or its first group if it has one. It gives a number, or yes
+    or no."""
+    json_field: str = "score"
+    """With `parse: json`: the field that holds the number, or yes or no."""
+    worst: float = 0.0
+    """The judge's number for a reward of 0."""
+    best: float | None = None
+    """The judge's number for a reward of 1; absent: 10 for `score`, else 1."""
+    correct_at: float = 1.0
+    """The reward from which a response counts as correct."""
+    fences_response: bool = True
+    """Whether the response stands between tags that it cannot contain, with its chat markup broken up."""
+    thinking: Literal["ignored", "shown"] = "ignored"
+    """`ignored`: the judge sees only what follows the response's last `</think>`."""
+    max_tokens: PositiveInt = 512
+    """Of the judge's reply, its reasoning included."""
+    temperature: NonNegativeFloat = 0.0
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of every request; null leaves out one that would be sent."""
+    price_per_million_input: NonNegativeFloat = 0.0
+    """Of a million tokens that the judge reads, in any currency."""
+    price_per_million_output: NonNegativeFloat = 0.0
+    """Of a million tokens that the judge writes."""
+    cache_size: NonNegativeInt = 10_000
+    """Most replies that are kept, so that an equal question is not asked again; 0 keeps none."""
+    cache_file: Path | None = None
+    """A file that keeps them from run to run, shared by all processes."""
+
+    @property
+    def template(self) -> str:
+        """ConfigurationError when the file of it cannot be read."""
+        if self.prompt_file is None:
+            return TEMPLATES.get(self.prompt, self.prompt)
+        try:
+            return self.prompt_file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"reward `judge`: prompt_file: {error}") from error
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.prompt_file is None and self.prompt not in TEMPLATES and "{response}" not in self.prompt:
+            names = " or ".join(f"`{name}`" for name in TEMPLATES)
+            raise ValueError(f"prompt must be {names}, or a template that contains {{response}}")
+        if (self.parse == "regex") != bool(self.pattern):
+            raise ValueError("`parse: regex` and `pattern` go together")
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            raise ValueError(f"pattern is no regular expression: {error}") from error
+        if self.scale[0] == self.scale[1]:
+            raise ValueError("worst and best must differ")
+        return self
+
+    @property
+    def scale(self) -> tuple[float, float]:
+        default = 1.0 if self.prompt_file is not None else _BEST_OF.get(self.prompt, 1.0)
+        return self.worst, default if self.best is None else self.best
+
+
+class _Message(BaseModel):
+    content: str | None = None
+
+
+class _Choice(BaseModel):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Usage(BaseModel):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Completion(BaseModel):
+    choices: list[_Choice] = Field(min_length=1)
+    usage: _Usage | None = None
+
+
+class Judge(ServerReward):
+    """See the module's text."""
+
+    Args = JudgeArgs
+
+    def __init__(self, args: JudgeArgs) -> None:
+        super().__init__(args, url=args.base_url.rstrip("/") + "/chat/completions", name="judge")
+        self._args = args
+        self._template = args.template
+        if "response" not in placeholders(self._template):
+            raise ConfigurationError(f"reward `judge`: {args.prompt_file} does not contain {{response}}")
+        named = None if args.prompt_file is not None else args.prompt
+        self._parse: Parse = args.parse or _PARSE_OF.get(named or "", "yes_no")
+        self._cache = ReplyCache(size=args.cache_size, file=args.cache_file)
+        self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def ask(self, sample: Sample) -> Reward:
+        args = self._args
+        response = sample.response if args.thinking == "shown" else after_thinking(sample.response)
+        asked = question(
+            self._template,
+            prompt=sample.messages,
+            response=response,
+            ground_truth=sample.ground_truth,
+            fenced=args.fences_response,
+        )
+        body = self._body(asked.text)
+        key = _digest([args.base_url, body])
+        # Equal questions at the same time are asked once.
+        async with self._asking.setdefault(key, asyncio.Lock()):
+            known = self._cache.get(key)
+            reply = _read(known if known is not None else await self.post(body))
+            choice = reply.choices[0]
+            text = choice.message.content or ""
+            value = self._value_of(text, asked, is_complete=choice.finish_reason != "length")
+            if known is None:
+                self._cache.put(key, reply.model_dump_json())
+        usage = reply.usage if known is None and reply.usage is not None else _Usage()
+        cost = (
+            usage.prompt_tokens * args.price_per_million_input
+            + usage.completion_tokens * args.price_per_million_output
+        ) / 1e6
+        return Reward(
+            value=value,
+            correct=value >= args.correct_at,
+            verdict=f"the judge says {_short(text)}",
+            parts={
+                "judge": value,
+                "judge_input_tokens": float(usage.prompt_tokens),
+                "judge_output_tokens": float(usage.completion_tokens),
+                "judge_cost": cost,
+                "judge_cached": float(known is not None),
+            },
+        )
+
+    def _body(self, text: str) -> dict[str, Any]:
+        system = [{"role": "system", "content": self._args.system}] if self._args.system else []
+        body = {
+            "model": self._args.model,
+            "messages": [*system, {"role": "user", "content": text}],
+            "max_tokens": self._args.max_tokens,
+            "temperature": self._args.temperature,
+            **self._args.extra_body,
+        }
+        return {name: value for name, value in body.items() if value is not None}
+
+    def _value_of(self, text: str, asked: Question, *, is_complete: bool) -> float:
+        """From 0 to 1. Raises ReplyRefused where the judge's text holds no verdict."""
+        number = verdict_of(
+            text,
+            asked=asked,
+            parse=self._parse,
+            pattern=self._args.pattern,
+            json_field=self._args.json_field,
+            is_complete=is_complete,
+        )
+        worst, best = self._args.scale
+        value = None if number is None else (number - worst) / (best - worst)
+        if value is None or not 0 <= value <= 1:
+            raise ReplyRefused(f"the judge's reply holds no verdict: {_short(text)!r}")
+        return value
+
+    async def close(self) -> None:
+        self._cache.close()
+        await super().close()
+
+
+def _read(answer: str) -> _Completion:
+    try:
+        return _Completion.model_validate_json(answer)
+    except ValidationError as error:
+        raise ReplyRefused(f"the server sent no chat completion but {_short(answer)!r}") from error
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 120 else f"{line[:40]} ... {line[-75:]}"

@@ -1,0 +1,111 @@
+"""The base of rewards that ask a server: requests with retries, and whose fault it is when there is no score.
+
+asked -> scored
+  |-> unavailable: asked again; after the last retry the episode is masked
+  |-> refused: the row's reference answer is asked about; when that is scored, the response is at fault
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from envsdk.failures import without_lone_surrogates
+from envsdk.inference.engine_support.failures import ReplyRefused, Unavailable
+from envsdk.inference.settings import api_key_of
+from envsdk.rewards.reward import AsyncRewardFunction, Reward, RewardError, Sample
+from envsdk.settings.extras import require
+from envsdk.settings.strict import StrictSettings
+
+# No user name, and no query: both may hold a key, and addresses stand in messages.
+Address = Annotated[str, Field(pattern=r"^https?://[^\s@?#]+$")]
+
+
+class ServerArgs(StrictSettings):
+    """How a server is asked."""
+
+    api_key_env: str | None = None
+    """Name of the environment variable that holds the server's key, sent as `Authorization: Bearer`."""
+    max_concurrent: PositiveInt = 16
+    """Most requests at once, of each process that plays."""
+    max_retries: NonNegativeInt = 5
+    """How often a request is sent again after a broken connection, silence, or status 408, 429 or 5xx."""
+    backoff_s: PositiveFloat = 0.5
+    """Longest wait before the first retry; doubles with each, up to 30 s. A `Retry-After` is respected."""
+    connect_timeout_s: PositiveFloat = 10.0
+    """How long opening a connection may take."""
+    silence_timeout_s: PositiveFloat = 60.0
+    """How long the server may send nothing before a request is sent again."""
+
+
+class ServerReward(AsyncRewardFunction):
+    """One server, asked for one response at a time. Derived classes say what, and read the answer."""
+
+    def __init__(self, args: ServerArgs, *, url: str, name: str) -> None:
+        """ConfigurationError when the variable of the key is not set. `name` is the reward's."""
+        require(f"reward `{name}`", "httpx2")
+        from envsdk.inference.engine_support.http import http_client
+
+        self._name = name
+        self._url = url
+        self._server = args
+        self._api_key = api_key_of(args.api_key_env, where=f"api_key_env of reward `{name}`")
+        self._draw = random.Random()
+        self._slots = asyncio.Semaphore(args.max_concurrent)
+        self._http = http_client(
+            api_key=self._api_key,
+            connect_timeout_s=args.connect_timeout_s,
+            silence_timeout_s=args.silence_timeout_s,
+        )
+
+    @abstractmethod
+    async def ask(self, sample: Sample) -> Reward:
+        """The server's score. Raises Unavailable, or ReplyRefused where the answer holds none."""
+
+    async def score_async(self, sample: Sample) -> Reward:
+        # A request cannot hold them, and no server would score them.
+        sample = dataclasses.replace(sample, response=without_lone_surrogates(sample.response))
+        try:
+            return await self.ask(sample)
+        except ReplyRefused as error:
+            if await self._scores_reference(sample):
+                return self.unscorable(f"not scored, though the reference answer is: {self._safe(error)}")
+            raise RewardError(f"reward `{self._name}`: {self._safe(error)}") from None
+        except Unavailable as error:
+            raise RewardError(f"reward `{self._name}`: {self._safe(error)}") from None
+
+    async def _scores_reference(self, sample: Sample) -> bool:
+        reference = self.reference(sample)
+        if reference is None or reference == sample.response:
+            return False
+        try:
+            await self.ask(dataclasses.replace(sample, response=reference))
+        except (ReplyRefused, Unavailable):
+            return False
+        return True
+
+    async def post(self, body: Mapping[str, Any]) -> str:
+        """The text of the answer. Raises Unavailable after the last retry, or ReplyRefused."""
+        from envsdk.inference.engine_support.http import post_json, with_retries
+
+        async with self._slots:
+            return await with_retries(
+                lambda: post_json(self._http, self._url, body),
+                max_retries=self._server.max_retries,
+                backoff_s=self._server.backoff_s,
+                draw=self._draw,
+            )
+
+    def _safe(self, error: Exception) -> str:
+        """The error's text without the key, which some servers repeat."""
+        text = str(error)
+        return text.replace(self._api_key, "***") if self._api_key else text
+
+    async def close(self) -> None:
+        await self._http.aclose()
