@@ -95,7 +95,12 @@ def load_config(
     data = expansion.data
     reading.added(expansion.origins)
     config, machine_notes = _validate(
-        data, reading, str(source), for_training=for_training, to_explain=to_explain
+        data,
+        reading,
+        str(source),
+        pending=translation.pending,
+        for_training=for_training,
+        to_explain=to_explain,
     )
     written = set(leaf_paths(data))
     return LoadedConfig(
@@ -250,8 +255,8 @@ class _Reading:
             neighbor = path.parent / name
             if not neighbor.is_file():
                 raise ConfigurationError(
-                    f"{_display(path)}: `{DEFAULTS}`: there is no file {_display(neighbor)}; put it there, or "
-                    "leave the entry out"
+                    f"{_display(path)}: `{DEFAULTS}`: there is no file {_display(neighbor)}; put it there,"
+                    " or leave the entry out"
                 )
             shared = self.read(neighbor)
             self.shared_keys |= {str(key) for key in shared}
@@ -390,9 +395,16 @@ def _interpolation_problem(error: OmegaConfBaseException) -> str:
 
 
 def _validate(
-    data: dict[str, Any], reading: _Reading, source: str, *, for_training: bool, to_explain: bool
+    data: dict[str, Any],
+    reading: _Reading,
+    source: str,
+    *,
+    pending: Mapping[KeyPath, str],
+    for_training: bool,
+    to_explain: bool,
 ) -> tuple[RunConfig, Sequence[str]]:
-    """The typed configuration, and what this machine lacks where it is only explained; problems of the types and, where that is possible, of the checks together."""
+    """The typed configuration, and notes on what this machine lacks where it is only explained; problems of
+    the types and, where that is possible, of the checks together."""
     problems = list(_unprintable(data))
     if problems:
         raise ConfigurationError(describe(problems, source=source, origin=reading.origin))
@@ -407,7 +419,11 @@ def _validate(
     notes: list[str] = []
     if config is not None:
         problems += check(config, for_training=for_training)
-        lacking = machine_problems(config, for_training=for_training)
+        problems = [problem for problem in problems if problem.path not in pending]
+        lacking = [
+            *(Problem(path, message) for path, message in pending.items()),
+            *machine_problems(config, for_training=for_training),
+        ]
         if to_explain:
             notes = [f"{dotted(problem.path)}: {problem.message}" for problem in lacking]
         else:

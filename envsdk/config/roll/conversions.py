@@ -191,8 +191,8 @@ def changes_trainer(value: Any, place: Place) -> bool:
 
 
 def changes_trainer_settings(value: Any, place: Place) -> bool:
-    return place.path[0] == "actor_train" and changes_trainer(place.get("actor_train", "strategy_args", "strategy_name"),
-                                                              place)  # fmt: skip
+    name = place.get("actor_train", "strategy_args", "strategy_name")
+    return place.path[0] == "actor_train" and changes_trainer(name, place)
 
 
 def trainer(value: Any, place: Place) -> Mapping[str, Any]:

@@ -117,7 +117,7 @@ def _symbols(value: Any, place: Place) -> Mapping[str, Any]:
 
 
 def _template(value: Any, place: Place) -> Mapping[str, Any]:
-    """ROLL fills templates in with `str.format`, where `{{` is a brace; here unknown names in braces are text."""
+    """ROLL fills templates in with `str.format`, where `{{` is a brace."""
     text = re.sub(
         r"\{(\w+)\}",
         lambda m: _PLACEHOLDERS.get(m[1], m[0]),
@@ -321,7 +321,10 @@ ENVIRONMENT_ROWS: tuple[Row, ...] = (
         condition="of SWE",
     ),
     *no_effect(
-        f"{_CONFIG}.max_steps", "the tag's max_steps holds", applies=_is(*DATA_SETS), condition="of data sets"
+        f"{_CONFIG}.max_steps",
+        "the tag's max_steps holds",
+        applies=_is(*DATA_SETS),
+        condition="of data sets",
     ),
     # Data sets.
     converted(
@@ -392,7 +395,26 @@ def _judge(value: Any, place: Place) -> Mapping[str, Any]:
     model = place.beside("judge_model_name") or place.beside("model_args", default={}).get(
         "model_name_or_path"
     )
-    return {f"{_D}.worker_cls": "judge", f"{_D}.prompt": "match", **({f"{_D}.model": model} if model else {})}
+    return {
+        f"{_D}.worker_cls": "judge",
+        f"{_D}.prompt": "match",
+        **({f"{_D}.model": model} if model else {}),
+    }
+
+
+def pending_keys(data: Mapping[str, Any]) -> dict[tuple[str, ...], str]:
+    """Keys that training needs, and that one of ROLL's files says otherwise or not at all: what to do."""
+    rewards = data.get("rewards")
+    return {
+        ("rewards", name, "base_url"): (
+            "is missing: start the judge's model, for example with `vllm serve MODEL --port 8001`, and give "
+            f"rewards.{name}.judge_api_url=http://HOST:8001/v1"
+        )
+        for name, reward in (rewards.items() if isinstance(rewards, Mapping) else ())
+        if isinstance(reward, Mapping)
+        and str(reward.get("worker_cls")).endswith("LLMJudgeRewardWorker")
+        and not (reward.get("judge_api_url") or reward.get("base_url"))
+    }
 
 
 def _judge_sampling(value: Any, place: Place) -> Mapping[str, Any]:

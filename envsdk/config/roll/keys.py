@@ -287,7 +287,10 @@ ROWS: tuple[Row, ...] = (
         "is part of lora_rank's conversion",
     ),
     converted(
-        "actor_infer.model_args.lora_rank", "enable_lora, max_lora_rank", c.engine_lora, "vllm takes adapters"
+        "actor_infer.model_args.lora_rank",
+        "enable_lora, max_lora_rank",
+        c.engine_lora,
+        "vllm takes adapters",
     ),
     *no_effect(
         "actor_infer.model_args.lora_alpha actor_infer.model_args.lora_target", "come with the adapter"
@@ -303,6 +306,12 @@ ROWS: tuple[Row, ...] = (
         condition="pretrain",
     ),
     refused(f"{_ROLES}.model_args.model_name_or_path", f"{_ONE_MODEL}; leave it out"),
+    *no_effect(
+        f"{_ROLES}.model_args.freeze_module_prefix",
+        "a model's text part alone is trained",
+        applies=lambda v, p: "vision" in str(v) or "visual" in str(v),
+        condition="vision's",
+    ),
     # Training.
     *no_effect(
         "actor_train.training_args.per_device_train_batch_size",
@@ -373,7 +382,8 @@ ROWS: tuple[Row, ...] = (
         condition="without pipeline parallelism",
     ),
     renamed(
-        f"{_TRAINERS}.strategy_args.strategy_config.max_grad_norm", "actor_train.training_args.max_grad_norm"
+        f"{_TRAINERS}.strategy_args.strategy_config.max_grad_norm",
+        "actor_train.training_args.max_grad_norm",
     ),
     *no_effect(
         " ".join(
@@ -426,7 +436,9 @@ ROWS: tuple[Row, ...] = (
     ),
     # Engines.
     *no_effect(
-        "actor_infer.strategy_args.strategy_config.max_model_len", "is sequence_length", only_roll_files=True
+        "actor_infer.strategy_args.strategy_config.max_model_len",
+        "is sequence_length",
+        only_roll_files=True,
     ),
     *no_effect(
         "actor_infer.strategy_args.strategy_config.sleep_level "

@@ -19,18 +19,22 @@ _MARKS: tuple[tuple[str, ...], ...] = (
 """Keys that no file of ours needs. One of them makes a file ROLL's: names that both have mean ROLL's then."""
 
 _NO_IMAGES = (
-    "is for images, video or audio, and envsdk trains on text alone: take a file for a text model; nothing of "
-    "this one can be used here"
+    "is for images, video or audio, and envsdk trains on text alone: take a file for a text model; nothing"
+    " of this one can be used here"
 )
 _DISTILLS = (
     "belongs to distillation, which envsdk does not have: train the smaller model on the larger one's "
     "responses with `envsdk collect` and `envsdk sft`"
 )
 _OTHER_KINDS: Mapping[str, str] = {
-    "sft_train": "belongs to supervised fine-tuning: take `envsdk sft`, which trains on collected episodes "
-    "and on files of chats",
-    "chosen_key": "belongs to DPO, which envsdk does not have: train with rewards (`rewards`), or imitate the "
-    "chosen answers with `envsdk sft`",
+    "sft_train": (
+        "belongs to supervised fine-tuning: take `envsdk sft`, which trains on collected episodes "
+        "and on files of chats"
+    ),
+    "chosen_key": (
+        "belongs to DPO, which envsdk does not have: train with rewards (`rewards`), or imitate the "
+        "chosen answers with `envsdk sft`"
+    ),
     "student_train": _DISTILLS,
     "student": _DISTILLS,
     "student_pretrain": _DISTILLS,

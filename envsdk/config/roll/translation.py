@@ -7,6 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
+from envsdk.config.roll.environments import pending_keys
 from envsdk.config.roll.keys import NULL, ROLL_DEFAULTS, ROWS
 from envsdk.config.roll.kinds import is_roll_file, kind_problems
 from envsdk.config.roll.row import Place, Row, filled
@@ -33,6 +34,8 @@ class Translation:
     remarks: dict[KeyPath, str] = field(default_factory=dict)
     """The key that the user wrote -> what its translation does."""
     ignored: list[Ignored] = field(default_factory=list)
+    pending: dict[KeyPath, str] = field(default_factory=dict)
+    """Keys that training needs and the file lacks, while it can be explained without: what to do."""
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -49,6 +52,7 @@ def translate(data: Mapping[str, Any], *, variables: Collection[str], known: Col
     result.problems = kind_problems(data)
     if result.problems:
         return result
+    result.pending = dict(pending_keys(data))
     values: dict[KeyPath, tuple[KeyPath, Any]] = {}
     for path, value, row, found in list(_rows_of(data, is_roll=is_roll)):
         place = Place(path, data, is_roll)
