@@ -153,6 +153,8 @@ def pg_variant(value: Any, place: Place) -> Mapping[str, Any]:
 
 
 def rl_loss_coef(value: Any, place: Place) -> Mapping[str, Any]:
+    if value == 0 and "use_topr_neg_loss_coef" in place.data:
+        return {"pg_variant": "topr"}
     if value != 1:
         raise ValueError(
             f"is {value}: scale actor_train.training_args.learning_rate instead, and leave it out"
@@ -281,11 +283,13 @@ def _num_optimizer_steps(place: Place) -> int | None:
     if batch is None or not isinstance(steps, int):
         return None
     args = place.get("actor_train", "training_args", default=None) or {}
-    one, many = args.get("per_device_train_batch_size", 8), args.get("gradient_accumulation_steps", 1)
-    epochs = place.get("ppo_epochs", default=1)
-    if not all(isinstance(each, int) for each in (one, many, epochs)):
-        return None
-    size = min(batch, one * many * _data_parallel(place))
+    sizes = (
+        args.get("per_device_train_batch_size", 8),
+        args.get("gradient_accumulation_steps", 1),
+        place.get("ppo_epochs", default=1),
+    )
+    one, many, epochs = (each if isinstance(each, int) else 1 for each in sizes)
+    size = max(1, min(batch, one * many * _data_parallel(place)))
     return max(1, (_FOREVER if steps == -1 else steps) * math.ceil(batch / size) * epochs)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from envsdk.config.roll.row import Applies, Place, Row, converted, no_effect, refused
+from envsdk.settings.problems import KeyPath
 
 GRIDS = {
     "sokoban": "envsdk/Sokoban-v1",
@@ -402,7 +403,7 @@ def _judge(value: Any, place: Place) -> Mapping[str, Any]:
     }
 
 
-def pending_keys(data: Mapping[str, Any]) -> dict[tuple[str, ...], str]:
+def pending_keys(data: Mapping[str, Any]) -> dict[KeyPath, str]:
     """Keys that training needs, and that one of ROLL's files says otherwise or not at all: what to do."""
     rewards = data.get("rewards")
     return {

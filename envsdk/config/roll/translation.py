@@ -52,7 +52,7 @@ def translate(data: Mapping[str, Any], *, variables: Collection[str], known: Col
     result.problems = kind_problems(data)
     if result.problems:
         return result
-    result.pending = dict(pending_keys(data))
+    result.pending = pending_keys(data)
     values: dict[KeyPath, tuple[KeyPath, Any]] = {}
     for path, value, row, found in list(_rows_of(data, is_roll=is_roll)):
         place = Place(path, data, is_roll)
