@@ -24,6 +24,7 @@ from envsdk.chat import ChatTokenizer
 from envsdk.inference.engine_host import RayLink
 from envsdk.inference.engine_policy import EnginePolicy
 from envsdk.inference.proxy import InferenceProxy
+from envsdk.inference.run_engines import RunEngines, offer
 from envsdk.inference.sampling import SamplingParams
 from envsdk.managers.traj_env_manager import EpisodeOrder, LeaseSource, TagSetup, TrajEnvManager
 from envsdk.net.long_poll import LongPoll
@@ -251,6 +252,7 @@ class EnvWorker(LeaseSource):
 
     def _make_policies(self, proxy: InferenceProxy) -> dict[str, EnginePolicy]:
         chat = ChatTokenizer.load(self._setup.model)
+        offer(RunEngines(proxy, chat, self._setup.sequence_length))
         return {
             tag: EnginePolicy(
                 proxy,

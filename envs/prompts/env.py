@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -97,7 +98,7 @@ class PromptEnv(AsyncTextEnv):
         reward = await workers.score(_sample(row, action))
         info: Info = {
             "success": reward.success,
-            "metrics": dict(reward.parts),
+            "metrics": _metrics(row, reward),
             "details": _details(row, reward),
         }
         return reward.verdict, reward.value, True, False, info
@@ -144,10 +145,21 @@ def _sample(row: PromptRow, response: str) -> Sample:
     return Sample(response=response, messages=row.messages, row=row.fields)
 
 
+def _metrics(row: PromptRow, reward: Reward) -> dict[str, float]:
+    """The reward's parts, and the row's difficulty where it is a number."""
+    try:
+        difficulty = float(row.fields["difficulty"])
+    except (KeyError, TypeError, ValueError):
+        return dict(reward.parts)
+    return {**reward.parts, "difficulty": difficulty} if math.isfinite(difficulty) else dict(reward.parts)
+
+
 def _details(row: PromptRow, reward: Reward) -> Mapping[str, Any]:
     """What a person wants to see of a graded response."""
     known = {name: row.fields[name] for name in _SHOWN if row.fields.get(name) not in (None, "")}
     details = {"verdict": reward.verdict, "parts": dict(reward.parts), "place": row.place, **known}
+    if reward.fault:
+        details["fault"] = reward.fault
     return details | ({"history": list(row.messages[:-1])} if len(row.messages) > 1 else {})
 
 

@@ -66,11 +66,12 @@ class NormalLatency(StrictSettings):
 
 
 class LognormalLatency(StrictSettings):
-    """Lognormal with mean `mean_s`; `sigma` is the standard deviation of the logarithm."""
+    """Lognormal with mean `mean_s`; `sigma` is the deviation of the logarithm. Cut at `longest_s`."""
 
     kind: Literal["lognormal"]
     mean_s: PositiveFloat
     sigma: NonNegativeFloat
+    longest_s: PositiveFloat | None = None
 
 
 class PerTokenLatency(StrictSettings):
@@ -395,8 +396,9 @@ def _quantile_s(latency: DrawnLatency, uniform: float) -> float:
             return mean_s
         case NormalLatency(mean_s=mean_s, std_s=std_s):
             return max(0.0, mean_s + std_s * _STANDARD_NORMAL.inv_cdf(uniform))
-        case LognormalLatency(mean_s=mean_s, sigma=sigma):
-            return mean_s * math.exp(sigma * _STANDARD_NORMAL.inv_cdf(uniform) - sigma * sigma / 2)
+        case LognormalLatency(mean_s=mean_s, sigma=sigma, longest_s=longest_s):
+            drawn_s = mean_s * math.exp(sigma * _STANDARD_NORMAL.inv_cdf(uniform) - sigma * sigma / 2)
+            return drawn_s if longest_s is None else min(drawn_s, longest_s)
 
 
 _NO_IDS = np.empty(0, np.int32)

@@ -204,6 +204,7 @@ async def _engine_policies(
     model: ModelSource, gate: RateGate | None
 ) -> AsyncIterator[Callable[[TagSetup], Policy]]:
     from envsdk.inference.engine_policy import EnginePolicy
+    from envsdk.inference.run_engines import RunEngines, offer
 
     def engine_policy(setup: TagSetup) -> Policy:
         policy = EnginePolicy(
@@ -217,6 +218,7 @@ async def _engine_policies(
         return PacedPolicy(policy, gate) if gate is not None else policy
 
     async with open_model(model) as (proxy, chat):
+        offer(RunEngines(proxy, chat, model.sequence_length))
         yield engine_policy
 
 

@@ -17,8 +17,9 @@ from typing import Any, Literal
 from pydantic import NonNegativeFloat, ValidationError
 
 from envsdk.rewards.answer_text import after_thinking
-from envsdk.rewards.ifeval_checks import Check, instruction, instruction_names
+from envsdk.rewards.ifeval_checks import Check, instruction, instruction_names, is_in_language
 from envsdk.rewards.reward import Reward, RewardError, RewardFunction, Sample
+from envsdk.settings.extras import require
 from envsdk.settings.nearest import suggest
 from envsdk.settings.strict import StrictSettings
 
@@ -42,7 +43,13 @@ class IFEval(RewardFunction):
 
     Args = IFEvalArgs
 
+    @classmethod
+    def preload(cls) -> None:
+        is_in_language("any text", "en")
+
     def __init__(self, args: IFEvalArgs) -> None:
+        """ConfigurationError when a package is missing."""
+        require("reward `ifeval`", "langdetect")
         self._args = args
 
     def score(self, sample: Sample) -> Reward:

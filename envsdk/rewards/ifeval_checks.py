@@ -21,9 +21,6 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from envsdk.failures import ConfigurationError
-from envsdk.settings.extras import missing_package
-
 Check = Callable[[str], bool]
 CheckT = TypeVar("CheckT", bound=Callable[..., bool])
 Count = Annotated[int, Field(ge=0)]
@@ -137,12 +134,10 @@ _MOST_DETECTED = 20_000
 """Characters from which a language is told."""
 
 
-def _is_in_language(text: str, code: str) -> bool:
+def is_in_language(text: str, code: str) -> bool:
     """True also where the text shows no language, such as `1 + 1`, as IFEval has it."""
-    try:
-        import langdetect
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(f"reward `ifeval`: {missing_package(error) or error}") from error
+    import langdetect
+
     langdetect.DetectorFactory.seed = 0
     try:
         # Its profiles were made of ordinary texts: capitals say nothing of the language.
@@ -174,7 +169,7 @@ def _letter_frequency(text: str, letter: Letter, let_frequency: Count, let_relat
 
 @_names("language:response_language", "validate_response_language")
 def _response_language(text: str, language: Text) -> bool:
-    return _is_in_language(text, language)
+    return is_in_language(text, language)
 
 
 @_names("length_constraints:number_sentences")
@@ -305,12 +300,12 @@ def _capital_words(text: str, capital_frequency: Count, capital_relation: Relati
 
 @_names("change_case:english_capital")
 def _english_capital(text: str) -> bool:
-    return text.isupper() and _is_in_language(text, "en")
+    return text.isupper() and is_in_language(text, "en")
 
 
 @_names("change_case:english_lowercase")
 def _english_lowercase(text: str) -> bool:
-    return text.islower() and _is_in_language(text, "en")
+    return text.islower() and is_in_language(text, "en")
 
 
 @_names("punctuation:no_comma", "validate_no_commas")

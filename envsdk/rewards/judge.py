@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 from weakref import WeakValueDictionary
 
 from pydantic import (
@@ -27,14 +27,15 @@ from pydantic import (
     model_validator,
 )
 
-from envsdk.failures import ConfigurationError
-from envsdk.inference.engine_support.failures import ReplyRefused
+from envsdk.failures import ConfigurationError, EngineError
+from envsdk.inference.engine_support.failures import ReplyRefused, Unavailable
 from envsdk.rewards.answer_text import after_thinking
 from envsdk.rewards.judge_text import TEMPLATES, Parse, Question, placeholders, question, verdict_of
 from envsdk.rewards.reply_cache import ReplyCache
 from envsdk.rewards.reward import Reward, Sample
 from envsdk.rewards.server_reward import Address, ServerArgs, ServerReward
 
+RUN = "run"
 _PARSE_OF: dict[str, Parse] = {"score": "number"}
 _BEST_OF = {"score": 10.0}
 
@@ -42,9 +43,10 @@ _BEST_OF = {"score": 10.0}
 class JudgeArgs(ServerArgs):
     """Settings of the reward `judge`."""
 
-    base_url: Address
-    """Where `/chat/completions` is, such as `http://127.0.0.1:8001/v1`."""
-    model: Annotated[str, Field(min_length=1)]
+    base_url: Literal["run"] | Address
+    """Where `/chat/completions` is, such as `http://127.0.0.1:8001/v1`; or `run`, for the engines of the
+    run itself. Replies of theirs are not kept, as their weights change."""
+    model: str = ""
     """Name of the model as the server knows it."""
     prompt: str = "match"
     """What the judge is asked: `match` (does the answer match the ground truth: YES or NO), `score` (0 to
@@ -97,6 +99,11 @@ class JudgeArgs(ServerArgs):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        if self.base_url != RUN and not self.model:
+            raise ValueError("model: say which model the server is to use")
+        without = ("model", "api_key_env", "extra_body", "cache_file")
+        if self.base_url == RUN and (given := [name for name in without if getattr(self, name)]):
+            raise ValueError(f"`base_url: run` takes no {', '.join(given)}")
         if self.prompt_file is None and self.prompt not in TEMPLATES and "{response}" not in self.prompt:
             names = " or ".join(f"`{name}`" for name in TEMPLATES)
             raise ValueError(f"prompt must be {names}, or a template that contains {{response}}")
@@ -141,14 +148,16 @@ class Judge(ServerReward):
     Args = JudgeArgs
 
     def __init__(self, args: JudgeArgs) -> None:
-        super().__init__(args, url=args.base_url.rstrip("/") + "/chat/completions", name="judge")
+        of_run = args.base_url == RUN
+        url = "the run's engines" if of_run else args.base_url.rstrip("/") + "/chat/completions"
+        super().__init__(args, url=url, name="judge")
         self._args = args
         self._template = args.template
         if "response" not in placeholders(self._template):
             raise ConfigurationError(f"reward `judge`: {args.prompt_file} does not contain {{response}}")
         named = None if args.prompt_file is not None else args.prompt
         self._parse: Parse = args.parse or _PARSE_OF.get(named or "", "yes_no")
-        self._cache = ReplyCache(size=args.cache_size, file=args.cache_file)
+        self._cache = ReplyCache(size=0 if of_run else args.cache_size, file=args.cache_file)
         self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def ask(self, sample: Sample) -> Reward:
@@ -166,7 +175,7 @@ class Judge(ServerReward):
         # Equal questions at the same time are asked once.
         async with self._asking.setdefault(key, asyncio.Lock()):
             known = self._cache.get(key)
-            reply = _read(known if known is not None else await self.post(body))
+            reply = _read(known) if known is not None else await self._complete(body, asked.text, seed=key)
             choice = reply.choices[0]
             text = choice.message.content or ""
             value = self._value_of(text, asked, is_complete=choice.finish_reason != "length")
@@ -200,6 +209,34 @@ class Judge(ServerReward):
             **self._args.extra_body,
         }
         return {name: value for name, value in body.items() if value is not None}
+
+    async def _complete(self, body: dict[str, Any], text: str, *, seed: str) -> _Completion:
+        if self._args.base_url == RUN:
+            return await self.within_limits(self._ask_run(text, seed=int(seed[:8], 16) >> 1))
+        return _read(await self.post(body))
+
+    async def _ask_run(self, text: str, *, seed: int) -> _Completion:
+        from envsdk.inference.run_engines import PromptTooLong, engines_of_this_loop
+
+        engines = engines_of_this_loop()
+        if engines is None:
+            raise Unavailable("`base_url: run` needs a run with engines of its own; there is none here")
+        try:
+            reply = await engines.reply(
+                system=self._args.system,
+                user=text,
+                max_new_tokens=self._args.max_tokens,
+                temperature=self._args.temperature,
+                seed=seed,
+            )
+        except PromptTooLong as error:
+            raise ReplyRefused(str(error)) from error
+        except EngineError as error:
+            raise Unavailable(str(error)) from error
+        return _Completion(
+            choices=[_Choice(message=_Message(content=reply.text), finish_reason=reply.finish_reason)],
+            usage=_Usage(prompt_tokens=reply.num_prompt_tokens, completion_tokens=reply.num_reply_tokens),
+        )
 
     def _value_of(self, text: str, asked: Question, *, is_complete: bool) -> float:
         """From 0 to 1. Raises ReplyRefused where the judge's text holds no verdict."""

@@ -11,8 +11,8 @@ import asyncio
 import dataclasses
 import random
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Coroutine, Mapping
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -22,6 +22,8 @@ from envsdk.inference.settings import api_key_of
 from envsdk.rewards.reward import AsyncRewardFunction, Reward, RewardError, Sample
 from envsdk.settings.extras import require
 from envsdk.settings.strict import StrictSettings
+
+AnswerT = TypeVar("AnswerT")
 
 # No user name, and no query: both may hold a key, and addresses stand in messages.
 Address = Annotated[str, Field(pattern=r"^https?://[^\s@?#]+$")]
@@ -42,10 +44,15 @@ class ServerArgs(StrictSettings):
     """How long opening a connection may take."""
     silence_timeout_s: PositiveFloat = 60.0
     """How long the server may send nothing before a request is sent again."""
+    give_up_after_s: PositiveFloat = 600.0
+    """How long one response may take: retries count, and the wait for a place among `max_concurrent` does
+    not."""
 
 
 class ServerReward(AsyncRewardFunction):
     """One server, asked for one response at a time. Derived classes say what, and read the answer."""
+
+    keeps_deadline = True
 
     def __init__(self, args: ServerArgs, *, url: str, name: str) -> None:
         """ConfigurationError when the variable of the key is not set. `name` is the reward's."""
@@ -81,8 +88,9 @@ class ServerReward(AsyncRewardFunction):
             raise RewardError(f"reward `{self._name}`: {self._safe(error)}") from None
 
     async def _scores_reference(self, sample: Sample) -> bool:
-        reference = self.reference(sample)
-        if reference is None or reference == sample.response:
+        """Or an empty response, where the row has no reference answer."""
+        reference = self.reference(sample) or ""
+        if reference == sample.response:
             return False
         try:
             await self.ask(dataclasses.replace(sample, response=reference))
@@ -94,13 +102,25 @@ class ServerReward(AsyncRewardFunction):
         """The text of the answer. Raises Unavailable after the last retry, or ReplyRefused."""
         from envsdk.inference.engine_support.http import post_json, with_retries
 
-        async with self._slots:
-            return await with_retries(
+        return await self.within_limits(
+            with_retries(
                 lambda: post_json(self._http, self._url, body),
                 max_retries=self._server.max_retries,
                 backoff_s=self._server.backoff_s,
                 draw=self._draw,
             )
+        )
+
+    async def within_limits(self, answer: Coroutine[Any, Any, AnswerT]) -> AnswerT:
+        """The answer, once there is a place for its request. Raises Unavailable at the deadline."""
+        limit_s = self._server.give_up_after_s
+        try:
+            async with self._slots, asyncio.timeout(limit_s):
+                return await answer
+        except TimeoutError:
+            raise Unavailable(f"{self._url}: no answer within give_up_after_s={limit_s:g}") from None
+        finally:
+            answer.close()  # where it was cancelled before its turn
 
     def _safe(self, error: Exception) -> str:
         """The error's text without the key, which some servers repeat."""

@@ -162,7 +162,13 @@ class Sandbox(Protocol):
     def image(self) -> Image: ...
 
     async def exec(
-        self, script: str, *, timeout_s: float, env: Mapping[str, str] | None = None, cwd: str | None = None
+        self,
+        script: str,
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: bytes = b"",
     ) -> ExecResult:
         """Run a bash script of any length in a new shell; never raises for what the script does.
 
@@ -170,10 +176,11 @@ class Sandbox(Protocol):
         Cancelling the call ends the command.
 
         Args:
-            script: Read by bash from a file. Standard input is empty.
+            script: Read by bash from a file. Everything inside may read that file while the command runs.
             timeout_s: After this many seconds all processes are killed.
             env: Added to the image's.
             cwd: Absolute path inside; None is the image's `workdir`.
+            stdin: Standard input, a pipe: what has been read from it is nowhere else inside.
         """
         ...
 

@@ -20,7 +20,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from envsdk.sandbox.contract import ExecEnd
@@ -278,6 +278,41 @@ class Process:
         for descriptor in (self._status_fd, self._exit_fd, self._inside_fd):
             if descriptor is not None:
                 os.close(descriptor)
+
+
+@contextlib.contextmanager
+def fed(content: bytes) -> Iterator[int]:
+    """The end to read of a pipe into which the running event loop writes `content`."""
+    reader, writer = os.pipe()
+    loop = asyncio.get_running_loop()
+    view = memoryview(content)
+
+    def write() -> None:
+        nonlocal view
+        try:
+            view = view[os.write(writer, view) :] if view else view
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            view = view[:0]
+        if not view:
+            close()
+
+    def close() -> None:
+        nonlocal writer
+        if writer >= 0:
+            loop.remove_writer(writer)
+            os.close(writer)
+            writer = -1
+
+    try:
+        os.set_blocking(writer, False)
+        loop.add_writer(writer, write)
+        write()
+        yield reader
+    finally:
+        close()
+        os.close(reader)
 
 
 class _Orphans:

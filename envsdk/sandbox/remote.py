@@ -67,14 +67,15 @@ _RUN = f"""\
 exec 2>&1
 echo "$1"
 keep=$3
-cat > /dev/shm/.command || exit 125
+head -c "$6" > /dev/shm/.command || exit 125
 ulimit -f "$4" -n "$5" -c 0
-(cd -- "$2" && exec bash /dev/shm/.command) < /dev/null
+(cd -- "$2" && exec bash /dev/shm/.command)
 code=$?
 {END_ALL}
 exit $code
 """
-"""$1: a line to print first, which tells that the container answered; $2: folder; $3: process to spare."""
+"""$1: a line to print first, which tells that the container answered; $2: folder; $3: process to spare; $6:
+how many bytes of standard input are the script; the rest is what the script reads."""
 
 _CLEAN_UP = f"keep=$1\n{END_ALL}\nexit 0\n"
 _AFTER_SIGNAL = f"until [ -e {ENDED} ]; do sleep 0.05; done; rm {ENDED}\n{_CLEAN_UP}"
@@ -192,7 +193,13 @@ class RemoteSandbox:
         self._disk_at_start = await self.container.disk_bytes()
 
     async def exec(
-        self, script: str, *, timeout_s: float, env: Mapping[str, str] | None = None, cwd: str | None = None
+        self,
+        script: str,
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: bytes = b"",
     ) -> ExecResult:
         if any(not name or "=" in name or "\0" in name + value for name, value in (env or {}).items()):
             raise ValueError("environment variables: names without `=`, no NUL")
@@ -203,21 +210,22 @@ class RemoteSandbox:
                 async with self.slots:
                     if self.relays_binds:
                         await self._lay_binds()
-                    return await self._exec(script, timeout_s, {**self.image.env, **(env or {})}, cwd)
+                    return await self._exec(script, stdin, timeout_s, {**self.image.env, **(env or {})}, cwd)
             except (OSError, SandboxError) as error:
                 return ExecResult.infrastructure(str(error))
 
     async def _exec(
-        self, script: str, timeout_s: float, env: Mapping[str, str], cwd: str | None
+        self, script: str, stdin: bytes, timeout_s: float, env: Mapping[str, str], cwd: str | None
     ) -> ExecResult:
         answer = secrets.token_hex(8)
         folder = cwd or self.image.workdir
         limits = [str(self.limits.file_mb << 10), str(self.limits.open_files)]
+        command = script.encode("utf-8", "surrogateescape")
         try:
-            async with in_memory(script.encode("utf-8", "surrogateescape")) as given:
+            async with in_memory(command + stdin) as given:
                 waiting = self.container.waiting_process
                 shell = Shell(
-                    argv=["bash", "-c", _RUN, "bash", answer, folder, waiting, *limits],
+                    argv=["bash", "-c", _RUN, "bash", answer, folder, waiting, *limits, str(len(command))],
                     stdin=given,
                     env=env,
                     timeout_s=timeout_s,

@@ -27,7 +27,7 @@ from envsdk.sandbox.contract import (
     Snapshot,
 )
 from envsdk.sandbox.output import exact
-from envsdk.sandbox.process import Finished, Process
+from envsdk.sandbox.process import Finished, Process, fed
 from envsdk.sandbox.settings import UnsandboxedSettings, parse_settings
 from envsdk.sandbox.threads import in_thread
 
@@ -59,7 +59,13 @@ class Unsandboxed:
         return self.folder / "tree"
 
     async def exec(
-        self, script: str, *, timeout_s: float, env: Mapping[str, str] | None = None, cwd: str | None = None
+        self,
+        script: str,
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: bytes = b"",
     ) -> ExecResult:
         async with self._lock, self.slots:
             if not await self.alive():
@@ -68,13 +74,15 @@ class Unsandboxed:
             file = self.folder / "command"
             file.write_text(script, errors="surrogateescape")
             try:
-                finished = await self._run(
-                    ["bash", "-c", 'cd -- "$1" && exec bash "$2"', "bash", str(folder), str(file)],
-                    {**self.image.env, **(env or {})},
-                    timeout_s,
-                    self.limits.kept_output_bytes,
-                    self.limits.output_bytes,
-                )
+                with fed(stdin) as given:
+                    finished = await self._run(
+                        ["bash", "-c", 'cd -- "$1" && exec bash "$2"', "bash", str(folder), str(file)],
+                        {**self.image.env, **(env or {})},
+                        timeout_s,
+                        self.limits.kept_output_bytes,
+                        self.limits.output_bytes,
+                        given,
+                    )
             except OSError as error:
                 return ExecResult.infrastructure(str(error))
         text = await asyncio.to_thread(finished.output.text)
@@ -154,7 +162,13 @@ class Unsandboxed:
         await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
 
     async def _run(
-        self, argv: list[str], env: Mapping[str, str], timeout_s: float, keep: int, max_output: int
+        self,
+        argv: list[str],
+        env: Mapping[str, str],
+        timeout_s: float,
+        keep: int,
+        max_output: int,
+        stdin: int | None = None,
     ) -> Finished:
         process = Process.start(
             argv,
@@ -165,7 +179,7 @@ class Unsandboxed:
                 **env,
             },
             pass_fds=(),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL if stdin is None else stdin,
             status=None,
             keep=keep,
             max_output=max_output,

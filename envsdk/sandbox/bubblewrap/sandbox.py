@@ -38,7 +38,7 @@ from envsdk.sandbox.contract import (
     Snapshot,
 )
 from envsdk.sandbox.output import exact
-from envsdk.sandbox.process import Finished, Process
+from envsdk.sandbox.process import Finished, Process, fed
 from envsdk.sandbox.threads import in_thread
 
 OWN_WORK_TIMEOUT_S = 120.0
@@ -91,21 +91,29 @@ class BubblewrapSandbox:
     _process: Process | None = None
 
     async def exec(
-        self, script: str, *, timeout_s: float, env: Mapping[str, str] | None = None, cwd: str | None = None
+        self,
+        script: str,
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: bytes = b"",
     ) -> ExecResult:
         _check_env(env or {})
         async with self._lock:
             if not await self.alive():
                 return ExecResult.infrastructure("the sandbox is closed, or its folder was deleted")
             try:
-                finished = await self._run(
-                    script.encode("utf-8", "surrogateescape"),
-                    timeout_s=timeout_s,
-                    env=env or {},
-                    cwd=cwd,
-                    keep=self.limits.kept_output_bytes,
-                    limits=self.limits,
-                )
+                with fed(stdin) as given:
+                    finished = await self._run(
+                        script.encode("utf-8", "surrogateescape"),
+                        timeout_s=timeout_s,
+                        env=env or {},
+                        cwd=cwd,
+                        keep=self.limits.kept_output_bytes,
+                        limits=self.limits,
+                        stdin=given,
+                    )
             except OSError as error:
                 return ExecResult.infrastructure(f"the sandbox could not be launched: {error}")
         text = await asyncio.to_thread(finished.output.text)

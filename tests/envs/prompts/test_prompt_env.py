@@ -20,11 +20,19 @@ ROWS: list[dict[str, Any]] = [
     {"id": "a", "prompt": "2+2=", "ground_truth": "4", "tag": "sums", "mistakes": ["5", "22"]},
     {
         "id": "b",
+        "difficulty": "0.75",
         "messages": [*EXAMPLE, {"role": "user", "content": "3+3="}],
         "ground_truth": "6",
         "tag": "sums",
     },
-    {"id": "c", "prompt": "Larger: 3 or 5?", "ground_truth": "5", "solution": "5", "tag": "comparisons"},
+    {
+        "id": "c",
+        "difficulty": "hard",
+        "prompt": "Larger: 3 or 5?",
+        "ground_truth": "5",
+        "solution": "5",
+        "tag": "comparisons",
+    },
 ]
 
 
@@ -67,6 +75,17 @@ async def test_a_row_is_asked_and_its_response_scored_with_everything_that_shows
         "id": "a",
         "tag": "sums",
     }
+    await closed(host)
+
+
+async def test_the_difficulty_of_a_row_is_a_metric_where_it_is_a_number(file: Path) -> None:
+    host = host_of(file)
+    found = []
+    for row in range(3):
+        await asked(host, row)
+        *_, info = await host.step("5")
+        found.append(info["metrics"].get("difficulty"))
+    assert found == [None, 0.75, None]
     await closed(host)
 
 

@@ -30,7 +30,13 @@ class ToySandbox:
         (folder / "tmp").mkdir()
 
     async def exec(
-        self, script: str, *, timeout_s: float, env: Mapping[str, str] | None = None, cwd: str | None = None
+        self,
+        script: str,
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: bytes = b"",
     ) -> ExecResult:
         if script.startswith("#toy "):
             reason = ExecEnd(script.removeprefix("#toy ").strip())

@@ -271,3 +271,10 @@ def test_what_a_seed_will_take_can_be_told_beforehand() -> None:
         assert drawn[seed] - 0.002 <= took[seed] < drawn[seed] + 0.5
     rounded = [round(drawn[seed] / 0.08) for seed in took]
     assert rounded == sorted(rounded)
+
+
+def test_a_lognormal_latency_is_cut_where_asked() -> None:
+    free = LognormalLatency(kind="lognormal", mean_s=0.2, sigma=1.0)
+    cut = LognormalLatency(kind="lognormal", mean_s=0.2, sigma=1.0, longest_s=0.3)
+    for seed in range(50):
+        assert drawn_latency_s(cut, seed) == min(0.3, drawn_latency_s(free, seed))

@@ -9,13 +9,21 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from envsdk.chat import ChatTokenizer
 from envsdk.failures import ConfigurationError
+from envsdk.inference.engine import GenerationRequest, GenerationResult
+from envsdk.inference.proxy import InferenceProxy
+from envsdk.inference.run_engines import RunEngines, offer
 from envsdk.rewards.judge import Judge
 from envsdk.rewards.loading import load_reward
 from envsdk.rewards.reply_cache import ReplyCache
 from envsdk.rewards.reward import AsyncRewardFunction, Reward, RewardError, Sample
+from envsdk.rewards.workers import RewardWorkers
+from envsdk.trajectory import FinishReason, VersionSpan
+from envsdk.warm_start.tiny_policy import CHAT_TEMPLATE, build_tokenizer
 from tests.envsdk.inference.chat_server import ChatServer, completion
 
 NAME = "envsdk.rewards.judge:Judge"
@@ -145,6 +153,20 @@ async def test_a_server_that_cannot_be_reached_masks_the_episode(load: Load) -> 
         await score(load(base_url="http://127.0.0.1:1/v1", max_retries=1))
 
 
+async def test_a_server_that_never_answers_masks_the_episode(server: ChatServer, load: Load) -> None:
+    server.behavior.answers = [(503, {}, {"Retry-After": "3600"})]
+    with pytest.raises(RewardError, match="no answer within give_up_after_s"):
+        await score(load(give_up_after_s=0.05))
+
+
+async def test_its_workers_leave_deadline_and_queue_to_the_judge(server: ChatServer) -> None:
+    settings = {"base_url": server.base_url, "model": "m"}
+    workers = RewardWorkers(NAME, settings, world_size=1, timeout_s=0.001)
+    rewards = await asyncio.gather(*(workers.score(sample(str(number))) for number in range(4)))
+    assert [reward.value for reward in rewards] == [1] * 4
+    await workers.close()
+
+
 async def test_a_judge_without_a_verdict_on_anything_masks_the_episode(
     server: ChatServer, load: Load
 ) -> None:
@@ -155,7 +177,7 @@ async def test_a_judge_without_a_verdict_on_anything_masks_the_episode(
     assert len(server.behavior.bodies) == 2  # the second: about the reference answer
     with pytest.raises(RewardError):
         await judge.score_async(sample(row={}))
-    assert len(server.behavior.bodies) == 3
+    assert len(server.behavior.bodies) == 4  # without a reference answer: about an empty response
 
 
 async def test_a_response_that_silences_the_judge_is_wrong_not_masked(server: ChatServer, load: Load) -> None:
@@ -269,11 +291,72 @@ async def test_lone_surrogates_do_not_break_a_request(load: Load) -> None:
     assert (await score(load(), "Paris \ud800 \U0001f600")).value == 1
 
 
+@pytest.fixture
+def chat() -> ChatTokenizer:
+    return ChatTokenizer(build_tokenizer(["Judge YES NO Capital of France Paris it is"]), CHAT_TEMPLATE)
+
+
+class SaysYes(InferenceProxy):
+    """Answers YES to every request."""
+
+    def __init__(self, chat: ChatTokenizer, error: str = "") -> None:
+        super().__init__({})
+        self._reply = [*chat.encode("YES"), *chat.stop_token_ids]
+        self._error = error
+        self.requests: list[GenerationRequest] = []
+
+    def generate(self, request: GenerationRequest) -> asyncio.Future[GenerationResult]:
+        self.requests.append(request)
+        future: asyncio.Future[GenerationResult] = asyncio.get_running_loop().create_future()
+        future.set_result(
+            GenerationResult(
+                request_id=request.request_id,
+                token_ids=np.array(self._reply, np.int32),
+                logprobs=np.zeros(len(self._reply), np.float32),
+                version_spans=(VersionSpan(version=0, start=0, end=len(self._reply)),),
+                finish_reason=FinishReason.ERROR if self._error else FinishReason.STOP,
+                error=self._error,
+            )
+        )
+        return future
+
+
+async def test_the_engines_of_the_run_can_judge_and_their_replies_are_not_kept(
+    load: Load, chat: ChatTokenizer
+) -> None:
+    proxy = SaysYes(chat)
+    offer(RunEngines(proxy, chat, 4096))
+    judge = load(base_url="run", model="", price_per_million_output=1e6)
+    for _ in range(2):
+        reward = await score(judge)
+        assert (reward.value, reward.parts["judge_output_tokens"]) == (1, len(chat.encode("YES")) + 1)
+    first, second = proxy.requests
+    assert first.request_id != second.request_id
+    assert first.sampling.seed == second.sampling.seed
+    assert "Capital of France?" in chat.decode(first.prompt_ids.tolist())
+
+
+async def test_a_response_too_long_for_the_runs_engines_is_wrong(load: Load, chat: ChatTokenizer) -> None:
+    offer(RunEngines(SaysYes(chat), chat, 4096))
+    reward = await score(load(base_url="run", model=""), "Paris? " * 5000)
+    assert (reward.value, reward.success) == (0, False)
+
+
+async def test_engines_that_do_not_answer_mask_the_episode(load: Load, chat: ChatTokenizer) -> None:
+    judge = load(base_url="run", model="")
+    with pytest.raises(RewardError, match="needs a run with engines of its own"):
+        await score(judge)
+    offer(RunEngines(SaysYes(chat, error="no engine is left"), chat, 4096))
+    with pytest.raises(RewardError, match="no engine is left"):
+        await score(judge)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"model": "m"}, "base_url"),
         ({"base_url": "http://h/v1"}, "model"),
+        ({"base_url": "run", "model": "m"}, "takes no model"),
         ({"base_url": "http://user:key@h/v1", "model": "m"}, "base_url"),
         ({"base_url": "http://h/v1?key=1", "model": "m"}, "base_url"),
         ({"base_url": "http://h/v1", "model": "m", "prompt": "good?"}, "contains {response}"),

@@ -53,6 +53,14 @@ async def test_a_command_gets_its_folder_and_its_variables(sandbox) -> None:
     assert said(result) == "/testbed/tests\nx\n'\"y"
 
 
+async def test_a_command_reads_what_it_is_given_and_nothing_else_can_read_it_again(sandbox) -> None:
+    given = b"line\n" * 300_000
+    read = await sandbox.exec("wc -c; cat /proc/$$/fd/0 2> /dev/null | wc -c", timeout_s=60, stdin=given)
+    assert said(read).split() == [str(len(given)), "0"]
+    assert said(await sandbox.exec("exec 0<&-; echo unread", timeout_s=60, stdin=given)) == "unread"
+    assert said(await sandbox.exec("cat", timeout_s=60)) == ""
+
+
 async def test_the_interpreter_that_was_asked_for_is_shown(sandbox) -> None:
     script = "command -v python; python -c 'import pytest, sys; print(sys.version)'"
     path, _, version = said(await sandbox.exec(script, timeout_s=30)).partition("\n")

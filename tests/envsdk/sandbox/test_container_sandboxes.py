@@ -108,6 +108,7 @@ async def test_commands_run_in_the_laid_out_tree(backend: ContainerBackend, repo
     result = await sandbox.exec(script, timeout_s=60, env={"B": "2"})
     assert result.output == "/testbed\n.git\nlib.py\ntests\n12\ndef one():\n    return 1\n"
     assert (result.returncode, result.reason) == (3, ExecEnd.EXIT)
+    assert said(await sandbox.exec("wc -c", timeout_s=60, stdin=b"x" * 200_000)) == "200000"
     assert result.total_bytes == len(result.output)
     assert said(await sandbox.exec("pwd", timeout_s=60, cwd="/tmp")) == "/tmp"
     assert (await sandbox.exec("pwd", timeout_s=60, cwd="/gone")).returncode == 1

@@ -40,6 +40,7 @@ async def test_commands_run_in_a_copy_of_the_tree(unsandboxed: UnsandboxedBacken
     sandbox = await unsandboxed.start(Image(tree=repository, env={"A": "1"}))
     result = await sandbox.exec("ls; echo $A$B; sed -i s/1/2/ lib.py; exit 3", timeout_s=60, env={"B": "2"})
     assert (result.output, result.returncode, result.reason) == ("lib.py\ntests\n12\n", 3, ExecEnd.EXIT)
+    assert said(await sandbox.exec("wc -c", timeout_s=60, stdin=b"x" * 200_000)) == "200000"
     assert (await sandbox.exec("sleep 60", timeout_s=0.3)).reason is ExecEnd.TIMEOUT
     assert (await sandbox.exec("kill -SEGV $$", timeout_s=60)).returncode == 139
     assert said(await sandbox.exec("ls", timeout_s=60, cwd="/testbed/tests")) == "test_lib.py"

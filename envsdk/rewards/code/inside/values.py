@@ -1,0 +1,119 @@
+"""Values as JSON, between processes that do not trust one another.
+
+Exact builtin types arrive as they were, so that comparing them calls no code of the sender's. Everything else
+is left to the caller, who may send a handle.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_INT_BITS = 62
+_SEQUENCES: Mapping[type, str] = {list: "l", tuple: "t", set: "s", frozenset: "z"}
+_TYPES: Mapping[str, Callable[[Any], Any]] = {tag: kind for kind, tag in _SEQUENCES.items()}
+BASES: tuple[Any, ...] = (bool, int, float, str, bytes, bytearray, tuple, list, frozenset, set, dict)
+
+_CLASSES: Mapping[str, Callable[[Any], tuple[Any, ...]]] = {
+    "collections.Counter": lambda v: (dict(v),),
+    "collections.OrderedDict": lambda v: (list(v.items()),),
+    "collections.defaultdict": lambda v: (None, dict(v)),
+    "collections.deque": lambda v: (list(v), v.maxlen),
+    "datetime.date": lambda v: (v.year, v.month, v.day),
+    "datetime.datetime": lambda v: (v.year, v.month, v.day, v.hour, v.minute, v.second, v.microsecond),
+    "datetime.timedelta": lambda v: (v.days, v.seconds, v.microseconds),
+    "decimal.Decimal": lambda v: (str(v),),
+    "fractions.Fraction": lambda v: (v.numerator, v.denominator),
+}
+"""Classes of the standard library, with the arguments that make an equal instance."""
+
+Other = Callable[[Any], Any]
+
+
+class NotPlain(Exception):
+    """A value that is no builtin and for which there is no handle."""
+
+
+def encode(value: Any, other: Other | None = None, *, plain: bool = False) -> Any:
+    """What `json.dumps` takes. `other` encodes what is no builtin; NotPlain where it is None.
+
+    Args:
+        plain: Classes of the standard library become the builtin next to them.
+    """
+    kind = type(value)
+    if value is None or kind is bool or kind is str or kind is float:
+        return value
+    if kind is int:
+        return value if value.bit_length() <= _INT_BITS else ["i", hex(value)]
+    if kind in _SEQUENCES:
+        return [_SEQUENCES[kind], [encode(item, other, plain=plain) for item in value]]
+    if kind is dict:
+        pairs = [[encode(k, other, plain=plain), encode(v, other, plain=plain)] for k, v in value.items()]
+        return ["d", pairs]
+    if kind is bytes or kind is bytearray:
+        return ["b" if kind is bytes else "y", value.hex()]
+    if kind is complex:
+        return ["x", [value.real, value.imag]]
+    if kind is range:
+        return ["r", [value.start, value.stop, value.step]]
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if name in _CLASSES and kind is _class(name) and getattr(value, "tzinfo", None) is None:
+        if not plain:
+            arguments = _CLASSES[name](value)
+            return ["c", [name, [encode(argument, other) for argument in arguments]]]
+        if name == "collections.deque":
+            return encode(list(value), plain=True)
+        if name.startswith(("decimal", "fractions")):
+            return float(value)
+    if kind.__module__ == "numpy" and hasattr(value, "tolist"):
+        dtype = str(value.dtype)
+        flat = encode(value.tolist(), other, plain=plain)
+        return flat if plain or not value.shape else ["n", [dtype, flat]]
+    if other is not None:
+        sent = other(value)
+        if sent is not None:
+            return sent
+    for base in BASES:
+        if isinstance(value, base):
+            return encode(base(value), other, plain=plain)
+    raise NotPlain(f"a {kind.__name__} is not a value that can be compared")
+
+
+def decode(sent: Any, other: Other | None = None) -> Any:
+    """The value; `other` decodes what has a tag that is not known here. Raises NotPlain without it, and
+    ValueError and TypeError for what `encode` never makes."""
+    if not isinstance(sent, list):
+        return sent
+    tag, content = sent
+    if tag in _TYPES:
+        return _TYPES[tag](decode(item, other) for item in content)
+    if tag == "d":
+        return {decode(k, other): decode(v, other) for k, v in content}
+    if tag == "i":
+        return int(content, 16)
+    if tag == "b":
+        return bytes.fromhex(content)
+    if tag == "y":
+        return bytearray.fromhex(content)
+    if tag == "x":
+        return complex(*content)
+    if tag == "r":
+        return range(*content)
+    if tag == "c" and content[0] in _CLASSES:
+        return _class(content[0])(*(decode(argument, other) for argument in content[1]))
+    if tag == "n":
+        return _array(*content)
+    if other is None:
+        raise NotPlain(f"a value with the tag {tag!r}")
+    return other(sent)
+
+
+def _class(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _array(dtype: str, sent: Any) -> Any:
+    numpy = importlib.import_module("numpy")
+    if numpy.dtype(dtype).kind not in "biufc":
+        raise NotPlain(f"an array of {dtype}")
+    return numpy.array(decode(sent), dtype=dtype)
