@@ -429,7 +429,11 @@ def _validate(
         else:
             problems += lacking
     if problems or config is None:
-        hint = "" if data else f"\nAn empty file; one that begins with `{EXTENDS}: agentic_async.yaml` runs."
+        hint = (
+            ""
+            if data.keys() - {"exp_name"}
+            else f"\nAn empty file; one that begins with `{EXTENDS}: agentic_async.yaml` runs."
+        )
         raise ConfigurationError(describe(problems, source=source, origin=reading.origin) + hint)
     return config, notes
 
