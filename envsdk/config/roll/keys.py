@@ -78,7 +78,7 @@ ROWS: tuple[Row, ...] = (
         "adv_estimator",
         "adv_estimator, reward_normalize_*, gamma, ...",
         c.estimator,
-        "see `Advantages` below the table",
+        "with the reward normalization that ROLL does before it",
         only_roll_files=True,
     ),
     *no_effect(
