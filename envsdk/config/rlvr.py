@@ -123,7 +123,7 @@ def _add_training(
     if not isinstance(prompts, int) or group_size is None or "tags" in written:
         return
     alpha = data.get("async_generation_ratio", 0)
-    if not isinstance(alpha, int | float) or not math.isfinite(alpha) or alpha < 0:
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha) or alpha < 0:
         return
     spare = data["train_env_manager"].get("num_groups_redundancy", 0)
     num_groups = run_limits.capacity(alpha, prompts) + (spare if isinstance(spare, int) else 0)
