@@ -165,3 +165,10 @@ def test_sections_of_a_wrong_type_are_left_too(where: str, value: Any) -> None:
     inner = next(iter(data[where]))
     data[where] = {**data[where], inner: value}
     expand(data, count_rows=count_rows)
+
+
+def test_advantages_of_several_domains_are_whitened_domain_by_domain() -> None:
+    assert expand(keys(whiten_advantages=True), count_rows=count_rows).data["whiten_over"] == "tag"
+    assert "whiten_over" not in expand(keys(), count_rows=count_rows).data
+    one = keys(whiten_advantages=True, rewards={"math_rule": {"worker_cls": "math"}})
+    assert "whiten_over" not in expand(one, count_rows=count_rows).data
