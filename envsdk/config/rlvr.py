@@ -77,6 +77,8 @@ def expand(data: Mapping[str, Any], *, count_rows: CountRows) -> Expansion:
         _add_validation(expansion, validation, held_out, domains, count_rows)
     if domains:
         _add_filters(expansion, domains)
+    if len(domains) > 1 and data.get("whiten_advantages") is True:
+        expansion.add(("whiten_over",), "tag", "rewards")
     if "val_env_manager" not in expansion.data:
         _add_no_validation(expansion)
     return expansion
