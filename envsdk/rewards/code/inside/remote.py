@@ -7,16 +7,22 @@ What comes back is a plain value, which this process compares, or a stand-in. A 
 only for what tests cannot do without: functions, iterators, and instances of classes that the tests name.
 """
 
+from __future__ import annotations
+
 import builtins
 import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
 
 from envsdk.rewards.code.inside import values
 from envsdk.rewards.code.inside.link import Link, LinkClosed
+
+# Only what is there anyway is imported: each program starts this anew.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
 
 _ITERATOR_OPERATIONS = {"iter", "next", "len", "isinstance"}
 _FUNCTION_OPERATIONS = {"call", "getattr", "isinstance", "hash", "repr", "str"}

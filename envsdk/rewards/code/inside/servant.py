@@ -5,17 +5,23 @@
 Nothing here knows what the tests expect.
 """
 
+from __future__ import annotations
+
 import builtins
 import io
 import operator
 import os
 import sys
 import types
-from collections.abc import Callable, Mapping
-from typing import Any
 
 from envsdk.rewards.code.inside import program, values
 from envsdk.rewards.code.inside.link import Link, LinkClosed
+
+# Only what is there anyway is imported: each program starts this anew.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
 
 MAX_PRINTED = 1 << 20
 
