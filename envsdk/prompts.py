@@ -54,6 +54,13 @@ def opening(system: str, history: Sequence[Mapping[str, Any]] = ()) -> list[Mess
     return [*([{"role": "system", "content": system}] if system and not has_own else []), *map(dict, history)]
 
 
+def own_history(turns: Sequence[Turn]) -> Sequence[Message]:
+    """The messages before the first observation, where the first turn's details name some."""
+    details = turns[0].details if turns else None
+    history: Sequence[Message] = json.loads(details).get("history", ()) if details else ()
+    return history
+
+
 def conversation(
     turns: Sequence[Turn],
     prompts: AgentPrompts,
@@ -66,10 +73,7 @@ def conversation(
 
     `history` are messages before the first user message; absent, those that the first turn's details name.
     """
-    if history is None:
-        details = turns[0].details if turns else None
-        history = json.loads(details).get("history", ()) if details else ()
-    messages = opening(prompts.system, history)
+    messages = opening(prompts.system, own_history(turns) if history is None else history)
     for index, turn in enumerate(turns):
         user = prompts.user(
             observation=turn.observation,

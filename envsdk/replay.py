@@ -23,7 +23,7 @@ class ReplayOptions(Options):
     folder: Annotated[Path, Argument("DATASET")]
     """A folder that `collect` wrote, or a run's folder."""
     overrides: Annotated[tuple[str, ...], Argument("KEY=VALUE")] = ()
-    """With --rescore: arguments of the environments, changed."""
+    """With --rescore: arguments of the environments, changed; with a reward function, its settings."""
     episodes: Annotated[int | None, Option("--episodes", "-n")] = None
     """Only the first ones."""
     tolerance: float = 0.0
@@ -32,8 +32,8 @@ class ReplayOptions(Options):
     """Look for a difference in every episode."""
     rescore: bool = False
     """Write a data set with the rewards that the environments, or --rewards, give now."""
-    rewards: Annotated[str | None, Option(metavar="package.module:function")] = None
-    """With --rescore: a function of the trajectory, in place of its environment."""
+    rewards: Annotated[str | None, Option(metavar="NAME|package.module:function")] = None
+    """With --rescore: a reward function (prompts only), or a function of the trajectory."""
     out: Annotated[Path | None, Option("--out", "-o", metavar="DIR")] = None
     """With --rescore: the new data set."""
 

@@ -158,6 +158,8 @@ def _details(row: PromptRow, reward: Reward) -> Mapping[str, Any]:
     """What a person wants to see of a graded response."""
     known = {name: row.fields[name] for name in _SHOWN if row.fields.get(name) not in (None, "")}
     details = {"verdict": reward.verdict, "parts": dict(reward.parts), "place": row.place, **known}
+    if reward.fault:
+        details["fault"] = reward.fault
     return details | ({"history": list(row.messages[:-1])} if len(row.messages) > 1 else {})
 
 

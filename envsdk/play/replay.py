@@ -10,6 +10,7 @@ from the recording.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,9 +22,11 @@ from envsdk.config.env_arguments import env_config_from
 from envsdk.datasets.differences import SCORES, Difference, first_difference
 from envsdk.datasets.reading import DataSet, TagRecord, open_dataset
 from envsdk.datasets.rescoring import scored_by, write_rescored
-from envsdk.failures import ConfigurationError, EnvsdkError
+from envsdk.failures import Boundary, ConfigurationError, EnvsdkError
 from envsdk.plugins import load_object
 from envsdk.policy import Policy, Reply, SequenceFull, TurnContext
+from envsdk.rewards.loading import reward_class
+from envsdk.rewards.reward import RewardFunction
 from envsdk.store.shards import Manifest
 from envsdk.trajectory import Outcome, Trajectory, Turn
 
@@ -266,10 +269,12 @@ def rescore(
     """Write `dataset` with other rewards into `out`.
 
     Args:
-        rewards: `package.module:function` from a trajectory to its rewards: one per turn, or one number for
-            the last turn. When None, episodes are played again and take the rewards, metrics and success that
-            their environments give now.
-        overrides: `key=value` arguments of the environments, where they are played again.
+        rewards: A reward function by name, for episodes of `envsdk/Prompts-v1`; or `package.module:function`
+            from a trajectory to its rewards: one per turn, or one number for the last turn. When None,
+            episodes are played again and take the rewards, metrics and success that their environments give
+            now.
+        overrides: `key=value` arguments of the environments, where they are played again; of the reward
+            function, where one is named.
 
     Raises ConfigurationError, and EnvsdkError when an episode no longer takes the course that was recorded.
     """
@@ -278,7 +283,15 @@ def rescore(
     if isinstance(dataset, Path):
         dataset = open_dataset(dataset)
     env_config = env_config_from(overrides, called="override")
-    if rewards is not None:
+    how: dict[str, Any] = {"env_config": env_config}
+    ignored = SCORES
+    if rewards is not None and _is_reward_function(rewards):
+        _only_prompts(dataset.tags, rewards)
+        how = {"rewards": rewards, "settings": env_config}
+        env_config = {"reward": {"worker_cls": rewards, **env_config}}
+        # What a prompt's environment says at last is the verdict.
+        ignored = SCORES | {"final_observation"}
+    elif rewards is not None:
         if env_config:
             raise ConfigurationError("--rewards asks no environment: leave out key=value arguments")
         return write_rescored(
@@ -296,30 +309,61 @@ def rescore(
             kept = list(episodes)
             pairs = replayer.replay(kept)
             for recorded in kept:
-                yield recorded if recorded.outcome is Outcome.FAILED else _rescored(*next(pairs))
+                yield recorded if recorded.outcome is Outcome.FAILED else _rescored(*next(pairs), ignored)
 
         return write_rescored(
             dataset,
             out,
             played_again,
-            how={"env_config": env_config},
+            how=how,
             versions=package_versions(with_model=False),
             command=command,
             on_shard=on_shard,
         )
 
 
-def _rescored(recorded: Trajectory, replayed: Trajectory) -> Trajectory:
-    found = first_difference(recorded, replayed, ignored=SCORES)
+def _rescored(recorded: Trajectory, replayed: Trajectory, ignored: frozenset[str]) -> Trajectory:
+    failure = replayed.failure
+    if failure is not None and failure.boundary is Boundary.REWARD:
+        return replace(recorded, outcome=Outcome.FAILED, failure=failure, success=False)
+    found = first_difference(recorded, replayed, ignored=ignored)
     if found is not None:
         raise EnvsdkError(
             f"cannot be rescored by its environment, which no longer takes the recorded course:\n{found}"
         )
     turns = [
-        replace(turn, reward=again.reward, metrics=again.metrics)
+        replace(turn, reward=again.reward, metrics=again.metrics, details=again.details)
         for turn, again in zip(recorded.turns, replayed.turns, strict=True)
     ]
-    return replace(recorded, turns=tuple(turns), success=replayed.success)
+    return replace(
+        recorded,
+        turns=tuple(turns),
+        success=replayed.success,
+        final_observation=replayed.final_observation,
+    )
+
+
+_PROMPTS = "envsdk/Prompts-v1"
+
+
+def _is_reward_function(name: str) -> bool:
+    """Whether `--rewards` names a reward function, and no function of trajectories."""
+    if ":" not in name:
+        reward_class(name)
+        return True
+    with contextlib.suppress(ConfigurationError):
+        kind: Any = load_object(name)
+        return isinstance(kind, type) and issubclass(kind, RewardFunction)
+    return False
+
+
+def _only_prompts(tags: Mapping[str, TagRecord], rewards: str) -> None:
+    for tag, record in tags.items():
+        if record.env_type != _PROMPTS:
+            raise ConfigurationError(
+                f"--rewards: the reward function {rewards!r} scores responses to prompts; tag {tag} plays "
+                f"{record.env_type}: name a function of trajectories (package.module:function)"
+            )
 
 
 def _function(dotted_name: str) -> Callable[[Trajectory], float | Sequence[float]]:

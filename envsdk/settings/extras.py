@@ -12,6 +12,7 @@ EXTRA_OF = {
     "jsonschema": "tools",
     "langdetect": "rlvr",
     "llguidance": "train",
+    "math_verify": "rlvr",
     "mcp": "mcp",
     "megatron": "megatron",
     "peft": "lora",

@@ -34,6 +34,7 @@ from rich.console import Console
 import envsdk
 from envsdk.chat import ChatTokenizer
 from envsdk.config import EMBEDDED_DEFAULT
+from envsdk.config.rlvr import PROMPTS_ENV, source_of
 from envsdk.display.console import TerminalConsole
 from envsdk.display.episode_progress import EpisodeProgress
 from envsdk.failures import ConfigurationError
@@ -42,7 +43,8 @@ from envsdk.play.options import ENDPOINT
 from envsdk.play.player import MODEL, Player, make_player
 from envsdk.play.policies import OraclePolicy, policy_class
 from envsdk.play.source import resolve_source
-from envsdk.prompts import AgentPrompts, conversation
+from envsdk.prompt_data.opening import open_prompts
+from envsdk.prompts import AgentPrompts, conversation, own_history
 from envsdk.registry import load_entry_point
 from envsdk.registry import spec as registered
 from envsdk.store.atomic import fsync_folder, make_folder, storage_error, write_json_atomically
@@ -115,6 +117,7 @@ def _describe(config: RunConfig) -> dict[str, Any]:
             "name a policy without one, such as oracle"
         )
     player = _demonstrator(config, config.train_env_manager.tags)
+    prompts = _prompts_digest(config)
     return {
         "recipe": _RECIPE,
         "envsdk": envsdk.__version__,
@@ -123,7 +126,25 @@ def _describe(config: RunConfig) -> dict[str, Any]:
         "episodes": resolve_source(config).episodes_by_tag(args.num_episodes, split="train", tags=None),
         "demonstrator": player.describe(),
         "sources": _sources(config),
+        **({"prompts": prompts} if prompts else {}),
     }
+
+
+def _prompts_digest(config: RunConfig) -> dict[str, str]:
+    """By tag: changes with the rows of prompt data that the demonstrations may answer."""
+    found = {}
+    for tag in config.train_env_manager.tags:
+        env = config.custom_envs[tag]
+        if env.env_type == PROMPTS_ENV:
+            prompts = open_prompts(source_of(env.env_config))
+            seed = env.env_config.get("order_seed", 0) if env.env_config.get("shuffle") else None
+            digest = hashlib.sha256()
+            for number in range(min(len(prompts), config.warm_start.num_episodes)):
+                row = prompts[prompts.nth(number, seed=seed)]
+                content = [list(row.messages), dict(row.fields)]
+                digest.update(json.dumps(content, sort_keys=True, default=str).encode())
+            found[tag] = digest.hexdigest()[:16]
+    return found
 
 
 def _demonstrations(config: RunConfig, out: Path | None = None) -> CollectOptions:
@@ -263,6 +284,7 @@ def _texts(trajectories: Sequence[Trajectory], setups: Mapping[str, TagSetup]) -
             observation="", turn_index=0, num_actions_left=0, max_response_length=setup.max_new_tokens
         )
     for trajectory in trajectories:
+        yield from (message["content"] for message in own_history(trajectory.turns))
         for turn in trajectory.turns:
             yield turn.observation
             yield turn.reply

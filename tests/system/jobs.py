@@ -42,20 +42,30 @@ actor_train: {{training_args: {{learning_rate: 1.0e-3}}}}
 actor_infer: {{generating_args: {{max_new_tokens: 3}}}}
 """
 
+REPOSITORY = Path(__file__).resolve().parents[2]
+
 
 class Job:
     """One training run in a folder of its own."""
 
     def __init__(
-        self, folder: Path, model: Path, *, max_steps: int = 5, alpha: float = 1, system: str = "Go."
+        self,
+        folder: Path,
+        model: Path,
+        *,
+        max_steps: int = 5,
+        alpha: float = 1,
+        system: str = "Go.",
+        config: str = CONFIG,
     ) -> None:
         self.folder = folder
         self.run = folder / "runs" / "run"
-        text = CONFIG.format(model=model, max_steps=max_steps, alpha=alpha, system=system)
+        text = config.format(model=model, max_steps=max_steps, alpha=alpha, system=system)
         (folder / "run.yaml").write_text(text)
 
     def start(self, *overrides: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "envsdk.train", "run.yaml", *overrides]
+        path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
         return subprocess.Popen(
             command,
             cwd=self.folder,
@@ -63,7 +73,7 @@ class Job:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
         )
 
     def finish(self, *overrides: str) -> tuple[int, str]:

@@ -208,7 +208,7 @@ def test_an_episode_that_takes_another_course_cannot_be_rescored(
         (["data", "--rescore", "--out", "data"], "name another folder"),
         (
             ["data", "--rescore", "--out", "x", "--rewards", "nonsense"],
-            "package.module:attribute is expected",
+            "`nonsense` is not registered under envsdk.rewards",
         ),
         (["data", "--rescore", "--out", "x", "--rewards", "no.such:f"], "cannot be loaded"),
         (["data", "--rescore", "--out", "x", "prise=3"], "prise"),

@@ -152,3 +152,18 @@ class Preloaded(Unruly):
         obey(sample.response)
         is_shared = self.where is not None and self.where != os.getpid()
         return Reward(value=float(is_shared), verdict=str(self.where))
+
+
+class Contrary(RewardFunction):
+    """`prize` for every response but the ground truth; cannot score the response `away`."""
+
+    runs = Runs.INLINE
+
+    def __init__(self, *, prize: float = 1.0) -> None:
+        self._prize = prize
+
+    def score(self, sample: Sample) -> Reward:
+        if sample.response == "away":
+            raise RewardError("a server is down")
+        is_wrong = sample.response != sample.ground_truth
+        return Reward(value=self._prize * is_wrong, verdict=f"{self._prize:g} at most", correct=is_wrong)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -26,6 +27,7 @@ from envsdk.failures import ConfigurationError, StorageError
 from envsdk.managers.wiring import tag_setups
 from envsdk.play.policies import OraclePolicy
 from envsdk.prompts import AgentPrompts
+from envsdk.rewards.reward import Reward, RewardFunction, Runs, Sample
 from envsdk.store.cache import cache_folder
 from envsdk.store.trajectories import read_trajectories
 from envsdk.trajectory import Outcome, Task, Trajectory, Turn
@@ -349,3 +351,50 @@ def test_the_vocabulary_is_bounded() -> None:
 def test_texts_that_environments_declare_become_tokens_after_those_of_the_file() -> None:
     config = small_config("warm_start.pieces=['a+']", "train_env_manager.tags=[SimpleSokoban]")
     assert warm_start._pieces(config) == ["a+", *SOKOBAN.text_pieces]
+
+
+class Exact(RewardFunction):
+    runs = Runs.INLINE
+
+    def score(self, sample: Sample) -> Reward:
+        return Reward(value=float(sample.response == sample.ground_truth))
+
+
+def prompts_config(folder: Path, answers: dict[str, str]) -> RunConfig:
+    system = {"role": "system", "content": "Answer politely"}
+    rows = [
+        {"messages": [system, {"role": "user", "content": prompt}], "ground_truth": answer}
+        for prompt, answer in answers.items()
+    ]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = {
+        "exp_name": "prompts",
+        "rollout_batch_size": 2,
+        "num_return_sequences_in_group": 2,
+        "prompt_length": 16,
+        "response_length": 16,
+        "max_steps": 1,
+        "pretrain": "embedded_default",
+        "rewards": {"words": {"worker_cls": f"{__name__}:Exact"}},
+        "actor_train": {"data_args": {"file_name": str(folder / "rows.jsonl")}},
+    }
+    (folder / "prompts.yaml").write_text(yaml.safe_dump(config))
+    return load_config(folder / "prompts.yaml", SMALL).config
+
+
+def test_rows_of_prompts_warm_start_a_policy_that_knows_their_words(tmp_path: Path) -> None:
+    folder, _ = prepare(prompts_config(tmp_path, {f"{n}+1=": f"answer {n + 1}" for n in range(8)}))
+    record = json.loads((folder / RECORD).read_text())
+    assert 0 < record["demonstrator_success"] < 1
+    chat = ChatTokenizer.load(folder)
+    assert len(chat.encode("Answer politely")) == 2
+    assert len(chat.encode("answer 3")) == 1
+
+
+def test_other_rows_make_another_policy(tmp_path: Path) -> None:
+    names = []
+    for place, answer in (("a", "one"), ("b", "one"), ("c", "two")):
+        (tmp_path / place).mkdir()
+        config = prompts_config(tmp_path / place, {f"{n}+1=": answer for n in range(8)})
+        names.append(warm_start._prompts_digest(config)["words"])
+    assert names[0] == names[1] != names[2]

@@ -1,0 +1,66 @@
+"""The `exact` reward: the response, or the answer found in it, is the row's `ground_truth` to the letter."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from envsdk.rewards.answers import Extraction, Way, find_answer, short
+from envsdk.rewards.reward import Reward, RewardFunction, Runs, Sample
+
+
+class ExactArgs(Extraction):
+    """The settings of `exact`."""
+
+    extract: tuple[Way, ...] = ()
+    """Ways of finding the answer in the response, as in `math`; none: the whole response is the answer."""
+    ignore: tuple[Literal["case", "space", "punctuation"], ...] = ()
+    """What does not count: upper and lower case, all space, all punctuation. Space at the ends never does."""
+
+
+class ExactReward(RewardFunction):
+    """1 when the answer equals the row's `ground_truth`, otherwise 0. Unicode is compared in its NFC form."""
+
+    Args = ExactArgs
+    runs = Runs.INLINE
+
+    def __init__(self, args: ExactArgs) -> None:
+        self.args = args
+
+    def score(self, sample: Sample) -> Reward:
+        found = find_answer(sample.response, self.args)
+        answer = found.answer
+        if answer is None and not self.args.extract and not found.problem.endswith("closed"):
+            answer = self._whole(sample.response)
+        if answer is None:
+            return Reward(value=0.0, verdict=found.problem, correct=False)
+        if self._normal(answer) == self._normal(sample.ground_truth):
+            return Reward(value=1.0, verdict=f"{short(answer)} is right", correct=True)
+        return Reward(
+            value=0.0, verdict=f"{short(answer)} is not {short(sample.ground_truth)}", correct=False
+        )
+
+    def reference(self, sample: Sample) -> str | None:
+        r"""The row's `ground_truth`, in a `\boxed{}` or whatever is looked for first."""
+        truth = sample.ground_truth
+        ways = {"boxed": f"\\boxed{{{truth}}}", "tag": f"<answer>{truth}</answer>", "hash": f"#### {truth}"}
+        return ways.get(self.args.extract[0] if self.args.extract else "", truth) or None
+
+    def problem(self, row: Mapping[str, Any]) -> str | None:
+        """Why the row's `ground_truth` cannot be compared with."""
+        truth = Sample(response="", row=row).ground_truth
+        return None if self._normal(truth) else "it has no ground_truth to compare with"
+
+    def _whole(self, response: str) -> str:
+        return response.rpartition("</think>")[2] if self.args.after_think else response
+
+    def _normal(self, text: str) -> str:
+        text = unicodedata.normalize("NFC", text).strip()
+        if "case" in self.args.ignore:
+            text = text.casefold()
+        if "space" in self.args.ignore:
+            text = "".join(text.split())
+        if "punctuation" in self.args.ignore:
+            text = "".join(each for each in text if unicodedata.category(each)[0] != "P").strip()
+        return text

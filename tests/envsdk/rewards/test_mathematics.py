@@ -1,0 +1,145 @@
+"""The `math` reward."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envsdk.rewards.mathematics import MathArgs, MathReward, number, same_number
+from envsdk.rewards.reward import Reward, RewardError, Sample
+
+MATH = MathReward(MathArgs())
+
+
+def score(response: str, truth: object) -> Reward:
+    return MATH.score(Sample(response=response, row={"ground_truth": truth}))
+
+
+def boxed(answer: str, truth: str) -> float:
+    return score(f"\\boxed{{{answer}}}", truth).value
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth"),
+    [
+        ("1,234", "1234"),
+        ("0.50", "\\frac{1}{2}"),
+        ("½", "1/2"),
+        ("５", "5"),
+        ("٥", "5"),
+        ("−3", "-3"),
+        ("50\\%", "0.5"),
+        ("1.5e3", "1500"),
+        ("1.5 \\times 10^{3}", "1500"),
+        ("\\$5.00", "5"),
+        ("5\\text{ cm}", "5"),
+        ("90^\\circ", "90"),
+        ("3\\frac{1}{2}", "3.5"),
+        ("0.3333333", "1/3"),
+        ("2(x+1)", "2x+2"),
+        ("x²+1", "x^2+1"),
+        ("√2", "\\sqrt{2}"),
+        ("π/2", "\\frac{\\pi}{2}"),
+        ("(1, 2]", "(1,2]"),
+        ("\\{2, 1\\}", "\\{1,2\\}"),
+        ("x=1 \\text{ or } x=2", "x=2, x=1"),
+        ("x = 5", "5"),
+        ("\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", "\\begin{bmatrix}1&2\\\\3&4\\end{bmatrix}"),
+        ("\\text{East}", "east"),
+        ("5", "3 + 2 = 5\n#### 5"),
+        ("5", "The value is $\\boxed{5}$."),
+    ],
+)
+def test_equal_answers_in_other_notations_are_right(answer: str, truth: str) -> None:
+    assert boxed(answer, truth) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth"),
+    [
+        ("4", "5"),
+        ("0.33", "1/3"),
+        ("(1,2)", "(1,2]"),
+        ("(2,1)", "(1,2)"),
+        ("\\{1,2,3\\}", "\\{1,2\\}"),
+        ("5, 6", "5"),
+        ("5 or 6", "5"),
+        ("x+1", "x+2"),
+        ("х", "x"),  # Cyrillic
+        ("nevE", "even"),
+        ("", "5"),
+        ("{" * 400 + "5" + "}" * 400, "5"),
+        ("5" * 900, "5"),
+        ("\\frac{", "5"),
+    ],
+)
+def test_different_values_are_wrong(answer: str, truth: str) -> None:
+    assert boxed(answer, truth) == 0.0
+
+
+@given(st.fractions(-(10**6), 10**6, max_denominator=1000))
+def test_a_number_equals_itself_as_integer_fraction_and_decimal(value: Fraction) -> None:
+    assert number(str(value)) == value
+    assert number(f"{value.numerator:,}/{value.denominator}") == value
+    as_decimal = f"{float(value):.3f}"
+    assert number(as_decimal) == Fraction(as_decimal)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(-50, 50), st.integers(1, 9), st.integers(-50, 50), st.integers(1, 9))
+def test_numbers_compare_as_math_verify_compares_them(a: int, b: int, c: int, d: int) -> None:
+    from math_verify import parse, verify
+
+    parsed = [parse(f"${n}/{m}$", parsing_timeout=None) for n, m in ((a, b), (c, d))]
+    is_same = same_number(f"{c}/{d}", f"{a}/{b}")
+    assert is_same is not None
+    assert is_same == verify(*parsed, timeout_seconds=None)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(-99, 99), st.integers(-99, 99))
+def test_a_response_is_right_exactly_when_its_value_is(said: int, truth: int) -> None:
+    for response in (f"The answer is {said}.", f"{said}", f"#### {said}", f"We get $x={said}$"):
+        assert score(response, truth).value == (said == truth)
+    for response in (f"The answer is not {truth}", f"{truth} is not it", f"{truth} or {truth + 1}"):
+        assert score(response, truth).value == 0
+
+
+@pytest.mark.parametrize(
+    "truth",
+    ["5", "1,234", "\\frac{3}{4}", "(1,2]", "x^2+1", "north", "\\{1,2\\}", "50\\%", "\\text{No}", "1 or 2"],
+)
+@pytest.mark.parametrize("way", ["boxed", "tag", "hash", "answer_is", "last"])
+def test_the_reference_is_right_for_every_row_without_a_problem(truth: str, way: str) -> None:
+    reward = MathReward(MathArgs.model_validate({"extract": [way]}))
+    sample = Sample(response="", row={"ground_truth": truth})
+    assert reward.problem(sample.row) is None
+    reference = reward.reference(sample)
+    assert reference is not None
+    assert reward.score(Sample(response=reference, row=sample.row)).value == 1.0
+
+
+@pytest.mark.parametrize(
+    "truth", ["", None, "{{{ 4", "see the picture: ?? {", "{" * 50 + "}" * 50, "9" * 2000]
+)
+def test_a_ground_truth_that_does_not_parse_is_the_rows_problem_and_no_responses(truth: str | None) -> None:
+    assert MATH.problem({"ground_truth": truth})
+    with pytest.raises(RewardError):
+        score("5", truth)
+
+
+def test_the_verdict_says_what_was_found() -> None:
+    assert score("The answer is 7", 12).verdict == "7 is not 12"
+    assert score("The answer is 12", 12).verdict == "12 is right"
+    assert score("The answer is not 12", 12).verdict == "no answer: 12 is denied"
+    assert len(score("x" * 900, 12).verdict) < 200
+
+
+def test_it_scores_off_the_main_thread() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(boxed, "\\frac{2}{4}", "\\frac{1}{2}").result() == 1.0
