@@ -168,17 +168,21 @@ async def publish_weights(engine: Any, version: int) -> None:
     )
 
 
-async def measure(num_envs: int, num_turns: int, model: Path) -> Result:
-    """Start everything, warm up, and play at least `num_turns`."""
+TRIVIAL = TagSetup(tag="Trivial", blueprint=EnvBlueprint(spec=SPEC), max_turns=NUM_TURNS, max_new_tokens=8)
+
+
+async def measure(
+    num_envs: int, num_turns: int, model: Path, setup: TagSetup = TRIVIAL, per_worker: int = ENVS_PER_WORKER
+) -> Result:
+    """Start everything, warm up, and play at least `num_turns` of `setup`."""
     began = time.perf_counter()
     config = EngineConfig(
         model=None, sequence_length=4096, max_running=num_envs, strategy_config={"reply": [[5, 6, 7, 8]]}
     )
     engine = actor(EngineHost).remote("mock", config)
     await engine.start.remote()
-    setup = TagSetup(tag="Trivial", blueprint=EnvBlueprint(spec=SPEC), max_turns=NUM_TURNS, max_new_tokens=8)
     batch_size = max(num_envs // 2, GROUP_SIZE)
-    workers = worker_setups(num_envs, ENVS_PER_WORKER, setup=setup, model=model, engines={"engine": engine})
+    workers = worker_setups(num_envs, per_worker, setup=setup, model=model, engines={"engine": engine})
     scheduler = actor(RolloutScheduler).remote(
         SchedulerSetup(
             ledger=LedgerConfig(

@@ -78,9 +78,9 @@ class PromptEnv(AsyncTextEnv):
     async def reset(  # type: ignore[override]
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, Info]:
-        await super().reset(seed=seed)
         number = (options or {}).get("task")
         if number is None:
+            await super().reset(seed=seed)
             number = int(self.np_random.integers(len(self._prompts)))
         return self._ask(self._prompts.nth(number, seed=self._order_seed if self._shuffle else None))
 

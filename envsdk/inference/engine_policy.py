@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -15,8 +17,11 @@ from envsdk.inference.engine import GenerationRequest
 from envsdk.inference.proxy import InferenceProxy
 from envsdk.inference.sampling import OutputStructure, SamplingParams
 from envsdk.policy import Policy, PolicyFailed, Reply, SequenceFull, TurnContext
+from envsdk.prompts import Message
 from envsdk.trajectory import FinishReason
 
+KEPT_PROMPTS = 64
+"""First prompts whose tokens are kept for the next members of their groups."""
 LONG_TEXT = 1 << 14
 """Characters above which a text is tokenized off the event loop: a millisecond or more."""
 
@@ -49,6 +54,8 @@ class EnginePolicy(Policy):
         self.structure = structure
         self.shares_prompts = shares_prompts
         self._stop = frozenset(chat.stop_token_ids)
+        # The members of a group begin with the same prompt, at about the same time.
+        self._first_prompt = lru_cache(maxsize=KEPT_PROMPTS)(self._encoded)
         self._ids = itertools.count()
         self._prefix = f"{os.getpid():x}.{id(self):x}."
 
@@ -98,11 +105,18 @@ class EnginePolicy(Policy):
             response_end=len(log),
         )
 
-    def _prompt_ids(self, turn: TurnContext) -> list[int]:
+    def _prompt_ids(self, turn: TurnContext) -> Sequence[int]:
         """What is new of the prompt. Raises TooManyTokens."""
         log, room = turn.log, self.sequence_length - len(turn.log)
+        if len(log) == 0 and not turn.tools:
+            history = tuple((each["role"], each["content"]) for each in turn.history)
+            return self._first_prompt(turn.system, turn.prompt, history)
         if len(log) == 0:
             return self.chat.first_prompt(
                 system=turn.system, user=turn.prompt, tools=turn.tools, history=turn.history, room=room
             )
         return self.chat.next_prompt(user=turn.prompt, reply_closed=log.ids[-1] in self._stop, room=room)
+
+    def _encoded(self, system: str, user: str, history: tuple[tuple[str, str], ...]) -> Sequence[int]:
+        messages = [Message(role=role, content=content) for role, content in history]
+        return self.chat.first_prompt(system=system, user=user, history=messages, room=self.sequence_length)

@@ -45,14 +45,15 @@ NUMBER = (
     r"[-+−]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,4}\b)?"
     r"(?:/\d+(?:\.\d+)?)?(?:\s?\\?%)?"
 )
-_NUMBER = re.compile(rf"(?<![\w.]){NUMBER}(?!\w)|(?<![\w.])[-+−]?\d+(?:\.\d+)?(?=[A-Za-z]+\b)")
+_NUMBER = re.compile(rf"(?=[-+−.\d])(?<![\w.])(?:{NUMBER}(?!\w)|[-+−]?\d+(?:\.\d+)?(?=[A-Za-z]+\b))")
 _LEADING_NUMBERS = re.compile(rf"{NUMBER}(?:\s*[A-Za-z%°]{{0,12}}\s*\b(?:or|and)\s+{NUMBER})*", re.IGNORECASE)
 _ALTERNATIVES = re.compile(rf"{NUMBER}\s*[A-Za-z]{{0,12}}\s+or\s+$", re.IGNORECASE)
 _FORMULA = re.compile(
-    r"\$\$([^$]{1,1000})\$\$|\$([^$]{1,1000})\$|\\\(([^$]{1,1000}?)\\\)|\\\[([^$]{1,1000}?)\\\]"
+    r"(?=[$\\])(?:\$\$([^$]{1,1000})\$\$|\$([^$]{1,1000})\$|\\\(([^$]{1,1000}?)\\\)|\\\[([^$]{1,1000}?)\\\])"
 )
 _CUE = re.compile(
-    r"\banswer(?:\s(?:to|for|of)\s[^.\n]{1,80}?\s)?[\s*_]{0,4}(?:is\b|was\b|:|=)[\s*_:]{0,8}", re.IGNORECASE
+    r"\b(?:[Aa]nswer|ANSWER)(?i:\s(?:to|for|of)\s[^.\n]{1,80}?\s)?"
+    r"[\s*_]{0,4}(?:(?i:is|was)\b|:|=)[\s*_:]{0,8}"
 )
 _DENIED_BEFORE = re.compile(
     r"(?:\bnot|n['’]t|≠|\\neq?\b|\\ne)\s*(?:equal to|equals?|be|to be|exactly|the number)?[\s$*({:\[\\]*$",

@@ -25,6 +25,7 @@ _CLEARLY_DIFFERENT = Fraction(1, 10_000)
 """Numbers further apart than this differ also when rounded; closer ones are left to math-verify."""
 
 _PLAIN = re.compile(NUMBER)
+_DIGITS = re.compile(r"-?\d+(?:\.\d+)?")
 _WORDS = re.compile(
     r"\\(?:text|mathrm|textbf|mathbf)\{([^{}]*)\}"
     r"|([A-Za-z][a-z]{3,}(?: [A-Za-z]+)*|[A-Za-z]+(?: [A-Za-z]+)+)"
@@ -129,6 +130,7 @@ class MathReward(RewardFunction):
         )
 
 
+@lru_cache(maxsize=1024)
 def expected_answer(ground_truth: str) -> str:
     r"""The expression that a `ground_truth` states, which may be a solution with `####` or `\boxed{}`."""
     truth = ground_truth.rpartition("####")[2]
@@ -139,6 +141,8 @@ def expected_answer(ground_truth: str) -> str:
 
 def expression(answer: str) -> str:
     """An answer in one notation: ASCII digits and signs, LaTeX's names, alternatives as a list."""
+    if answer.isascii() and _DIGITS.fullmatch(answer):
+        return answer
     text = answer.replace("\\$", "")
     text = _SUPERSCRIPT.sub(lambda match: f"^{{{match.group().translate(_SUPERSCRIPTS)}}}", text)
     text = "".join(_SYMBOLS.get(character, character) for character in unicodedata.normalize("NFKC", text))

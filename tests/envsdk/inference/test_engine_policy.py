@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -205,3 +207,32 @@ async def test_the_same_seeds_play_the_same_episode_on_a_real_engine() -> None:
         await proxy.close()
         logs.append(list(log.ids))
     assert logs[0] == logs[1]
+
+
+def test_members_of_a_group_tokenize_their_prompt_once_and_ask_for_the_same_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    first_prompt = CHAT.first_prompt
+
+    def counted(**options: Any) -> list[int]:
+        asked.append(options["user"])
+        return first_prompt(**options)
+
+    monkeypatch.setattr(CHAT, "first_prompt", counted)
+    proxy = ScriptedProxy(*([[5, END]] * 6))
+    shares, alone = policy(proxy, shares_prompts=True), policy(proxy)
+
+    async def test() -> None:
+        for player, prompt in ((shares, "P _ G"), (shares, "P _ G"), (shares, "turn 1"), (alone, "P _ G")):
+            await player.act(replace(turn(TokenLog(), prompt=prompt), prompt_group=3))
+        history = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
+        await shares.act(replace(turn(TokenLog()), history=history))
+
+    asyncio.run(test())
+    assert asked == ["P _ G", "turn 1", "P _ G", "P _ G"]
+    first, again, other, _, with_history = [request.prompt_ids.tolist() for request in proxy.requests]
+    assert first == again
+    assert len({len(first), len(with_history)}) == 2
+    assert other != first
+    assert [request.prompt_group for request in proxy.requests] == [3, 3, 3, None, None]
