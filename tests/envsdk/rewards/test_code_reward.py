@@ -82,7 +82,7 @@ async def code(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[CodeRe
             "reward_type": "soft",
             "cpu_time_s": 1,
             "total_time_s": 8.0,
-            "memory_mb": 300,
+            "program_memory_mb": 300,
             "backend_settings": {"state_dir": str(state)},
         },
     )
