@@ -220,6 +220,22 @@ async def test_unit_tests_use_classes_exceptions_generators_callbacks_and_fixtur
     assert (reward.verdict, reward.value) == ("6 of 6 tests pass", 1)
 
 
+async def test_what_derives_from_a_builtin_is_compared_as_it(code: CodeReward) -> None:
+    program = """
+class Size(enum.IntEnum):
+    SMALL = 1
+class Point(NamedTuple):
+    x: int
+    y: int
+def size():
+    return Size.SMALL
+def corner():
+    return Point(1, 2)
+"""
+    row = {"test_list": ["assert size() == 1", "assert corner() == (1, 2)"]}
+    assert (await scored(code, row, f"import enum\n{program}")).value == 1
+
+
 async def test_unittest_cases_are_tests(code: CodeReward) -> None:
     test = """
 import unittest

@@ -162,10 +162,12 @@ class Program:
             return self._callbacks[content]
         if tag == "g" and isinstance(found := getattr(builtins, content), type):
             return found
-        handle, kind, classes = content
+        handle, kind, classes, base = content
         if kind == "exception":
             return self._exception_class(classes)
         if kind == "object" and not any(number in self._classes for _, _, number in classes):
+            if base is not None:
+                return self._decode(base)
             raise Unsupported(f"an object of class {classes[0][1]} that the tests do not name")
         return Remote(self, int(handle), str(kind))
 

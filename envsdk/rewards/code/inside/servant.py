@@ -137,7 +137,8 @@ class Servant:
             kind = "function"
         classes = value.__mro__ if isinstance(value, type) else type(value).__mro__
         known = [[c.__module__, c.__name__, self._number(c)] for c in classes]
-        return ["h", [self._number(value), kind, known]]
+        base = next((b for b in values.BASES if isinstance(value, b)), None)
+        return ["h", [self._number(value), kind, known, None if base is None else self._encode(base(value))]]
 
     def _number(self, value: Any) -> int:
         number = self._handles.setdefault(id(value), len(self._objects))
