@@ -85,6 +85,9 @@ class ForkedProcesses:
                 # The parent was killed, and its processes with it.
                 parent.close()
                 self._socket = None
+                if self._parent is not None:
+                    self._parent.kill()
+                    self._parent.wait()
             raise OSError("the process that starts others ends at once")
 
     def end(self, pid: int) -> None:

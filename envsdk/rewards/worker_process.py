@@ -14,7 +14,7 @@ import resource
 import socket
 import struct
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,10 @@ class Fault(Exception):
         """`raised`, `deadline`, `memory` or `died`."""
         self.is_certain = is_certain
         """Neither the worker's past nor the machine had a part in it: it would happen again."""
+
+
+class _FunctionsOwn(RewardError):
+    """A RewardError that the function raised."""
 
 
 def plain_reward(answer: object) -> Reward:
@@ -131,6 +135,43 @@ def _silence() -> None:
     os.close(null)
 
 
+class _Frames(asyncio.Protocol):
+    """Cuts what arrives into messages; one is awaited at a time."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._awaited: asyncio.Future[bytes] | None = None
+        self._is_lost = False
+
+    def next(self) -> asyncio.Future[bytes]:
+        """The next message; EOFError when the connection ends before it."""
+        self._awaited = asyncio.get_running_loop().create_future()
+        self._deliver()
+        return self._awaited
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        self._deliver()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._is_lost = True
+        self._deliver()
+
+    def _deliver(self) -> None:
+        awaited, buffer = self._awaited, self._buffer
+        if awaited is None or awaited.done():
+            return
+        if len(buffer) >= _LENGTH.size:
+            end = _LENGTH.size + _LENGTH.unpack_from(buffer)[0]
+            if len(buffer) >= end:
+                message = bytes(buffer[_LENGTH.size : end])
+                del buffer[:end]
+                awaited.set_result(message)
+                return
+        if self._is_lost:
+            awaited.set_exception(EOFError())
+
+
 class Worker:
     """The host's side of one process. Belongs to one event loop; takes one call at a time."""
 
@@ -141,7 +182,8 @@ class Worker:
         self._status = status
         self._exit: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         self._clock = _open_clock(pid)
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._frames = _Frames()
+        self._transport: asyncio.Transport | None = None
         self._is_in_a_call = False
         asyncio.get_running_loop().add_reader(status, self._on_status)
 
@@ -175,9 +217,10 @@ class Worker:
 
     async def build(self, blueprint: ScorerBlueprint, timeout_s: float) -> None:
         """Build the function. Raises RewardError, TimeoutError and Fault."""
-        self._streams = await asyncio.open_connection(sock=self._socket)
+        loop = asyncio.get_running_loop()
+        self._transport, _ = await loop.create_connection(lambda: self._frames, sock=self._socket)
         self._send("start", {"blueprint": blueprint})
-        await asyncio.wait_for(self._receive(), timeout_s)
+        await self._answer(asyncio.wait_for(self._frames.next(), timeout_s))
 
     async def score(self, samples: Sequence[Sample], limit_s: float) -> list[Reward]:
         """The rewards of samples. Raises Fault, and RewardError for what no response can have caused."""
@@ -186,13 +229,13 @@ class Worker:
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise RewardError(f"a sample cannot be sent to a worker: {describe_error(error)}") from error
         self._is_in_a_call = True
-        receiving = asyncio.create_task(self._receive())
         try:
-            await self._within(receiving, limit_s)
-        finally:
-            receiving.cancel()
+            rewards: list[Reward] = await self._answer(self._within(limit_s))
+        except RewardError as error:
+            # After one of the function's own, the worker waits for the next call.
+            self._is_in_a_call = not isinstance(error, _FunctionsOwn)
+            raise
         self._is_in_a_call = False
-        rewards: list[Reward] = receiving.result()
         return rewards
 
     @property
@@ -209,26 +252,32 @@ class Worker:
         self._status = -1
         if self._clock is not None:
             os.close(self._clock)
-        if self._streams is not None:
-            self._streams[1].transport.abort()
+        if self._transport is not None:
+            self._transport.abort()
         else:
             self._socket.close()
         self._processes.end(self._pid)
 
-    async def _within(self, receiving: asyncio.Task[Any], limit_s: float) -> None:
-        """Wait for an answer as long as it may take: time that the process waits for a processor is free."""
+    async def _within(self, limit_s: float) -> bytes:
+        """The next message, as long as it may take: time that the process waits for a processor is free."""
+        message = self._frames.next()
+        try:
+            await self._wait(message, limit_s)
+            return message.result()
+        finally:
+            message.cancel()
+
+    async def _wait(self, message: asyncio.Future[bytes], limit_s: float) -> None:
         clock = asyncio.get_running_loop().time
         began, (busy_before, waited_before) = clock(), self._times()
         left_s = limit_s
         while True:
-            await asyncio.wait({receiving, self._exit}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-            if not receiving.done():
+            await asyncio.wait((message,), timeout=left_s)
+            if not message.done():
                 # The loop may have been busy elsewhere, and the answer be here already.
-                await asyncio.wait({receiving}, timeout=0.05)
-            if receiving.done():
+                await asyncio.wait((message,), timeout=0.05)
+            if message.done():
                 return
-            if self._exit.done():
-                raise self._death()
             wall_s = clock() - began
             busy, waited = self._times()
             left_s = limit_s - (wall_s - (waited - waited_before))
@@ -246,25 +295,21 @@ class Worker:
             left_s = max(left_s, 0.01)
 
     def _send(self, verb: str, arguments: Mapping[str, Any]) -> None:
-        assert self._streams is not None
+        assert self._transport is not None
         body = pickle.dumps((verb, arguments))
-        writer = self._streams[1]
-        writer.write(_LENGTH.pack(len(body)) + body)
+        self._transport.write(_LENGTH.pack(len(body)) + body)
 
-    async def _receive(self) -> Any:
-        assert self._streams is not None
-        reader = self._streams[0]
+    async def _answer(self, message: Awaitable[bytes]) -> Any:
         try:
-            (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-            is_well, answer = pickle.loads(await reader.readexactly(length))
-        except (EOFError, OSError):
-            await asyncio.wait({self._exit}, timeout=5)
+            is_well, answer = pickle.loads(await message)
+        except EOFError:
+            await asyncio.wait((self._exit,), timeout=5)
             raise self._death() from None
         if is_well:
             return answer
         assert isinstance(answer, Failure)
         if answer.kind == "reward_error":
-            raise RewardError(answer.message.partition(": ")[2] or answer.message)
+            raise _FunctionsOwn(answer.message.partition(": ")[2] or answer.message)
         if answer.kind == "memory":
             raise Fault("memory", "scoring it needed more memory than a worker may have (memory_mb)")
         raise Fault("raised", f"scoring it raised {answer.message}")
@@ -279,6 +324,8 @@ class Worker:
         asyncio.get_running_loop().remove_reader(self._status)
         if not self._exit.done():
             self._exit.set_result(STATUS.unpack(status)[0] if len(status) == STATUS.size else None)
+        # Its last answer may still arrive; and a child of its own may hold the connection open.
+        asyncio.get_running_loop().call_later(0.05, self._frames.connection_lost, None)
 
     def _times(self) -> tuple[float, float]:
         """Seconds for which the process ran on a processor, and for which it waited for one.

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -53,49 +54,50 @@ async def test_a_response_is_scored_in_another_process() -> None:
         assert (workers.counts.scored, workers.counts.restarts) == (2, 0)
 
 
-@pytest.mark.parametrize(
-    ("order", "kind", "verdict"),
-    [
-        ("loop", "deadline", r"scoring it took longer than timeout_s=0\.5"),
-        ("sleep", "deadline", r"scoring it took longer than timeout_s=0\.5"),
-        ("swallow", "deadline", r"scoring it took longer than timeout_s=0\.5"),
-        ("raise no parser", "raised", "scoring it raised RuntimeError: no parser"),
-        ("recurse", "raised", "scoring it raised RecursionError"),
-        ("exit", "raised", "scoring it raised SystemExit: 3"),
-        ("nan", "raised", "must be finite"),
-        ("text", "raised", "must return a Reward, not str"),
-        (f"die {signal.SIGSEGV}", "died", r"the scorer died on it \(signal 11\)"),
-        (f"die {signal.SIGKILL}", "died", r"the scorer died on it \(signal 9\)"),
-        ("leave 7", "died", r"the scorer died on it \(exit code 7\)"),
-        ("allocate 4096", "memory", "more memory than a worker may have"),
-    ],
-)
-async def test_what_a_response_does_to_its_scorer_makes_it_a_wrong_answer(
-    order: str, kind: str, verdict: str
-) -> None:
+FAULTS = [
+    ("loop", "deadline", r"scoring it took longer than timeout_s=0\.5"),
+    ("sleep", "deadline", r"scoring it took longer than timeout_s=0\.5"),
+    ("swallow", "deadline", r"scoring it took longer than timeout_s=0\.5"),
+    ("raise no parser", "raised", "scoring it raised RuntimeError: no parser"),
+    ("recurse", "raised", "scoring it raised RecursionError"),
+    ("exit", "raised", "scoring it raised SystemExit: 3"),
+    ("nan", "raised", "must be finite"),
+    ("text", "raised", "must return a Reward, not str"),
+    (f"die {signal.SIGSEGV}", "died", r"the scorer died on it \(signal 11\)"),
+    (f"die {signal.SIGKILL}", "died", r"the scorer died on it \(signal 9\)"),
+    ("leave 7", "died", r"the scorer died on it \(exit code 7\)"),
+    ("allocate 4096", "memory", "more memory than a worker may have"),
+]
+"""What a response orders, the kind of its fault, and its verdict."""
+
+
+async def test_what_a_response_does_to_its_scorer_makes_it_a_wrong_answer() -> None:
     async with opened(timeout_s=0.5, memory_mb=512) as workers:
-        reward = await workers.score(sample(order))
-        assert (reward.value, reward.success) == (0.0, False)
-        assert re.search(verdict, reward.verdict)
-        assert reward.fault == kind
-        assert workers.counts.faults == {kind: 1}
-        assert (await workers.score(sample("yes"))).success, "the workers go on"
+        for order, kind, verdict in FAULTS:
+            reward = await workers.score(sample(order))
+            assert (reward.value, reward.success, reward.fault) == (0.0, False, kind), order
+            assert re.search(verdict, reward.verdict), order
+            assert (await workers.score(sample("yes"))).success, "the workers go on"
+        assert workers.counts.faults == Counter(kind for _, kind, _ in FAULTS)
         assert workers.counts.infrastructure == 0
     wait_until(lambda: not descendants())
 
 
-@pytest.mark.parametrize("order", ["raise no parser", f"die {signal.SIGSEGV}", "loop", "leave 0"])
-async def test_when_the_reference_answer_fails_as_well_the_episode_is_masked(order: str) -> None:
+async def test_when_the_reference_answer_fails_as_well_the_episode_is_masked() -> None:
     async with opened(timeout_s=0.3) as workers:
-        with pytest.raises(RewardError, match="No fault of the response: with the row's reference answer"):
-            await workers.score(sample(order, ground_truth=order))
-        restarts = workers.counts.restarts
-        assert restarts >= 2
-        with pytest.raises(RewardError):
-            await workers.score(sample(order, ground_truth=order))
-        assert workers.counts.restarts - restarts < restarts, "the row is known"
-        assert (workers.counts.infrastructure, workers.counts.scored) == (2, 0)
-        assert (await workers.score(sample("yes"))).success, "another row"
+        for order in ("raise no parser", f"die {signal.SIGSEGV}", "loop", "leave 0"):
+            before = workers.counts.restarts
+            with pytest.raises(
+                RewardError, match="No fault of the response: with the row's reference answer"
+            ):
+                await workers.score(sample(order, ground_truth=order))
+            restarts = workers.counts.restarts - before
+            assert restarts >= 2
+            with pytest.raises(RewardError):
+                await workers.score(sample(order, ground_truth=order))
+            assert workers.counts.restarts - before - restarts < restarts, "the row is known"
+            assert (await workers.score(sample("yes"))).success, "another row"
+        assert (workers.counts.infrastructure, workers.counts.scored) == (8, 4)
 
 
 async def test_a_function_that_always_fails_is_never_the_response_s_fault() -> None:
@@ -319,7 +321,7 @@ async def test_a_machine_that_is_busy_elsewhere_does_not_make_an_answer_wrong(
 
     ticks: Callable[[Worker], tuple[float, float]] = _Starved()
     monkeypatch.setattr(Worker, "_times", lambda self: ticks(self))
-    async with opened(timeout_s=0.2) as workers:
+    async with opened(timeout_s=0.05) as workers:
         with pytest.raises(RewardError, match="for a processor"):
             await workers.score(sample("loop"))
         assert not workers.counts.faults
