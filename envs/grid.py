@@ -20,13 +20,18 @@ MOVES = ("Left", "Down", "Right", "Up")
 REPLIES = tuple(f"<answer>{move}</answer>" for move in MOVES)
 """The reply that plays each move."""
 
+REPLIES_WITH_THOUGHT = tuple(f"<think>Go {move}.</think>{REPLIES[i]}" for i, move in enumerate(MOVES))
+"""The same where `require_think` asks for one."""
+
 ACTION_FORMAT = "Reply with one move: " + ", ".join(REPLIES[:-1]) + f" or {REPLIES[-1]}."
 
 NO_ANSWER = -1
 NOT_A_MOVE = -2
+NO_THOUGHT = -3
 NOTES = {
     NO_ANSWER: "Invalid action: no <answer> found.",
     NOT_A_MOVE: "Invalid action: not Left, Down, Right or Up.",
+    NO_THOUGHT: "Invalid action: no <think>...</think> before <answer>.",
 }
 """The observation's last line after a reply that names no move."""
 
@@ -53,6 +58,14 @@ def parse_move(reply: str) -> int:
         return _INDEX.get(text.strip(), NO_ANSWER)
     start += len(_OPEN)
     return _INDEX.get(text[start : text.index(_CLOSE, start)].strip(), NOT_A_MOVE)
+
+
+def thinks_first(reply: str) -> bool:
+    """Whether a complete `<think>`, in any case, stands before the `<answer>` that counts."""
+    text = reply.lower()
+    answer = text.rfind(_OPEN, 0, max(text.rfind(_CLOSE), 0))
+    end = text.rfind("</think>", 0, max(answer, 0))
+    return text.find("<think>", 0, max(end, 0)) >= 0
 
 
 def merge_symbols(defaults: Mapping[str, str], given: Mapping[str, str] | None) -> dict[str, str]:
@@ -109,6 +122,7 @@ class GridEnv(TextEnv):
         max_steps: int,
         step_penalty: float,
         invalid_penalty: float,
+        require_think: bool,
         symbols: Mapping[str, str] | None,
         legend: bool,
         compass: bool,
@@ -120,6 +134,8 @@ class GridEnv(TextEnv):
         self.render_mode = render_mode
         self._step_reward = 0.0 - step_penalty
         self._invalid_penalty = invalid_penalty
+        self._require_think = require_think
+        self._replies = REPLIES_WITH_THOUGHT if require_think else REPLIES
         self._symbols = merge_symbols(self.SYMBOLS, symbols)
         names = (f"{self._symbols[key]}={name}" for key, name in self.LEGEND.items())
         self._legend = self.LEGEND_SEPARATOR.join(names) + "\n" if legend else ""
@@ -177,6 +193,8 @@ class GridEnv(TextEnv):
             return self._step_after_the_end()
         self._turn += 1
         move = parse_move(action)
+        if move >= 0 and self._require_think and not thinks_first(action):
+            move = NO_THOUGHT
         if move >= 0:
             self._note = ""
             reward, terminated, success, is_effective = self._move(move)
@@ -204,7 +222,7 @@ class GridEnv(TextEnv):
         return self._observation()
 
     def legal_actions(self) -> Sequence[str]:
-        return () if self._ended else REPLIES
+        return () if self._ended else self._replies
 
     def state_hash(self) -> str:
         """Of the map as it looks now. Turns left and the line about an invalid reply do not count."""

@@ -82,7 +82,7 @@ def explain(
     from envsdk.config import explain as explain_config
     from envsdk.config import load_config
 
-    say(explain_config(load_config(source, overrides or [])))
+    say(explain_config(load_config(source, overrides or [], to_explain=True)))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -46,7 +46,7 @@ def train(
     from envsdk.config import explain as explain_config
     from envsdk.config import load_config
 
-    loaded = load_config(source, overrides or [])
+    loaded = load_config(source, overrides or [], to_explain=explain)
     if explain:
         say(explain_config(loaded))
         return

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from envsdk.envs.frozen_lake.lake import Lake, best_moves, cells, generate_lake, neighbors, slip
-from envsdk.envs.grid import REPLIES, GridEnv, surroundings, way
+from envsdk.envs.grid import GridEnv, surroundings, way
 
 _LONGEST_COMPASS = "\nLeft # Down # Right # Up #\nG Right 99 Down 99"
 
@@ -46,6 +46,7 @@ class FrozenLakeEnv(GridEnv):
         min_distance: int = 2,
         step_penalty: float = 0.0,
         invalid_penalty: float = 0.0,
+        require_think: bool = False,
         symbols: Mapping[str, str] | None = None,
         legend: bool = True,
         compass: bool = False,
@@ -64,6 +65,7 @@ class FrozenLakeEnv(GridEnv):
             min_distance: Steps from start to goal, at least; at most `size`, one less if that is odd.
             step_penalty: Taken off the reward of every turn.
             invalid_penalty: Taken off the reward of a turn whose reply names no move.
+            require_think: A reply names a move only if `<think>...</think>` stands before its `<answer>`.
             symbols: Other characters for some of `player frozen hole goal fallen arrived`.
             legend: The first observation of an episode opens with a line that explains the symbols.
             compass: A line below the map tells what is next to you and which way the goal lies.
@@ -83,6 +85,7 @@ class FrozenLakeEnv(GridEnv):
             max_steps=max_steps,
             step_penalty=step_penalty,
             invalid_penalty=invalid_penalty,
+            require_think=require_think,
             symbols=symbols,
             legend=legend,
             compass=compass,
@@ -107,7 +110,7 @@ class FrozenLakeEnv(GridEnv):
     def oracle(self) -> str:
         """A move along a shortest way; on slippery ice, the move most likely to arrive in the end."""
         advice = best_moves(self._lake, self._success_rate) if self._view else {}
-        return REPLIES[advice.get(self._cell, 0)]
+        return self._replies[advice.get(self._cell, 0)]
 
     def _generate(self) -> tuple[Lake, int]:
         lake = generate_lake(self.np_random, **self._map_kwargs)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envsdk.envs.grid import REPLIES, GridEnv, surroundings, way
+from envsdk.envs.grid import GridEnv, surroundings, way
 from envsdk.envs.sokoban.room import Room, bits, generate_room
 from envsdk.envs.sokoban.solver import solve
 
@@ -85,6 +85,7 @@ class SokobanEnv(GridEnv):
         min_pushes: int | None = None,
         step_penalty: float = 0.0,
         invalid_penalty: float = 0.0,
+        require_think: bool = False,
         box_on_target_reward: float = 0.0,
         success_reward: float = 1.0,
         symbols: Mapping[str, str] | None = None,
@@ -102,6 +103,7 @@ class SokobanEnv(GridEnv):
                 Where the room is too small for it, the nearest to it found is taken.
             step_penalty: Taken off the reward of every turn.
             invalid_penalty: Taken off the reward of a turn whose reply names no move.
+            require_think: A reply names a move only if `<think>...</think>` stands before its `<answer>`.
             box_on_target_reward: See the class.
             success_reward: See the class.
             symbols: Other characters for some of `wall floor target box box_on_target player
@@ -133,6 +135,7 @@ class SokobanEnv(GridEnv):
             max_steps=max_steps,
             step_penalty=step_penalty,
             invalid_penalty=invalid_penalty,
+            require_think=require_think,
             symbols=symbols if symbols is not None else defaults.get("symbols"),
             legend=legend,
             compass=compass,
@@ -211,7 +214,7 @@ class SokobanEnv(GridEnv):
         if move is None and not self._ended and not self._is_given_up:
             self._plan()
             move = self._advice.get(here)
-        return REPLIES[move or 0]
+        return self._replies[move or 0]
 
     def _plan(self) -> None:
         room = self._room

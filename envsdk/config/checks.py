@@ -37,7 +37,8 @@ from envsdk.settings.problems import KeyPath, Problem, dotted
 from envsdk.settings.validation import problems_in
 from envsdk.store.model_files import is_model_folder, model_problem
 
-_BRACED_NAME = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_BRACED_NAME = re.compile(r"(?<!\\boxed)\{([A-Za-z_][A-Za-z0-9_]*)\}")
+"""Not the argument of LaTeX's `\\boxed`, which prompts for mathematics show."""
 
 
 def check(config: RunConfig, *, for_training: bool = True) -> list[Problem]:
@@ -58,10 +59,17 @@ def check(config: RunConfig, *, for_training: bool = True) -> list[Problem]:
         _plugin_settings,
         _correction,
         _folders,
-        _devices,
     )
     if for_training:
-        checks += (_engine_learns, _memory)
+        checks += (_engine_learns,)
+    return [problem for each in checks for problem in each(config)]
+
+
+def machine_problems(config: RunConfig, *, for_training: bool = True) -> list[Problem]:
+    """What the run needs and this machine does not have: the model, packages, devices, memory."""
+    checks: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (_model, _packages, _devices)
+    if for_training:
+        checks += (_memory,)
     return [problem for each in checks for problem in each(config)]
 
 
@@ -238,6 +246,8 @@ def _environment(path: KeyPath, env: CustomEnv) -> Iterator[Problem]:
         yield Problem((*path, "env_config", key), problem)
     if unknown or wrong or (env.isolation or spec.isolation) != Isolation.INLINE:
         return
+    if registry.missing(spec):
+        return  # `_packages` says so.
     # An inline environment is cheap to build, and knows best what its arguments may be.
     try:
         registry.make(spec, **env.env_config).close()
@@ -397,7 +407,7 @@ def _correction(config: RunConfig) -> Iterator[Problem]:
         yield Problem(("train_infer_correction", "is_weight", "enabled"), twice)
 
 
-def _folders(config: RunConfig) -> Iterator[Problem]:
+def _model(config: RunConfig) -> Iterator[Problem]:
     if config.pretrain != EMBEDDED_DEFAULT:
         folder = Path(config.pretrain).expanduser()
         if not folder.is_dir():
@@ -414,6 +424,21 @@ def _folders(config: RunConfig) -> Iterator[Problem]:
             yield Problem(("pretrain",), f"{folder} holds no config.json: it is no Hugging Face model folder")
         elif problem := model_problem(folder):
             yield Problem(("pretrain",), problem)
+
+
+def _packages(config: RunConfig) -> Iterator[Problem]:
+    for tag, env in config.custom_envs.items():
+        try:
+            commands = registry.missing(plugins.environment_spec(env.env_type))
+        except ConfigurationError:
+            continue  # `_tags` says so.
+        if commands:
+            yield Problem(
+                ("custom_envs", tag, "env_type"), f"`{env.env_type}` needs {' and '.join(commands)}"
+            )
+
+
+def _folders(config: RunConfig) -> Iterator[Problem]:
     if config.resume not in ("auto", "never") and not Path(config.resume).expanduser().is_dir():
         yield Problem(
             ("resume",), f"there is no folder `{config.resume}`; use `auto`, `never` or a checkpoint's folder"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +43,24 @@ def explain(loaded: LoadedConfig) -> str:
             "",
             "Derived",
             *_aligned(derived(loaded.config)),
-            *_notes(loaded.config),
+            *_others_keys("Keys of ROLL with other values here", loaded.remarks),
+            *_others_keys("Keys without effect", loaded.without_effect),
+            *_notes("Notes", algorithm_notes(loaded.config)),
+            *_notes("Before this trains here", loaded.machine_notes),
         ]
     )
 
 
-def _notes(config: RunConfig) -> Iterator[str]:
-    found = algorithm_notes(config)
+def _others_keys(title: str, keys: Mapping[str, tuple[str, str]]) -> Iterator[str]:
+    """Keys with a reason, and where they are written."""
+    if keys:
+        yield from ("", title)
+        yield from _aligned([(key, reason, where) for key, (where, reason) in keys.items()])
+
+
+def _notes(title: str, found: Sequence[str]) -> Iterator[str]:
     if found:
-        yield from ("", "Notes")
+        yield from ("", title)
     for note in found:
         yield textwrap.fill(
             note, _NOTE_WIDTH, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False
@@ -131,6 +140,11 @@ def _scored(reward: Mapping[str, Any]) -> str:
     number = reward.get("world_size", 1)
     limit = f", {reward['timeout_s']:g} s for each response" if "timeout_s" in reward else ""
     if issubclass(kind, AsyncRewardFunction):
+        if kind.keeps_deadline:
+            own = kind.Args.model_fields.get("max_concurrent") if kind.Args is not None else None
+            most = reward.get("max_concurrent", own.default if own is not None else None)
+            at_once = "within limits of its own" if most is None else f"{most} at a time each"
+            return f"awaited by the environment workers, {at_once}"
         return f"awaited by the environment workers, {number} at a time{limit}"
     if kind.runs is Runs.INLINE:
         return "in the event loops of the environment workers"

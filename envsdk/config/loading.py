@@ -1,6 +1,7 @@
 """YAML files and overrides in, a `RunConfig` out.
 
-    find the file -> read it and what it extends -> merge -> overrides -> ${...} -> types -> checks
+    find the file -> read it and what it extends -> merge -> overrides -> ${...}
+        -> ROLL's names -> prompts and rewards -> types -> checks
 
 OmegaConf merges and interpolates; nothing is executed. Every key remembers where it was written,
 for error messages and for `explain`.
@@ -21,9 +22,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
-from envsdk.config.checks import check
+from envsdk.config.checks import check, machine_problems
 from envsdk.config.models import RunConfig
 from envsdk.config.rlvr import count_rows, expand
+from envsdk.config.roll.defaults import DEFAULTS, files_of
+from envsdk.config.roll.tags import TAGS_FILE, missing_tags
+from envsdk.config.roll.translation import Translation, is_without_effect, translate
 from envsdk.failures import ConfigurationError
 from envsdk.settings.nearest import nearest
 from envsdk.settings.problems import KeyPath, Problem, describe, dotted
@@ -47,6 +51,12 @@ class LoadedConfig:
     """The file that was asked for."""
     sources: Mapping[Path, str]
     """The text of that file and of those it extends, as their authors wrote it."""
+    without_effect: Mapping[str, tuple[str, str]]
+    """Keys that are accepted and change nothing, dotted: where each was written, and why."""
+    remarks: Mapping[str, tuple[str, str]]
+    """Keys of ROLL's whose values were converted: where each was written, and how."""
+    machine_notes: Sequence[str]
+    """What this machine lacks for the run; empty unless it was only to be explained."""
 
     def resolved_yaml(self) -> str:
         """Every key with its value, as YAML that `load_config` reads back to the same `config`."""
@@ -57,11 +67,16 @@ class LoadedConfig:
 
 
 def load_config(
-    source: str | Path, overrides: Sequence[str] = (), *, for_training: bool = True
+    source: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    for_training: bool = True,
+    to_explain: bool = False,
 ) -> LoadedConfig:
     """Read `source` (see `find_config`), apply `key=value` overrides in order, validate.
 
     Not `for_training`: what only training forbids is allowed, such as an engine that takes no weights.
+    `to_explain`: what this machine lacks, such as the model's folder, is a note rather than a problem.
     Raises ConfigurationError, whose message lists every problem.
     """
     path = find_config(source)
@@ -69,11 +84,24 @@ def load_config(
     merged = reading.read(path)
     for override in overrides:
         reading.override(merged, override)
+    variables = _variables(merged) | reading.shared_keys
     data = _resolve(merged, reading, str(source))
+    translation = _translate(data, variables, reading, str(source))
+    data = translation.data
+    if "exp_name" not in data:
+        data["exp_name"] = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-.") or "run"
+        reading.added({("exp_name",): "the file's name"})
     expansion = expand(data, count_rows=count_rows)
     data = expansion.data
     reading.added(expansion.origins)
-    config = _validate(data, reading, str(source), for_training=for_training)
+    config, machine_notes = _validate(
+        data,
+        reading,
+        str(source),
+        pending=translation.pending,
+        for_training=for_training,
+        to_explain=to_explain,
+    )
     written = set(leaf_paths(data))
     return LoadedConfig(
         config=config,
@@ -83,6 +111,12 @@ def load_config(
         },
         path=path,
         sources=reading.sources,
+        without_effect={
+            dotted(ignored.path): (reading.origin(ignored.path), ignored.reason)
+            for ignored in translation.ignored
+        },
+        remarks={dotted(key): (reading.origin(key), remark) for key, remark in translation.remarks.items()},
+        machine_notes=machine_notes,
     )
 
 
@@ -148,6 +182,8 @@ class _Reading:
     def __init__(self) -> None:
         self.sources: dict[Path, str] = {}
         self._origins: dict[KeyPath, str] = {}
+        self.shared_keys: set[str] = set()
+        """Top-level keys of files that are named under `defaults`."""
 
     def origin(self, path: KeyPath) -> str:
         """Where the key, or else the innermost written section around it, was written; empty if nowhere."""
@@ -178,7 +214,8 @@ class _Reading:
         own, tree = _parse(text, path)
         base = self._read_base(own, path)
         self._record(tree, (), _display(path))
-        self._origins.pop((EXTENDS,), None)
+        for key in [each for each in self._origins if each[0] in (EXTENDS, DEFAULTS)]:
+            del self._origins[key]
         try:
             merged = OmegaConf.merge(base, own) if base is not None else own
         except OmegaConfBaseException as error:
@@ -187,6 +224,8 @@ class _Reading:
         return merged
 
     def _read_base(self, own: DictConfig, path: Path) -> DictConfig | None:
+        if DEFAULTS in own:
+            return self._read_defaults(own, path)
         if EXTENDS not in own:
             return None
         name = own.pop(EXTENDS)
@@ -201,6 +240,29 @@ class _Reading:
             raise ConfigurationError(
                 f"{_display(path)}: `{EXTENDS}: {name}`: there is no file {neighbor}"
             ) from error
+
+    def _read_defaults(self, own: DictConfig, path: Path) -> DictConfig | None:
+        try:
+            names = files_of(OmegaConf.to_container(own.pop(DEFAULTS), resolve=False))
+        except ValueError as error:
+            raise ConfigurationError(f"{_display(path)}: `{DEFAULTS}`: {error}") from error
+        if EXTENDS in own:
+            raise ConfigurationError(
+                f"{_display(path)}: has both `{EXTENDS}` and `{DEFAULTS}`, which do the same; keep one"
+            )
+        merged: Any = OmegaConf.create()
+        for name in names:
+            neighbor = path.parent / name
+            if not neighbor.is_file():
+                raise ConfigurationError(
+                    f"{_display(path)}: `{DEFAULTS}`: there is no file {_display(neighbor)}; put it there,"
+                    " or leave the entry out"
+                )
+            shared = self.read(neighbor)
+            self.shared_keys |= {str(key) for key in shared}
+            merged = OmegaConf.merge(merged, shared)
+        assert isinstance(merged, DictConfig)
+        return merged
 
     def _record(self, node: yaml.Node | None, path: KeyPath, file: str) -> None:
         if isinstance(node, yaml.MappingNode):
@@ -274,11 +336,48 @@ def _parse(text: str, path: Path) -> tuple[DictConfig, yaml.Node | None]:
     return parsed, tree
 
 
+def _variables(merged: DictConfig) -> set[str]:
+    """Top-level keys that a `${...}` reads."""
+    texts = _texts(OmegaConf.to_container(merged, resolve=False))
+    return {name for text in texts for name in re.findall(r"\$\{\s*([A-Za-z_]\w*)\s*[.}\[]", text)}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    for below in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _texts(below)
+
+
+def _translate(data: Mapping[str, Any], variables: set[str], reading: _Reading, source: str) -> Translation:
+    """The file in our keys, with the tags that it names and does not define."""
+    translation = translate(data, variables=variables, known=RunConfig.model_fields)
+    if translation.problems:
+        raise ConfigurationError(describe(translation.problems, source=source, origin=reading.origin))
+    reading.added(
+        {
+            ours: f"{reading.origin(theirs)} as {dotted(theirs)}"
+            for ours, theirs in translation.sources.items()
+            if ours != theirs
+        }
+    )
+    reading.added(dict.fromkeys(translation.defaults, "ROLL's default"))
+    for tag, env in missing_tags(translation.data).items():
+        tags = translation.data.setdefault("custom_envs", {})
+        if isinstance(tags, dict):
+            tags[tag] = deepcopy(dict(env))
+            reading.added({("custom_envs", tag): TAGS_FILE})
+    return translation
+
+
 def _resolve(merged: DictConfig, reading: _Reading, source: str) -> dict[str, Any]:
     try:
         container = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         key = str(error.full_key or "")
+        if key and is_without_effect(tuple(key.split("."))):
+            OmegaConf.update(merged, key, None)
+            return _resolve(merged, reading, source)
         where = reading.origin(tuple(key.split(".")))
         place = f" ({where})" if where else ""
         raise ConfigurationError(f"{source}: {key}{place}: {_interpolation_problem(error)}") from error
@@ -295,8 +394,17 @@ def _interpolation_problem(error: OmegaConfBaseException) -> str:
     return f"the environment variable {name} is not set; `${{oc.env:{name},DEFAULT}}` has a default"
 
 
-def _validate(data: dict[str, Any], reading: _Reading, source: str, *, for_training: bool) -> RunConfig:
-    """The typed configuration; problems of the types and, where that is possible, of the checks together."""
+def _validate(
+    data: dict[str, Any],
+    reading: _Reading,
+    source: str,
+    *,
+    pending: Mapping[KeyPath, str],
+    for_training: bool,
+    to_explain: bool,
+) -> tuple[RunConfig, Sequence[str]]:
+    """The typed configuration, and notes on what this machine lacks where it is only explained; problems of
+    the types and, where that is possible, of the checks together."""
     problems = list(_unprintable(data))
     if problems:
         raise ConfigurationError(describe(problems, source=source, origin=reading.origin))
@@ -308,12 +416,26 @@ def _validate(data: dict[str, Any], reading: _Reading, source: str, *, for_train
         unknown = [details["loc"] for details in error.errors() if details["type"] == "extra_forbidden"]
         if len(unknown) == len(error.errors()):
             config = RunConfig.model_validate(_without(data, unknown))
+    notes: list[str] = []
     if config is not None:
         problems += check(config, for_training=for_training)
+        problems = [problem for problem in problems if problem.path not in pending]
+        lacking = [
+            *(Problem(path, message) for path, message in pending.items()),
+            *machine_problems(config, for_training=for_training),
+        ]
+        if to_explain:
+            notes = [f"{dotted(problem.path)}: {problem.message}" for problem in lacking]
+        else:
+            problems += lacking
     if problems or config is None:
-        hint = "" if data else f"\nAn empty file; one that begins with `{EXTENDS}: agentic_async.yaml` runs."
+        hint = (
+            ""
+            if data.keys() - {"exp_name"}
+            else f"\nAn empty file; one that begins with `{EXTENDS}: agentic_async.yaml` runs."
+        )
         raise ConfigurationError(describe(problems, source=source, origin=reading.origin) + hint)
-    return config
+    return config, notes
 
 
 def _unprintable(value: Any, path: KeyPath = ()) -> Iterator[Problem]:

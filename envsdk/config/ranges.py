@@ -9,13 +9,15 @@ _INTEGER = r"\s*([+-]?\d{1,9})\s*"
 _RANGE = re.compile(
     rf"\s*list\s*\(\s*range\s*\({_INTEGER}(?:,{_INTEGER}(?:,{_INTEGER})?)?,?\s*\)\s*\)\s*", re.ASCII
 )
+_LISTED = re.compile(r"\s*list\s*\(\s*\[\s*(\d{1,9}(?:\s*,\s*\d{1,9})*)\s*\]\s*\)\s*", re.ASCII)
 
 MAX_INDICES = 1 << 20
 """Longer lists are a slip of the keyboard, not a cluster."""
 
 
 def parse_index_list(value: Any) -> Any:
-    """A list for `list(range(stop))`, `list(range(start, stop))` and `list(range(start, stop, step))`.
+    """A list for `list(range(stop))`, `list(range(start, stop))`, `list(range(start, stop, step))` and
+    `list([0, 1, 6, 7])`.
 
     Any other string is an error; what is no string is returned as it is, for the type to judge.
 
@@ -24,6 +26,9 @@ def parse_index_list(value: Any) -> Any:
     """
     if not isinstance(value, str):
         return value
+    listed = _LISTED.fullmatch(value)
+    if listed is not None:
+        return [int(each) for each in listed[1].split(",")]
     match = _RANGE.fullmatch(value)
     if match is None:
         raise ValueError("write [0, 1, 2, 3] or list(range(0,4)); nothing else is evaluated")

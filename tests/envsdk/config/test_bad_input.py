@@ -254,7 +254,7 @@ def test_wrong_types_are_told_together_with_unknown_keys(tmp_path: Path) -> None
     assert "3 problems" in message
 
 
-@pytest.mark.parametrize("key", ["exp_name", "rollout_batch_size", "custom_envs", "val_env_manager"])
+@pytest.mark.parametrize("key", ["rollout_batch_size", "custom_envs", "val_env_manager"])
 def test_a_missing_key_is_named(tmp_path: Path, key: str) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(yaml.safe_dump({name: value for name, value in GOOD.items() if name != key}))

@@ -1,0 +1,118 @@
+"""One row of the table of ROLL's keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from envsdk.settings.problems import KeyPath
+
+ANY = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A key in its file, for rows that depend on other keys."""
+
+    path: KeyPath
+    """Where the key stands."""
+    data: Mapping[str, Any]
+    """The file as it was written, interpolated."""
+    is_roll: bool
+    """Whether the file is one of ROLL's."""
+
+    def get(self, *path: str, default: Any = None) -> Any:
+        """The value at `path`; `default` where the file has none."""
+        value: Any = self.data
+        for part in path:
+            if not isinstance(value, Mapping) or part not in value:
+                return default
+            value = value[part]
+        return value
+
+    def beside(self, *names: str, default: Any = None) -> Any:
+        """The value of a key in the same section."""
+        return self.get(*map(str, self.path[:-1]), *names, default=default)
+
+    def section(self, depth: int) -> Any:
+        """The section that the first `depth` parts of the path name."""
+        return self.get(*map(str, self.path[:depth]), default={})
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether the file trains on prompts with rewards."""
+        return "rewards" in self.data or bool(self.get("actor_train", "data_args", "file_name"))
+
+
+Convert = Callable[[Any, Place], Mapping[str, Any]]
+"""Our keys, dotted, for a value of ROLL's; ValueError says why there are none. `*` in a key stands for what
+the row's own `*` matched."""
+Applies = Callable[[Any, Place], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What becomes of one key of ROLL's."""
+
+    key: str
+    """Dotted; `*` is any name, `a|b` one of two."""
+    to: str = ""
+    """Our keys, as the docs name them; empty where there are none."""
+    reason: str = ""
+    """Why it has no effect or is refused; or what the conversion does, where the names do not say it."""
+    convert: Convert | None = None
+    """None: without effect, or refused."""
+    is_refused: bool = False
+    applies: Applies | None = None
+    """When the row holds; the next row that matches is tried otherwise. None: always."""
+    condition: str = ""
+    """`applies`, in words."""
+    only_roll_files: bool = False
+    """Whether the name means something else in files of ours."""
+
+    @property
+    def is_without_effect(self) -> bool:
+        return self.convert is None and not self.is_refused
+
+    def match(self, path: KeyPath) -> tuple[str, ...] | None:
+        """What the pattern's `*` and `a|b` stand for; None where the key is another."""
+        parts = self.key.split(".")
+        if len(parts) != len(path):
+            return None
+        found: list[str] = []
+        for pattern, part in zip(parts, path, strict=True):
+            if pattern == ANY or ("|" in pattern and part in pattern.split("|")):
+                found.append(str(part))
+            elif pattern != part:
+                return None
+        return tuple(found)
+
+
+def filled(key: str, found: tuple[str, ...]) -> KeyPath:
+    """The path of a dotted key whose `*` are filled in.
+
+    >>> filled("custom_envs.*.max_steps", ("A.b",))
+    ('custom_envs', 'A.b', 'max_steps')
+    """
+    names: Iterator[str] = iter(found)
+    return tuple(next(names) if part == ANY else part for part in key.split("."))
+
+
+def renamed(key: str, to: str, reason: str = "", **more: Any) -> Row:
+    """The value stays, the name changes."""
+    return Row(key=key, to=to, reason=reason, convert=lambda value, place: {to: value}, **more)
+
+
+def converted(key: str, to: str, convert: Convert, reason: str = "", **more: Any) -> Row:
+    """Value and name change."""
+    return Row(key=key, to=to, reason=reason, convert=convert, **more)
+
+
+def no_effect(keys: str, reason: str, **more: Any) -> list[Row]:
+    """Accepted; `keys` are several, with blanks in between."""
+    return [Row(key=key, reason=reason, **more) for key in keys.split()]
+
+
+def refused(key: str, reason: str, **more: Any) -> Row:
+    return Row(key=key, reason=reason, is_refused=True, **more)
