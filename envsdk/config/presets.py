@@ -107,10 +107,11 @@ def with_preset(
 
 def _put_batches(data: Mapping[str, Any], put: Callable[[str, Any], None]) -> None:
     """Few groups in a batch, whose members are as many as the file's up to the limit."""
-    if "rewards" in data:
+    has_prompts = "rewards" in data or _at(data, "actor_train.data_args.file_name") is not None
+    if has_prompts:
         put("rollout_batch_size", _PROMPTS)
     train, val = data.get("train_env_manager"), data.get("val_env_manager")
-    if isinstance(train, dict) and "rewards" not in data:
+    if isinstance(train, dict) and not has_prompts:
         put("rollout_batch_size", train["num_env_groups"] * _size(train))
     if isinstance(val, dict):
         put("val_batch_size", val["num_env_groups"] * _size(val))
