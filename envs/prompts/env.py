@@ -41,6 +41,7 @@ class PromptEnv(AsyncTextEnv):
         files: str | list[str],
         reward: str | dict[str, Any],
         tags: list[str] | None = None,
+        except_tags: list[str] | None = None,
         columns: dict[str, str] | None = None,
         shuffle: bool = False,
         order_seed: int = 0,
@@ -51,7 +52,8 @@ class PromptEnv(AsyncTextEnv):
         files: JSONL, JSON or Parquet files, or data sets by name or folder.
         reward: Name of a reward function, or a mapping with `worker_cls`, its settings, and `world_size`,
             `timeout_s`, `infer_batch_size`.
-        tags: Only rows with one of these tags.
+        tags: Only rows whose `domain`, or else `tag`, is one of these.
+        except_tags: Only rows where it is none of these.
         columns: Standard name -> column, where the format of the files is not recognized.
         shuffle: Draw an order for each epoch.
         order_seed: Of that order.
@@ -62,6 +64,7 @@ class PromptEnv(AsyncTextEnv):
             PromptSource(
                 files=[files] if isinstance(files, str) else files,
                 tags=tags or [],
+                except_tags=except_tags or [],
                 columns=columns or {},
                 longest_prompt=longest_prompt,
                 tokenizer=tokenizer,

@@ -77,6 +77,8 @@ def expand(data: Mapping[str, Any], *, count_rows: CountRows) -> Expansion:
         _add_validation(expansion, validation, held_out, domains, count_rows)
     if domains:
         _add_filters(expansion, domains)
+    if len(domains) > 1 and data.get("whiten_advantages") is True:
+        expansion.add(("whiten_over",), "tag", "rewards")
     if "val_env_manager" not in expansion.data:
         _add_no_validation(expansion)
     return expansion
@@ -106,7 +108,7 @@ def _add_training(
     shares = _mapping(files.get("domain_interleave_probs"))
     for name, reward in domains.items():
         env_config = _env_config(data, files, name, reward, domains, shuffle=True)
-        counts[name] = None if shares.get(name) == 0 else count_rows(env_config)
+        counts[name] = None if shares.get(name) == 0 else count_rows(_counted(env_config, files))
         _add_tag(expansion, name, env_config, f"rewards.{name}")
     group_size = data.get("num_return_sequences_in_group")
     source = "rewards"
@@ -150,7 +152,7 @@ def _add_validation(
     counts: dict[str, int | None] = {}
     for name, reward in domains.items():
         env_config = _env_config(data, files, name, reward, domains, shuffle=False)
-        count = count_rows(env_config)
+        count = count_rows(_counted(env_config, files))
         if count != 0:
             counts[f"{name}{VAL_SUFFIX}"] = count
             _add_tag(expansion, f"{name}{VAL_SUFFIX}", env_config, f"validation and rewards.{name}")
@@ -211,12 +213,11 @@ def _env_config(
     shuffle: bool,
 ) -> dict[str, Any]:
     """The arguments of the environment that asks this domain's prompts."""
-    tags = reward.get("tag_included") or ([] if len(domains) == 1 else [domain])
     names = files.get("file_name")
     columns = {name: files[name] for name in ("prompt", "messages") if files.get(name) is not None}
     config = {
         "files": _found(names, files.get("dataset_dir")),
-        "tags": tags,
+        **_selected(domain, domains),
         "columns": {**columns, **_mapping(files.get("columns"))},
         "reward": {
             name: value
@@ -230,6 +231,24 @@ def _env_config(
     if data.get("prompt_length") is not None and isinstance(model, str) and Path(model).is_dir():
         config |= {"longest_prompt": data["prompt_length"], "tokenizer": model}
     return config
+
+
+def _counted(env_config: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
+    return {**env_config, "num_workers": files.get("preprocessing_num_workers", 1)}
+
+
+def _selected(domain: str, domains: Mapping[str, Any]) -> dict[str, Any]:
+    """Which rows are a domain's: those that name it, and those with one of its tags.
+
+    An only domain without tags has all rows. `math_rule` has all that are no other domain's, as in ROLL.
+    """
+    own = domains[domain].get("tag_included")
+    tags = [*own, domain] if isinstance(own, list) else [domain]
+    if domain != DEFAULT_DOMAIN:
+        return {"tags": tags} if own or len(domains) > 1 else {}
+    others = (name for name in domains if name != domain)
+    not_its = [tag for name in others for tag in _selected(name, domains)["tags"]]
+    return {"except_tags": not_its} if not_its else {}
 
 
 def _found(names: Any, folder: Any) -> list[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -45,10 +45,9 @@ class RunEngines:
     sequence_length: int
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
-    async def reply(
-        self, *, system: str, user: str, max_new_tokens: int, temperature: float = 0.0, seed: int = 0
-    ) -> RunReply:
+    async def reply(self, *, system: str, user: str, sampling: SamplingParams) -> RunReply:
         """Raises PromptTooLong, and EngineError when no engine answers."""
+        max_new_tokens = sampling.max_new_tokens
         room = self.sequence_length - max_new_tokens
         try:
             ids = await asyncio.to_thread(self.chat.first_prompt, system=system, user=user, room=max(0, room))
@@ -59,17 +58,11 @@ class RunEngines:
                 f"{len(ids)} tokens of prompt and {max_new_tokens} of reply exceed "
                 f"sequence_length={self.sequence_length}"
             )
-        sampling = SamplingParams(
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            stop_token_ids=self.chat.stop_token_ids,
-            seed=seed,
-        )
         result = await self.proxy.generate(
             GenerationRequest(
                 request_id=f"run.{os.getpid():x}.{id(self):x}.{next(self._numbers)}",
                 prompt_ids=np.array(ids, np.int32),
-                sampling=sampling,
+                sampling=replace(sampling, stop_token_ids=self.chat.stop_token_ids),
             )
         )
         if result.finish_reason is FinishReason.ERROR:

@@ -17,18 +17,23 @@ from envsdk.settings.strict import StrictSettings
 
 
 class PromptSource(StrictSettings):
-    """Where prompts come from, and which of them. Hashable once frozen to JSON; picklable."""
+    """Where prompts come from, and which of them."""
 
     files: list[str] = Field(min_length=1)
-    """JSONL, JSON and Parquet files, or data sets of Hugging Face by name or folder."""
+    """JSONL, JSON and Parquet files, folders of them, patterns such as `data/*.jsonl`, data sets of Hugging
+    Face by name or folder, and `generated:NAME`."""
     tags: list[str] = Field(default_factory=list)
-    """Only rows whose `tag` (or else `domain`) is one of these; all rows when empty."""
+    """Only rows whose `domain`, or else `tag`, is one of these; all rows when empty."""
+    except_tags: list[str] = Field(default_factory=list)
+    """Only rows whose `domain`, or else `tag`, is none of these."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Standard name -> column of the file, where a file has other names: `{prompt: question}`."""
     longest_prompt: int | None = Field(default=None, ge=1)
     """Rows whose prompt has more tokens cannot be used. Needs `tokenizer`."""
     tokenizer: str | None = None
     """Folder of the model whose tokens are counted."""
+    num_workers: int = Field(default=1, ge=1)
+    """Processes that read the files when they are opened for the first time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,4 +45,12 @@ class PromptRow:
     fields: Mapping[str, Any]
     """All fields under their standard names: `id`, `source`, `difficulty`, `ground_truth`, `tag`, ..."""
     place: str
-    """`FILE:LINE` or `FILE row N`, for messages."""
+    """`FILE:LINE`, for messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """A row that is never asked."""
+
+    place: str
+    reason: str

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any, Literal
 
-from pydantic import NonNegativeFloat, ValidationError
+from pydantic import ValidationError
 
 from envsdk.rewards.answer_text import after_thinking
 from envsdk.rewards.ifeval_checks import Check, instruction, instruction_names, is_in_language
@@ -32,10 +31,8 @@ class IFEvalArgs(StrictSettings):
     these."""
     value: Literal["share", "all"] = "share"
     """`share`: the share of instructions that are followed; `all`: 1 when all of them are, else 0."""
-    thinking: Literal["ignored", "checked"] = "ignored"
-    """`ignored`: only what follows the last `</think>` is checked."""
-    repetition_penalty: NonNegativeFloat = 0.0
-    """Subtracted times the share of repeated groups of three words in the whole response. ROLL's is 0.5."""
+    after_think: bool = True
+    """Check only the text after the last `</think>`."""
 
 
 class IFEval(RewardFunction):
@@ -57,7 +54,7 @@ class IFEval(RewardFunction):
             checks = list(read_instructions(sample.row))
         except ValueError as error:
             raise RewardError(f"reward `ifeval`: {error}") from error
-        text = sample.response if self._args.thinking == "checked" else after_thinking(sample.response)
+        text = after_thinking(sample.response) if self._args.after_think else sample.response
         versions = [text] if self._args.strictness == "strict" else _loose_versions(text)
         followed = {
             name: any(version.strip() and check(version) for version in versions) for name, check in checks
@@ -66,16 +63,13 @@ class IFEval(RewardFunction):
         all_followed = num_followed == len(followed)
         share = num_followed / len(followed)
         value = share if self._args.value == "share" else float(all_followed)
-        parts = {name: float(each) for name, each in followed.items()}
-        if self._args.repetition_penalty:
-            parts["repetition"] = -self._args.repetition_penalty * repeated_share(sample.response)
         failed = ", ".join(name for name, each in followed.items() if not each)
         return Reward(
-            value=value + parts.get("repetition", 0.0),
+            value=value,
             correct=all_followed,
             verdict=f"follows {num_followed} of {len(followed)} instructions"
             + (f", not {failed}" if failed else ""),
-            parts=parts,
+            parts={name: float(each) for name, each in followed.items()},
         )
 
     def reference(self, sample: Sample) -> str | None:
@@ -152,10 +146,3 @@ def _loose_versions(text: str) -> list[str]:
     return list(
         dict.fromkeys(each for version in (text, *cut) for each in (version, version.replace("*", "")))
     )
-
-
-def repeated_share(text: str, size: int = 3) -> float:
-    """Share of the groups of `size` words that stood before."""
-    words = text.lower().split()
-    groups = list(zip(*(islice(words, start, None) for start in range(size)), strict=False))
-    return 1 - len(set(groups)) / len(groups) if groups else 0.0

@@ -36,6 +36,7 @@ from envsdk.rewards.reward import Reward, Sample
 from envsdk.rewards.server_reward import Address, ServerArgs, ServerReward
 
 RUN = "run"
+_OF_SAMPLING = ("top_p", "top_k", "min_p")
 _PARSE_OF: dict[str, Parse] = {"score": "number"}
 _BEST_OF = {"score": 10.0}
 
@@ -47,7 +48,7 @@ class JudgeArgs(ServerArgs):
     """Where `/chat/completions` is, such as `http://127.0.0.1:8001/v1`; or `run`, for the engines of the
     run itself. Replies of theirs are not kept, as their weights change."""
     model: str = ""
-    """Name of the model as the server knows it."""
+    """Name of the model as the server knows it; without effect for `base_url: run`."""
     prompt: str = "match"
     """What the judge is asked: `match` (does the answer match the ground truth: YES or NO), `score` (0 to
     10), or a template with `{response}`, `{prompt}` and `{ground_truth}`."""
@@ -71,8 +72,8 @@ class JudgeArgs(ServerArgs):
     """The reward from which a response counts as correct."""
     fences_response: bool = True
     """Whether the response stands between tags that it cannot contain, with its chat markup broken up."""
-    thinking: Literal["ignored", "shown"] = "ignored"
-    """`ignored`: the judge sees only what follows the response's last `</think>`."""
+    after_think: bool = True
+    """Show the judge only the text after the response's last `</think>`."""
     max_tokens: PositiveInt = 512
     """Of the judge's reply, its reasoning included."""
     temperature: NonNegativeFloat = 0.0
@@ -101,9 +102,11 @@ class JudgeArgs(ServerArgs):
     def _fits_together(self) -> Self:
         if self.base_url != RUN and not self.model:
             raise ValueError("model: say which model the server is to use")
-        without = ("model", "api_key_env", "extra_body", "cache_file")
-        if self.base_url == RUN and (given := [name for name in without if getattr(self, name)]):
-            raise ValueError(f"`base_url: run` takes no {', '.join(given)}")
+        if self.base_url == RUN:
+            without = [name for name in ("api_key_env", "cache_file") if getattr(self, name)]
+            without += [f"extra_body.{name}" for name in self.extra_body if name not in _OF_SAMPLING]
+            if without:
+                raise ValueError(f"`base_url: run` takes no {', '.join(without)}")
         if self.prompt_file is None and self.prompt not in TEMPLATES and "{response}" not in self.prompt:
             names = " or ".join(f"`{name}`" for name in TEMPLATES)
             raise ValueError(f"prompt must be {names}, or a template that contains {{response}}")
@@ -162,7 +165,7 @@ class Judge(ServerReward):
 
     async def ask(self, sample: Sample) -> Reward:
         args = self._args
-        response = sample.response if args.thinking == "shown" else after_thinking(sample.response)
+        response = after_thinking(sample.response) if args.after_think else sample.response
         asked = question(
             self._template,
             prompt=sample.messages,
@@ -217,6 +220,7 @@ class Judge(ServerReward):
 
     async def _ask_run(self, text: str, *, seed: int) -> _Completion:
         from envsdk.inference.run_engines import PromptTooLong, engines_of_this_loop
+        from envsdk.inference.sampling import SamplingParams
 
         engines = engines_of_this_loop()
         if engines is None:
@@ -225,9 +229,12 @@ class Judge(ServerReward):
             reply = await engines.reply(
                 system=self._args.system,
                 user=text,
-                max_new_tokens=self._args.max_tokens,
-                temperature=self._args.temperature,
-                seed=seed,
+                sampling=SamplingParams(
+                    max_new_tokens=self._args.max_tokens,
+                    temperature=self._args.temperature,
+                    seed=seed,
+                    **self._args.extra_body,
+                ),
             )
         except PromptTooLong as error:
             raise ReplyRefused(str(error)) from error

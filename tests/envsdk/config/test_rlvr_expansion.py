@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from envsdk.config.rlvr import PROMPTS_ENV, VAL_SUFFIX, expand
@@ -19,7 +19,7 @@ def count_rows(env_config: Any) -> int | None:
     file = next(iter(env_config["files"]), None)
     if not isinstance(file, str) or file not in ROWS:
         return None
-    return ROWS[file] if "KodCode" not in env_config["tags"] else {"train.jsonl": 300}.get(file, 0)
+    return ROWS[file] if "KodCode" not in env_config.get("tags", ()) else {"train.jsonl": 300}.get(file, 0)
 
 
 def keys(**changes: Any) -> dict[str, Any]:
@@ -44,7 +44,8 @@ def test_a_domain_becomes_a_tag_that_asks_its_rows() -> None:
     code = found.data["custom_envs"]["code"]
     assert code["env_type"] == PROMPTS_ENV
     assert code["env_config"]["files"] == ["train.jsonl"]
-    assert code["env_config"]["tags"] == ["KodCode"]
+    assert code["env_config"]["tags"] == ["KodCode", "code"]
+    assert found.data["custom_envs"]["math_rule"]["env_config"]["except_tags"] == ["KodCode", "code"]
     assert code["env_config"]["reward"] == {"worker_cls": "code", "reward_type": "soft"}
     assert found.origins[("custom_envs", "code")] == "follows from rewards.code"
 
@@ -94,7 +95,7 @@ def test_files_with_prompts_and_no_rewards_are_mathematics() -> None:
     del without["rewards"]
     data = expand(without, count_rows=count_rows).data
     assert data["rewards"] == {"math_rule": {"worker_cls": "math"}}
-    assert data["custom_envs"]["math_rule"]["env_config"]["tags"] == []
+    assert "tags" not in data["custom_envs"]["math_rule"]["env_config"]
 
 
 def test_a_query_filter_becomes_a_group_filter_of_its_domain() -> None:
@@ -150,6 +151,8 @@ json_values = st.recursive(
 
 
 @given(st.sampled_from(sorted(keys())), json_values)
+@example("async_generation_ratio", True)
+@example("async_generation_ratio", float("nan"))
 def test_values_of_a_wrong_type_are_left_for_the_check_of_types(name: str, value: Any) -> None:
     data = keys(**{name: value})
     assert expand(data, count_rows=count_rows).data[name] is not None or value is None
@@ -162,3 +165,10 @@ def test_sections_of_a_wrong_type_are_left_too(where: str, value: Any) -> None:
     inner = next(iter(data[where]))
     data[where] = {**data[where], inner: value}
     expand(data, count_rows=count_rows)
+
+
+def test_advantages_of_several_domains_are_whitened_domain_by_domain() -> None:
+    assert expand(keys(whiten_advantages=True), count_rows=count_rows).data["whiten_over"] == "tag"
+    assert "whiten_over" not in expand(keys(), count_rows=count_rows).data
+    one = keys(whiten_advantages=True, rewards={"math_rule": {"worker_cls": "math"}})
+    assert "whiten_over" not in expand(one, count_rows=count_rows).data

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envsdk.rewards.ifeval import IFEval, repeated_share
+from envsdk.rewards.ifeval import IFEval
 from envsdk.rewards.ifeval_checks import count_sentences, instruction, instruction_names
 from envsdk.rewards.loading import load_reward
 from envsdk.rewards.reward import Reward, RewardError, Sample
@@ -235,7 +235,7 @@ def test_a_row_of_roll_names_a_function_and_carries_the_arguments_of_all() -> No
     row = {"ground_truth": json.dumps(truth), "tag": "ifeval"}
     assert score(row, "<think>Hm, ABC</think>\n\nquiet").value == 1
     assert score(row, "Loud").value == 0
-    assert score(row, "<think>Hm</think>\n\nquiet", thinking="checked").value == 0
+    assert score(row, "<think>Hm</think>\n\nquiet", after_think=False).value == 0
 
 
 def test_the_same_instruction_twice_has_two_parts() -> None:
@@ -254,14 +254,6 @@ def test_an_empty_response_follows_nothing() -> None:
     row = {"instruction_id_list": ["punctuation:no_comma"]}
     assert score(row, "").value == score(row, " \n").value == score(row, "<think>no</think>\n").value == 0
     assert score(row, "", strictness="loose").value == 0
-
-
-def test_repetition_is_subtracted() -> None:
-    assert repeated_share("a b c d e") == repeated_share("a b") == repeated_share("") == 0
-    row = {"instruction_id_list": ["punctuation:no_comma"]}
-    reward = score(row, "so it goes " * 100, repetition_penalty=0.5)
-    assert reward.value == pytest.approx(1 - 0.5 * (1 - 3 / 298))
-    assert reward.success
 
 
 @pytest.mark.parametrize(

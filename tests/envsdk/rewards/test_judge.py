@@ -237,7 +237,7 @@ async def test_the_response_is_fenced_and_cannot_give_the_verdict(server: ChatSe
 async def test_only_what_follows_the_thinking_is_judged(server: ChatServer, load: Load) -> None:
     response = "<think>secret plan</think>\nParis"
     await score(load(), response)
-    await score(load(thinking="shown"), response)
+    await score(load(after_think=False), response)
     asked = [body["messages"][0]["content"] for body in server.behavior.bodies]
     assert ["secret plan" in each for each in asked] == [False, True]
 
@@ -326,12 +326,13 @@ async def test_the_engines_of_the_run_can_judge_and_their_replies_are_not_kept(
 ) -> None:
     proxy = SaysYes(chat)
     offer(RunEngines(proxy, chat, 4096))
-    judge = load(base_url="run", model="", price_per_million_output=1e6)
+    judge = load(base_url="run", extra_body={"top_k": 5}, price_per_million_output=1e6)
     for _ in range(2):
         reward = await score(judge)
         assert (reward.value, reward.parts["judge_output_tokens"]) == (1, len(chat.encode("YES")) + 1)
     first, second = proxy.requests
     assert first.request_id != second.request_id
+    assert first.sampling.top_k == 5
     assert first.sampling.seed == second.sampling.seed
     assert "Capital of France?" in chat.decode(first.prompt_ids.tolist())
 
@@ -356,7 +357,8 @@ async def test_engines_that_do_not_answer_mask_the_episode(load: Load, chat: Cha
     [
         ({"model": "m"}, "base_url"),
         ({"base_url": "http://h/v1"}, "model"),
-        ({"base_url": "run", "model": "m"}, "takes no model"),
+        ({"base_url": "run", "extra_body": {"n": 2}}, "takes no extra_body.n"),
+        ({"base_url": "run", "cache_file": "x"}, "takes no cache_file"),
         ({"base_url": "http://user:key@h/v1", "model": "m"}, "base_url"),
         ({"base_url": "http://h/v1?key=1", "model": "m"}, "base_url"),
         ({"base_url": "http://h/v1", "model": "m", "prompt": "good?"}, "contains {response}"),
