@@ -434,7 +434,8 @@ def _packages(config: RunConfig) -> Iterator[Problem]:
             continue  # `_tags` says so.
         if commands:
             yield Problem(
-                ("custom_envs", tag, "env_type"), f"`{env.env_type}` needs {' and '.join(commands)}"
+                ("custom_envs", tag, "env_type"),
+                f"what `{env.env_type}` needs is not installed: `{'`, `'.join(commands)}`",
             )
 
 
