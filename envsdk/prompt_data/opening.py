@@ -45,7 +45,7 @@ class Prompts:
             unusable += index.unusable
             counts = np.bincount(index.keys, minlength=len(index.names)).tolist()
             self.counts.update(dict(zip(index.names, counts, strict=True)))
-            asked = [number for number, name in enumerate(index.names) if self._is_asked(name)]
+            asked = [number for number, name in enumerate(index.names) if self.is_asked(name)]
             rows = np.flatnonzero(np.isin(index.keys, asked))
             chosen.append(rows + ((len(self._files) - 1) << _FILE_SHIFT))
         self.unusable: list[Unusable] = list(islice(unusable, _MAX_NAMED))
@@ -75,7 +75,8 @@ class Prompts:
         """Whether a file is another one than when it was opened."""
         return any(file.has_changed() for file in self._files)
 
-    def _is_asked(self, key: str) -> bool:
+    def is_asked(self, key: str) -> bool:
+        """Whether rows of this domain or tag are chosen."""
         tags, others = self.source.tags, self.source.except_tags
         return (not tags or key in tags) and key not in others
 
