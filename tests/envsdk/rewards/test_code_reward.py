@@ -60,6 +60,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "mbpp": {"test_list": ["assert add(1, 2) == 3", "assert add(3, 4) == 7"], "code": ADD},
     "apps": {"input_output": json.dumps(CALLS)},
     "taco": CALLS,
+    "verl": {"ground_truth": json.dumps(CALLS)},
     "livecodebench": {
         "public_test_cases": json.dumps(
             [{"input": "[1]\n2", "output": "[1, 2]", "testtype": "functional"}] * 2
