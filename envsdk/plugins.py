@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -30,6 +32,8 @@ def load_plugin(group: str, name: str) -> Any:
     if entry is None and ":" not in name:
         hint = suggest(name, plugin_names(group), known="known")
         raise ConfigurationError(f"`{name}` is not registered under {group}; {hint}")
+    if entry is None:
+        find_modules_here()
     try:
         return load_object(name if entry is None else entry.value)
     except ConfigurationError as error:
@@ -48,3 +52,9 @@ def load_object(dotted_name: str) -> Any:
         raise ConfigurationError(
             f"{dotted_name!r} cannot be loaded (package.module:attribute is expected): {error}"
         ) from error
+
+
+def find_modules_here() -> None:
+    """Import from the working directory, as `python -m` does and an installed command does not."""
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.insert(0, os.getcwd())

@@ -7,7 +7,7 @@ import sys
 import rich.box
 from rich.table import Table
 
-from envsdk.config.env_arguments import env_config_from, find_modules_here
+from envsdk.config.env_arguments import env_config_from
 from envsdk.display.console import TerminalConsole
 from envsdk.display.episode_progress import EpisodeProgress
 from envsdk.display.model_command import command_of
@@ -26,7 +26,6 @@ def command(options: RewardOptions) -> None:
     The exit code is 1 when nothing could be scored, and with --reference when a row's own reference answer
     does not count as right.
     """
-    find_modules_here()
     section = env_config_from(options.settings, called="setting")
     with EpisodeProgress("scoring", total=0) as progress:
 

@@ -31,6 +31,13 @@ def train(
             metavar="KEY=VALUE", help="Replace single keys: max_steps=20 actor_infer.num_engines=2 ..."
         ),
     ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Replace what FILE says: `tiny` runs it with the tiny policy and small batches, on a CPU.",
+        ),
+    ] = None,
     explain: Annotated[
         bool,
         typer.Option(
@@ -46,7 +53,7 @@ def train(
     from envsdk.config import explain as explain_config
     from envsdk.config import load_config
 
-    loaded = load_config(source, overrides or [], to_explain=explain)
+    loaded = load_config(source, overrides or [], preset=preset, to_explain=explain)
     if explain:
         say(explain_config(loaded))
         return

@@ -232,6 +232,8 @@ def _tags(config: RunConfig) -> Iterator[Problem]:
 def _environment(path: KeyPath, env: CustomEnv) -> Iterator[Problem]:
     try:
         spec = plugins.environment_spec(env.env_type)
+        if registry.missing(spec):
+            return  # `_packages` says so.
         constructor = plugins.environment_class(spec)
     except ConfigurationError as error:
         yield Problem((*path, "env_type"), str(error))
@@ -246,8 +248,6 @@ def _environment(path: KeyPath, env: CustomEnv) -> Iterator[Problem]:
         yield Problem((*path, "env_config", key), problem)
     if unknown or wrong or (env.isolation or spec.isolation) != Isolation.INLINE:
         return
-    if registry.missing(spec):
-        return  # `_packages` says so.
     # An inline environment is cheap to build, and knows best what its arguments may be.
     try:
         registry.make(spec, **env.env_config).close()
@@ -434,7 +434,8 @@ def _packages(config: RunConfig) -> Iterator[Problem]:
             continue  # `_tags` says so.
         if commands:
             yield Problem(
-                ("custom_envs", tag, "env_type"), f"`{env.env_type}` needs {' and '.join(commands)}"
+                ("custom_envs", tag, "env_type"),
+                f"what `{env.env_type}` needs is not installed: `{'`, `'.join(commands)}`",
             )
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
-import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -13,6 +11,7 @@ from pydantic import Field
 from envsdk import registry
 from envsdk.env import EnvSpec
 from envsdk.failures import ConfigurationError
+from envsdk.plugins import find_modules_here
 from envsdk.settings.nearest import suggest
 from envsdk.settings.options import Argument
 
@@ -113,9 +112,3 @@ def spec_named(name: str) -> EnvSpec:
     spec = EnvSpec(id=f"dotted/{name.rpartition(':')[2]}-v0", entry_point=name)
     registry.load_entry_point(spec)
     return spec
-
-
-def find_modules_here() -> None:
-    """Import from the working directory, as `python -m` does and an installed command does not."""
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.insert(0, os.getcwd())

@@ -140,6 +140,11 @@ def _scored(reward: Mapping[str, Any]) -> str:
     number = reward.get("world_size", 1)
     limit = f", {reward['timeout_s']:g} s for each response" if "timeout_s" in reward else ""
     if issubclass(kind, AsyncRewardFunction):
+        if kind.keeps_deadline:
+            own = kind.Args.model_fields.get("max_concurrent") if kind.Args is not None else None
+            most = reward.get("max_concurrent", own.default if own is not None else None)
+            at_once = "within limits of its own" if most is None else f"{most} at a time each"
+            return f"awaited by the environment workers, {at_once}"
         return f"awaited by the environment workers, {number} at a time{limit}"
     if kind.runs is Runs.INLINE:
         return "in the event loops of the environment workers"

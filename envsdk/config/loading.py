@@ -24,6 +24,7 @@ from pydantic import ValidationError
 
 from envsdk.config.checks import check, machine_problems
 from envsdk.config.models import RunConfig
+from envsdk.config.presets import with_preset
 from envsdk.config.rlvr import count_rows, expand
 from envsdk.config.roll.defaults import DEFAULTS, files_of
 from envsdk.config.roll.tags import TAGS_FILE, missing_tags
@@ -70,11 +71,13 @@ def load_config(
     source: str | Path,
     overrides: Sequence[str] = (),
     *,
+    preset: str | None = None,
     for_training: bool = True,
     to_explain: bool = False,
 ) -> LoadedConfig:
     """Read `source` (see `find_config`), apply `key=value` overrides in order, validate.
 
+    A `preset` (see `presets.py`) replaces what the file says; overrides replace what it sets.
     Not `for_training`: what only training forbids is allowed, such as an engine that takes no weights.
     `to_explain`: what this machine lacks, such as the model's folder, is a note rather than a problem.
     Raises ConfigurationError, whose message lists every problem.
@@ -88,6 +91,9 @@ def load_config(
     data = _resolve(merged, reading, str(source))
     translation = _translate(data, variables, reading, str(source))
     data = translation.data
+    if preset is not None:
+        data, changed = with_preset(preset, data, lambda key: reading.written_at(key) == OVERRIDE)
+        reading.added({key: f"preset {preset}" for key in changed if reading.written_at(key) != OVERRIDE})
     if "exp_name" not in data:
         data["exp_name"] = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-.") or "run"
         reading.added({("exp_name",): "the file's name"})
@@ -191,6 +197,10 @@ class _Reading:
             if path[:end] in self._origins:
                 return self._origins[path[:end]]
         return ""
+
+    def written_at(self, path: KeyPath) -> str:
+        """Where the key itself was written; empty if nowhere."""
+        return self._origins.get(path, "").partition(" as ")[0]
 
     def added(self, origins: Mapping[KeyPath, str]) -> None:
         """Remember keys that follow from others."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from envsdk.config.models import RunConfig
 from envsdk.config.rlvr import PROMPTS_ENV, source_of
@@ -20,16 +22,48 @@ def check_start(config: RunConfig) -> None:
         raise ConfigurationError(describe(problems, source=config.exp_name, origin=lambda path: ""))
 
 
+def prompt_notes(config: RunConfig) -> list[str]:
+    """What of the files of prompts is not asked: rows that cannot be used, and rows of no domain."""
+    notes: list[str] = []
+    unclaimed: dict[tuple[str, ...], Counter[str]] = {}
+    for env_config in _asked(config).values():
+        prompts = open_prompts(source_of(env_config))
+        files = tuple(prompts.source.files)
+        if files not in unclaimed:
+            unclaimed[files] = prompts.counts.copy()
+            if prompts.num_unusable:
+                first = prompts.unusable[0]
+                notes.append(
+                    f"{prompts.num_unusable} rows of {', '.join(files)} cannot be used and are not asked; "
+                    f"the first, {first.place}: {first.reason}"
+                )
+        for name in prompts.counts:
+            if prompts.is_asked(name):
+                unclaimed[files].pop(name, None)
+    for files, counts in unclaimed.items():
+        if counts:
+            names = ", ".join(f"{name or 'none'} ({count})" for name, count in counts.most_common(10))
+            notes.append(f"rows of {', '.join(files)} belong to no domain that is asked: {names}")
+    return notes
+
+
+def _asked(config: RunConfig) -> dict[str, Mapping[str, Any]]:
+    """The `env_config` of each tag that plays and asks prompts."""
+    managers = [config.train_env_manager, *([config.val_env_manager] if config.val_batch_size else [])]
+    tags = dict.fromkeys(tag for manager in managers for tag in manager.tags)
+    envs = {tag: config.custom_envs[tag] for tag in tags}
+    return {tag: env.env_config for tag, env in envs.items() if env.env_type == PROMPTS_ENV}
+
+
 def _prompts(config: RunConfig) -> Iterator[Problem]:
-    for tag, env in config.custom_envs.items():
-        if env.env_type == PROMPTS_ENV:
-            path: KeyPath = ("custom_envs", tag, "env_config", "files")
-            if tag in config.rewards:
-                path = ("actor_train", "data_args", "file_name")
-            try:
-                open_prompts(source_of(env.env_config))
-            except ConfigurationError as error:
-                yield Problem(path, f"{tag}: {error}")
+    for tag, env_config in _asked(config).items():
+        path: KeyPath = ("custom_envs", tag, "env_config", "files")
+        if tag in config.rewards:
+            path = ("actor_train", "data_args", "file_name")
+        try:
+            open_prompts(source_of(env_config))
+        except ConfigurationError as error:
+            yield Problem(path, f"{tag}: {error}")
 
 
 def _rewards(config: RunConfig) -> Iterator[Problem]:

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from envsdk.config.algorithm_warnings import algorithm_notes
 from envsdk.config.models import RunConfig
+from envsdk.config.start_checks import prompt_notes
 from envsdk.display.progress import ProgressDisplay, Validation
 from envsdk.failures import Interrupted
 from envsdk.managers.batch_files import read_batch
@@ -111,7 +112,7 @@ class AgenticPipeline:
         """Start everything, and load what the run continues from."""
         self.display.phase("starting engines, workers and the trainer")
         await self.cluster.start()
-        for note in algorithm_notes(self.config):
+        for note in (*algorithm_notes(self.config), *prompt_notes(self.config)):
             self.display.note(f"note: {note}")
         if self.folder.checkpoint is not None:
             await self.cluster.call(self.cluster.trainer.load(self.folder.checkpoint.folder.resolve()))

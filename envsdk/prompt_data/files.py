@@ -15,6 +15,7 @@ import gzip
 import hashlib
 import json
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -73,7 +74,7 @@ def _as_it_is(path: Path) -> Iterator[Any]:
 
 def _reader_of(path: Path) -> Callable[[Path], Iterator[Any]] | None:
     readers = {
-        ".jsonl.gz": _json_lines_gz,
+        ".jsonl.gz": _unzipped,
         ".jsonl": _as_it_is,
         ".json": _json_list,
         ".parquet": _parquet,
@@ -90,7 +91,8 @@ def _converted(identity: list[Any], rows: Callable[[], Iterator[Any]]) -> Path:
         make_folder(folder)
         with atomic_file(target) as file:
             for row in rows():
-                file.write(json.dumps(row, default=_plain).encode() + b"\n")
+                is_line = isinstance(row, bytes)
+                file.write(row if is_line else json.dumps(row, default=_plain).encode() + b"\n")
     return target
 
 
@@ -101,14 +103,14 @@ def _plain(value: Any) -> Any:
     return f"<{len(value)} bytes>" if isinstance(value, bytes) else str(value)
 
 
-def _json_lines_gz(path: Path) -> Iterator[Any]:
-    with gzip.open(path, "rt", encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                try:
-                    yield json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise ConfigurationError(f"{path}:{number} is no JSON: {error.msg}") from error
+def _unzipped(path: Path) -> Iterator[bytes]:
+    """The lines as they are: one that is no row is found when the rows are."""
+    try:
+        with gzip.open(path, "rb") as file:
+            for line in file:
+                yield line if line.endswith(b"\n") else line + b"\n"
+    except (EOFError, OSError, zlib.error) as error:
+        raise ConfigurationError(f"{path} is no gzip file that can be read: {error}") from error
 
 
 def _json_list(path: Path) -> Iterator[Any]:
@@ -119,7 +121,7 @@ def _json_list(path: Path) -> Iterator[Any]:
         raise ConfigurationError(f"{path} is no JSON: {error}{hint}") from error
     if isinstance(value, dict):
         lists = [each for each in value.values() if isinstance(each, list)]
-        value = lists[0] if len(lists) == 1 else value
+        value = value.get("data", lists[0] if len(lists) == 1 else value)
     if not isinstance(value, list):
         raise ConfigurationError(f"{path} holds no list of rows")
     yield from value

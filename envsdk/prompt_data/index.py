@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -78,12 +79,20 @@ def file_index(path: Path, shown: str, source: PromptSource) -> FileIndex:
     }
     digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:24]
     folder = cache_folder() / "prompts" / "indexes" / digest
-    if not (folder / "index.json").is_file():
+    try:
+        about, arrays = _load(folder)
+    except (OSError, ValueError):
+        # There is none, or a part of it was lost.
+        shutil.rmtree(folder, ignore_errors=True)
         _write(folder, _make(path, shown, source))
-    about = json.loads((folder / "index.json").read_text(encoding="utf-8"))
-    arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
+        about, arrays = _load(folder)
     unusable = [Unusable(*each) for each in about.pop("unusable")]
     return FileIndex(path=path, unusable=unusable, **about, **arrays)
+
+
+def _load(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    about = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+    return about, {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
 
 
 @dataclass(slots=True)
@@ -133,13 +142,15 @@ def _read_part(path: Path, source: PromptSource, part: tuple[int, int]) -> _Part
             text = line.removeprefix(_BOM) if offset == 0 else line
             if text.strip():
                 try:
-                    key, columns = _checked(text, source)
+                    value = parse_line(text)
+                    if not found.columns and isinstance(value, dict):
+                        found.columns = list(map(str, value))
+                    key = _checked(value, source)
                 except UnusableRow as error:
                     found.num_unusable += 1
                     if len(found.unusable) < _MAX_NAMED:
                         found.unusable.append((found.num_lines, str(error)))
                 else:
-                    found.columns = found.columns or columns
                     number = numbers.setdefault(key, len(numbers))
                     found.rows.append((offset, len(line), found.num_lines, number))
             offset += len(line)
@@ -147,19 +158,19 @@ def _read_part(path: Path, source: PromptSource, part: tuple[int, int]) -> _Part
     return found
 
 
-def _checked(line: bytes, source: PromptSource) -> tuple[str, list[str]]:
-    value = parse_line(line)
+def _checked(value: Any, source: PromptSource) -> str:
+    """What decides the row's domain. Raises UnusableRow."""
     messages, fields = standard_row(value, source.columns)
     if source.longest_prompt is not None and source.tokenizer is not None:
         _check_length(messages, source.longest_prompt, source.tokenizer)
-    return key_of(fields), list(map(str, value)) if isinstance(value, dict) else []
+    return key_of(fields)
 
 
 def parse_line(line: bytes) -> Any:
     """The JSON value of one line. Raises UnusableRow."""
     try:
         return json.loads(line.removeprefix(_BOM))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise UnusableRow(f"is no JSON: {str(error)[:200]}") from None
 
 

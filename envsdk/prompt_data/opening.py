@@ -45,11 +45,12 @@ class Prompts:
             unusable += index.unusable
             counts = np.bincount(index.keys, minlength=len(index.names)).tolist()
             self.counts.update(dict(zip(index.names, counts, strict=True)))
-            asked = [number for number, name in enumerate(index.names) if self._is_asked(name)]
+            asked = [number for number, name in enumerate(index.names) if self.is_asked(name)]
             rows = np.flatnonzero(np.isin(index.keys, asked))
             chosen.append(rows + ((len(self._files) - 1) << _FILE_SHIFT))
         self.unusable: list[Unusable] = list(islice(unusable, _MAX_NAMED))
         """The first of them."""
+        self._check_columns()
         self._rows = np.concatenate(chosen)
         if not len(self._rows):
             raise NoRows(self._why_none())
@@ -74,7 +75,8 @@ class Prompts:
         """Whether a file is another one than when it was opened."""
         return any(file.has_changed() for file in self._files)
 
-    def _is_asked(self, key: str) -> bool:
+    def is_asked(self, key: str) -> bool:
+        """Whether rows of this domain or tag are chosen."""
         tags, others = self.source.tags, self.source.except_tags
         return (not tags or key in tags) and key not in others
 
@@ -89,14 +91,16 @@ class Prompts:
         first = self.unusable[0]
         return (
             f"none of the {self.num_unusable} rows of {files} can be used; the first, {first.place}: "
-            f"{first.reason}{self._column_hint()}"
+            f"{first.reason}"
         )
 
-    def _column_hint(self) -> str:
-        """Columns that `source.columns` names and no row has."""
+    def _check_columns(self) -> None:
+        """ConfigurationError for a column that `source.columns` names and no file has."""
         there = sorted({column for file in self._files for column in file.index.columns})
-        missing = [column for column in self.source.columns.values() if there and column not in there]
-        return "".join(f"; no column `{each}`, {suggest(each, there, known='columns')}" for each in missing)
+        for name, column in self.source.columns.items():
+            if there and column not in there and column != name:
+                hint = suggest(column, there, known="columns")
+                raise ConfigurationError(f"{', '.join(self.source.files)} has no column `{column}`; {hint}")
 
 
 _MAX_NAMED = 100
@@ -116,7 +120,7 @@ class _OpenFile:
     def row(self, number: int, source: PromptSource) -> PromptRow:
         index = self.index
         place = f"{self._shown}:{index.lines[number]}"
-        if file_state(self._descriptor) != self._state:
+        if self.has_changed():
             raise StorageError(f"{self._shown} changed while its prompts are asked; start again with it")
         line = os.pread(self._descriptor, int(index.lengths[number]), int(index.offsets[number]))
         messages, fields = standard_row(parse_line(line), source.columns)

@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from envsdk.failures import without_lone_surrogates
 from envsdk.prompts import Message
 
 COLUMNS_OF: Mapping[str, Sequence[str]] = {
@@ -62,8 +63,9 @@ def standard_row(value: Any, columns: Mapping[str, str]) -> tuple[list[Message],
 def key_of(fields: Mapping[str, Any]) -> str:
     """What decides the domain of a row: its `domain`, or else its `tag`."""
     for name in ("domain", "tag"):
-        if isinstance(value := fields.get(name), str) and value:
-            return value
+        value = fields.get(name)
+        if isinstance(value, str | int) and value != "":
+            return str(value)
     return ""
 
 
@@ -100,15 +102,19 @@ def _messages(fields: Mapping[str, Any], columns: Mapping[str, str]) -> list[Mes
     prompt = fields.get("prompt")
     if "prompt" in columns and "messages" not in columns:
         chat = None
+    if chat in ("", []):
+        chat = None
     if chat is None and isinstance(prompt, list):
         chat = prompt
     if chat is not None:
         return _chat(chat)
     if prompt is None:
         raise _NoPrompt
-    if not isinstance(prompt, str) or not prompt.strip():
-        raise UnusableRow("its prompt is empty" if prompt == "" else f"its prompt is {_kind(prompt)}")
-    return [{"role": "user", "content": prompt}]
+    if not isinstance(prompt, str):
+        raise UnusableRow(f"its prompt is {_kind(prompt)}")
+    if not prompt.strip():
+        raise UnusableRow("its prompt is empty")
+    return [{"role": "user", "content": without_lone_surrogates(prompt)}]
 
 
 def _chat(chat: Any) -> list[Message]:
@@ -123,6 +129,8 @@ def _chat(chat: Any) -> list[Message]:
     roles = [each["role"] for each in messages]
     if roles[-1] != "user":
         raise UnusableRow(f"its messages end with one of the {roles[-1]}, not with the user's")
+    if not messages[-1]["content"].strip():
+        raise UnusableRow("its last message is empty")
     if "system" in roles[1:]:
         raise UnusableRow("has a system message that is not its first")
     return messages
@@ -132,11 +140,11 @@ def _message(value: Any) -> Message:
     if not isinstance(value, dict):
         raise UnusableRow(f"a message is {_kind(value)}, not an object with role and content")
     role, content = value.get("role", value.get("from")), value.get("content", value.get("value"))
-    if role not in _ROLES:
+    if not isinstance(role, str) or role not in _ROLES:
         raise UnusableRow(f"a message has the role {str(role)[:40]!r}; known: system, user, assistant")
     if not isinstance(content, str):
         raise UnusableRow(f"the content of a message is {_kind(content)}, not text: images cannot be shown")
-    return {"role": _ROLES[role], "content": content}
+    return {"role": _ROLES[role], "content": without_lone_surrogates(content)}
 
 
 def _kind(value: Any) -> str:

@@ -380,11 +380,16 @@ def _roll_title(text: str) -> bool:
 
 @_names("validate_choice")
 def _roll_choice(text: str, options: Words | Text) -> bool:
-    """The text is one of the options, given as a list or as text in which it stands."""
-    answer = text.strip()
-    if isinstance(options, str):
-        return _has_word(answer, options) if answer else False
-    return answer.rstrip(".") in {option.strip().rstrip(".") for option in options}
+    """The text is one of the options, whatever its final period."""
+    known = _listed(options) if isinstance(options, str) else options
+    answer = text.strip().rstrip(".")
+    return bool(answer) and answer in {option.strip().rstrip(".") for option in known}
+
+
+def _listed(options: str) -> list[str]:
+    """Of `('yes', 'no')`, `[yes, no]` or `yes/no`."""
+    quoted = [each for _, each in re.findall(r"""(?<!\w)(['"])(.+?)\1(?!\w)""", options)]
+    return quoted or re.split(r"[,;/|\n]", options.strip().strip("()[]"))
 
 
 @_names("validate_highlighted_sections")

@@ -28,7 +28,7 @@ _PLAIN = re.compile(NUMBER)
 _DIGITS = re.compile(r"-?\d+(?:\.\d+)?")
 _WORDS = re.compile(
     r"\\(?:text|mathrm|textbf|mathbf)\{([^{}]*)\}"
-    r"|([A-Za-z][a-z]{3,}(?: [A-Za-z]+)*|[A-Za-z]+(?: [A-Za-z]+)+)"
+    r"|((?i:yes|no|true|false|none)|[A-Za-z][a-z]{3,}(?: [A-Za-z]+)*|[A-Za-z]+(?: [A-Za-z]+)+)"
 )
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", "0123456789-+n")
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+")
@@ -39,7 +39,9 @@ _SYMBOLS = {
 }  # fmt: skip
 _REWRITES = [
     (re.compile(r"√\s*\(([^()]*)\)|(?<!\\)\bsqrt\s*\(([^()]*)\)|√\s*(\d+|[A-Za-z])"), r"\\sqrt{\1\2\3}"),
-    (re.compile(r"(\d)\s?[eE]([-+]?)0*(\d{1,4})(?![\w.])"), r"\1\\times 10^{\g<2>\3}"),
+    # 1.5e3, 1e-3, 2e5 and 2e-10 are powers of ten; 2e-1 and 2e+1 have Euler's number.
+    (re.compile(r"(\.\d+|(?<![\d.,])1)[eE]([-+]?)0*(\d{1,4})(?![\w.])"), r"\1\\times 10^{\g<2>\3}"),
+    (re.compile(r"(\d)[eE]([-+](?=\d\d)|)0*(\d{1,4})(?![\w.])"), r"\1\\times 10^{\g<2>\3}"),
     (re.compile(r"\*\*"), "^"),
     (re.compile(r"\*"), r"\\times "),
     (re.compile(r"(?<!\\)\b(pi|sin|cos|tan|cot|sec|csc|log|ln|exp|infty)\b"), r"\\\1 "),

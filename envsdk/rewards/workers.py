@@ -305,14 +305,15 @@ class RewardWorkers:
             rewards = await lane.score([waiting.sample for waiting in batch])
             for waiting, reward in zip(batch, rewards, strict=True):
                 waiting.succeed(reward)
-        except Fault:
+        except (Fault, RewardError) as error:
+            if len(batch) == 1 and isinstance(error, RewardError):
+                batch[0].fail(error)
+                return
+            # One of them is the cause.
             for waiting in batch:
                 waiting.is_alone = True
             self._queue.extendleft(reversed(batch))
             self._open_lanes()
-        except RewardError as error:
-            for waiting in batch:
-                waiting.fail(error)
 
     async def _start(self) -> Worker:
         """A fresh worker. Raises RewardError."""

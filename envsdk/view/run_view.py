@@ -150,7 +150,9 @@ def headlines_view(run: RunFiles) -> list[dict[str, str]]:
     prompts, computed = run.known("engine/prompt_tokens"), run.known("engine/prefilled_tokens")
     if prompts and computed and prompts[-1] > 0:
         about = "prompt tokens that engines did not compute again"
-        found.append(headline(percent(1 - computed[-1] / prompts[-1]), "prefixes reused", about))
+        # Replies that go on under newer weights are computed once more, which can be more than the prompts.
+        reused = max(0.0, 1 - computed[-1] / prompts[-1])
+        found.append(headline(percent(reused), "prefixes reused", about))
     if stale := run.known("staleness/max"):
         bound = run.config.get("async_generation_ratio")
         about = (

@@ -190,11 +190,15 @@ def _details_view(details: str | None) -> dict[str, Any] | None:
     return {
         "verdict": _cut(_text(found.pop("verdict", ""))),
         "parts": {name: finite(value) for name, value in parts.items()},
-        "fields": [[name, _cut(_text(value))] for name, value in found.items()],
+        "fields": [[name, _cut(_text(found[name]))] for name in sorted(found, key=_rank)],
         "history": [
             [_text(message.get("role", "")), _cut(_text(message.get("content", "")))] for message in history
         ],
     }
+
+
+def _rank(name: str) -> int:
+    return {"ground_truth": 0, "place": 2}.get(name, 1)
 
 
 def _text(value: Any) -> str:

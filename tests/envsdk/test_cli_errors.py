@@ -133,7 +133,7 @@ def test_an_interrupt_exits_130(error: BaseException, capsys: pytest.CaptureFixt
 def test_a_command_that_is_interrupted_says_so_once(
     forwarded: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("envsdk.config.load_config", interrupted)

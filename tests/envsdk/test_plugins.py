@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import sys
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
@@ -42,3 +44,12 @@ def test_a_registered_plugin_whose_package_is_missing_says_which(monkeypatch: py
     monkeypatch.setattr(plugins, "_entry_points", lambda group: {"gone": gone})
     with pytest.raises(ConfigurationError, match=r"'gone' cannot be loaded .*no_such_package"):
         plugins.load_plugin("envsdk.engines", "gone")
+
+
+def test_a_dotted_name_is_found_in_the_working_directory_as_with_python_m(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lying_here.py").write_text("class Thing: ...")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
+    assert plugins.load_plugin("envsdk.engines", "lying_here:Thing").__name__ == "Thing"

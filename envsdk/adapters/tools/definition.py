@@ -20,9 +20,8 @@ from typing import Any
 
 import pydantic
 
-from envsdk.config.env_arguments import find_modules_here
 from envsdk.failures import ConfigurationError
-from envsdk.plugins import load_object
+from envsdk.plugins import find_modules_here, load_object
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 

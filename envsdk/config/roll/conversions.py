@@ -18,7 +18,6 @@ REFERENCE_TRAINERS = {
     "fsdp2_infer": "fsdp2_train",
 }
 _STEPWISE = ("step_reinforce", "gigpo")
-_OWN_TRACKERS = ("tensorboard", "jsonl")
 _FOREVER = 1_000_000
 
 

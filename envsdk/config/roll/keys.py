@@ -44,7 +44,12 @@ ROWS: tuple[Row, ...] = (
     ),
     *no_effect("checkpoint_config", "checkpoints go to the run's folder: output_dir/exp_name"),
     converted("resume_from_checkpoint", "resume", c.resume, "false: never; a path: that checkpoint"),
-    converted("track_with", "trackers", c.trackers, "metrics always go to metrics.jsonl too"),
+    converted(
+        "track_with",
+        "trackers",
+        c.trackers,
+        "wandb and others: tensorboard; metrics always go to metrics.jsonl",
+    ),
     *no_effect("tracker_kwargs model_name", "trackers write to the run's folder"),
     *no_effect(
         "num_gpus_per_node num_nodes", "device_mapping says which devices are used; ray.address, where"

@@ -41,14 +41,15 @@ class CodeReward(AsyncRewardFunction):
         """CPU time of one case, in seconds."""
         total_time_s: PositiveFloat = 120.0
         """By the clock, for all cases of one program; those that it does not come to are not passed."""
-        memory_mb: PositiveInt = 1024
+        program_memory_mb: PositiveInt = 1024
         """Of one process of the program."""
         processes: PositiveInt = 64
         """Processes and threads at once in one sandbox."""
         float_tolerance: PositiveFloat = 1e-6
         """By how much numbers with a fraction may differ, relative and absolute."""
         programs_at_once: PositiveInt = Field(default_factory=lambda: os.cpu_count() or 1)
-        """How many programs run at the same time; further ones wait. Absent, the number of cores."""
+        """How many programs run at the same time, for each process that plays; further ones wait. Absent, the
+        number of cores."""
         backend: str = "bubblewrap"
         """Sandbox, by name or dotted name."""
         backend_settings: dict[str, Any] = Field(default_factory=dict)
@@ -78,7 +79,7 @@ class CodeReward(AsyncRewardFunction):
         limits = Limits(
             cpu_time_s=self.args.cpu_time_s,
             total_time_s=self.args.total_time_s,
-            memory_mb=self.args.memory_mb,
+            memory_mb=self.args.program_memory_mb,
             processes=self.args.processes,
         )
         async with self._slots:

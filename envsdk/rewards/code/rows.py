@@ -1,8 +1,8 @@
 """What a row of prompt data asks of a program; pure.
 
 Rows of ROLL (`case_type`, `test_cases`), KodCode (`test`), HumanEval (`test`, `entry_point`), MBPP
-(`test_list`), APPS and TACO (`input_output`, or `inputs`, `outputs` and `fn_name`), and LiveCodeBench
-(`public_test_cases`).
+(`test_list`), APPS and TACO (`input_output`, or `inputs`, `outputs` and `fn_name`), LiveCodeBench
+(`public_test_cases`), and verl (`ground_truth` with `inputs` and `outputs` in JSON).
 """
 
 from __future__ import annotations
@@ -85,10 +85,13 @@ def _task(row: Mapping[str, Any]) -> Task:
     function = str(row.get("test_case_function") or row.get("fn_name") or row.get("entry_point") or "")
     function = "" if function == "None" else function
     given = _read(row.get("test_cases"))
-    if given:
+    truth = _read(row.get("ground_truth"))
+    if not given and isinstance(truth, Mapping):
+        given = truth
+    if given and not (isinstance(given, Mapping) and "inputs" in given):
         return _of_roll(kind, function, given)
-    if row.get("input_output"):
-        given = _read(row["input_output"])
+    if given or row.get("input_output"):
+        given = given or _read(row["input_output"])
         return _of_lists(given["inputs"], given["outputs"], str(given.get("fn_name") or function))
     if row.get("inputs") is not None and row.get("outputs") is not None:
         return _of_lists(_read(row["inputs"]), _read(row["outputs"]), function)
@@ -183,4 +186,6 @@ def solution_of(row: Mapping[str, Any]) -> str | None:
     if isinstance(solutions, list) and solutions:
         return str(solutions[0])
     truth = str(row.get("ground_truth") or "")
+    if isinstance(_read(truth), Mapping):
+        return None
     return truth if "def " in truth or "print(" in truth else None

@@ -27,6 +27,11 @@ _IMAGE = Image(
     # Libraries that start a thread per core would pass the limits of a large machine.
     env={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
 )
+_SCRIPT = """\
+command -v python > /dev/null && exec python {arguments}
+exec python3 {arguments}
+"""
+"""Debian has no `python`. The shell is replaced, so that nobody else holds the pipe with the tests."""
 _MAX_PROCESSES = 4
 """How often a program that ends its own process is started again for further tests."""
 _ROOM_FOR_OUTPUT = 10_000
@@ -215,7 +220,7 @@ async def _run(
     )
     try:
         result = await sandbox.exec(
-            f"exec python -I -S {_INSIDE}/start.py {mode}",
+            _SCRIPT.format(arguments=f"-I -S {_INSIDE}/start.py {mode}"),
             timeout_s=limits.total_time_s + _START_S,
             stdin=marshal.dumps(job, 2),
         )

@@ -7,8 +7,11 @@
 
   View.learningCharts = (curves) => {
     const tags = [...new Set([...byTag(curves, "success/"), ...byTag(curves, "val/success/"), ...byTag(curves, "reward/")])].sort();
-    const color = View.colors(tags);
-    const of = (name, tag, sparse) => ({ name: sparse ? `${tag}, held out` : tag, color: color.get(tag), sparse, points: curves[name] || [] });
+    // Held-out prompts of a domain are a tag of their own: it has the domain's color.
+    const base = (tag) => (tag.endsWith("_val") && tags.includes(tag.slice(0, -4)) ? tag.slice(0, -4) : tag);
+    const colors = View.colors([...new Set(tags.map(base))]);
+    const color = new Map(tags.map((tag) => [tag, colors.get(base(tag))]));
+    const of = (name, tag, sparse) => ({ name: sparse ? `${base(tag)}, held out` : tag, color: color.get(tag), sparse, points: curves[name] || [] });
     const success = tags.flatMap((tag) => [of(`success/${tag}`, tag, false), of(`val/success/${tag}`, tag, true)]);
     const reward = tags.flatMap((tag) => [of(`reward/${tag}`, tag, false), of(`val/reward/${tag}`, tag, true)]);
     return [View.lineChart("Success", success, { percent: true, low: 0, high: 1 }), View.lineChart("Reward per episode", reward)];

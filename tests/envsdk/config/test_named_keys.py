@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from envsdk import registry
+from envsdk.algorithms.group_filters import filter_settings
 from envsdk.config import RunConfig, plugins
 from envsdk.config.roll.keys import ROWS
 from envsdk.failures import ConfigurationError
@@ -31,8 +32,11 @@ OF_FILES = {
     *("rope_parameters", "rope_type", "partial_rotary_factor"),
 }
 """Names inside a Hugging Face folder or of a checkpoint's folder."""
-OF_OTHERS = {"num_inputs", "init_method", "assistant_only_loss", "gcs_server"}
-"""A shape, an argument of torch's, a setting of TRL's and a process of Ray's."""
+OF_OTHERS = {
+    *("num_inputs", "init_method", "assistant_only_loss", "gcs_server"),
+    *("get_sample_level_mask", "compute_sample_weights"),
+}
+"""A shape, an argument of torch's, a setting of TRL's, a process of Ray's, functions of ROLL's."""
 
 
 @cache
@@ -41,6 +45,8 @@ def keys() -> frozenset[str]:
     found = {str(path[-1]) for path in key_paths(RunConfig)}
     for name in plugin_names(plugins.SETTINGS):
         found |= {str(path[-1]) for path in key_paths(load_plugin(plugins.SETTINGS, name))}
+    for name in plugin_names(plugins.GROUP_FILTERS):
+        found |= set(filter_settings(name).model_fields)
     for spec in registry.list_specs():
         try:
             found |= set(plugins.argument_names(plugins.environment_class(spec)) or ())

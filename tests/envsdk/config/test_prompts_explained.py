@@ -67,6 +67,16 @@ def test_each_domain_says_who_scores_it_where_and_how_many_rows_it_has(tmp_path:
     assert found["reward of c"].startswith(f"{HERE}:Awaited awaited by the environment workers")
 
 
+def test_a_reward_with_a_queue_of_its_own_says_its_limit(tmp_path: Path) -> None:
+    judge = {"worker_cls": "judge", "base_url": "run", "world_size": 3}
+    for given, most in (({}, 16), ({"max_concurrent": 5}, 5)):
+        found = explained(tmp_path, rewards={"a": {**judge, **given}})
+        assert (
+            found["reward of a"]
+            == f"judge awaited by the environment workers, {most} at a time each; rows: 4"
+        )
+
+
 def test_files_that_are_not_here_are_said_to_be_unread(tmp_path: Path) -> None:
     found = explained(tmp_path, actor_train={"data_args": {"file_name": "elsewhere.jsonl"}})
     assert found["reward of a"].endswith("rows: not read, the files are not here")

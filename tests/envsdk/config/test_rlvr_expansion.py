@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from envsdk.config.rlvr import PROMPTS_ENV, VAL_SUFFIX, expand
@@ -151,6 +151,8 @@ json_values = st.recursive(
 
 
 @given(st.sampled_from(sorted(keys())), json_values)
+@example("async_generation_ratio", True)
+@example("async_generation_ratio", float("nan"))
 def test_values_of_a_wrong_type_are_left_for_the_check_of_types(name: str, value: Any) -> None:
     data = keys(**{name: value})
     assert expand(data, count_rows=count_rows).data[name] is not None or value is None

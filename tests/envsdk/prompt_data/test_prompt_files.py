@@ -117,7 +117,7 @@ def test_files_without_a_row_say_why(tmp_path: Path, text: str, said: str) -> No
 def test_a_column_that_is_not_there_is_named_with_the_nearest(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"questoin": "2+2?"}\n')
-    with pytest.raises(NoRows, match="its columns are questoin"):
+    with pytest.raises(ConfigurationError, match="no column `question`; did you mean `questoin`"):
         opened(path, columns={"prompt": "question"})
 
 
@@ -140,14 +140,31 @@ def test_a_file_that_changes_is_noticed_while_it_is_read_and_when_it_is_opened_a
     assert len(opened(path)) == 7
 
 
-def test_a_file_that_is_replaced_is_read_as_it_was(tmp_path: Path) -> None:
+def test_a_file_that_is_replaced_is_noticed_too(tmp_path: Path) -> None:
     path, other = tmp_path / "rows.jsonl", tmp_path / "other.jsonl"
     path.write_text(lines(ROWS))
     prompts = opened(path)
     other.write_text(lines(ROWS[:1]))
     os.replace(other, path)
-    assert ids(prompts) == ["0", "1", "2", "3", "4", "5"]
+    with pytest.raises(StorageError, match="changed while its prompts are asked"):
+        prompts[0]
     assert ids(opened(path)) == ["0"]
+
+
+def test_an_index_that_lost_a_part_is_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(lines(ROWS))
+    opened(path)
+    for part in Path(os.environ["ENVSDK_CACHE"]).rglob("lengths.npy"):
+        part.unlink()
+    assert ids(opened(path, tags=["a"])) == ["0", "2", "4"]
+
+
+def test_a_zipped_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress(lines(ROWS).encode())[:-12])
+    with pytest.raises(ConfigurationError, match="no gzip file that can be read"):
+        opened(path)
 
 
 texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=30)
@@ -156,7 +173,7 @@ any_lines = st.lists(
         st.builds(
             lambda id, prompt: json.dumps({"id": id, "prompt": prompt}, ensure_ascii=False), texts, texts
         ),
-        st.sampled_from(["", "  ", "{", "[]", "null", '{"prompt": 1}']),
+        st.sampled_from(["", "  ", "{", "[]", "null", '{"prompt": 1}', "9" * 5000]),
     ),
     max_size=12,
 )

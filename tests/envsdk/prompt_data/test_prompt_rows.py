@@ -78,7 +78,9 @@ def test_a_domain_goes_before_a_tag() -> None:
         ({"prompt": ""}, "its prompt is empty"),
         ({"prompt": 7}, "its prompt is a number"),
         ({"messages": "[{"}, "its messages are no JSON"),
-        ({"messages": []}, "its messages are a list, not a list of them"),
+        ({"messages": {}}, "its messages are an object, not a list of them"),
+        ({"messages": [{"role": "user", "content": " "}]}, "its last message is empty"),
+        ({"messages": [{"role": ["user"], "content": "x"}]}, "a message has the role"),
         ({"messages": [USER, {"role": "assistant", "content": "4"}]}, "end with one of the assistant"),
         (
             {"messages": [USER, {"role": "system", "content": "Be brief."}, USER]},

@@ -60,6 +60,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "mbpp": {"test_list": ["assert add(1, 2) == 3", "assert add(3, 4) == 7"], "code": ADD},
     "apps": {"input_output": json.dumps(CALLS)},
     "taco": CALLS,
+    "verl": {"ground_truth": json.dumps(CALLS)},
     "livecodebench": {
         "public_test_cases": json.dumps(
             [{"input": "[1]\n2", "output": "[1, 2]", "testtype": "functional"}] * 2
@@ -82,7 +83,7 @@ async def code(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[CodeRe
             "reward_type": "soft",
             "cpu_time_s": 1,
             "total_time_s": 8.0,
-            "memory_mb": 300,
+            "program_memory_mb": 300,
             "backend_settings": {"state_dir": str(state)},
         },
     )
@@ -218,6 +219,22 @@ def default(d):
 async def test_unit_tests_use_classes_exceptions_generators_callbacks_and_fixtures(code: CodeReward) -> None:
     reward = await scored(code, {"test": CLASSES}, STACK)
     assert (reward.verdict, reward.value) == ("6 of 6 tests pass", 1)
+
+
+async def test_what_derives_from_a_builtin_is_compared_as_it(code: CodeReward) -> None:
+    program = """
+class Size(enum.IntEnum):
+    SMALL = 1
+class Point(NamedTuple):
+    x: int
+    y: int
+def size():
+    return Size.SMALL
+def corner():
+    return Point(1, 2)
+"""
+    row = {"test_list": ["assert size() == 1", "assert corner() == (1, 2)"]}
+    assert (await scored(code, row, f"import enum\n{program}")).value == 1
 
 
 async def test_unittest_cases_are_tests(code: CodeReward) -> None:

@@ -285,6 +285,20 @@ def test_a_row_that_cannot_be_checked_is_named_and_never_scored(row: dict[str, A
 
 
 @pytest.mark.parametrize(
+    "options",
+    [
+        "('It is so.', \"It isn't so.\", 'no')",
+        ["It is so.", "It isn't so.", "no"],
+        "[It is so, It isn't so, no]",
+    ],
+)
+def test_options_may_be_listed_in_a_text(options: object) -> None:
+    is_followed = instruction("validate_choice", {"options": options})
+    assert all(map(is_followed, ("It is so.", "It isn't so", "no")))
+    assert not any(map(is_followed, ("", ".", "so", "It is", "It is so. no", "(", "'", ",", "No")))
+
+
+@pytest.mark.parametrize(
     ("text", "count"),
     [
         ("", 0),

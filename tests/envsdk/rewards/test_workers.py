@@ -16,9 +16,11 @@ from typing import Any
 
 import psutil
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from envsdk.failures import ConfigurationError
-from envsdk.rewards.reward import RewardError, Sample
+from envsdk.rewards.reward import Reward, RewardError, Sample
 from envsdk.rewards.workers import RewardWorkers, shared_workers
 from tests.envsdk.rewards import unruly_rewards
 from tests.managers.test_env_processes import is_running, wait_until
@@ -213,6 +215,39 @@ async def test_waiting_responses_are_scored_together_and_alone_when_that_fails()
         rewards = await asyncio.gather(*(workers.score(sample(text)) for text in texts))
         assert [reward.value for reward in rewards] == [1.0, 0.0, 0.0, 1.0]
         assert workers.counts.faults == {"raised": 1}
+
+
+VALUES = {"yes": 1.0, "no": 0.0, "raise x": 0.0, "leave 3": 0.0, "nan": 0.0, "second": 0.0, "blame": None}
+"""What each response is worth in any company; None: masked."""
+
+
+def test_a_response_gets_the_same_reward_in_any_company() -> None:
+    """Whatever is scored before, beside and after it, in batches and by several workers."""
+    with asyncio.Runner() as runner:
+
+        async def opened() -> RewardWorkers:
+            return RewardWorkers(f"{HERE}:InBatches", {}, world_size=2, infer_batch_size=3)
+
+        workers = runner.run(opened())
+
+        @settings(max_examples=20, deadline=None, derandomize=True)
+        @given(st.lists(st.sampled_from(sorted(VALUES)), max_size=8))
+        def same(texts: list[str]) -> None:
+            async def scored() -> list[Reward | BaseException]:
+                calls = (workers.score(sample(text)) for text in texts)
+                return await asyncio.gather(*calls, return_exceptions=True)
+
+            for text, found in zip(texts, runner.run(scored()), strict=True):
+                if VALUES[text] is None:
+                    assert isinstance(found, RewardError)
+                else:
+                    assert isinstance(found, Reward)
+                    assert found.value == VALUES[text]
+
+        try:
+            same()
+        finally:
+            runner.run(workers.close())
 
 
 async def test_inline_functions_follow_the_same_rule() -> None:

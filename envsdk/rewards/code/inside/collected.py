@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+
+# Only what most tests need is imported: each program starts this anew.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import Any
 
 
-@dataclass(frozen=True)
 class Test:
     """Something to run that fails by raising."""
 
-    name: str
-    function: Callable[[], Any]
-    counts: bool = True
-    """Whether it is a test; otherwise a step that the tests after it need."""
+    def __init__(self, name: str, function: Callable[[], Any], counts: bool = True) -> None:
+        self.name, self.function = name, function
+        self.counts = counts
+        """Whether it is a test; otherwise a step that the tests after it need."""
 
 
 def has_test_functions(tree: ast.Module) -> bool:
@@ -97,6 +96,8 @@ def _functions(name: str, function: Any, namespace: Mapping[str, Any], kind: Any
     """One test for each set of its parameters."""
     if not callable(function):
         return
+    import inspect
+
     for number, given in enumerate(_parameter_sets(function)):
         label = name if not given else f"{name}[{number}]"
 
@@ -157,13 +158,18 @@ class _Fixtures:
         if name == "capsys":
             return _Capsys()
         if name == "tmp_path":
+            import pathlib
+            import tempfile
+
             folder = tempfile.TemporaryDirectory()
             self._open.append(folder.cleanup)
-            return Path(folder.name)
+            return pathlib.Path(folder.name)
         if name == "monkeypatch":
             patch = sys.modules["pytest"].MonkeyPatch()
             self._open.append(patch.undo)
             return patch
+        import inspect
+
         fixture = self._namespace.get(name)
         function = getattr(fixture, "_fixture_function", None) or getattr(fixture, "__wrapped__", None)
         if function is None:

@@ -5,10 +5,16 @@ program: ["returned", VALUE, ARGUMENTS, PRINTED] | ["raised", CLASSES, ARGUMENTS
 program, while it is asked: ["callback", NUMBER, ARGUMENTS]; tests: ["returned" | "raised", ...]
 """
 
+from __future__ import annotations
+
 import json
 import os
 import select
-from typing import Any
+
+# Only what is there anyway is imported: each program starts this anew.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 MAX_MESSAGE = 16 << 20
 

@@ -7,16 +7,22 @@ What comes back is a plain value, which this process compares, or a stand-in. A 
 only for what tests cannot do without: functions, iterators, and instances of classes that the tests name.
 """
 
+from __future__ import annotations
+
 import builtins
 import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
 
 from envsdk.rewards.code.inside import values
 from envsdk.rewards.code.inside.link import Link, LinkClosed
+
+# Only what is there anyway is imported: each program starts this anew.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
 
 _ITERATOR_OPERATIONS = {"iter", "next", "len", "isinstance"}
 _FUNCTION_OPERATIONS = {"call", "getattr", "isinstance", "hash", "repr", "str"}
@@ -156,10 +162,12 @@ class Program:
             return self._callbacks[content]
         if tag == "g" and isinstance(found := getattr(builtins, content), type):
             return found
-        handle, kind, classes = content
+        handle, kind, classes, base = content
         if kind == "exception":
             return self._exception_class(classes)
         if kind == "object" and not any(number in self._classes for _, _, number in classes):
+            if base is not None:
+                return self._decode(base)
             raise Unsupported(f"an object of class {classes[0][1]} that the tests do not name")
         return Remote(self, int(handle), str(kind))
 

@@ -5,17 +5,23 @@
 Nothing here knows what the tests expect.
 """
 
+from __future__ import annotations
+
 import builtins
 import io
 import operator
 import os
 import sys
 import types
-from collections.abc import Callable, Mapping
-from typing import Any
 
 from envsdk.rewards.code.inside import program, values
 from envsdk.rewards.code.inside.link import Link, LinkClosed
+
+# Only what is there anyway is imported: each program starts this anew.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
 
 MAX_PRINTED = 1 << 20
 
@@ -131,7 +137,8 @@ class Servant:
             kind = "function"
         classes = value.__mro__ if isinstance(value, type) else type(value).__mro__
         known = [[c.__module__, c.__name__, self._number(c)] for c in classes]
-        return ["h", [self._number(value), kind, known]]
+        base = next((b for b in values.BASES if isinstance(value, b)), None)
+        return ["h", [self._number(value), kind, known, None if base is None else self._encode(base(value))]]
 
     def _number(self, value: Any) -> int:
         number = self._handles.setdefault(id(value), len(self._objects))

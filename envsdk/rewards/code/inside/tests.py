@@ -6,6 +6,8 @@ What the tests expect is in this process alone: the program's processes are fork
 process may look into this one afterwards, and every line of the report stands behind its keyed hash.
 """
 
+from __future__ import annotations
+
 import ast
 import builtins
 import ctypes
@@ -17,15 +19,19 @@ import resource
 import signal
 import sys
 import types
-from collections.abc import Callable
 from hashlib import blake2b
-from typing import Any
 
 from envsdk.rewards.code.inside import program as programs
 from envsdk.rewards.code.inside import servant
 from envsdk.rewards.code.inside.collected import Test, collected
 from envsdk.rewards.code.inside.link import Link, LinkClosed
 from envsdk.rewards.code.inside.remote import Program, Unsupported, end
+
+# Only what is there anyway is imported: each program starts this anew.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 _PR_SET_DUMPABLE = 4
 _TICKS = os.sysconf("SC_CLK_TCK")

@@ -4,9 +4,15 @@ Exact builtin types arrive as they were, so that comparing them calls no code of
 is left to the caller, who may send a handle.
 """
 
+from __future__ import annotations
+
 import importlib
-from collections.abc import Callable, Mapping
-from typing import Any
+
+# Only what is there anyway is imported: each program starts this anew.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
 
 _INT_BITS = 62
 _SEQUENCES: Mapping[type, str] = {list: "l", tuple: "t", set: "s", frozenset: "z"}
@@ -26,7 +32,8 @@ _CLASSES: Mapping[str, Callable[[Any], tuple[Any, ...]]] = {
 }
 """Classes of the standard library, with the arguments that make an equal instance."""
 
-Other = Callable[[Any], Any]
+if TYPE_CHECKING:
+    Other = Callable[[Any], Any]
 
 
 class NotPlain(Exception):

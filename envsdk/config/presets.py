@@ -1,0 +1,145 @@
+"""Settings that replace those of a file: `tiny` runs any file on the tiny policy, on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from typing import Any
+
+from envsdk.failures import ConfigurationError
+from envsdk.settings.nearest import suggest
+from envsdk.settings.problems import KeyPath
+
+TINY_VALUES: Mapping[str, Any] = {
+    "pretrain": "embedded_default",
+    "actor_train.strategy_args": {"strategy_name": "torch"},
+    "actor_infer.strategy_args": {"strategy_name": "embedded"},
+    "reference.strategy_args": {"strategy_name": "torch"},
+    "actor_infer.generating_args": {"max_new_tokens": 32},
+    "actor_infer.infer_batch_size": 32,
+    "actor_train.training_args": {"learning_rate": 3e-4},
+    "warm_start": {"num_episodes": 200},
+    "train_env_manager.max_env_num_per_worker": 64,
+    "val_env_manager.max_env_num_per_worker": 64,
+    "max_steps": 5,
+    "eval_steps": 0,
+    "save_steps": 0,
+}
+"""What the preset sets, whatever the file says; an override still replaces it."""
+TINY_LIMITS: Mapping[str, int] = {
+    "num_return_sequences_in_group": 4,
+    "prompt_length": 256,
+    "response_length": 32,
+    "sequence_length": 2048,
+    "train_env_manager.group_size": 4,
+    "val_env_manager.group_size": 4,
+}
+"""What the preset lowers, where the file has more."""
+TINY_DROPS = (
+    "actor_train.model_args",
+    "actor_infer.model_args",
+    "reference.model_args",
+    "actor_train.device_mapping",
+    "actor_infer.device_mapping",
+    "reference.device_mapping",
+    "actor_infer.num_engines",
+    "ppo_mini_batch_size",
+    "train_env_manager.num_groups_partition",
+    "val_env_manager.num_groups_partition",
+)
+"""Keys of the file that the preset leaves out."""
+_REPLY = 16
+_PROMPTS, _GROUPS = 8, 4
+
+PRESETS = ("tiny",)
+
+
+def with_preset(
+    name: str, data: Mapping[str, Any], is_override: Callable[[KeyPath], bool]
+) -> tuple[dict[str, Any], list[KeyPath]]:
+    """The file under a preset, and the keys that it set. `is_override`: whether a key is the user's own.
+
+    Raises:
+        ConfigurationError: There is no such preset.
+    """
+    if name not in PRESETS:
+        raise ConfigurationError(f"unknown preset `{name}`; {suggest(name, PRESETS, known='presets')}")
+    result = deepcopy(dict(data))
+    changed: list[KeyPath] = []
+
+    def put(dotted: str, value: Any) -> None:
+        *sections, last = path = tuple(dotted.split("."))
+        section: Any = result
+        for part in sections:
+            section = section.setdefault(part, {})
+            if not isinstance(section, dict):
+                return
+        given = section.get(last)
+        if isinstance(value, dict) and isinstance(given, dict):
+            kept = {key: each for key, each in given.items() if is_override((*path, key))}
+            section[last] = {**value, **kept}
+        elif not is_override(path):
+            section[last] = value
+        changed.append(path)
+
+    for key in TINY_DROPS:
+        _drop(result, tuple(key.split(".")), is_override)
+    for manager in ("train_env_manager", "val_env_manager"):
+        if not isinstance(result.get(manager), dict):
+            continue
+        tags = result[manager].get("tags")
+        put(f"{manager}.num_env_groups", max(_GROUPS, len(tags) if isinstance(tags, list) else 1))
+    for key, value in TINY_VALUES.items():
+        if "manager" not in key or isinstance(result.get(key.partition(".")[0]), dict):
+            put(key, value)
+    for key, limit in TINY_LIMITS.items():
+        value = _at(result, key)
+        if isinstance(value, int) and value > limit:
+            put(key, limit)
+    for tag, env in (result.get("custom_envs") or {}).items():
+        path = ("custom_envs", tag, "max_tokens_per_step")
+        if isinstance(env, dict) and not is_override(path):
+            env["max_tokens_per_step"] = _REPLY
+            changed.append(path)
+    _put_batches(result, put)
+    return result, changed
+
+
+def _put_batches(data: Mapping[str, Any], put: Callable[[str, Any], None]) -> None:
+    """Few groups in a batch, whose members are as many as the file's up to the limit."""
+    has_prompts = "rewards" in data or _at(data, "actor_train.data_args.file_name") is not None
+    if has_prompts:
+        put("rollout_batch_size", _PROMPTS)
+    train, val = data.get("train_env_manager"), data.get("val_env_manager")
+    if isinstance(train, dict) and not has_prompts:
+        put("rollout_batch_size", train["num_env_groups"] * _size(train))
+    if isinstance(val, dict):
+        put("val_batch_size", val["num_env_groups"] * _size(val))
+
+
+def _size(manager: Mapping[str, Any]) -> int:
+    size = manager.get("group_size", 1)
+    return size if isinstance(size, int) else 1
+
+
+def _at(data: Mapping[str, Any], dotted: str) -> Any:
+    value: Any = data
+    for part in dotted.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def _drop(data: dict[str, Any], path: KeyPath, is_override: Callable[[KeyPath], bool]) -> None:
+    section: Any = data
+    for part in path[:-1]:
+        section = section.get(part) if isinstance(section, dict) else None
+    if not isinstance(section, dict) or path[-1] not in section or is_override(path):
+        return
+    given = section.pop(path[-1])
+    kept = (
+        {key: value for key, value in given.items() if is_override((*path, key))}
+        if isinstance(given, dict)
+        else {}
+    )
+    if kept:
+        section[path[-1]] = kept

@@ -1,0 +1,237 @@
+"""Files in ROLL's keys load, and say what each key became."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from envsdk.config import RunConfig, explain, load_config
+from envsdk.config.loading import LoadedConfig
+from envsdk.config.roll.keys import ROWS
+from envsdk.config.roll.tags import shipped_tags
+from envsdk.failures import ConfigurationError
+from tests.envsdk.config.roll_pages import table
+
+PAGE = Path(__file__).parents[3] / "docs" / "coming-from-roll.md"
+REFERENCE = sorted((Path(__file__).parent / "reference").glob("roll-*.yaml"))
+
+SHARED = """
+action_pattern: <answer>(.*?)</answer>
+think_pattern: <think>(.*?)</think>\\s*<answer>(.*?)</answer>
+turns: 10
+custom_env:
+  Lake:
+    env_type: frozen_lake
+    max_steps: ${turns}
+    max_tokens_per_step: 64
+    env_manager_cls: roll.pipeline.agentic.env_manager.traj_env_manager.TrajEnvManager
+    use_thread_lock: true
+    agent_template: "At {current_step}: {current_observation}{history} as \\\\boxed{{answer}}"
+    env_config: {action_pattern: "${think_pattern}", max_steps: "${turns}", format_penalty: -0.01}
+  Boxes:
+    env_type: sokoban
+    max_steps: ${turns}
+    env_config:
+      {action_pattern: "${action_pattern}", max_steps: "${turns}", dim_room: [10, 10], num_boxes: 2,
+       search_depth: 10, grid_lookup: {0: W, 3: C}, grid_vocab: {W: wall}, format_penalty: -0.15}
+"""
+AGENTIC = """
+defaults: [../config/envs@_here_]
+hydra: {output_subdir: null}
+tracker_kwargs: {api_key: "${oc.env:A_KEY_THAT_NOBODY_SET}"}
+track_with: wandb
+rollout_batch_size: 16
+val_batch_size: 4
+sequence_length: 4096
+max_steps: 100
+adv_estimator: grpo
+reward_normalization: {grouping: traj_group_id, method: mean_std}
+pretrain: Qwen/Qwen2.5-0.5B-Instruct
+reward_pretrain: Qwen/Qwen2.5-0.5B-Instruct
+turns: 12
+actor_train:
+  model_args: {flash_attn: fa2, disable_gradient_checkpointing: false, dtype: bf16, model_type: ~}
+  training_args: {learning_rate: 1.0e-6, per_device_train_batch_size: 1, gradient_accumulation_steps: 2,
+                  lr_scheduler_type: cosine, warmup_steps: 1}
+  data_args: {template: qwen2_5}
+  strategy_args: {strategy_name: megatron_train, strategy_config: {tensor_model_parallel_size: 1, bf16: true}}
+  device_mapping: list(range(0,4))
+  infer_batch_size: 1
+actor_infer:
+  model_args: {dtype: fp16}
+  generating_args: {max_new_tokens: 32, top_k: -1, num_beams: 1, num_return_sequences: 1}
+  strategy_args: {strategy_name: vllm, strategy_config: {tensor_parallel_size: 2, max_model_len: 100}}
+  device_mapping: list([4,5,6,7])
+  infer_batch_size: 1
+reference:
+  strategy_args: {strategy_name: hf_infer, strategy_config: ~}
+train_env_manager: {num_env_groups: 4, group_size: 4, tags: [Lake], format_penalty: -0.1}
+val_env_manager: {num_env_groups: 4, group_size: 1, tags: [Boxes, SimpleSokoban]}
+custom_envs: {Lake: "${custom_env.Lake}", Boxes: "${custom_env.Boxes}"}
+"""
+RLVR = """
+rollout_batch_size: 64
+prompt_length: 2048
+response_length: 4096
+num_return_sequences_in_group: 8
+max_steps: 500
+adv_estimator: reinforce
+norm_mean_type: batch
+add_token_level_kl: false
+init_kl_coef: 0.2
+use_kl_loss: true
+kl_loss_coef: 0.001
+dual_clip_loss: true
+pretrain: Qwen/Qwen2.5-7B
+reward_pretrain: Qwen/Qwen2.5-7B
+actor_train: {data_args: {template: qwen2_5, file_name: [absent.jsonl], interleave_probs: "1.0"}}
+actor_infer: {generating_args: {num_return_sequences: "${num_return_sequences_in_group}"}}
+rewards:
+  math_rule:
+    worker_cls: roll.pipeline.rlvr.rewards.math_rule_reward_worker.MathRuleRewardWorker
+    tag_included: [deepmath_103k]
+    model_args: {model_name_or_path: "${reward_pretrain}"}
+  llm_judge:
+    worker_cls: roll.pipeline.rlvr.rewards.llm_judge_reward_worker.LLMJudgeRewardWorker
+    judge_model_type: inference
+    model_args: {model_name_or_path: a/judge}
+    generating_args: {max_new_tokens: 100, top_k: 50}
+"""
+
+
+def agentic(tmp_path: Path, *overrides: str, more: str = "") -> LoadedConfig:
+    (tmp_path / "config").mkdir(exist_ok=True)
+    (tmp_path / "config" / "envs.yaml").write_text(SHARED)
+    (tmp_path / "runs").mkdir(exist_ok=True)
+    path = tmp_path / "runs" / "a lake.yaml"
+    path.write_text(AGENTIC + more)
+    return load_config(path, overrides, to_explain=True)
+
+
+def rlvr(tmp_path: Path, *overrides: str, to_explain: bool = True) -> LoadedConfig:
+    path = tmp_path / "rlvr.yaml"
+    path.write_text(RLVR)
+    return load_config(path, overrides, to_explain=to_explain)
+
+
+def test_an_agentic_file_composes_and_its_keys_become_ours(tmp_path: Path) -> None:
+    loaded = agentic(tmp_path)
+    config = loaded.config
+    lake, boxes = config.custom_envs["Lake"], config.custom_envs["Boxes"]
+    assert config.exp_name == "a-lake"
+    assert lake.env_type == "envsdk/FrozenLake-v1"
+    assert lake.env_config == {
+        "is_slippery": True, "require_think": True, "max_steps": 12, "invalid_penalty": 0.01
+    }  # fmt: skip
+    assert lake.agent_template == "At {turn_idx}: {observation} as \\boxed{answer}"
+    assert boxes.env_config["max_steps"] == 16, "two boxes take at least as many"
+    assert boxes.env_config["symbols"] == {"wall": "W", "box_on_target": "C"}
+    assert boxes.env_config["success_reward"] == 10.0
+    assert boxes.max_steps == 12
+    assert config.ppo_mini_batch_size == 8
+    assert config.actor_train.training_args["max_steps"] == 200
+    assert config.actor_infer.num_engines == 2
+    assert config.actor_infer.infer_batch_size == 128
+    assert config.actor_infer.generating_args.top_k == 0
+    assert config.reference.strategy_args.strategy_name == "fsdp2_train"
+    assert (config.adv_estimator, config.loss_agg_mode) == ("grpo", "seq-mean-token-mean")
+
+
+def test_the_explanation_names_the_keys_that_were_written(tmp_path: Path) -> None:
+    loaded = agentic(tmp_path)
+    text = explain(loaded)
+    assert "envsdk/config/roll/tags.yaml" in loaded.provenance["custom_envs.SimpleSokoban.env_type"]
+    where = loaded.provenance["ppo_mini_batch_size"]
+    assert where.endswith(" as actor_train.training_args.gradient_accumulation_steps")
+    assert {"hydra", "tracker_kwargs", "actor_infer.infer_batch_size", "custom_env", "turns"} <= set(
+        loaded.without_effect
+    )
+    assert "Keys without effect" in text
+    assert "pretrain: there is no folder Qwen/Qwen2.5-0.5B-Instruct" in text
+
+
+def test_a_file_of_prompts_becomes_domains_with_rewards(tmp_path: Path) -> None:
+    config = rlvr(tmp_path).config
+    assert config.rewards["math_rule"].worker_cls == "math"
+    judge = config.rewards["llm_judge"]
+    assert judge.worker_cls == "judge"
+    assert judge.settings["model"] == "a/judge"
+    assert judge.settings["extra_body"] == {"top_k": 50}
+    assert (config.init_kl_coef, config.kl_loss_coef, config.dual_clip) == (0.0, 0.001, 1.4)
+    assert (config.adv_estimator, config.reward_normalize_mean) == ("reinforce", "tag")
+
+
+def test_training_needs_the_judges_server_and_the_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        rlvr(tmp_path, to_explain=False)
+    assert "rewards.llm_judge.judge_api_url=http://HOST:8001/v1" in str(error.value)
+    assert "pretrain" in str(error.value)
+    served = rlvr(tmp_path, "rewards.llm_judge.judge_api_url=http://h:1/v1")
+    assert served.config.rewards["llm_judge"].settings["base_url"] == "http://h:1/v1"
+
+
+@pytest.mark.parametrize(
+    ("more", "key", "words"),
+    [
+        ("rollout_batch_sise: 3", "rollout_batch_sise", "rollout_batch_size"),
+        ("actor_train.training_args.lr: 1", "actor_train.training_args.lr", "learning_rate"),
+        ("actor_infer.generating_args.num_beams: 2", "actor_infer.generating_args.num_beams", "beam search"),
+        ("actor_train.strategy_args.strategy_name: deepspeed_train", "strategy_name", "fsdp2_train"),
+        ("sft_train: {x: 1}", "sft_train", "envsdk sft"),
+        ("chosen_key: chosen", "chosen_key", "DPO"),
+        ("student_train: {x: 1}", "student_train", "distillation"),
+        ("pretrain: Qwen/Qwen2.5-VL-7B-Instruct", "pretrain", "images"),
+        ("actor_train.data_args.video_fps: 2", "video_fps", "video"),
+        ("whiten_rewards: true", "whiten_rewards", "reward_normalize_mean"),
+    ],
+)
+def test_what_is_refused_says_what_to_do(tmp_path: Path, more: str, key: str, words: str) -> None:
+    name, _, value = more.partition(": ")
+    with pytest.raises(ConfigurationError) as error:
+        agentic(tmp_path, f"{name}={value}")
+    assert key in str(error.value)
+    assert words in str(error.value)
+
+
+def test_a_value_given_twice_in_both_names_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="means the same as trackers"):
+        agentic(tmp_path, "trackers=[jsonl]")
+
+
+def test_the_preset_keeps_tags_and_rewards_and_yields_to_overrides(tmp_path: Path) -> None:
+    path = tmp_path / "rlvr.yaml"
+    path.write_text(RLVR)
+    given = ["rewards.llm_judge.judge_api_url=http://h:1/v1", "max_steps=7"]
+    config = load_config(path, given, preset="tiny").config
+    assert set(config.rewards) == {"math_rule", "llm_judge"}
+    assert (config.pretrain, config.max_steps) == ("embedded_default", 7)
+    assert config.actor_infer.strategy_args.strategy_name == "embedded"
+    assert config.rollout_batch_size <= 16
+    with pytest.raises(ConfigurationError, match="tiny"):
+        load_config(path, preset="tinny")
+
+
+@pytest.mark.parametrize("tag", sorted(shipped_tags()))
+def test_a_tag_that_documents_name_needs_no_definition(tmp_path: Path, tag: str) -> None:
+    managers = {"num_env_groups": 1, "group_size": 2, "tags": [tag]}
+    keys = {"rollout_batch_size": 2, "val_batch_size": 2, "sequence_length": 128, "max_steps": 1}
+    path = tmp_path / "tags.yaml"
+    path.write_text(yaml.safe_dump({**keys, "train_env_manager": managers, "val_env_manager": managers}))
+    assert tag in load_config(path, to_explain=True).config.custom_envs
+
+
+@pytest.mark.parametrize("path", REFERENCE, ids=lambda path: path.name)
+def test_the_files_that_rolls_documents_print_explain_unchanged(path: Path) -> None:
+    assert "Keys without effect" in explain(load_config(path, to_explain=True))
+
+
+def test_the_page_lists_every_key_of_the_table() -> None:
+    assert table() in PAGE.read_text(), "write what `table()` returns into the page"
+
+
+def test_no_row_stands_for_a_key_that_is_ours_without_a_condition() -> None:
+    ours = set(RunConfig.model_fields)
+    rows = [row.key for row in ROWS if row.applies is None and not row.only_roll_files]
+    assert not ours & set(rows)

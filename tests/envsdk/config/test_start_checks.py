@@ -1,0 +1,63 @@
+"""What must be there when a run starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from envsdk.config import load_config
+from envsdk.config.models import RunConfig
+from envsdk.config.start_checks import check_start, prompt_notes
+from envsdk.failures import ConfigurationError
+
+FILE = """
+exp_name: start
+rollout_batch_size: 2
+num_return_sequences_in_group: 2
+prompt_length: 16
+response_length: 16
+max_steps: 1
+rewards:
+  sums: {worker_cls: exact, tag_included: [sums]}
+  words: {worker_cls: exact, tag_included: [words]}
+actor_train:
+  data_args: {file_name: ROWS}
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENVSDK_CACHE", str(tmp_path / "cache"))
+
+
+def loaded(tmp_path: Path, *tags: str) -> RunConfig:
+    rows = [{"prompt": f"{n}", "ground_truth": "1", "tag": tag} for n, tag in enumerate(tags)]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows) + "{torn")
+    file = tmp_path / "start.yaml"
+    file.write_text(FILE.replace("ROWS", str(tmp_path / "rows.jsonl")))
+    return load_config(file).config
+
+
+def test_rows_that_are_never_asked_are_noted_once(tmp_path: Path) -> None:
+    config = loaded(tmp_path, "sums", "sums", "words", "poems", "poems")
+    check_start(config)
+    unusable, unclaimed = prompt_notes(config)
+    assert unusable.startswith("1 rows of ")
+    assert f"{tmp_path / 'rows.jsonl'}:6: is no JSON" in unusable
+    assert unclaimed.endswith("belong to no domain that is asked: poems (2)")
+
+
+def test_a_domain_without_a_row_is_a_problem_of_the_start(tmp_path: Path) -> None:
+    config = loaded(tmp_path, "sums")
+    with pytest.raises(ConfigurationError, match=r"words: no row of .* has the tag words, words"):
+        check_start(config)
+
+
+def test_files_that_are_not_here_are_explained_and_not_started(tmp_path: Path) -> None:
+    file = tmp_path / "start.yaml"
+    file.write_text(FILE.replace("ROWS", "absent.jsonl"))
+    config = load_config(file).config
+    with pytest.raises(ConfigurationError, match=r"there is no file of prompts absent.jsonl"):
+        check_start(config)
