@@ -70,7 +70,7 @@ class WebShopEnv(TextEnv):
             split: `test` (goals 0 to 499), `eval` (500 to 1499), `train` (from 1500), `held_out` (the
                 first fifth), `rest` or `all`.
             observation_mode: `text` or `text_rich`.
-            action_format: `tag`, the action in `<action>`, or `text`, the entire reply.
+            action_format: `tag`, the action in `<action>`; `answer`, in `<answer>`; `text`, the entire reply.
             max_steps: Replies before the episode is truncated.
             page_size: Products on a page of results; upstream has 10.
             show_attributes: Products have a page of their attributes.
@@ -85,7 +85,8 @@ class WebShopEnv(TextEnv):
         if observation_mode not in MODES:
             raise ValueError(f"observation_mode: must be text or text_rich, not {observation_mode!r}")
         if action_format not in ACTION_FORMATS:
-            raise ValueError(f"action_format: must be tag or text, not {action_format!r}")
+            known = ", ".join(ACTION_FORMATS)
+            raise ValueError(f"action_format: must be one of {known}, not {action_format!r}")
         for name, value in (
             ("max_steps", max_steps),
             ("page_size", page_size),

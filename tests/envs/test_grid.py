@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envsdk import make
 from envsdk.envs.grid import MOVES, NO_ANSWER, NOT_A_MOVE, parse_move
 
 
@@ -51,3 +52,16 @@ def test_a_long_hostile_reply_is_read_in_linear_time():
     parse_move("<answer>" * 200_000)
     parse_move("<answer>" * 200_000 + "</answer>" * 200_000)
     assert time.process_time() - started < 2.0
+
+
+@pytest.mark.parametrize("env_id", ["envsdk/FrozenLake-v1", "envsdk/Sokoban-v1"])
+def test_a_reply_without_a_thought_is_no_move_where_one_is_required(env_id: str) -> None:
+    env = make(env_id, require_think=True)
+    first, _ = env.reset(seed=1)
+    after, *_, info = env.step("<answer>Up</answer> <think>late</think>")
+    assert info["metrics"]["action_is_valid"] == 0.0
+    assert after.endswith("Invalid action: no <think>...</think> before <answer>.")
+    *_, info = env.step(env.oracle())
+    assert info["metrics"]["action_is_valid"] == 1.0
+    assert env.legal_actions()[0].startswith("<think>")
+    assert env.observation_space.contains(first)

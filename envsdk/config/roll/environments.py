@@ -105,7 +105,7 @@ def _pattern(value: Any, place: Place) -> Mapping[str, Any]:
 def _web_pattern(value: Any, place: Place) -> Mapping[str, Any]:
     if value != "<answer>(.*?)</answer>":
         raise ValueError("only `<answer>(.*?)</answer>` is read; leave it out, and see action_format")
-    return {}
+    return {"custom_envs.*.env_config.action_format": "answer"}
 
 
 def _symbols(value: Any, place: Place) -> Mapping[str, Any]:
@@ -283,7 +283,14 @@ ENVIRONMENT_ROWS: tuple[Row, ...] = (
         f"{_CONFIG}.action_lookup", "moves are Left, Down, Right and Up; leave it out", applies=_is(*GRIDS)
     ),
     # WebShop.
-    converted(f"{_CONFIG}.action_pattern", "", _web_pattern, applies=_is("webshop"), condition="of WebShop"),
+    converted(
+        f"{_CONFIG}.action_pattern",
+        "env_config.action_format",
+        _web_pattern,
+        "answer",
+        applies=_is("webshop"),
+        condition="of WebShop",
+    ),
     # SWE.
     *no_effect(
         f"{_CONFIG}.dataset_name",
