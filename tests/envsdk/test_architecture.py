@@ -96,6 +96,7 @@ PURE_CORES = {
     "envsdk/view/waiting.py",
     "envsdk/rewards/code/compare.py",
     "envsdk/rewards/code/program_text.py",
+    "envsdk/rewards/code/returned.py",
     "envsdk/rewards/code/rows.py",
     "managers/ledger.py",
     "managers/ledger_parts.py",

@@ -68,7 +68,8 @@ class CodeReward(AsyncRewardFunction):
 
     async def score_async(self, sample: Sample) -> Reward:
         try:
-            task = task_of(sample.row)
+            # Rows with many megabytes of test cases take a while to read.
+            task = await asyncio.to_thread(task_of, sample.row)
         except RowError as error:
             raise RewardError(f"the row cannot be used: {error}") from error
         program = sample.response if task.of_text else program_in(sample.response, task.needs)

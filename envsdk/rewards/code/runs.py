@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import json
@@ -13,6 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from envsdk.rewards.code import returned
 from envsdk.rewards.code.compare import same_output, same_value
 from envsdk.rewards.code.inside import cases as cases_inside
 from envsdk.rewards.code.inside import values
@@ -86,12 +88,19 @@ async def _run_cases(
     lines = result.output.split("\n")
     if lines[0] != cases_inside.READY and (fault := _did_not_start(result)):
         raise SandboxError(fault)
+    # Long outputs take a while to compare; the loop has others to serve.
+    return await asyncio.to_thread(_judged, task, lines[1:], rooms, _why(result, limits), limits, tolerance)
+
+
+def _judged(
+    task: Task, told: Sequence[str], rooms: Sequence[int], unsaid: str, limits: Limits, tolerance: float
+) -> Outcome:
+    """The outcome by the lines of the report; `unsaid`: why a case has none."""
     failures = []
-    told = lines[1 : 1 + len(task.cases)]
-    for number, case in enumerate(task.cases):
-        why = _why(result, limits)
+    for number, (case, room) in enumerate(zip(task.cases, rooms, strict=True)):
+        why = unsaid
         if number < len(told) and told[number].count(" ") == 3:
-            why = _case_failure(task, case, told[number], limits, tolerance)
+            why = _case_failure(task, case, told[number], room, limits, tolerance)
         if why:
             failures.append(f"case {number + 1} {why}")
     total = len(task.cases)
@@ -104,7 +113,7 @@ def _given(task: Task, case: Case) -> bytes:
     return str(case.given).encode("utf-8", "surrogatepass")
 
 
-def _case_failure(task: Task, case: Case, line: str, limits: Limits, tolerance: float) -> str:
+def _case_failure(task: Task, case: Case, line: str, room: int, limits: Limits, tolerance: float) -> str:
     """Why a case is not passed; empty when it is."""
     outcome, _, printed_64, said_64 = line.split(" ")
     try:
@@ -112,8 +121,11 @@ def _case_failure(task: Task, case: Case, line: str, limits: Limits, tolerance: 
         said = base64.b64decode(said_64.strip("=") and said_64, validate=True).decode("utf-8", "replace")
     except binascii.Error:
         return "cannot be judged: the program wrote into the report"
+    # A program that writes into the report has only the report's own limit.
+    if len(printed) > room:
+        outcome = "output"
     if outcome != "exit:0":
-        return _ending(outcome, said, limits)
+        return _ending(outcome[:50], said, limits)
     if not task.function:
         text = printed.decode("utf-8", "replace")
         return (
@@ -122,10 +134,12 @@ def _case_failure(task: Task, case: Case, line: str, limits: Limits, tolerance: 
             else f"printed {_short(text)}, not {_short(case.expected)}"
         )
     try:
-        returned = values.decode(json.loads(printed))
-        if same_value(returned, case.expected, tolerance):
+        value = returned.read(printed)
+        if same_value(value, case.expected, tolerance):
             return ""
-        return f"returned {_short(returned)}, not {_short(case.expected)}"
+        return f"returned {_short(value)}, not {_short(case.expected)}"
+    except returned.Unreadable as error:
+        return f"returned {error}"
     except Exception as error:  # noqa: BLE001 - boundary: what a program made up
         return f"returned what cannot be compared: {type(error).__name__}"
 
@@ -145,7 +159,7 @@ def _ending(outcome: str, said: str, limits: Limits) -> str:
         "output": "printed much more than is expected",
         "processes": "found no process left to run in",
         "skipped": "was not reached: those before it took too long",
-    }.get(kind, f"ended with {outcome[:50]!r}")
+    }.get(kind, f"ended with {outcome!r}")
 
 
 async def _run_tests(backend: SandboxBackend, task: Task, program: str, limits: Limits) -> Outcome:

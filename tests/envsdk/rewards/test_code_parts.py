@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
+from collections import deque
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envsdk.rewards.code import returned
 from envsdk.rewards.code.compare import same_output, same_value
 from envsdk.rewards.code.inside import values
 from envsdk.rewards.code.program_text import program_in
@@ -44,6 +47,80 @@ def test_values_arrive_as_they_were(value: Any) -> None:
 def test_what_nobody_encoded_is_refused_by_an_ordinary_error(sent: Any) -> None:
     with contextlib.suppress(ValueError, TypeError, LookupError, values.NotPlain):
         values.decode(sent)
+
+
+HUGE = [
+    ["c", ["fractions.Fraction", ["1e6000000"]]],
+    ["c", ["collections.deque", [["r", [0, 30_000_000, 1]], None]]],
+    ["n", ["float64", ["r", [0, 10_000_000, 1]]]],
+    ["n", ["float64", ["l", [["r", [0, 10_000_000, 1]]]]]],
+]
+
+
+@pytest.mark.parametrize("sent", HUGE, ids=str)
+def test_a_short_text_does_not_stand_for_a_large_value(sent: Any) -> None:
+    with pytest.raises((values.NotPlain, ImportError)):
+        values.decode(sent)
+    with pytest.raises(returned.Unreadable):
+        returned.read(json.dumps(sent).encode())
+
+
+@given(VALUES)
+def test_what_was_returned_is_the_plain_value(value: Any) -> None:
+    try:
+        sent = values.encode(value, plain=True)
+    except values.NotPlain:
+        return
+    read = returned.read(json.dumps(sent).encode())
+    assert same_value(read, values.decode(sent), 1e-6) or _has(value, complex, set, frozenset)
+
+
+def _has(value: Any, *kinds: type) -> bool:
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    return isinstance(value, kinds) or (
+        isinstance(value, list | tuple | deque) and any(_has(item, *kinds) for item in value)
+    )
+
+
+@given(st.recursive(st.sampled_from(["l", "t", "s", "z", "d", "i", "x", "r", "b", 1, 0.5]), st.lists))
+def test_what_nobody_returned_is_refused_with_a_reason(sent: Any) -> None:
+    with contextlib.suppress(returned.Unreadable):
+        repr(returned.read(json.dumps(sent).encode()))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[" * 100_000, "levels"),
+        ('["l",[' * 300 + "]]" * 300, "levels"),
+        ("9" * 5000, "digits"),
+        (json.dumps(["i", "0x" + "f" * 5000]), "digits"),
+        ('"' + "a" * returned.MOST_BYTES + '"', "16 MB"),
+        ('["x", ["1e400", 1]]', "no value"),
+        ('["l", {"a": 1}]', "no value"),
+        ('["l", "text"]', "no value"),
+        ('["s", [["t", [1]]]]', "a set of"),
+        ('["d", [[["z", ["a"]], 1]]]', "keys"),
+        ("no json", "no value"),
+    ],
+    ids=lambda value: value[:30],
+)
+def test_a_text_beyond_the_bounds_is_refused_with_a_reason(text: str, reason: str) -> None:
+    with pytest.raises(returned.Unreadable, match=reason):
+        returned.read(text.encode())
+
+
+def test_keys_of_one_hash_take_no_longer_than_others() -> None:
+    keys = [number * sys.hash_info.modulus for number in range(1, 100_000)]
+    read = returned.read(json.dumps(["d", [[key, 0] for key in keys]]).encode())
+    assert same_value(read, {str(key): 0 for key in keys}, 1e-6)
+    assert len(returned.read(json.dumps(["s", keys]).encode())) == len(keys)
+
+
+def test_a_tuple_as_a_key_is_compared_by_its_text() -> None:
+    read = returned.read(json.dumps(values.encode({(1, ("a", 2.5)): 3}, plain=True)).encode())
+    assert same_value(read, {"(1, ('a', 2.5))": 3}, 1e-6)
 
 
 JSON = st.recursive(

@@ -370,6 +370,42 @@ async def test_no_program_forges_a_passed_test(name: str, code: CodeReward) -> N
         assert reward.verdict
 
 
+@pytest.mark.parametrize(
+    ("written", "verdict"),
+    [
+        ('["c", ["fractions.Fraction", ["1e6000000"]]]', "returned what is no value"),
+        ('["c", ["collections.deque", [["r", [0, 30000000, 1]], null]]]', "returned what is no value"),
+        ('["n", ["float64", ["r", [0, 10000000, 1]]]]', "returned what is no value"),
+        ('["r", [0, 100000000000, 1]]', "returned range(0, 100000000000), not 3"),
+        ("9" * 5000, "returned an integer of more than 4000 digits"),
+        ("x" * 1_000_000, "printed much more than is expected"),
+    ],
+    ids=lambda text: text[:30],
+)
+async def test_what_a_program_writes_for_its_function_is_read_within_bounds(
+    written: str, verdict: str, code: CodeReward
+) -> None:
+    program = f"import os\nos.write(3, {written!r}.encode())\nos._exit(0)\ndef add(a, b):\n    return 0"
+    reward = await scored(code, {**ROWS["taco"], "inputs": [[1, 2]], "outputs": [3]}, program)
+    assert reward.value == 0
+    assert reward.verdict == f"0 of 1 cases pass; case 1 {verdict}"
+
+
+async def test_a_forged_report_makes_no_long_verdict(code: CodeReward) -> None:
+    program = """
+import os
+for pid in (os.getppid(), 2, 3):
+    try:
+        out = os.open(f"/proc/{pid}/fd/1", os.O_WRONLY)
+        os.write(out, b"signal:" + b"9" * 9000 + b" 1 = =\\n")
+    except OSError:
+        pass
+def add(a, b):
+    return 0
+"""
+    assert len((await scored(code, ROWS["taco"], program)).verdict) < 500
+
+
 async def test_what_tests_expect_is_not_in_the_programs_process(code: CodeReward) -> None:
     """The program looks for it in its own memory, and in each process and file that it may read."""
     look = """

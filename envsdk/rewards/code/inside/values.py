@@ -106,7 +106,12 @@ def decode(sent: Any, other: Other | None = None) -> Any:
     if tag == "r":
         return range(*content)
     if tag == "c" and content[0] in _CLASSES:
-        return _class(content[0])(*(decode(argument, other) for argument in content[1]))
+        arguments = [decode(argument, other) for argument in content[1]]
+        # A short text stands for a huge fraction, and a range for a huge deque.
+        allowed = (str,) if content[0] == "decimal.Decimal" else (int, list, dict, type(None))
+        if not all(type(argument) in allowed for argument in arguments):
+            raise NotPlain(f"no arguments of {content[0]}")
+        return _class(content[0])(*arguments)
     if tag == "n":
         return _array(*content)
     if other is None:
@@ -123,4 +128,14 @@ def _array(dtype: str, sent: Any) -> Any:
     numpy = importlib.import_module("numpy")
     if numpy.dtype(dtype).kind not in "biufc":
         raise NotPlain(f"an array of {dtype}")
-    return numpy.array(decode(sent), dtype=dtype)
+    return numpy.array(_numbers(sent), dtype=dtype)
+
+
+def _numbers(sent: Any) -> Any:
+    """Numbers in lists; a range would stand for many more."""
+    if isinstance(sent, list) and sent[0] == "l":
+        return [_numbers(item) for item in sent[1]]
+    number = decode(sent)
+    if not isinstance(number, bool | int | float | complex):
+        raise NotPlain("an array of what is no number")
+    return number
