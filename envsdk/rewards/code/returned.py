@@ -78,7 +78,7 @@ def _value(sent: Any, depth: int) -> Any:
 def _element(sent: Any) -> Any:
     """Of a set, which equals nothing that JSON has."""
     if isinstance(sent, list):
-        raise Unreadable("a set of what is neither text nor number")
+        raise Unreadable("a set of what is neither a text nor a small number")
     return _key(sent)
 
 

@@ -69,10 +69,14 @@ def test_a_short_text_does_not_stand_for_a_large_value(sent: Any) -> None:
 def test_what_was_returned_is_the_plain_value(value: Any) -> None:
     try:
         sent = values.encode(value, plain=True)
-    except values.NotPlain:
+    except (values.NotPlain, OverflowError):
         return
-    read = returned.read(json.dumps(sent).encode())
-    assert same_value(read, values.decode(sent), 1e-6) or _has(value, complex, set, frozenset)
+    try:
+        read = returned.read(json.dumps(sent).encode())
+    except returned.Unreadable:
+        assert _has(value, set, frozenset)
+    else:
+        assert same_value(read, values.decode(sent), 1e-6) or _has(value, set, frozenset)
 
 
 def _has(value: Any, *kinds: type) -> bool:
