@@ -41,7 +41,9 @@ def command(options: RewardOptions) -> None:
     for reason, count_ in scoring.reasons.most_common(_MAX_REASONS):
         say(f"{count_} x {reason}")
     if scoring.num_unusable:
-        say(f"{scoring.num_unusable} rows of the file cannot be used and were left out")
+        say(f"{scoring.num_unusable} rows of the file cannot be used and were left out; the first:")
+        for row in scoring.unusable[:_MAX_SHOWN]:
+            say(f"{row.place} {row.reason}")
     total = scoring.total
     if not total.num_scored:
         raise RewardError("no response was scored: the reasons are above")

@@ -219,8 +219,9 @@ def prompt_too_long(tag: str, full: SequenceFull) -> Failure:
     """The failure of an episode whose first prompt leaves no room for a reply."""
     message = (
         f"the first prompt of tag {tag!r} has {full.num_tokens} tokens, which leaves no room for a reply of "
-        f"{full.max_new_tokens} tokens within sequence_length={full.sequence_length}: raise sequence_length, "
-        f"or shorten custom_envs.{tag}.agent_system_template or agent_template"
+        f"{full.max_new_tokens} tokens within sequence_length={full.sequence_length}: raise sequence_length "
+        f"(prompt_length, where it follows from that), or shorten custom_envs.{tag}.agent_system_template or "
+        "agent_template"
     )
     return Failure(boundary=Boundary.CONFIGURATION, kind="prompt_too_long", message=message)
 

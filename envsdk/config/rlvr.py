@@ -122,7 +122,7 @@ def _add_training(
         spare = data.get("max_additional_running_prompts", 16)
         expansion.add((*manager, "num_groups_redundancy"), spare, "max_additional_running_prompts")
     prompts = data.get("rollout_batch_size")
-    if not isinstance(prompts, int) or group_size is None or "tags" in written:
+    if not isinstance(prompts, int) or group_size is None or not isinstance(data["train_env_manager"], dict):
         return
     alpha = data.get("async_generation_ratio", 0)
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha) or alpha < 0:
@@ -133,10 +133,13 @@ def _add_training(
     if "num_env_groups" not in written:
         expansion.add((*manager, "num_env_groups"), num_groups, "rollout_batch_size, async_generation_ratio")
         weights = [shares.get(name) or counts[name] or 1 for name in used]
-        if all(isinstance(each, int | float) and math.isfinite(each) and each > 0 for each in weights):
+        are_shares = all(
+            isinstance(each, int | float) and math.isfinite(each) and each > 0 for each in weights
+        )
+        if "tags" not in written and are_shares:
             of_all = "domain_interleave_probs" if shares else "rows by domain"
             expansion.add((*manager, "num_groups_partition"), _partition(num_groups, weights), of_all)
-    if isinstance(group_size, int):
+    if isinstance(group_size, int) and "tags" not in written:
         at_once = min(MOST_PER_WORKER, max(1, num_groups * group_size))
         expansion.add((*manager, "max_env_num_per_worker"), at_once, source)
 
@@ -152,11 +155,11 @@ def _add_validation(
     counts: dict[str, int | None] = {}
     for name, reward in domains.items():
         env_config = _env_config(data, files, name, reward, domains, shuffle=False)
-        count = count_rows(_counted(env_config, files))
-        if count != 0:
-            counts[f"{name}{VAL_SUFFIX}"] = count
-            _add_tag(expansion, f"{name}{VAL_SUFFIX}", env_config, f"validation and rewards.{name}")
-    if not counts or "val_env_manager" in data:
+        counts[f"{name}{VAL_SUFFIX}"] = count_rows(_counted(env_config, files))
+        _add_tag(expansion, f"{name}{VAL_SUFFIX}", env_config, f"validation and rewards.{name}")
+    # Files that hold out no row of any domain are a problem, which the start of the run reports.
+    counts = {tag: count for tag, count in counts.items() if count != 0} or counts
+    if "val_env_manager" in data:
         return
     group_size = _mapping(validation.get("generating_args")).get("num_return_sequences", 1)
     if not isinstance(group_size, int) or group_size < 1:
@@ -273,9 +276,9 @@ def _partition(total: int, weights: Sequence[float]) -> list[int]:
 
 def source_of(env_config: Mapping[str, Any]) -> PromptSource:
     """The prompt data of an environment's `env_config`. Raises ValidationError."""
-    return PromptSource(
-        **{name: env_config[name] for name in PromptSource.model_fields if name in env_config}
-    )
+    found = {name: env_config[name] for name in PromptSource.model_fields if name in env_config}
+    files = found.get("files")
+    return PromptSource.model_validate(found | ({"files": [files]} if isinstance(files, str) else {}))
 
 
 def count_rows(env_config: Mapping[str, Any]) -> int | None:

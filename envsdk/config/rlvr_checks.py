@@ -28,7 +28,9 @@ def reward_sections(config: RunConfig) -> dict[KeyPath, dict[str, Any]]:
     """The rewards of all tags that ask prompts, by the key to mend."""
     found: dict[KeyPath, dict[str, Any]] = {}
     for tag, env in config.custom_envs.items():
-        if env.env_type == PROMPTS_ENV and isinstance(reward := env.env_config.get("reward"), dict):
+        reward = env.env_config.get("reward")
+        reward = {"worker_cls": reward} if isinstance(reward, str) else reward
+        if env.env_type == PROMPTS_ENV and isinstance(reward, dict):
             domain = next((name for name in (tag, tag.removesuffix("_val")) if name in config.rewards), None)
             path = ("custom_envs", tag, "env_config", "reward") if domain is None else ("rewards", domain)
             found.setdefault(path, reward)

@@ -6,13 +6,20 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
 from envsdk.config.models import RunConfig
-from envsdk.config.rlvr import PROMPTS_ENV, source_of
+from envsdk.config.rlvr import PROMPTS_ENV, VAL_SUFFIX, source_of
 from envsdk.config.rlvr_checks import reward_sections
 from envsdk.failures import ConfigurationError
 from envsdk.prompt_data.opening import open_prompts
+from envsdk.prompt_data.prompts import PromptSource
 from envsdk.rewards.loading import load_reward, settings_of
 from envsdk.settings.problems import KeyPath, Problem, describe
+from envsdk.settings.validation import problems_in
+
+_MAX_NAMED = 5
+"""Rows that cannot be used and are shown."""
 
 
 def check_start(config: RunConfig) -> None:
@@ -32,10 +39,11 @@ def prompt_notes(config: RunConfig) -> list[str]:
         if files not in unclaimed:
             unclaimed[files] = prompts.counts.copy()
             if prompts.num_unusable:
-                first = prompts.unusable[0]
+                named = "; ".join(f"{each.place} {each.reason}" for each in prompts.unusable[:_MAX_NAMED])
+                more = ", ..." if prompts.num_unusable > _MAX_NAMED else ""
                 notes.append(
-                    f"{prompts.num_unusable} rows of {', '.join(files)} cannot be used and are not asked; "
-                    f"the first, {first.place}: {first.reason}"
+                    f"{prompts.num_unusable} rows of {', '.join(files)} cannot be used and are not asked: "
+                    f"{named}{more}"
                 )
         for name in prompts.counts:
             if prompts.is_asked(name):
@@ -60,10 +68,17 @@ def _prompts(config: RunConfig) -> Iterator[Problem]:
         path: KeyPath = ("custom_envs", tag, "env_config", "files")
         if tag in config.rewards:
             path = ("actor_train", "data_args", "file_name")
+        elif tag.removesuffix(VAL_SUFFIX) in config.rewards:
+            path = ("validation", "data_args", "file_name")
         try:
             open_prompts(source_of(env_config))
         except ConfigurationError as error:
             yield Problem(path, f"{tag}: {error}")
+        except ValidationError as error:
+            for problem in problems_in(error, PromptSource):
+                yield Problem((*path[:-1], *problem.path), problem.message)
+        if "reward" not in env_config:
+            yield Problem((*path[:-1], "reward"), "is required and missing: the name of a reward function")
 
 
 def _rewards(config: RunConfig) -> Iterator[Problem]:

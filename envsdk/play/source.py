@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -19,12 +20,16 @@ from envsdk.config.checks import check
 from envsdk.config.env_arguments import short_name, split_overrides, whole_id
 from envsdk.config.models import split_evenly
 from envsdk.config.plugins import environment_class, environment_ids, environment_spec, own_turn_limit
+from envsdk.config.rlvr import PROMPTS_ENV, count_rows
+from envsdk.config.start_checks import check_start
 from envsdk.failures import ConfigurationError
 from envsdk.registry import system_prompt
 from envsdk.settings.nearest import nearest, suggest
 from envsdk.settings.problems import describe
 from envsdk.settings.validation import problems_in
 
+_NUM_TASKS = 100
+"""Held-out tasks of an environment, where no number is given."""
 DEFAULT_SEED = 42
 DEFAULT_SEQUENCE_LENGTH = 2048
 
@@ -73,9 +78,12 @@ def resolve_source(source: str | Path | RunConfig, overrides: Sequence[str] = ()
     name = whole_id(str(source))
     known = environment_ids()
     if name in known:
-        return Source(name=name, config=_around_environment(name, overrides), is_environment=True)
+        config = _around_environment(name, overrides)
+        check_start(config)
+        return Source(name=name, config=config, is_environment=True)
     if name.endswith((".yaml", ".yml")) or _is_configuration(name):
         loaded = load_config(source, overrides, for_training=False)
+        check_start(loaded.config)
         return Source(name=name, config=loaded.config, is_environment=False)
     by_short_name = {short_name(id): id for id in known}
     match = nearest(name, by_short_name)
@@ -99,6 +107,12 @@ def _is_configuration(name: str) -> bool:
     return True
 
 
+def _num_tasks(env_id: str, env_config: Mapping[str, Any]) -> int:
+    """Held-out tasks where no number is given: each row of prompt data once, where there are few."""
+    rows = count_rows(env_config) if env_id == PROMPTS_ENV else None
+    return min(_NUM_TASKS, rows or _NUM_TASKS)
+
+
 def _around_environment(env_id: str, overrides: Sequence[str]) -> RunConfig:
     """A run's configuration whose only tag is `env_id`, told by its own words what a reply looks like."""
     spec = environment_spec(env_id)
@@ -108,7 +122,7 @@ def _around_environment(env_id: str, overrides: Sequence[str]) -> RunConfig:
         "exp_name": "adhoc",
         "seed": DEFAULT_SEED,
         "rollout_batch_size": 1,
-        "val_batch_size": 100,
+        "val_batch_size": _num_tasks(env_id, env_config),
         "sequence_length": DEFAULT_SEQUENCE_LENGTH,
         "max_steps": 1,
         "adv_estimator": "reinforce",

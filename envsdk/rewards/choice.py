@@ -54,9 +54,9 @@ class ChoiceReward(RewardFunction):
 
     def score(self, sample: Sample) -> Reward:
         options = options_of(sample)
-        truth = chosen(sample.ground_truth, options) or _letters_in_a_row(sample.ground_truth)
+        truth = chosen(sample.known_truth, options) or _letters_in_a_row(sample.known_truth)
         if not truth:
-            raise RewardError(f"its ground_truth is no choice: {short(sample.ground_truth) or 'empty'}")
+            raise RewardError(f"its ground_truth is no choice: {short(sample.known_truth) or 'empty'}")
         found = find_answer(sample.response, self.args)
         if found.answer is not None:
             choice, said = chosen(found.answer, options), found.answer
@@ -83,7 +83,7 @@ class ChoiceReward(RewardFunction):
 
     def reference(self, sample: Sample) -> str | None:
         r"""The letters of the right options in `\boxed{}`."""
-        truth = chosen(sample.ground_truth, options_of(sample)) or _letters_in_a_row(sample.ground_truth)
+        truth = chosen(sample.known_truth, options_of(sample)) or _letters_in_a_row(sample.known_truth)
         ways = {"tag": f"<answer>{', '.join(truth)}</answer>", "hash": f"#### {', '.join(truth)}"}
         first = self.args.extract[0] if self.args.extract else ""
         return ways.get(first, f"The answer is \\boxed{{{', '.join(truth)}}}") if truth else None
@@ -93,7 +93,7 @@ class ChoiceReward(RewardFunction):
 
     def problem(self, row: Mapping[str, Any]) -> str | None:
         """Why the row's `ground_truth` is no choice."""
-        truth = Sample(response="", row=row).ground_truth
+        truth = Sample(response="", row=row).known_truth
         if chosen(truth, _options_of_row(row)) or _letters_in_a_row(truth):
             return None
         if truth and (row.get("prompt") or row.get("messages")):

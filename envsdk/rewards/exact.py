@@ -43,13 +43,13 @@ class ExactReward(RewardFunction):
 
     def reference(self, sample: Sample) -> str | None:
         r"""The row's `ground_truth`, in a `\boxed{}` or whatever is looked for first."""
-        truth = sample.ground_truth
+        truth = sample.known_truth
         ways = {"boxed": f"\\boxed{{{truth}}}", "tag": f"<answer>{truth}</answer>", "hash": f"#### {truth}"}
         return ways.get(self.args.extract[0] if self.args.extract else "", truth) or None
 
     def problem(self, row: Mapping[str, Any]) -> str | None:
         """Why the row's `ground_truth` cannot be compared with."""
-        truth = Sample(response="", row=row).ground_truth
+        truth = Sample(response="", row=row).known_truth
         return None if self._normal(truth) else "it has no ground_truth to compare with"
 
     def _whole(self, response: str) -> str:

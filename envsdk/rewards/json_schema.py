@@ -113,7 +113,7 @@ class JSONSchema(RewardFunction):
 
     def reference(self, sample: Sample) -> str | None:
         """The ground truth where it holds JSON."""
-        return sample.ground_truth if find_json(sample.ground_truth) is not None else None
+        return sample.known_truth if find_json(sample.known_truth) is not None else None
 
     def problem(self, row: Mapping[str, Any]) -> str | None:
         try:

@@ -170,7 +170,7 @@ class Judge(ServerReward):
             self._template,
             prompt=sample.messages,
             response=response,
-            ground_truth=sample.ground_truth,
+            ground_truth=sample.known_truth,
             fenced=args.fences_response,
         )
         body = self._body(asked.text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from pydantic import ValidationError
 from envsdk.failures import ConfigurationError, describe_error
 from envsdk.plugins import load_plugin
 from envsdk.rewards.reward import PLUGINS, RewardFunction
+from envsdk.settings.nearest import suggest
 from envsdk.settings.problems import dotted
 from envsdk.settings.validation import problems_in
 
@@ -37,7 +39,14 @@ def load_reward(name: str, settings: Mapping[str, Any]) -> RewardFunction:
         assert kind.Args is not None
         problems = "; ".join(f"{dotted(each.path)}: {each.message}" for each in problems_in(error, kind.Args))
         raise ConfigurationError(f"reward {name!r}: {problems}") from error
-    except (TypeError, ValueError) as error:
+    except ConfigurationError:
+        raise
+    except Exception as error:  # boundary: a plug-in's constructor
+        takes = [each for each in inspect.signature(kind).parameters if each not in ("args", "kwargs")]
+        unknown = [each for each in settings if each not in takes]
+        if isinstance(error, TypeError) and unknown and kind.Args is None:
+            hint = suggest(unknown[0], [*takes, *WORKER_KEYS, "tag_included"], known="keys")
+            raise ConfigurationError(f"reward {name!r} has no setting `{unknown[0]}`; {hint}") from error
         raise ConfigurationError(f"reward {name!r} cannot be constructed: {describe_error(error)}") from error
 
 

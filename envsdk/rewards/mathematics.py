@@ -78,7 +78,7 @@ class MathReward(RewardFunction):
 
     def score(self, sample: Sample) -> Reward:
         """Raises RewardError when the row's `ground_truth` does not parse."""
-        truth = expected_answer(sample.ground_truth)
+        truth = expected_answer(sample.known_truth)
         if number(truth) is None and (problem := self.problem(sample.row)):
             raise RewardError(problem)
         found = find_answer(sample.response, self.args)
@@ -96,7 +96,7 @@ class MathReward(RewardFunction):
 
     def reference(self, sample: Sample) -> str | None:
         r"""The row's `ground_truth` as `\boxed{}`."""
-        truth = expected_answer(sample.ground_truth)
+        truth = expected_answer(sample.known_truth)
         ways = {
             "boxed": f"\\boxed{{{truth}}}",
             "tag": f"<answer>${truth}$</answer>",
@@ -106,7 +106,7 @@ class MathReward(RewardFunction):
 
     def problem(self, row: Mapping[str, Any]) -> str | None:
         """Why the row's `ground_truth` cannot be compared with."""
-        given = Sample(response="", row=row).ground_truth
+        given = Sample(response="", row=row).known_truth
         truth = expected_answer(given)
         if not truth:
             return "it has no ground_truth"

@@ -43,6 +43,13 @@ class Sample:
 
     @property
     def ground_truth(self) -> str:
+        """The row's reference answer. RewardError when it has none: its responses are masked."""
+        if (value := self.row.get("ground_truth")) is None:
+            raise RewardError("its row has no ground_truth")
+        return str(value)
+
+    @property
+    def known_truth(self) -> str:
         """The row's reference answer; empty when it has none."""
         value = self.row.get("ground_truth")
         return "" if value is None else str(value)
@@ -120,7 +127,7 @@ class RewardFunction(ABC):
 
     def reference(self, sample: Sample) -> str | None:
         """A response that solves the sample's task; None when the row does not tell."""
-        return sample.ground_truth or None
+        return sample.known_truth or None
 
     def unscorable(self, reason: str) -> Reward:
         """What a response gets on which this function fails; `reason` is a line for a person."""

@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Annotated, Any, BinaryIO
 
 from envsdk.failures import ConfigurationError, describe_error
 from envsdk.prompt_data.opening import Prompts, open_prompts
-from envsdk.prompt_data.prompts import PromptRow, PromptSource
+from envsdk.prompt_data.prompts import PromptRow, PromptSource, Unusable
 from envsdk.rewards.loading import WORKER_KEYS, settings_of
 from envsdk.rewards.reward import Reward, RewardError, Sample
 from envsdk.rewards.workers import RewardWorkers
@@ -123,6 +123,8 @@ class Scoring:
     by_tag: dict[str, RewardTally] = field(default_factory=dict)
     num_unusable: int = 0
     """Rows of the file that are no prompt data."""
+    unusable: Sequence[Unusable] = ()
+    """The first of them."""
     reasons: Counter[str] = field(default_factory=Counter)
     """Of faults and masked responses."""
     not_right: list[Graded] = field(default_factory=list)
@@ -169,7 +171,7 @@ async def _score_rows(
                 files=list(options.file), tags=split_names(list(options.tag)), columns=_columns(options)
             )
         )
-        scoring = Scoring(num_unusable=len(prompts.unusable))
+        scoring = Scoring(num_unusable=prompts.num_unusable, unusable=prompts.unusable)
         if on_start is not None:
             on_start(min(len(prompts), options.rows or len(prompts)))
         with _opened(options.out) as out:

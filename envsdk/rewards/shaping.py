@@ -62,8 +62,8 @@ class FormatReward(RewardFunction):
     def reference(self, sample: Sample) -> str | None:
         """A response with the tags; with a pattern, the row's `ground_truth`, whatever it scores."""
         if self._pattern is not None:
-            return sample.ground_truth or None
-        contents = [sample.ground_truth or "0"] * len(self.args.tags)
+            return sample.known_truth or None
+        contents = [sample.known_truth or "0"] * len(self.args.tags)
         contents[:1] = ["." * max(self.args.min_think_chars, 1)] * len(contents[:1])
         text = "".join(
             f"<{tag}>{inside}</{tag}>" for tag, inside in zip(self.args.tags, contents, strict=True)

@@ -25,6 +25,7 @@ from typing import Any
 from envsdk.failures import EnvsdkError, StorageError
 from envsdk.store.atomic import make_folder
 from envsdk.store.cache import cache_folder
+from envsdk.store.file_lock import locked
 from envsdk.view.filters import Filter, FilterError
 from envsdk.view.rows import COLUMNS, IndexRow, rows_of_file
 from envsdk.view.sources import Source, file_role, spread
@@ -86,13 +87,15 @@ class TrajectoryIndex:
         folder = folder or cache_folder() / "view"
         make_folder(folder)
         index = cls(source, folder / f"{source.source_id}.sqlite")
-        try:
-            index._create()
-        except sqlite3.DatabaseError:
-            # Damaged, or of another program: everything in it can be read again.
-            for path in folder.glob(f"{index.path.name}*"):
-                path.unlink(missing_ok=True)
-            index._create()
+        # Half of what another process creates would look damaged.
+        with locked(folder / f".{source.source_id}.lock", patience_s=_BUSY_S):
+            try:
+                index._create()
+            except sqlite3.DatabaseError:
+                # Damaged, or of another program: everything in it can be read again.
+                for path in folder.glob(f"{index.path.name}*"):
+                    path.unlink(missing_ok=True)
+                index._create()
         return index
 
     def refresh(self, on_progress: Progress | None = None) -> int:

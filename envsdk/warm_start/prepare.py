@@ -42,6 +42,7 @@ from envsdk.play.collection import CollectOptions, collect
 from envsdk.play.options import ENDPOINT
 from envsdk.play.player import MODEL, Player, make_player
 from envsdk.play.policies import OraclePolicy, policy_class
+from envsdk.play.shard_play import Played
 from envsdk.play.source import resolve_source
 from envsdk.prompt_data.opening import open_prompts
 from envsdk.prompts import AgentPrompts, conversation, own_history
@@ -66,6 +67,8 @@ RECORD = "warm_start.json"
 _RECIPE = 1
 """Raised when the same settings would give another policy."""
 _PRINT_EVERY_S = 5.0
+_HOPELESS = 32
+"""With so many failed demonstrations and no other, no more are played."""
 
 
 def prepare_policy(config: RunConfig, *, console: Console | None = None) -> Path:
@@ -211,16 +214,22 @@ def _make(config: RunConfig, description: Mapping[str, Any], folder: Path, conso
 
 def _collect(config: RunConfig, out: Path, console: Console) -> list[Trajectory]:
     options = _demonstrations(config, out)
+    num_failed, some_succeed = 0, False
+
+    def on_played(played: Played) -> None:
+        nonlocal num_failed, some_succeed
+        progress.played(played.num_episodes, played.num_successes, played.num_failed)
+        num_failed += played.num_failed
+        some_succeed = some_succeed or played.num_failed < played.num_episodes
+        if num_failed >= _HOPELESS and not some_succeed:
+            raise ConfigurationError(
+                f"warm_start: the first {num_failed} demonstrations all failed, one with {played.failure}"
+            )
+
     with EpisodeProgress(
         "warm start: demonstrations", total=options.num_episodes, console=console
     ) as progress:
-        collection = collect(
-            options,
-            on_start=progress.start,
-            on_played=lambda played: progress.played(
-                played.num_episodes, played.num_successes, played.num_failed
-            ),
-        )
+        collection = collect(options, on_start=progress.start, on_played=on_played)
     trajectories = [trajectory for shard in collection.shards for trajectory in read_trajectories(shard)]
     usable = [trajectory for trajectory in trajectories if trajectory.failure is None and trajectory.turns]
     if not usable:

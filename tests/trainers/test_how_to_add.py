@@ -111,7 +111,7 @@ EDITS = {
         ("    min_p: MinP = 0.0\n", "    top_a: MinP = 0.0\n    min_p: MinP = 0.0\n"),
         ("self.min_p > 0)", "self.min_p > 0 or self.top_a > 0)"),
     ],
-    "config/models.py": [("    min_p: MinP = 0.0\n", "    top_a: MinP = 0.0\n    min_p: MinP = 0.0\n")],
+    "config/section.py": [("    min_p: MinP = 0.0\n", "    top_a: MinP = 0.0\n    min_p: MinP = 0.0\n")],
     "inference/endpoint/wire.py": [
         ("    min_p: MinP | None = None\n", "    top_a: MinP | None = None\n    min_p: MinP | None = None\n")
     ],

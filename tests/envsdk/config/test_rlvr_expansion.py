@@ -40,7 +40,10 @@ def keys(**changes: Any) -> dict[str, Any]:
 
 def test_a_domain_becomes_a_tag_that_asks_its_rows() -> None:
     found = expand(keys(), count_rows=count_rows)
-    assert list(found.data["custom_envs"]) == ["math_rule", "code", f"math_rule{VAL_SUFFIX}"]
+    assert list(found.data["custom_envs"]) == [
+        *("math_rule", "code"),
+        *(f"math_rule{VAL_SUFFIX}", f"code{VAL_SUFFIX}"),
+    ]
     code = found.data["custom_envs"]["code"]
     assert code["env_type"] == PROMPTS_ENV
     assert code["env_config"]["files"] == ["train.jsonl"]
@@ -115,6 +118,20 @@ def test_files_that_are_not_here_leave_one_held_out_prompt_for_each_domain() -> 
     assert data["val_batch_size"] == 2
 
 
+def test_domains_beside_other_tags_share_as_many_groups_as_a_batch_needs() -> None:
+    found = expand(keys(train_env_manager={"tags": ["Lake", "math_rule"]}), count_rows=count_rows)
+    assert found.data["train_env_manager"] == {
+        "tags": ["Lake", "math_rule"],
+        "group_size": 4,
+        "num_env_groups": 32,
+    }
+
+
+def test_held_out_files_without_a_row_of_any_domain_keep_their_tags() -> None:
+    data = expand(keys(), count_rows=lambda env_config: 0).data
+    assert data["val_env_manager"]["tags"] == [f"math_rule{VAL_SUFFIX}", f"code{VAL_SUFFIX}"]
+
+
 def test_nothing_that_is_written_is_replaced() -> None:
     written: dict[str, Any] = {
         "custom_envs": {"Lake": {"env_type": "envsdk/FrozenLake-v1"}, "code": {"env_type": "mine/Code-v1"}},
@@ -150,8 +167,9 @@ json_values = st.recursive(
 )
 
 
-@given(st.sampled_from(sorted(keys())), json_values)
+@given(st.sampled_from([*sorted(keys()), "train_env_manager", "val_env_manager"]), json_values)
 @example("async_generation_ratio", True)
+@example("train_env_manager", None)
 @example("async_generation_ratio", float("nan"))
 def test_values_of_a_wrong_type_are_left_for_the_check_of_types(name: str, value: Any) -> None:
     data = keys(**{name: value})

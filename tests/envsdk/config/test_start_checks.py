@@ -45,7 +45,7 @@ def test_rows_that_are_never_asked_are_noted_once(tmp_path: Path) -> None:
     check_start(config)
     unusable, unclaimed = prompt_notes(config)
     assert unusable.startswith("1 rows of ")
-    assert f"{tmp_path / 'rows.jsonl'}:6: is no JSON" in unusable
+    assert f"{tmp_path / 'rows.jsonl'}:6 is no JSON" in unusable
     assert unclaimed.endswith("belong to no domain that is asked: poems (2)")
 
 
@@ -61,3 +61,13 @@ def test_files_that_are_not_here_are_explained_and_not_started(tmp_path: Path) -
     config = load_config(file).config
     with pytest.raises(ConfigurationError, match=r"there is no file of prompts absent.jsonl"):
         check_start(config)
+
+
+def test_held_out_rows_of_no_domain_are_a_problem_and_not_a_run_without_evaluations(tmp_path: Path) -> None:
+    (tmp_path / "val.jsonl").write_text('{"prompt": "1", "ground_truth": "1", "tag": "poems"}\n')
+    loaded(tmp_path, "sums", "words")
+    file = tmp_path / "start.yaml"
+    text = file.read_text() + f"validation:\n  data_args: {{file_name: {tmp_path / 'val.jsonl'}}}\n"
+    file.write_text(text)
+    with pytest.raises(ConfigurationError, match=r"validation.data_args.file_name: sums_val: .*poems"):
+        check_start(load_config(file).config)

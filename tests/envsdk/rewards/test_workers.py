@@ -43,7 +43,19 @@ async def opened(name: str = "Unruly", timeout_s: float = 5.0, **sizes: Any) -> 
 
 
 def descendants() -> list[int]:
-    return [child.pid for child in psutil.Process().children(recursive=True) if is_running(child.pid)]
+    """Those of this process that were started since the test began."""
+    found = psutil.Process().children(recursive=True)
+    return [child.pid for child in found if is_running(child.pid) and child.pid not in BEFORE]
+
+
+BEFORE: set[int] = set()
+"""Of other tests of this process, such as multiprocessing's fork server."""
+
+
+@pytest.fixture(autouse=True)
+def begun() -> None:
+    BEFORE.clear()
+    BEFORE.update(descendants())
 
 
 async def test_a_response_is_scored_in_another_process() -> None:
@@ -199,8 +211,9 @@ async def test_a_killed_parent_of_workers_is_replaced() -> None:
     async with opened() as workers:
         first = await workers.score(sample("yes"))
         for child in psutil.Process().children():
-            child.kill()
-            child.wait()
+            if child.pid not in BEFORE:
+                child.kill()
+                child.wait()
         second = await workers.score(sample("yes"))
         assert second.success
         assert second.verdict.split()[0] != first.verdict.split()[0]
