@@ -24,7 +24,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -113,6 +113,9 @@ class ForkedProcesses:
                 self._socket = None
 
     def _start_parent(self) -> socket.socket:
+        if _imports_main:
+            print(_NO_GUARD, file=sys.stderr, flush=True)
+            raise RuntimeError(_NO_GUARD)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         preparation = multiprocessing.spawn.get_preparation_data("envsdk-forked")
         preparation.pop("authkey", None)  # refuses to be pickled
@@ -152,11 +155,31 @@ def serve(pipe: Connection) -> None:
                 pipe.send((False, blueprint.failure_of(error, verb)))
 
 
+_imports_main = False
+"""Whether this process is a parent that imports the main module of its host."""
+_NO_GUARD = (
+    "a script that starts processes is imported by each of them: put what it does under "
+    '`if __name__ == "__main__":`, as for multiprocessing'
+)
+
+
+@contextlib.contextmanager
+def _importing_main() -> Iterator[None]:
+    """A script without a guard would start parents of its own here, which nobody ends."""
+    global _imports_main
+    _imports_main = True
+    try:
+        yield
+    finally:
+        _imports_main = False
+
+
 def main(requests: int) -> None:
     """Body of the parent."""
     ignore_ctrl_c()
     # Processes can then import the same modules as the host, and its main module's classes.
-    multiprocessing.spawn.prepare(pickle.load(sys.stdin.buffer))
+    with _importing_main():
+        multiprocessing.spawn.prepare(pickle.load(sys.stdin.buffer))
     with contextlib.suppress(BaseException):
         pickle.load(sys.stdin.buffer)()
     # Collections in the processes leave these pages shared.
