@@ -163,7 +163,7 @@ class Judge(ServerReward):
         self._cache = ReplyCache(size=0 if of_run else args.cache_size, file=args.cache_file)
         self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def ask(self, sample: Sample) -> Reward:
+    async def ask(self, sample: Sample, *, afresh: bool = False) -> Reward:
         args = self._args
         response = after_thinking(sample.response) if args.after_think else sample.response
         asked = question(
@@ -177,7 +177,7 @@ class Judge(ServerReward):
         key = _digest([args.base_url, body])
         # Equal questions at the same time are asked once.
         async with self._asking.setdefault(key, asyncio.Lock()):
-            known = self._cache.get(key)
+            known = None if afresh else self._cache.get(key)
             reply = _read(known) if known is not None else await self._complete(body, asked.text, seed=key)
             choice = reply.choices[0]
             text = choice.message.content or ""

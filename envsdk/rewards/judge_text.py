@@ -135,15 +135,19 @@ def verdict_of(
 
 _OUT_OF = re.compile(r"\s*(?:/|\bout of\b)\s*\d+(?:\.\d+)?", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?!\w)")
-_SCORE = re.compile(r"\bscore\b\W{0,5}?(-?\d+(?:\.\d+)?)(?!\w)", re.IGNORECASE)
+_SCORE = re.compile(
+    r"\bscore\b[\s*_`\"']{0,5}(?:[:=]|is)[\s*_`\"']{0,5}(-?\d+(?:\.\d+)?)(?!\w)", re.IGNORECASE
+)
 
 
 def _rating(text: str) -> float | None:
-    """The last `Score: N`, else the last number of the last line; the 10 of `7/10` does not count."""
+    """The last `Score: N`, else the only number of the last line; the 10 of `7/10` does not count."""
     text = _OUT_OF.sub("", text)
+    if found := _SCORE.findall(text):
+        return float(found[-1])
     lines = text.splitlines()
-    found = _SCORE.findall(text) or (_NUMBER.findall(lines[-1]) if lines else [])
-    return float(found[-1]) if found else None
+    numbers = _NUMBER.findall(lines[-1]) if lines else []
+    return float(numbers[0]) if len(numbers) == 1 else None
 
 
 _WORDS = {"yes": 1.0, "no": 0.0, "true": 1.0, "false": 0.0}

@@ -49,7 +49,7 @@ class Remote(ServerReward):
         super().__init__(args, url=args.url, name="remote")
         self._extra = args.extra_body
 
-    async def ask(self, sample: Sample) -> Reward:
+    async def ask(self, sample: Sample, *, afresh: bool = False) -> Reward:
         row = json.loads(json.dumps(dict(sample.row), default=_plain))
         answer = await self.post(
             {"response": sample.response, "messages": list(sample.messages), "row": row, **self._extra}

@@ -1,8 +1,8 @@
 """The base of rewards that ask a server: requests with retries, and whose fault it is when there is no score.
 
 asked -> scored
-  |-> unavailable: asked again; after the last retry the episode is masked
   |-> refused: the row's reference answer is asked about; when that is scored, the response is at fault
+  |-> unavailable after the last retry: the same, and once more about the response before it is at fault
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from envsdk.settings.extras import require
 from envsdk.settings.strict import StrictSettings
 
 AnswerT = TypeVar("AnswerT")
+
+_PROBE_S = 60.0
+"""How long a server may take to show that it is there, by scoring a row's reference answer."""
 
 # No user name, and no query: both may hold a key, and addresses stand in messages.
 Address = Annotated[str, Field(pattern=r"^https?://[^\s@?#]+$")]
@@ -72,8 +75,11 @@ class ServerReward(AsyncRewardFunction):
         )
 
     @abstractmethod
-    async def ask(self, sample: Sample) -> Reward:
-        """The server's score. Raises Unavailable, or ReplyRefused where the answer holds none."""
+    async def ask(self, sample: Sample, *, afresh: bool = False) -> Reward:
+        """The server's score. Raises Unavailable, or ReplyRefused where the answer holds none.
+
+        `afresh`: the server is asked, whatever it said before.
+        """
 
     async def score_async(self, sample: Sample) -> Reward:
         # A request cannot hold them, and no server would score them.
@@ -81,20 +87,29 @@ class ServerReward(AsyncRewardFunction):
         try:
             return await self.ask(sample)
         except ReplyRefused as error:
-            if await self._scores_reference(sample):
-                return self.unscorable(f"not scored, though the reference answer is: {self._safe(error)}")
-            raise RewardError(f"reward `{self._name}`: {self._safe(error)}") from None
+            problem = self._safe(error)
+            is_at_fault = await self._scores_reference(sample)
         except Unavailable as error:
-            raise RewardError(f"reward `{self._name}`: {self._safe(error)}") from None
+            # The server may be away, or the response may be what it breaks or takes too long on.
+            problem = self._safe(error)
+            if is_at_fault := await self._scores_reference(sample, afresh=True):
+                try:
+                    return await self.ask(sample, afresh=True)
+                except (ReplyRefused, Unavailable) as again:
+                    problem = self._safe(again)
+        if is_at_fault:
+            return self.unscorable(f"not scored, though the reference answer is: {problem}")
+        raise RewardError(f"reward `{self._name}`: {problem}")
 
-    async def _scores_reference(self, sample: Sample) -> bool:
+    async def _scores_reference(self, sample: Sample, *, afresh: bool = False) -> bool:
         """Or an empty response, where the row has no reference answer."""
         reference = self.reference(sample) or ""
         if reference == sample.response:
             return False
         try:
-            await self.ask(dataclasses.replace(sample, response=reference))
-        except (ReplyRefused, Unavailable):
+            async with asyncio.timeout(_PROBE_S if afresh else None):
+                await self.ask(dataclasses.replace(sample, response=reference), afresh=afresh)
+        except (ReplyRefused, Unavailable, TimeoutError):
             return False
         return True
 

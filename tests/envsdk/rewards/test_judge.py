@@ -143,7 +143,7 @@ async def test_an_overloaded_server_is_asked_again(server: ChatServer, load: Loa
 
 
 async def test_a_server_that_stays_overloaded_masks_the_episode(server: ChatServer, load: Load) -> None:
-    server.behavior.answers = [(500, {"error": "down"}, {})] * 3
+    server.behavior.answers = [(500, {"error": "down"}, {})] * 6
     with pytest.raises(RewardError, match=r"answered 500: down \(asked 3 times\)"):
         await score(load(max_retries=2))
 
@@ -154,9 +154,29 @@ async def test_a_server_that_cannot_be_reached_masks_the_episode(load: Load) -> 
 
 
 async def test_a_server_that_never_answers_masks_the_episode(server: ChatServer, load: Load) -> None:
-    server.behavior.answers = [(503, {}, {"Retry-After": "3600"})]
+    server.behavior.answers = [(503, {}, {"Retry-After": "3600"})] * 2
     with pytest.raises(RewardError, match="no answer within give_up_after_s"):
         await score(load(give_up_after_s=0.05))
+
+
+@pytest.mark.parametrize(
+    "breaks", [(500, {"error": "down"}, {}), (429, {}, {"Retry-After": "3600"}), (503, {}, {})]
+)
+async def test_a_response_that_breaks_the_judge_again_and_again_is_wrong_not_masked(
+    server: ChatServer, load: Load, breaks: tuple[int, dict[str, Any], dict[str, str]]
+) -> None:
+    about_the_reference = (200, completion("YES", "stop"), {})
+    server.behavior.answers = [breaks, about_the_reference, breaks]
+    reward = await score(load(max_retries=0, give_up_after_s=0.5), "boom")
+    assert (reward.value, reward.success) == (0, False)
+    assert "though the reference answer is" in reward.verdict
+    assert not server.behavior.answers
+
+
+async def test_a_response_after_which_the_judge_comes_back_is_judged(server: ChatServer, load: Load) -> None:
+    server.behavior.answers = [(500, {"error": "down"}, {})]
+    assert (await score(load(max_retries=0))).value == 1
+    assert len(server.behavior.bodies) == 3
 
 
 async def test_its_workers_leave_deadline_and_queue_to_the_judge(server: ChatServer) -> None:

@@ -89,6 +89,10 @@ def test_yes_and_no_are_read(reply: str, value: float | None) -> None:
         ("Score: -1", -1),
         ("seven", None),
         ("7a", None),
+        ("Rating: 2 on a scale of 0 to 10", None),
+        ("Rating: 2 (0-10)", None),
+        ("I give 3, since the 10", None),
+        ("Score: 2\nA perfect score 10 would need a proof.", 2.0),
     ],
 )
 def test_ratings_are_read(reply: str, value: float | None) -> None:
