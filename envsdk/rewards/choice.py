@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -103,7 +104,7 @@ class ChoiceReward(RewardFunction):
 
 def chosen(text: str, options: Mapping[str, str]) -> str:
     """The letters that a short text chooses, sorted; empty when it chooses none, or says "A or B"."""
-    text = _WRAPPED.sub(r"\1", text).strip(_DECORATION)
+    text = _WRAPPED.sub(r"\1", unicodedata.normalize("NFKC", text)).strip(_DECORATION)
     for letter, option in options.items():
         if _plain(text) == _plain(option):
             return letter
@@ -120,6 +121,9 @@ def chosen(text: str, options: Mapping[str, str]) -> str:
         re.match(r"\W|option|choice|answer", text, re.IGNORECASE) or first.group().rstrip()[-1:] in ").:]*_$"
     )
     rest = text[at:]
+    told = _plain(rest.strip(_DECORATION + " .:)-"))
+    if told and any(told == _plain(option) for letter, option in options.items() if letter not in letters):
+        return ""  # another option's text
     if (
         rest.strip()
         and not is_marked

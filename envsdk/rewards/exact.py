@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from envsdk.rewards.answers import Extraction, Way, find_answer, short
-from envsdk.rewards.reward import Reward, RewardFunction, Runs, Sample
+from envsdk.rewards.reward import Reward, RewardError, RewardFunction, Runs, Sample
 
 
 class ExactArgs(Extraction):
@@ -29,13 +29,16 @@ class ExactReward(RewardFunction):
         self.args = args
 
     def score(self, sample: Sample) -> Reward:
+        """Raises RewardError when the row has nothing to compare with."""
+        if not (truth := self._normal(sample.ground_truth)):
+            raise RewardError("its row has no ground_truth to compare with")
         found = find_answer(sample.response, self.args)
         answer = found.answer
         if answer is None and not self.args.extract and not found.problem.endswith("closed"):
             answer = self._whole(sample.response)
         if answer is None:
             return Reward(value=0.0, verdict=found.problem, correct=False)
-        if self._normal(answer) == self._normal(sample.ground_truth):
+        if self._normal(answer) == truth:
             return Reward(value=1.0, verdict=f"{short(answer)} is right", correct=True)
         return Reward(
             value=0.0, verdict=f"{short(answer)} is not {short(sample.ground_truth)}", correct=False
@@ -62,5 +65,14 @@ class ExactReward(RewardFunction):
         if "space" in self.args.ignore:
             text = "".join(text.split())
         if "punctuation" in self.args.ignore:
-            text = "".join(each for each in text if unicodedata.category(each)[0] != "P").strip()
+            text = "".join(each for at, each in enumerate(text) if not _is_punctuation(text, at)).strip()
         return text
+
+
+def _is_punctuation(text: str, at: int) -> bool:
+    """Not the sign before a number, nor the point inside one."""
+    if unicodedata.category(text[at])[0] != "P":
+        return False
+    before, after = text[at - 1 : at], text[at + 1 : at + 2]
+    is_sign = text[at] == "-" and after.isdigit() and not before.isalnum()
+    return not (is_sign or (text[at] == "." and before.isdigit() and after.isdigit()))

@@ -22,9 +22,17 @@ _MAX_DEPTH = 30
 """Of brackets in an answer: more overflow the parser's stack."""
 _MAX_DIGITS = 60
 _CLEARLY_DIFFERENT = Fraction(1, 10_000)
-"""Numbers further apart than this differ also when rounded; closer ones are left to math-verify."""
+"""Numbers further apart than this, or than this share of the larger one, differ also when rounded; closer
+ones are left to math-verify."""
 
 _PLAIN = re.compile(NUMBER)
+_SCIENTIFIC = re.compile(r"(-?\d[\d,]*(?:\.\d+)?)\\times10\^\{?([-+]?\d{1,3})\}?")
+_FRACTION = re.compile(r"(-?)\\[dt]?frac\{(\d+)\}\{(\d+)\}")
+_VARIABLE = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\([\w, ]*\))?")
+_RELATION = re.compile(
+    r"\\(?:neq?|geq?|leq?|geqslant|leqslant|ll|gg|vee|lor|wedge|land|[bp]?mod)(?![A-Za-z])|[<>?]|\\\\|(?<=\d)_"
+)
+"""What makes a condition, a disjunction or nothing of a number."""
 _DIGITS = re.compile(r"-?\d+(?:\.\d+)?")
 _WORDS = re.compile(
     r"\\(?:text|mathrm|textbf|mathbf)\{([^{}]*)\}"
@@ -89,6 +97,8 @@ class MathReward(RewardFunction):
         if is_right is None and (is_right := same_words(answer, truth)) is None:
             if _depth(answer) > _MAX_DEPTH:
                 return Reward(value=0.0, verdict="the answer is nested too deeply", correct=False)
+            if number(truth) is not None and (problem := no_number(answer)):
+                return Reward(value=0.0, verdict=problem, correct=False)
             is_right = self._verify(answer, truth)
         if is_right:
             return Reward(value=1.0, verdict=f"{short(answer)} is right", correct=True)
@@ -158,7 +168,13 @@ def expression(answer: str) -> str:
 def number(text: str) -> Fraction | None:
     """A plain number; None for everything else, percentages included: math-verify has rules for them."""
     text = text.replace(" ", "").replace("\\!", "").lstrip("+")
-    if len(text) > _MAX_DIGITS or not _PLAIN.fullmatch(text) or text.endswith("%"):
+    if len(text) > _MAX_DIGITS or text.endswith("%"):
+        return None
+    if (scientific := _SCIENTIFIC.fullmatch(text)) is not None:
+        return Fraction(scientific[1].replace(",", "")) * Fraction(10) ** int(scientific[2])
+    if (fraction := _FRACTION.fullmatch(text)) is not None:
+        text = f"{fraction[1]}{fraction[2]}/{fraction[3]}"
+    if not _PLAIN.fullmatch(text):
         return None
     numerator, _, denominator = text.replace(",", "").partition("/")
     if "e" in numerator.lower():
@@ -168,6 +184,14 @@ def number(text: str) -> Fraction | None:
     return Fraction(numerator) / Fraction(denominator) if Fraction(denominator) else None
 
 
+def no_number(answer: str) -> str | None:
+    """Why an expression is no value: it is a condition, or a chain of numbers; None where it may be one."""
+    sides = answer.split("=")
+    if len(sides) > 1 and not _VARIABLE.fullmatch(sides[0].strip()):
+        return f"{short(answer)} is an equation, and not a number"
+    return f"{short(answer)} is a condition, and not a number" if _RELATION.search(sides[-1]) else None
+
+
 def same_number(answer: str, truth: str) -> bool | None:
     """Whether two plain numbers are equal; None when math-verify has to decide."""
     one, other = number(answer), number(truth)
@@ -175,7 +199,8 @@ def same_number(answer: str, truth: str) -> bool | None:
         return None
     if one == other:
         return True
-    if abs(one - other) > _CLEARLY_DIFFERENT or (one.denominator == 1 and other.denominator == 1):
+    apart, both_whole = abs(one - other), one.denominator == other.denominator == 1
+    if both_whole or apart > _CLEARLY_DIFFERENT * min(1, max(abs(one), abs(other))):
         return False
     return None
 

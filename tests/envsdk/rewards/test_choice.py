@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from envsdk.rewards.choice import LETTERS, ChoiceArgs, ChoiceReward
 from envsdk.rewards.exact import ExactArgs, ExactReward
-from envsdk.rewards.reward import Reward, Sample
+from envsdk.rewards.reward import Reward, RewardError, Sample
 
 PROMPT = [{"role": "user", "content": "Which?\nA) a cat\nB) a dog\nC) Paris"}]
 
@@ -129,3 +129,25 @@ def test_the_exact_reference_is_right(truth: str) -> None:
     sample = Sample(response="", row={"ground_truth": truth})
     if reward.problem(sample.row) is None:
         assert exact(reward.reference(sample) or "", truth) == 1
+
+
+@pytest.mark.parametrize("text", [r"\boxed{B. red}", r"\boxed{B: red}", "The answer is (B) red"])
+def test_a_letter_beside_another_options_text_chooses_nothing(text: str) -> None:
+    row = {"ground_truth": "B", "options": {"A": "red", "B": "blue"}}
+    assert ChoiceReward(ChoiceArgs()).score(Sample(response=text, row=row)).value == 0
+    right = text.replace("red", "blue")
+    assert ChoiceReward(ChoiceArgs()).score(Sample(response=right, row=row)).value == 1
+
+
+@pytest.mark.parametrize(("text", "truth"), [("5", "-5"), ("15", "1.5"), ("", "a")])
+def test_signs_and_points_of_numbers_are_no_punctuation(text: str, truth: str) -> None:
+    reward = ExactReward(ExactArgs.model_validate({"ignore": ["punctuation"]}))
+    assert reward.score(Sample(response=text, row={"ground_truth": truth})).value == 0
+    assert reward.score(Sample(response=f"{truth}!", row={"ground_truth": truth})).value == 1
+
+
+@pytest.mark.parametrize("truth", ["", "!!"])
+def test_a_row_with_nothing_to_compare_with_is_masked(truth: str) -> None:
+    reward = ExactReward(ExactArgs.model_validate({"ignore": ["punctuation"]}))
+    with pytest.raises(RewardError):
+        reward.score(Sample(response="", row={"ground_truth": truth}))

@@ -150,3 +150,52 @@ def test_it_scores_off_the_main_thread() -> None:
 
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(boxed, "\\frac{2}{4}", "\\frac{1}{2}").result() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth"),
+    [
+        ("0.0000002", "0.0000001"),
+        ("0.0000014", "0.000001"),
+        ("0.0", r"\frac{1}{10000000}"),
+        ("0.0000000016", r"1.5\times 10^{-9}"),
+        ("1=2=3=4=5", "5"),
+        ("6=5", "5"),
+        (r"4 \vee 5", "5"),
+        ("5?6", "5"),
+        (r"5\\6", "5"),
+        ("5_6", "5"),
+        (r"5 \mod 6", "5"),
+        (r"\neq 5", "5"),
+        (r"\geq 5", "5"),
+        ("x > 5", "5"),
+    ],
+)
+def test_what_is_another_number_or_none_is_wrong(answer: str, truth: str) -> None:
+    assert (
+        MathReward(MathArgs())
+        .score(Sample(response=rf"\boxed{{{answer}}}", row={"ground_truth": truth}))
+        .value
+        == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth"),
+    [
+        ("x = 5", "5"),
+        (r"f(2) = 5", "5"),
+        (r"\theta = 5", "5"),
+        (r"\log_2 32", "5"),
+        (r"1.5\times 10^{-9}", r"0.0000000015"),
+        ("0.333333", r"\frac{1}{3}"),
+        ("-5", "-5.0"),
+    ],
+)
+def test_a_value_in_another_form_is_right(answer: str, truth: str) -> None:
+    assert (
+        MathReward(MathArgs())
+        .score(Sample(response=rf"\boxed{{{answer}}}", row={"ground_truth": truth}))
+        .value
+        == 1
+    )
