@@ -200,7 +200,7 @@ def same_number(answer: str, truth: str) -> bool | None:
     if one == other:
         return True
     apart, both_whole = abs(one - other), one.denominator == other.denominator == 1
-    if both_whole or apart > _CLEARLY_DIFFERENT * min(1, max(abs(one), abs(other))):
+    if both_whole or apart > _CLEARLY_DIFFERENT * min(Fraction(1), max(abs(one), abs(other))):
         return False
     return None
 
