@@ -31,6 +31,7 @@ from typing import Any, Protocol
 import numpy as np
 import psutil
 
+from envsdk.display.terminal import say
 from envsdk.failures import Failure
 from envsdk.processes.interrupts import ignore_ctrl_c
 from envsdk.processes.process_tree import adopt_orphans, die_with_parent, kill_descendants, kill_tree
@@ -114,7 +115,7 @@ class ForkedProcesses:
 
     def _start_parent(self) -> socket.socket:
         if _imports_main:
-            print(_NO_GUARD, file=sys.stderr, flush=True)
+            say(_NO_GUARD, err=True, flush=True)
             raise RuntimeError(_NO_GUARD)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         preparation = multiprocessing.spawn.get_preparation_data("envsdk-forked")
