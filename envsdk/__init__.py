@@ -1,11 +1,36 @@
-"""Gym-style environments and asynchronous agentic rollouts for training LLM agents."""
+"""Gym-style environments and asynchronous agentic rollouts for training LLM agents.
+
+What stands in `__all__` is public; docs/python-api.md names the other public modules. Names that need more
+than the environments do are imported when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from envsdk.env import AsyncTextEnv, EnvSpec, Isolation, TextEnv
 from envsdk.failures import Boundary, ConfigurationError, EnvsdkError, Failure
 from envsdk.processes.as_sync import as_sync
 from envsdk.registry import list_specs, make, register, register_with_gymnasium, spec
 
+if TYPE_CHECKING:
+    from envsdk.policy import Policy, Reply, TurnContext
+    from envsdk.trajectory import Outcome, Task, TokenArrays, Trajectory, Turn
+
 __version__ = "0.1.0"
+
+_LAZY = {
+    "Outcome": "envsdk.trajectory",
+    "Policy": "envsdk.policy",
+    "Reply": "envsdk.policy",
+    "Task": "envsdk.trajectory",
+    "TokenArrays": "envsdk.trajectory",
+    "Trajectory": "envsdk.trajectory",
+    "Turn": "envsdk.trajectory",
+    "TurnContext": "envsdk.policy",
+}
+"""The module of each public name that is imported at its first use."""
 
 __all__ = [
     "AsyncTextEnv",
@@ -15,7 +40,15 @@ __all__ = [
     "EnvsdkError",
     "Failure",
     "Isolation",
+    "Outcome",
+    "Policy",
+    "Reply",
+    "Task",
     "TextEnv",
+    "TokenArrays",
+    "Trajectory",
+    "Turn",
+    "TurnContext",
     "__version__",
     "as_sync",
     "list_specs",
@@ -23,5 +56,17 @@ __all__ = [
     "register",
     "spec",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_LAZY[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 register_with_gymnasium()

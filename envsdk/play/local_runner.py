@@ -22,6 +22,8 @@ YIELD_EVERY_EPISODES = 16
 class TaskListLeases(LeaseSource):
     """Hands out each task of a list once, in order per tag; lease ids are positions in the list.
 
+    With a `group_size` of k, each k positions in turn are one group: its members play the same task.
+
     A task whose episode failed is handed out again, up to `max_attempts` times in all. The list is read as
     far as tasks are asked for; what is read for one tag on the way to another waits here.
     """
@@ -33,8 +35,10 @@ class TaskListLeases(LeaseSource):
         on_trajectory: Callable[[int, Trajectory], None],
         *,
         max_attempts: int = 1,
+        group_size: int = 1,
     ) -> None:
         self._run_seed = run_seed
+        self._group_size = group_size
         self._on_trajectory = on_trajectory
         self._max_attempts = max_attempts
         self._tasks = iter(tasks)
@@ -56,13 +60,14 @@ class TaskListLeases(LeaseSource):
         self._num_leased += 1
         if self._num_leased % YIELD_EVERY_EPISODES == 0:
             await asyncio.sleep(0)
+        group_id, member = divmod(position, self._group_size)
         return EpisodeOrder(
             lease_id=position,
-            group_id=position,
-            member=0,
+            group_id=group_id,
+            member=member,
             task=task,
             seed=task.seed(self._run_seed),
-            policy_seed=task.policy_seed(self._run_seed, member=0, attempt=attempt),
+            policy_seed=task.policy_seed(self._run_seed, member=member, attempt=attempt),
         )
 
     def _next_of(self, tag: str) -> tuple[int, Task, int] | None:
@@ -112,15 +117,18 @@ async def play_tasks(
     on_trajectory: Callable[[int, Trajectory], None],
     manager_classes: Mapping[str, type[TrajEnvManager]] | None = None,
     max_attempts: int = 1,
+    group_size: int = 1,
 ) -> None:
     """Play `(position, task)` pairs, `num_slots_per_tag` at a time for each tag.
 
+    With a `group_size` of k, positions 0 to k-1 are the members of group 0, and so on: they name the same
+    task and differ in the seeds that their policies sample with.
     `manager_classes` by tag; `TrajEnvManager` where there is none. A task is played up to `max_attempts`
     times until its episode does not fail.
     Calls `on_trajectory(position, trajectory)` as episodes end, in no fixed order; an exception of
     its own ends the run.
     """
-    leases = TaskListLeases(tasks, run_seed, on_trajectory, max_attempts=max_attempts)
+    leases = TaskListLeases(tasks, run_seed, on_trajectory, max_attempts=max_attempts, group_size=group_size)
     managers = [
         (manager_classes or {}).get(tag, TrajEnvManager)(
             slot_id=f"{tag}/{number}", setup=setup, policy=policy(setup), leases=leases
