@@ -16,16 +16,19 @@ from envsdk.registry import list_specs, make, register, register_with_gymnasium,
 
 if TYPE_CHECKING:
     from envsdk.policy import Policy, Reply, TurnContext
+    from envsdk.results.trajectories import Batch, Trajectories
     from envsdk.trajectory import Outcome, Task, TokenArrays, Trajectory, Turn
 
 __version__ = "0.1.0"
 
 _LAZY = {
+    "Batch": "envsdk.results.trajectories",
     "Outcome": "envsdk.trajectory",
     "Policy": "envsdk.policy",
     "Reply": "envsdk.policy",
     "Task": "envsdk.trajectory",
     "TokenArrays": "envsdk.trajectory",
+    "Trajectories": "envsdk.results.trajectories",
     "Trajectory": "envsdk.trajectory",
     "Turn": "envsdk.trajectory",
     "TurnContext": "envsdk.policy",
@@ -34,6 +37,7 @@ _LAZY = {
 
 __all__ = [
     "AsyncTextEnv",
+    "Batch",
     "Boundary",
     "ConfigurationError",
     "EnvSpec",
@@ -46,6 +50,7 @@ __all__ = [
     "Task",
     "TextEnv",
     "TokenArrays",
+    "Trajectories",
     "Trajectory",
     "Turn",
     "TurnContext",

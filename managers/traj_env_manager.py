@@ -20,7 +20,7 @@ from envsdk.inference.sampling import OutputStructure
 from envsdk.managers.env_host import EnvBlueprint, EpisodeFailed
 from envsdk.managers.hosts import open_host
 from envsdk.policy import Policy, PolicyFailed, Reply, SequenceFull, TurnContext
-from envsdk.prompts import AgentPrompts
+from envsdk.prompts import AgentPrompts, TagPrompts
 from envsdk.seeds import stable_seed
 from envsdk.trajectory import Outcome, Task, TokenLog, Trajectory, Turn
 
@@ -42,6 +42,11 @@ class TagSetup:
     """Constrains the text of a model's replies."""
     with_state_hashes: bool = False
     """Record a hash of the environment's state before each reply."""
+
+    @property
+    def shown(self) -> TagPrompts:
+        """For `Trajectory.shown` of its episodes."""
+        return TagPrompts(prompts=self.prompts, max_turns=self.max_turns, max_new_tokens=self.max_new_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

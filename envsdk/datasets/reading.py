@@ -8,12 +8,12 @@ for trajectory in dataset.episodes():
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from envsdk.failures import ConfigurationError
-from envsdk.prompts import AgentPrompts, Message, conversation
+from envsdk.prompts import AgentPrompts, Message, TagPrompts
 from envsdk.store.shards import MANIFEST, Manifest
 from envsdk.store.trajectories import iter_trajectories
 from envsdk.trajectory import Trajectory, Turn
@@ -53,7 +53,12 @@ class TagRecord:
 
     def messages(self, turns: Sequence[Turn]) -> list[Message]:
         """The conversation as the policy saw and wrote it, from the system prompt to the last reply."""
-        return conversation(turns, self.prompts, max_turns=self.max_turns, max_new_tokens=self.max_new_tokens)
+        return self.shown.messages(turns)
+
+    @property
+    def shown(self) -> TagPrompts:
+        """For `Trajectory.shown`."""
+        return TagPrompts(prompts=self.prompts, max_turns=self.max_turns, max_new_tokens=self.max_new_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +74,10 @@ class DataSet:
 
     def episodes(self) -> Iterator[Trajectory]:
         """One row group in memory at a time. StorageError names a file that is missing or damaged."""
+        shown = {tag: record.shown for tag, record in self.tags.items()}
         for shard in self.shards:
-            yield from iter_trajectories(shard)
+            for trajectory in iter_trajectories(shard):
+                yield replace(trajectory, shown=shown.get(trajectory.task.tag))
 
 
 def open_dataset(folder: Path) -> DataSet:
