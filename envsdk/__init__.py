@@ -6,12 +6,12 @@ than the environments do are imported when they are first used.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from envsdk.env import AsyncTextEnv, EnvSpec, Isolation, TextEnv
 from envsdk.failures import Boundary, ConfigurationError, EnvsdkError, Failure
 from envsdk.processes.as_sync import as_sync
+from envsdk.public import public_names
 from envsdk.registry import list_specs, make, register, register_with_gymnasium, spec
 
 if TYPE_CHECKING:
@@ -62,16 +62,6 @@ __all__ = [
     "spec",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_LAZY[name]), name)
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
-
+__getattr__, __dir__ = public_names(__name__, _LAZY)
 
 register_with_gymnasium()

@@ -25,6 +25,8 @@ from envsdk.warm_start import make_tiny_policy
 if TYPE_CHECKING:
     from envsdk.config import RunConfig
 
+__all__ = ["CollectOptions", "Collection", "collect"]
+
 
 def collect(
     source: str | Path | RunConfig,

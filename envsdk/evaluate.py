@@ -29,6 +29,8 @@ from envsdk.warm_start import make_tiny_policy
 if TYPE_CHECKING:
     from envsdk.config import RunConfig
 
+__all__ = ["EvaluateOptions", "Evaluation", "evaluate"]
+
 
 def evaluate(
     source: str | Path | RunConfig,

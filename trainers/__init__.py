@@ -1,0 +1,41 @@
+"""Trainers: the contract of one, and those that ship.
+
+A trainer takes batches of token sequences with advantages and gives weights under Hugging Face names. It
+plugs in under the entry-point group `envsdk.trainers`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from envsdk.public import public_names
+
+if TYPE_CHECKING:
+    from envsdk.trainer import TrainBatch, Trainer, TrainerConfig, TrainerRank, TrainSequence
+    from envsdk.trainers.fsdp2_trainer import Fsdp2Trainer
+    from envsdk.trainers.megatron.trainer import MegatronTrainer
+    from envsdk.trainers.torch_trainer import TorchTrainer
+
+_LAZY = {
+    "Fsdp2Trainer": "envsdk.trainers.fsdp2_trainer",
+    "MegatronTrainer": "envsdk.trainers.megatron.trainer",
+    "TorchTrainer": "envsdk.trainers.torch_trainer",
+    "TrainBatch": "envsdk.trainer",
+    "TrainSequence": "envsdk.trainer",
+    "Trainer": "envsdk.trainer",
+    "TrainerConfig": "envsdk.trainer",
+    "TrainerRank": "envsdk.trainer",
+}
+
+__all__ = [
+    "Fsdp2Trainer",
+    "MegatronTrainer",
+    "TorchTrainer",
+    "TrainBatch",
+    "TrainSequence",
+    "Trainer",
+    "TrainerConfig",
+    "TrainerRank",
+]
+
+__getattr__, __dir__ = public_names(__name__, _LAZY)

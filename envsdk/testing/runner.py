@@ -72,6 +72,8 @@ CULPRITS: Mapping[str, tuple[str, ...]] = {
 
 
 class Status(StrEnum):
+    """How a check ended."""
+
     PASSED = "passed"
     FAILED = "failed"
     BLOCKED = "blocked"

@@ -14,7 +14,18 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-CONTRACTS = {"chat", "env", "failures", "policy", "prompts", "run_limits", "seeds", "trainer", "trajectory"}
+CONTRACTS = {
+    "chat",
+    "env",
+    "failures",
+    "policy",
+    "prompts",
+    "public",
+    "run_limits",
+    "seeds",
+    "trainer",
+    "trajectory",
+}
 """Modules of the package itself that every room may import."""
 
 COMMANDS = {
@@ -71,7 +82,7 @@ IMPORTED_BY_NOBODY = {"envs"}
 LINKED = {"envs", "managers", "trainers"}
 """Rooms that stand beside the package and are linked into it."""
 
-MOST_FLAT_MODULES = 25
+MOST_FLAT_MODULES = 26
 
 PURE_CORES = {
     "envsdk/run_limits.py",

@@ -1,0 +1,58 @@
+"""Public names of a package: imported when they are first used, and warned of before they go.
+
+    __getattr__, __dir__ = public_names(__name__, {"TorchTrainer": "envsdk.trainers.torch_trainer"})
+
+Whoever imports the package does not pay for torch or Ray before a name needs them. The rule for names that
+go is in docs/python-api.md.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deprecated:
+    """A public name that goes. Until then its use works as before and warns."""
+
+    module: str
+    """Where it is still found."""
+    instead: str
+    """What to use: shown with the warning."""
+    since: str
+    """Version that warns first."""
+    removed_in: str
+    """Version without it, at least one minor version after `since`."""
+
+
+def public_names(
+    package: str, names: Mapping[str, str], deprecated: Mapping[str, Deprecated] | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a package whose public `names` lie in the modules given."""
+    going = deprecated or {}
+
+    def get(name: str) -> Any:
+        if name in going:
+            gone = going[name]
+            warnings.warn(
+                f"{package}.{name} is deprecated since envsdk {gone.since} and goes in {gone.removed_in}: "
+                f"use {gone.instead}",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            return getattr(import_module(gone.module), name)
+        if name not in names:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        found = getattr(import_module(names[name]), name)
+        setattr(sys.modules[package], name, found)
+        return found
+
+    def names_of_package() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *names})
+
+    return get, names_of_package

@@ -1,0 +1,91 @@
+"""What is public: the list, its signatures, and the rule for names that go."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+import warnings
+from importlib import import_module
+
+import pytest
+from packaging.version import Version
+
+import envsdk
+from envsdk.public import Deprecated, public_names
+from tests.envsdk.public_api import FILE, MODULES, gone, public_api
+
+
+def test_the_list_of_public_names_and_signatures_is_the_one_on_file() -> None:
+    written, api = FILE.read_text().splitlines(), public_api()
+    assert not gone(written, api), "these leave the public API or change: see docs/python-api.md"
+    assert api == written, "add what is public: python -m tests.envsdk.public_api"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_public_name_is_documented(module: str) -> None:
+    loaded = import_module(module)
+    assert loaded.__all__ == sorted(set(loaded.__all__))
+    assert loaded.__doc__
+    for name in set(loaded.__all__) - {"__version__"}:
+        assert getattr(loaded, name).__doc__, f"{module}.{name} has no docstring"
+
+
+def test_importing_the_package_imports_no_framework() -> None:
+    code = (
+        "import sys, envsdk, envsdk.algorithms, envsdk.trainers, envsdk.rewards\n"
+        "print(sorted({'torch', 'ray', 'transformers', 'pyarrow', 'pandas'} & set(sys.modules)))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    module = types.ModuleType("sample_package")
+    going = Deprecated(module="fractions", instead="sample_package.Decimal", since="0.3", removed_in="0.4")
+    module.__getattr__, module.__dir__ = public_names(  # type: ignore[method-assign]
+        "sample_package", {"Decimal": "decimal"}, {"Fraction": going}
+    )
+    monkeypatch.setitem(sys.modules, "sample_package", module)
+    return module
+
+
+def test_a_deprecated_name_works_and_says_what_to_use(package: types.ModuleType) -> None:
+    with pytest.warns(DeprecationWarning, match=r"since envsdk 0\.3 and goes in 0\.4: use sample_package"):
+        assert package.Fraction(1, 2) == 0.5
+
+
+def test_a_public_name_is_imported_at_its_first_use_without_a_warning(package: types.ModuleType) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert package.Decimal("1") == 1
+    assert "Decimal" in vars(package)
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = package.Nothing
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_deprecated_names_stay_for_a_minor_version_and_then_go(module: str) -> None:
+    loaded = import_module(module)
+    for name, going in getattr(loaded, "_DEPRECATED", {}).items():
+        since, removed_in = Version(going.since), Version(going.removed_in)
+        assert (removed_in.major, removed_in.minor) > (since.major, since.minor), name
+        assert Version(envsdk.__version__) < removed_in, f"{module}.{name} was to go in {going.removed_in}"
+        assert name not in loaded.__all__
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "breaks"),
+    [
+        ("def f(a, b=1)", "def f(a, b=1, *, c=None)", False),
+        ("def f(a, *, b=1)", "def f(a, c=(1, 2), *, b=1)", False),
+        ("def f(a, b=1)", "def f(a, c=2, b=1)", True),
+        ("def f(a, b=1)", "def f(a, b=2)", True),
+        ("def f(a)", "def f(a, b)", True),
+        ("def f(a)", "async def f(a)", True),
+        ("def f(a)", "def g(a)", True),
+    ],
+)
+def test_a_change_breaks_callers_or_does_not(before: str, after: str, breaks: bool) -> None:
+    assert bool(gone([before], [after])) is breaks
