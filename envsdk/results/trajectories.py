@@ -49,6 +49,17 @@ class Trajectories(Sequence[Trajectory]):
 
         return cls(open_dataset(Path(folder)).episodes())
 
+    @classmethod
+    def from_atif(cls, path: str | Path) -> Trajectories:
+        """Episodes of ATIF documents, ours or those of another program: a file, or a folder of files.
+
+        docs/results.md says how documents of other programs are read. ConfigurationError for a file that is
+        no ATIF document, StorageError for one that cannot be read.
+        """
+        from envsdk.datasets.atif import read_atif
+
+        return cls(read_atif(Path(path)))
+
     def __len__(self) -> int:
         return len(self._episodes)
 
