@@ -17,21 +17,33 @@ from envsdk.registry import list_specs, make, register, register_with_gymnasium,
 if TYPE_CHECKING:
     from envsdk.policy import Policy, Reply, TurnContext
     from envsdk.results.trajectories import Batch, Trajectories
-    from envsdk.trajectory import Outcome, Task, TokenArrays, Trajectory, Turn
+    from envsdk.trajectory import (
+        FinishReason,
+        Outcome,
+        Task,
+        TokenArrays,
+        TokenLog,
+        Trajectory,
+        Turn,
+        VersionSpan,
+    )
 
 __version__ = "0.1.0"
 
 _LAZY = {
     "Batch": "envsdk.results.trajectories",
+    "FinishReason": "envsdk.trajectory",
     "Outcome": "envsdk.trajectory",
     "Policy": "envsdk.policy",
     "Reply": "envsdk.policy",
     "Task": "envsdk.trajectory",
     "TokenArrays": "envsdk.trajectory",
+    "TokenLog": "envsdk.trajectory",
     "Trajectories": "envsdk.results.trajectories",
     "Trajectory": "envsdk.trajectory",
     "Turn": "envsdk.trajectory",
     "TurnContext": "envsdk.policy",
+    "VersionSpan": "envsdk.trajectory",
 }
 """The module of each public name that is imported at its first use."""
 
@@ -43,6 +55,7 @@ __all__ = [
     "EnvSpec",
     "EnvsdkError",
     "Failure",
+    "FinishReason",
     "Isolation",
     "Outcome",
     "Policy",
@@ -50,10 +63,12 @@ __all__ = [
     "Task",
     "TextEnv",
     "TokenArrays",
+    "TokenLog",
     "Trajectories",
     "Trajectory",
     "Turn",
     "TurnContext",
+    "VersionSpan",
     "__version__",
     "as_sync",
     "list_specs",
