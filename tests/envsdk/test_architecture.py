@@ -88,9 +88,11 @@ MOST_FLAT_MODULES = 27
 PURE_CORES = {
     "envsdk/run_limits.py",
     "envsdk/inference/refusals.py",
+    "envsdk/datasets/atif_documents.py",
     "envsdk/datasets/card.py",
     "envsdk/datasets/differences.py",
     "envsdk/datasets/selection.py",
+    "envsdk/datasets/tool_messages.py",
     "envsdk/adapters/openenv/messages.py",
     "envsdk/adapters/tools/answers.py",
     "envsdk/seeds.py",
