@@ -13,6 +13,7 @@ from envsdk.failures import Boundary, ConfigurationError, EnvsdkError, Failure
 from envsdk.processes.as_sync import as_sync
 from envsdk.public import public_names
 from envsdk.registry import list_specs, make, register, register_with_gymnasium, spec
+from envsdk.turn_env import InvalidAction, TurnEnv, TurnResult
 
 if TYPE_CHECKING:
     from envsdk.policy import Policy, Reply, TurnContext
@@ -56,6 +57,7 @@ __all__ = [
     "EnvsdkError",
     "Failure",
     "FinishReason",
+    "InvalidAction",
     "Isolation",
     "Outcome",
     "Policy",
@@ -68,6 +70,8 @@ __all__ = [
     "Trajectory",
     "Turn",
     "TurnContext",
+    "TurnEnv",
+    "TurnResult",
     "VersionSpan",
     "__version__",
     "as_sync",
