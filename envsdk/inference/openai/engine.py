@@ -17,6 +17,7 @@ import itertools
 import random
 from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Self
 
 import numpy as np
@@ -37,7 +38,7 @@ from envsdk.inference.openai.client import CompletionsClient
 from envsdk.inference.openai.settings import OpenAISettings
 from envsdk.inference.openai.wire import completion_body, read_event, why_inexpressible
 from envsdk.inference.refusals import bad_structure
-from envsdk.inference.sampling import OutputStructure, SamplingParams
+from envsdk.inference.sampling import LogitChanges, OutputStructure, SamplingParams
 from envsdk.inference.settings import api_key_of
 from envsdk.settings.validation import validated
 
@@ -58,6 +59,7 @@ class OpenAICore(TaskCore):
             weight_updates=OpenAISettings.takes_new_weights,
             priority=True,
             structured_output=settings.structured_output != "none",
+            logit_changes=True,
             logprobs=settings.logprobs != "none",
             processed_logprobs=settings.logprobs == "sampling",
         )
@@ -94,6 +96,17 @@ class OpenAICore(TaskCore):
             )
         if self.abilities.structured_output:
             await self._check_structures()
+        if not await self._heeds_a_bias(against=token):
+            self.abilities = replace(self.abilities, logit_changes=False)
+
+    async def _heeds_a_bias(self, against: int) -> bool:
+        """Whether a large one makes the server choose another token than `against`."""
+        other = 0 if against else 1
+        try:
+            pushed = await self._probe(max_new_tokens=1, changes=LogitChanges(bias=((other, 100.0),)))
+        except EngineError:  # it refuses the field
+            return False
+        return bool(pushed.token_ids.tolist() == [other])
 
     async def _check_structures(self) -> None:
         """A server that ignores structures gives the same reply to two that contradict each other."""
@@ -116,6 +129,7 @@ class OpenAICore(TaskCore):
         max_new_tokens: int,
         stop_token_ids: tuple[int, ...] = (),
         structure: OutputStructure | None = None,
+        changes: LogitChanges | None = None,
     ) -> GenerationResult:
         request = GenerationRequest(
             request_id="probe",
@@ -126,6 +140,7 @@ class OpenAICore(TaskCore):
                 stop_token_ids=stop_token_ids,
                 seed=0,
                 structure=structure,
+                changes=changes,
             ),
         )
         reply = Reply(request, asyncio.get_running_loop().create_future())

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.envsdk.inference.server_grammar import Grammar, begin_grammar
+from tests.envsdk.inference.server_grammar import Grammar, begin_grammar, biased
 
 VOCAB_SIZE = 64
 LOGITS = np.random.default_rng(7).normal(0.0, 1.5, (VOCAB_SIZE, VOCAB_SIZE))
@@ -76,7 +76,7 @@ def distribution(
     last: int, body: dict[str, Any], allowed: np.ndarray[Any, Any] | None = None
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Raw log-probabilities, and those of the sampling distribution, of the tokens that are allowed."""
-    logits = LOGITS[last % VOCAB_SIZE]
+    logits = biased(LOGITS[last % VOCAB_SIZE], body)
     if allowed is not None:
         logits = np.where(allowed, logits, -np.inf)
     raw = _log_softmax(logits)
