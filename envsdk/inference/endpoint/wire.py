@@ -3,8 +3,8 @@
 The fields are those of OpenAI's chat completions and completions, with vLLM's `top_k`, `min_p`,
 `repetition_penalty`, `stop_token_ids`, `ignore_eos`, `return_token_ids` and `structured_outputs`. A field
 that would change the reply and is not supported is refused unless it holds the value that changes nothing.
-What never changes a reply is ignored, and counted (`SamplingFields.ignored`): clients send more than was asked of them,
-and repeat whole messages.
+What never changes a reply is ignored, and counted (`SamplingFields.ignored`): clients send more than was
+asked of them, and repeat whole messages.
 """
 
 from __future__ import annotations
@@ -144,6 +144,8 @@ class StructuredOutputs(BaseModel):
 
 
 Penalty = Annotated[float, Field(ge=-2, le=2)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+TokenId = Annotated[str, Field(pattern=r"^(0|[1-9]\d{0,9})$")]
 
 
 class SamplingFields(BaseModel):
@@ -160,16 +162,7 @@ class SamplingFields(BaseModel):
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
-    logit_bias: (
-        Annotated[
-            dict[
-                Annotated[str, Field(pattern=r"^(0|[1-9]\d{0,9})$")], Annotated[float, Field(ge=-100, le=100)]
-            ],
-            Field(max_length=MAX_BIASED_TOKENS),
-        ]
-        | None
-    ) = None
-    """By token id."""
+    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=MAX_BIASED_TOKENS)] | None = None
     seed: int | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
