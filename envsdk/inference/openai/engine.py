@@ -17,17 +17,17 @@ import itertools
 import random
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Self
 
 import numpy as np
 
 from envsdk.failures import ConfigurationError, EngineError
-from envsdk.inference.core import Counters, Reply, TaskCore
+from envsdk.inference.core import CoreFailure, Counters, Reply, TaskCore
 from envsdk.inference.engine import (
     EngineAbilities,
     EngineConfig,
     EngineFailure,
+    ErrorKind,
     GenerationRequest,
     GenerationResult,
     WeightReference,
@@ -70,6 +70,9 @@ class OpenAICore(TaskCore):
         self._draw = random.Random(config.seed)
         self._flowing = asyncio.Event()
         self._flowing.set()
+        self._heeds_biases: bool | None = None
+        """Known after the first request that needs it."""
+        self._checking_biases = asyncio.Lock()
         self._num_ended_tokens = 0
         self._num_prompt_tokens = 0
 
@@ -96,17 +99,17 @@ class OpenAICore(TaskCore):
             )
         if self.abilities.structured_output:
             await self._check_structures()
-        if not await self._heeds_a_bias(against=token):
-            self.abilities = replace(self.abilities, logit_changes=False)
 
-    async def _heeds_a_bias(self, against: int) -> bool:
-        """Whether a large one makes the server choose another token than `against`."""
-        other = 0 if against else 1
-        try:
-            pushed = await self._probe(max_new_tokens=1, changes=LogitChanges(bias=((other, 100.0),)))
-        except EngineError:  # it refuses the field
-            return False
-        return bool(pushed.token_ids.tolist() == [other])
+    async def _check_biases(self) -> bool:
+        """Whether a large one decides which token the server gives, whatever that token is."""
+        for token in (0, 1):
+            try:
+                pushed = await self._probe(max_new_tokens=1, changes=LogitChanges(bias=((token, 100.0),)))
+            except EngineError:  # it refuses the field
+                return False
+            if pushed.token_ids.tolist() != [token]:
+                return False
+        return True
 
     async def _check_structures(self) -> None:
         """A server that ignores structures gives the same reply to two that contradict each other."""
@@ -156,6 +159,15 @@ class OpenAICore(TaskCore):
 
     async def sample(self, reply: Reply) -> None:
         self._num_prompt_tokens += len(reply.request.prompt_ids)
+        if reply.request.sampling.changes is not None:
+            async with self._checking_biases:
+                if self._heeds_biases is None:
+                    self._heeds_biases = await self._check_biases()
+            if not self._heeds_biases:
+                raise CoreFailure(
+                    f"logit_changes: {self._settings.base_url} does not heed `logit_bias`",
+                    ErrorKind.UNSUPPORTED_SAMPLING,
+                )
         await self._ask_until_answered(reply)
 
     def failure_of(self, reply: Reply, error: Exception) -> EngineFailure:

@@ -36,6 +36,7 @@ class Behavior:
     """Its folder, for structures; None: the server knows of none."""
     understands: str = "structured_outputs"
     """How it is told of structures; it passes over what it does not understand."""
+    heeds_biases: bool = True
     slow_after: int = 10_000
     """Tokens of a reply after which each takes `token_s`."""
     token_s: float = 0.0
@@ -197,6 +198,8 @@ class _Handler(BaseHTTPRequestHandler):
     def stream(self, body: dict[str, Any]) -> None:
         behavior = self.behavior
         try:
+            if not behavior.heeds_biases:
+                body.pop("logit_bias", None)
             grammar = grammar_of(body, behavior)
         except ValueError as error:
             self.answer(400, {"error": {"message": str(error)}})
