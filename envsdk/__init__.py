@@ -13,19 +13,23 @@ from envsdk.failures import Boundary, ConfigurationError, EnvsdkError, Failure
 from envsdk.processes.as_sync import as_sync
 from envsdk.public import public_names
 from envsdk.registry import list_specs, make, register, register_with_gymnasium, spec
+from envsdk.turn_env import InvalidAction, TurnEnv, TurnResult
 
 if TYPE_CHECKING:
     from envsdk.policy import Policy, Reply, TurnContext
+    from envsdk.results.trajectories import Batch, Trajectories
     from envsdk.trajectory import Outcome, Task, TokenArrays, Trajectory, Turn
 
 __version__ = "0.1.0"
 
 _LAZY = {
+    "Batch": "envsdk.results.trajectories",
     "Outcome": "envsdk.trajectory",
     "Policy": "envsdk.policy",
     "Reply": "envsdk.policy",
     "Task": "envsdk.trajectory",
     "TokenArrays": "envsdk.trajectory",
+    "Trajectories": "envsdk.results.trajectories",
     "Trajectory": "envsdk.trajectory",
     "Turn": "envsdk.trajectory",
     "TurnContext": "envsdk.policy",
@@ -34,11 +38,13 @@ _LAZY = {
 
 __all__ = [
     "AsyncTextEnv",
+    "Batch",
     "Boundary",
     "ConfigurationError",
     "EnvSpec",
     "EnvsdkError",
     "Failure",
+    "InvalidAction",
     "Isolation",
     "Outcome",
     "Policy",
@@ -46,9 +52,12 @@ __all__ = [
     "Task",
     "TextEnv",
     "TokenArrays",
+    "Trajectories",
     "Trajectory",
     "Turn",
     "TurnContext",
+    "TurnEnv",
+    "TurnResult",
     "__version__",
     "as_sync",
     "list_specs",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from envsdk.trajectory import Turn
+if TYPE_CHECKING:
+    from envsdk.trajectory import Turn
 
 PLACEHOLDERS = ("observation", "turn_idx", "actions_left", "max_response_length")
 """What `agent_template` may contain in braces; other braces are plain text."""
@@ -43,6 +44,21 @@ class AgentPrompts:
             "max_response_length": str(max_response_length),
         }
         return _FIELD.sub(lambda match: values[match.group(1)], self.template)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TagPrompts:
+    """What it takes to write the conversations of a tag's episodes: templates, and the limits they show."""
+
+    prompts: AgentPrompts = field(default_factory=AgentPrompts)
+    max_turns: int
+    """Turns before an episode is truncated; templates show how many are left as `{actions_left}`."""
+    max_new_tokens: int = 0
+    """Maximum length of a reply in tokens; templates show it as `{max_response_length}`."""
+
+    def messages(self, turns: Sequence[Turn]) -> list[Message]:
+        """The conversation as the policy saw and wrote it, from the system prompt to the last reply."""
+        return conversation(turns, self.prompts, max_turns=self.max_turns, max_new_tokens=self.max_new_tokens)
 
 
 def opening(system: str, history: Sequence[Mapping[str, Any]] = ()) -> list[Message]:

@@ -18,11 +18,13 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from envsdk.failures import Failure
+from envsdk.failures import ConfigurationError, Failure
+from envsdk.prompts import Message, TagPrompts
 from envsdk.seeds import stable_seed
 
 NO_VERSION = -1
@@ -214,6 +216,10 @@ class Trajectory:
     """Seconds spent in the environment's `reset` and `step`."""
     worker: str = ""
     """The worker process that played it."""
+    shown: TagPrompts | None = field(default=None, repr=False, compare=False)
+    """What the observations were shown with. Not stored: whoever reads or plays episodes knows it by tag."""
+    tools: Sequence[Mapping[str, Any]] = field(default=(), repr=False, compare=False)
+    """Functions that the policy's chat template was told of, as OpenAI's API describes them. Not stored."""
 
     @property
     def total_reward(self) -> float:
@@ -224,3 +230,16 @@ class Trajectory:
     def oldest_version(self) -> int | None:
         """Of the tokens; None without sampled tokens."""
         return None if self.tokens is None else self.tokens.oldest_version
+
+    def to_messages(self) -> list[Message]:
+        """The conversation as chat messages (`role`, `content`), from the system prompt to the last reply.
+
+        ConfigurationError when `shown` is None.
+        """
+        if self.shown is None:
+            raise ConfigurationError(
+                f"trajectory {self.trajectory_id} does not know the prompts of {self.task.tag!r}: read it by "
+                "envsdk.Trajectories.from_folder, or set `shown` by dataclasses.replace(trajectory, "
+                "shown=envsdk.prompts.TagPrompts(...))"
+            )
+        return self.shown.messages(self.turns)

@@ -12,7 +12,9 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from envsdk.env import Info
 from envsdk.failures import Boundary, EnvsdkError, Failure
@@ -20,7 +22,7 @@ from envsdk.inference.sampling import OutputStructure
 from envsdk.managers.env_host import EnvBlueprint, EpisodeFailed
 from envsdk.managers.hosts import open_host
 from envsdk.policy import Policy, PolicyFailed, Reply, SequenceFull, TurnContext
-from envsdk.prompts import AgentPrompts
+from envsdk.prompts import AgentPrompts, TagPrompts
 from envsdk.seeds import stable_seed
 from envsdk.trajectory import Outcome, Task, TokenLog, Trajectory, Turn
 
@@ -42,6 +44,11 @@ class TagSetup:
     """Constrains the text of a model's replies."""
     with_state_hashes: bool = False
     """Record a hash of the environment's state before each reply."""
+
+    @property
+    def shown(self) -> TagPrompts:
+        """For `Trajectory.shown` of its episodes."""
+        return TagPrompts(prompts=self.prompts, max_turns=self.max_turns, max_new_tokens=self.max_new_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +170,7 @@ class TrajEnvManager:
         before = clock()
         observation, start = await host.reset(order.seed, host.blueprint.reset_options(order.task))
         episode.env_s += clock() - before
+        episode.tools = start.get("tools", ())
         for turn_index in range(setup.max_turns):
             num_actions_left = setup.max_turns - turn_index
             context = TurnContext(
@@ -181,7 +189,7 @@ class TrajEnvManager:
                 log=episode.log,
                 session_id=episode.trajectory_id,
                 prompt_group=None if turn_index else order.group_id,
-                tools=start.get("tools", ()),
+                tools=episode.tools,
                 turns=episode.turns,
                 history=start.get("history", ()),
             )
@@ -239,6 +247,7 @@ class _Episode:
     failure: Failure | None = None
     success: bool = False
     final_observation: str = ""
+    tools: Sequence[Mapping[str, Any]] = ()
     started_at: float = field(default_factory=time.time)
     generate_s: float = 0.0
     env_s: float = 0.0
@@ -291,4 +300,5 @@ class _Episode:
             generate_s=self.generate_s,
             env_s=self.env_s,
             worker=self.worker,
+            tools=self.tools,
         )

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from envsdk.trajectory import Turn
+from envsdk.trajectory import Outcome, Trajectory, Turn
 
 Floats = NDArray[np.float64]
 StepLevel = Literal["turn", "reply", "segment", "token"]
@@ -53,6 +53,44 @@ class AdvantageSample:
     token_rewards: NDArray[np.float64] | None = None
     """`[T]`, 0 where the mask is 0: what single tokens earn in addition to the turns' rewards. An
     estimator finds the KL penalty here."""
+
+    @classmethod
+    def of(
+        cls,
+        trajectory: Trajectory,
+        *,
+        logprobs: NDArray[np.float32] | None = None,
+        reference_logprobs: NDArray[np.float32] | None = None,
+        values: NDArray[np.float32] | None = None,
+    ) -> AdvantageSample:
+        """A trajectory and the scores that models gave its tokens.
+
+        `logprobs` and `reference_logprobs` are `[T]`; `values` are `[T + 1]`: entry t is the value of the
+        tokens before t, the last one that of them all. A trajectory without tokens counts as one token per
+        turn. It is not valid when its episode failed, or when the policy wrote nothing.
+        """
+        turns, tokens = trajectory.turns, trajectory.tokens
+        hashes = [turn.state_hash for turn in turns if turn.state_hash is not None]
+        wrote_something = bool(turns) if tokens is None else tokens.oldest_version is not None
+        was_cut_off = trajectory.outcome is Outcome.TRUNCATED
+        return cls(
+            group_id=trajectory.group_id,
+            response_mask=np.ones(len(turns), np.int8) if tokens is None else tokens.response_mask,
+            turn_rewards=[turn.reward for turn in turns],
+            turn_spans=[
+                (index, index + 1) if tokens is None else (turn.response_start, turn.response_end)
+                for index, turn in enumerate(turns)
+            ],
+            valid=trajectory.failure is None and wrote_something,
+            tag=trajectory.task.tag,
+            success=trajectory.success,
+            turns=turns,
+            state_hashes=hashes if len(hashes) == len(turns) else None,
+            logprobs=logprobs,
+            reference_logprobs=reference_logprobs,
+            values=None if values is None else values[:-1],
+            last_value=float(values[-1]) if values is not None and was_cut_off else 0.0,
+        )
 
     @property
     def total_reward(self) -> float:

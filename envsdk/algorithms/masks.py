@@ -12,6 +12,7 @@ Shapes: N trajectories. R is a trajectory's reward as the environment gave it, b
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,6 +53,17 @@ def left_out(args: AdvantageKeys, samples: Sequence[AdvantageSample]) -> dict[st
         short_N = np.array([sample.response_mask.sum() for sample in samples], np.int64) < limit
         found["error_max_len"] = ~((rewards_N == 1) | ((rewards_N == 0) & short_N))
     return {name: out_N & valid_N for name, out_N in found.items()}
+
+
+def masked(
+    args: AdvantageKeys, samples: Sequence[AdvantageSample]
+) -> tuple[list[AdvantageSample], dict[str, NDArray[np.bool_]]]:
+    """The samples with `learns` False where any mask leaves them out, and what `left_out` says."""
+    masks = left_out(args, samples)
+    is_masked_N = np.zeros(len(samples), bool)
+    for out_N in masks.values():
+        is_masked_N |= out_N
+    return [replace(each, learns=not out) for each, out in zip(samples, is_masked_N, strict=True)], masks
 
 
 def was_cut(sample: AdvantageSample) -> bool:

@@ -8,12 +8,12 @@ for trajectory in dataset.episodes():
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from envsdk.failures import ConfigurationError
-from envsdk.prompts import AgentPrompts, Message, conversation
+from envsdk.prompts import AgentPrompts, Message, TagPrompts
 from envsdk.store.shards import MANIFEST, Manifest
 from envsdk.store.trajectories import iter_trajectories
 from envsdk.trajectory import Trajectory, Turn
@@ -53,7 +53,12 @@ class TagRecord:
 
     def messages(self, turns: Sequence[Turn]) -> list[Message]:
         """The conversation as the policy saw and wrote it, from the system prompt to the last reply."""
-        return conversation(turns, self.prompts, max_turns=self.max_turns, max_new_tokens=self.max_new_tokens)
+        return self.shown.messages(turns)
+
+    @property
+    def shown(self) -> TagPrompts:
+        """For `Trajectory.shown`."""
+        return TagPrompts(prompts=self.prompts, max_turns=self.max_turns, max_new_tokens=self.max_new_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +74,26 @@ class DataSet:
 
     def episodes(self) -> Iterator[Trajectory]:
         """One row group in memory at a time. StorageError names a file that is missing or damaged."""
+        for _, trajectory in self.episodes_by_shard():
+            yield trajectory
+
+    def episodes_by_shard(self) -> Iterator[tuple[Path, Trajectory]]:
+        """`episodes`, each with the file that it is in."""
+        shown = {tag: record.shown for tag, record in self.tags.items()}
         for shard in self.shards:
-            yield from iter_trajectories(shard)
+            for trajectory in iter_trajectories(shard):
+                yield shard, replace(trajectory, shown=shown.get(trajectory.task.tag))
+
+    @property
+    def policy(self) -> str:
+        """Name of the policy that played; of a run, the folder's name."""
+        return self.folder.resolve().name if self.manifest is None else str(self.manifest.config["policy"])
+
+    @property
+    def model(self) -> str | None:
+        """Name of the model that played; None of a policy without one, and of a run."""
+        model = None if self.manifest is None else self.manifest.config.get("model")
+        return None if model is None else str(model.get("endpoint_model") or Path(model["folder"]).name)
 
 
 def open_dataset(folder: Path) -> DataSet:

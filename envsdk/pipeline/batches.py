@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +12,11 @@ from envsdk.algorithms.advantage_sample import AdvantageSample, TokenAdvantages
 from envsdk.algorithms.advantages import token_advantages
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.kl import adapted_kl_coef
-from envsdk.algorithms.masks import left_out
+from envsdk.algorithms.masks import masked
 from envsdk.algorithms.rewards import mean_kl
 from envsdk.failures import TrainerError
 from envsdk.trainer import TrainBatch, TrainSequence
-from envsdk.trajectory import Outcome, Trajectory
+from envsdk.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,16 +86,23 @@ def prepare_batch(
     `kl_coef` is the present weight of the KL penalty: `init_kl_coef` at the start of a run.
     """
     coef = args.init_kl_coef if kl_coef is None else kl_coef
-    samples = [_sample(trajectory, scores, index) for index, trajectory in enumerate(trajectories)]
-    masks = left_out(args, samples)
-    is_masked = np.zeros(len(samples), bool)
-    for out_N in masks.values():
-        is_masked |= out_N
-    samples = [replace(sample, learns=not out) for sample, out in zip(samples, is_masked, strict=True)]
+    samples, masks = masked(
+        args,
+        [
+            AdvantageSample.of(
+                trajectory,
+                logprobs=_at(scores.logprobs, index),
+                reference_logprobs=_at(scores.reference_logprobs, index),
+                values=_at(scores.values, index),
+            )
+            for index, trajectory in enumerate(trajectories)
+        ],
+    )
     results = token_advantages(args, samples, kl_coef=coef)
     metrics = _advantage_metrics(samples, results)
     if masks:
-        shares = {f"masked_{name}": out_N for name, out_N in masks.items()} | {"masked": is_masked}
+        shares = {f"masked_{name}": out_N for name, out_N in masks.items()}
+        shares["masked"] = np.array([not sample.learns for sample in samples], bool)
         metrics |= {f"advantage/{name}": float(out_N.mean()) for name, out_N in shares.items()}
     next_coef = coef
     if args.init_kl_coef > 0:
@@ -128,28 +135,6 @@ def _nothing_left(masks: Mapping[str, NDArray[np.bool_]], num_trajectories: int)
     return (
         f"masks leave out all {num_trajectories} trajectories of the batch ({counts}): the policy stays as "
         "it is in this step"
-    )
-
-
-def _sample(trajectory: Trajectory, scores: ModelScores, index: int) -> AdvantageSample:
-    tokens = trajectory.tokens
-    assert tokens is not None, "not learnable"
-    hashes = [turn.state_hash for turn in trajectory.turns if turn.state_hash is not None]
-    values = _at(scores.values, index)
-    was_cut_off = trajectory.outcome is Outcome.TRUNCATED
-    return AdvantageSample(
-        group_id=trajectory.group_id,
-        response_mask=tokens.response_mask,
-        turn_rewards=[turn.reward for turn in trajectory.turns],
-        turn_spans=[(turn.response_start, turn.response_end) for turn in trajectory.turns],
-        tag=trajectory.task.tag,
-        success=trajectory.success,
-        turns=trajectory.turns,
-        state_hashes=hashes if len(hashes) == len(trajectory.turns) else None,
-        logprobs=_at(scores.logprobs, index),
-        reference_logprobs=_at(scores.reference_logprobs, index),
-        values=None if values is None else values[:-1],
-        last_value=float(values[-1]) if values is not None and was_cut_off else 0.0,
     )
 
 

@@ -25,6 +25,7 @@ CONTRACTS = {
     "seeds",
     "trainer",
     "trajectory",
+    "turn_env",
 }
 """Modules of the package itself that every room may import."""
 
@@ -63,6 +64,7 @@ ORDER = [
     "config",
     "adapters",
     "datasets",
+    "results",
     "testing",
     "envs",
     "managers",
@@ -81,14 +83,16 @@ IMPORTED_BY_NOBODY = {"envs"}
 LINKED = {"envs", "managers", "trainers"}
 """Rooms that stand beside the package and are linked into it."""
 
-MOST_FLAT_MODULES = 26
+MOST_FLAT_MODULES = 27
 
 PURE_CORES = {
     "envsdk/run_limits.py",
     "envsdk/inference/refusals.py",
+    "envsdk/datasets/atif_documents.py",
     "envsdk/datasets/card.py",
     "envsdk/datasets/differences.py",
     "envsdk/datasets/selection.py",
+    "envsdk/datasets/tool_messages.py",
     "envsdk/adapters/openenv/messages.py",
     "envsdk/adapters/tools/answers.py",
     "envsdk/seeds.py",
@@ -105,6 +109,8 @@ PURE_CORES = {
     "envsdk/view/run_view.py",
     "envsdk/view/trajectory_view.py",
     "envsdk/view/waiting.py",
+    "envsdk/results/advantages.py",
+    "envsdk/results/trajectories.py",
     "envsdk/rewards/code/compare.py",
     "envsdk/rewards/code/program_text.py",
     "envsdk/rewards/code/returned.py",
