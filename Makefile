@@ -102,7 +102,8 @@ $(VENV)/.datasets-installed: $(INSTALLED)
 
 .PHONY: test-datasets
 test-datasets: $(VENV)/.datasets-installed ## Run the tests that read data sets with Hugging Face datasets and TRL
-	$(BIN)/python -m pytest -m "datasets and not slow" tests/system/test_load_dataset.py tests/system/test_trl.py
+	$(BIN)/python -m pytest -m "datasets and not slow" tests/system/test_load_dataset.py \
+		tests/system/test_results_frames.py tests/system/test_trl.py
 
 BROWSER := playwright==1.65.2 greenlet==3.5.6
 

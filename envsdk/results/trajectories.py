@@ -21,6 +21,7 @@ from envsdk.trajectory import Task, Trajectory
 
 if TYPE_CHECKING:
     from envsdk.results.arrays import Layout, Library, Side
+    from envsdk.results.frames import FrameLibrary, FrameRow
 
 _SHOWN_TAGS = 3
 
@@ -95,6 +96,44 @@ class Trajectories(Sequence[Trajectory]):
     def mean_reward(self) -> float | None:
         """Mean total reward of the episodes that did not fail; None when there is none."""
         return _mean([each.total_reward for each in self._episodes if each.failure is None])
+
+    def to_messages(self, *, tool_calls: bool = False) -> list[list[dict[str, Any]]]:
+        """Each episode as the conversation that the policy saw and wrote: messages of `role` and `content`.
+
+        Tool calls and their answers are text in it, as the policy has them. With `tool_calls` those that can
+        be read become `tool_calls` and messages of the role `tool`, as OpenAI's API has them.
+        ConfigurationError for an episode that does not know its prompts.
+        """
+        conversations: list[list[dict[str, Any]]] = [[*each.to_messages()] for each in self._episodes]
+        if tool_calls:
+            from envsdk.datasets.tool_messages import with_tool_calls
+
+            return [with_tool_calls(each) for each in conversations]
+        return conversations
+
+    def to_frame(self, library: FrameLibrary = "pandas", *, per: FrameRow = "episode") -> Any:
+        """A `pandas.DataFrame` or `pyarrow.Table`: one row per episode, or per turn.
+
+        Columns of an episode: who, what and when, `success`, `total_reward` (both null where it failed),
+        `failure`, numbers of turns and tokens. Columns of a turn: the texts, `reward`, its place in the token
+        log, and `metrics.NAME` for each metric. `group` is the position in `groups`.
+        ConfigurationError when pandas is asked for and not installed.
+        """
+        from envsdk.results.frames import to_frame
+
+        return to_frame(self._episodes, self.group_indices, library=library, per=per)
+
+    def to_dataset(self) -> Any:
+        """A `datasets.Dataset` with one row per episode that did not fail and has a turn.
+
+        `prompt` are the messages up to the first observation, `completion` all after them, `messages` both;
+        then `reward`, `success`, `tag`, `split`, `index`, `seed`, `group` (position in `groups`),
+        `trajectory_id`, and `tools` as JSON text where the policy had some.
+        ConfigurationError when `datasets` is not installed or an episode does not know its prompts.
+        """
+        from envsdk.results.frames import to_dataset
+
+        return to_dataset(self._episodes, self.group_indices)
 
     def to_arrays(
         self,
