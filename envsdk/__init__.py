@@ -15,6 +15,7 @@ from envsdk.public import public_names
 from envsdk.registry import list_specs, make, register, register_with_gymnasium, spec
 
 if TYPE_CHECKING:
+    from envsdk.pipeline.rollouts import AsyncRollouts, Rollouts
     from envsdk.policy import Policy, Reply, TurnContext
     from envsdk.results.trajectories import Batch, Trajectories
     from envsdk.trajectory import Outcome, Task, TokenArrays, Trajectory, Turn
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _LAZY = {
+    "AsyncRollouts": "envsdk.pipeline.rollouts",
     "Batch": "envsdk.results.trajectories",
     "Outcome": "envsdk.trajectory",
     "Policy": "envsdk.policy",
     "Reply": "envsdk.policy",
+    "Rollouts": "envsdk.pipeline.rollouts",
     "Task": "envsdk.trajectory",
     "TokenArrays": "envsdk.trajectory",
     "Trajectories": "envsdk.results.trajectories",
@@ -36,6 +39,7 @@ _LAZY = {
 """The module of each public name that is imported at its first use."""
 
 __all__ = [
+    "AsyncRollouts",
     "AsyncTextEnv",
     "Batch",
     "Boundary",
@@ -47,6 +51,7 @@ __all__ = [
     "Outcome",
     "Policy",
     "Reply",
+    "Rollouts",
     "Task",
     "TextEnv",
     "TokenArrays",

@@ -5,7 +5,7 @@ A cell is a position in the text of the map, whose rows end with a newline: `row
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 

@@ -19,9 +19,11 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from envsdk.config import load_config
 from envsdk.config.loading import LoadedConfig
@@ -32,15 +34,17 @@ from envsdk.inference.engine import EngineHealth
 from envsdk.managers.batch_files import read_batch
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.managers.rollout_batch import RolloutBatch
+from envsdk.managers.wiring import tag_setups
 from envsdk.pipeline.engine_group import Say
 from envsdk.pipeline.opening import begin, only_run_in
 from envsdk.pipeline.rollout_cluster import RolloutCluster
+from envsdk.pipeline.rollout_metrics import rollout_metrics, validation_metrics
 from envsdk.pipeline.run_folder import TRAJECTORIES, RunFolder
 from envsdk.pipeline.trainers import trainer_mappings
 from envsdk.pipeline.weight_source import GivenWeights, WeightSource
 from envsdk.processes.background_loop import on_background_loop
-
-Result = TypeVar("Result")
+from envsdk.prompts import TagPrompts
+from envsdk.results.trajectories import Batch
 
 STATE_FORMAT = "envsdk.rollouts/1"
 _LOG = logging.getLogger("envsdk")
@@ -211,7 +215,7 @@ class AsyncRollouts:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    async def get_batch(self, num_trajectories: int | None = None) -> RolloutBatch:
+    async def get_batch(self, num_trajectories: int | None = None) -> Batch:
         """See `Rollouts.get_batch`."""
         batches = self._started()
         size = self.config.train_batch_size if num_trajectories is None else num_trajectories
@@ -219,9 +223,9 @@ class AsyncRollouts:
         if not is_on_disk:
             self._check_size(size)
         batch = await batches.get_batch(self._step, size)
-        self._step += 1
         self._num_taken += len(batch.trajectories)
-        return batch
+        self._step += 1
+        return self._batch(batch, self._step - 1, rollout_metrics(batch))
 
     async def publish(self, weights: Mapping[str, Any] | str | Path, version: int | None = None) -> int:
         """See `Rollouts.publish`."""
@@ -243,12 +247,13 @@ class AsyncRollouts:
         await self._started().publish(version, step=self._step)
         self._version, self._has_published, self._num_taken = version, True, 0
 
-    async def validate(self) -> RolloutBatch:
+    async def validate(self) -> Batch:
         """See `Rollouts.validate`."""
         batches = self._started()
         if not self.config.val_batch_size:
             raise ConfigurationError("val_batch_size: 0, so there are no held-out tasks to play")
-        return await batches.validate(self._version, self._step)
+        batch = await batches.validate(self._version, self._step)
+        return self._batch(batch, self._step, validation_metrics(batch))
 
     async def suspend(self) -> None:
         """See `Rollouts.suspend`."""
@@ -273,6 +278,21 @@ class AsyncRollouts:
             "seed": self.config.seed,
             "ledger": ledger,
         }
+
+    def _batch(self, batch: RolloutBatch, step: int, metrics: Mapping[str, float]) -> Batch:
+        shown = self._shown
+        return Batch(
+            (replace(each, shown=shown[each.task.tag]) for each in batch.trajectories),
+            version=batch.version,
+            step=step,
+            metrics=metrics,
+        )
+
+    @cached_property
+    def _shown(self) -> Mapping[str, TagPrompts]:
+        config = self.config
+        managers = [config.train_env_manager, *([config.val_env_manager] if config.val_batch_size else [])]
+        return {tag: setup.shown for each in managers for tag, setup in tag_setups(config, each).items()}
 
     def _started(self) -> BatchSource:
         if self._batches is None:
@@ -370,7 +390,7 @@ class Rollouts:
     ) -> None:
         self.close()
 
-    def get_batch(self, num_trajectories: int | None = None) -> RolloutBatch:
+    def get_batch(self, num_trajectories: int | None = None) -> Batch:
         """Wait for the next complete groups; they are on disk when this returns.
 
         No sampled token is older than the bound on staleness: `async_generation_ratio` versions, rounded up.
@@ -402,7 +422,7 @@ class Rollouts:
         """
         return on_background_loop(self._rollouts.publish(weights, version))
 
-    def validate(self) -> RolloutBatch:
+    def validate(self) -> Batch:
         """Play the held-out tasks (`val_batch_size`) under the weights published last; training waits."""
         return on_background_loop(self._rollouts.validate())
 
