@@ -25,6 +25,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import ray
+
 from envsdk.config import load_config
 from envsdk.config.loading import LoadedConfig
 from envsdk.config.models import RunConfig
@@ -139,6 +141,7 @@ class AsyncRollouts:
         self._state = None if state is None else _checked_state(state, self.config)
         self._stack = ExitStack()
         self._weights: GivenWeights | None = None
+        self._model: Path | None = None
         self._batches: BatchSource | None = None
         self._folder: RunFolder | None = None
         self._step = 0 if self._state is None else int(self._state["step"])
@@ -156,6 +159,13 @@ class AsyncRollouts:
     def folder(self) -> Path:
         """Where batches are written: `output_dir/exp_name`."""
         return self.config.run_folder
+
+    @property
+    def model(self) -> Path:
+        """The Hugging Face folder with the weights of version 0 and the tokenizer, once started."""
+        self._started()
+        assert self._model is not None
+        return self._model
 
     @property
     def step(self) -> int:
@@ -189,9 +199,9 @@ class AsyncRollouts:
         folder = self._folder = RunFolder.of_batches(config, self._state)
         # A tiny policy may have to be made; this takes a minute.
         model, changes = await asyncio.to_thread(begin, self._loaded, folder)
-        runtime = ray_runtime(config.ray)
-        await asyncio.to_thread(self._stack.enter_context, runtime)
-        self._weights = GivenWeights(model)
+        if not ray.is_initialized():  # else it is the caller's, who also ends it
+            await asyncio.to_thread(self._stack.enter_context, ray_runtime(config.ray))
+        self._model, self._weights = model, GivenWeights(model)
         batches = self._batches = BatchSource(
             config, folder, model=model, weights=self._weights, say=_LOG.warning
         )
@@ -359,6 +369,11 @@ class Rollouts:
     def folder(self) -> Path:
         """Where batches are written: `output_dir/exp_name`."""
         return self._rollouts.folder
+
+    @property
+    def model(self) -> Path:
+        """The Hugging Face folder with the weights of version 0 and the tokenizer, once started."""
+        return self._rollouts.model
 
     @property
     def step(self) -> int:

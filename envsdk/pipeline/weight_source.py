@@ -64,7 +64,7 @@ class GivenWeights:
             ConfigurationError: There is no such folder, or names or shapes are not the model's.
         """
         if isinstance(weights, Mapping):
-            self._check((name, Shape(tuple(value.shape))) for name, value in weights.items())
+            self._check((name, Shape(_shape_of(name, value))) for name, value in weights.items())
             self._held = dict(copies(weights.items()))
             return
         folder = _model_folder(Path(weights))
@@ -103,6 +103,15 @@ class GivenWeights:
                 "",
             )
             raise ConfigurationError(f"these weights cannot be published: {error}{hint}") from error
+
+
+def _shape_of(name: str, value: Any) -> tuple[int, ...]:
+    try:
+        return tuple(value.shape)
+    except AttributeError:
+        raise ConfigurationError(
+            f"weight `{name}` is a {type(value).__name__}: give a tensor or an array"
+        ) from None
 
 
 def _read(folder: Path) -> Iterator[tuple[str, Tensor]]:
