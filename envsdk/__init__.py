@@ -15,6 +15,8 @@ from envsdk.public import public_names
 from envsdk.registry import list_specs, make, register, register_with_gymnasium, spec
 
 if TYPE_CHECKING:
+    from envsdk.play.local_engine import LocalEngine
+    from envsdk.play.rollout import rollout, rollout_sync
     from envsdk.policy import Policy, Reply, TurnContext
     from envsdk.results.trajectories import Batch, Trajectories
     from envsdk.trajectory import Outcome, Task, TokenArrays, Trajectory, Turn
@@ -23,6 +25,7 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "Batch": "envsdk.results.trajectories",
+    "LocalEngine": "envsdk.play.local_engine",
     "Outcome": "envsdk.trajectory",
     "Policy": "envsdk.policy",
     "Reply": "envsdk.policy",
@@ -32,6 +35,8 @@ _LAZY = {
     "Trajectory": "envsdk.trajectory",
     "Turn": "envsdk.trajectory",
     "TurnContext": "envsdk.policy",
+    "rollout": "envsdk.play.rollout",
+    "rollout_sync": "envsdk.play.rollout",
 }
 """The module of each public name that is imported at its first use."""
 
@@ -44,6 +49,7 @@ __all__ = [
     "EnvsdkError",
     "Failure",
     "Isolation",
+    "LocalEngine",
     "Outcome",
     "Policy",
     "Reply",
@@ -59,6 +65,8 @@ __all__ = [
     "list_specs",
     "make",
     "register",
+    "rollout",
+    "rollout_sync",
     "spec",
 ]
 
