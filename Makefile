@@ -93,7 +93,7 @@ test-alfworld: install-alfworld ## Run the tests that need ALFWorld's engine
 	$(BIN)/python -m pytest -m "alfworld and not slow"
 
 # Bring pandas, which nothing else needs.
-DATASETS := datasets==5.2.0 dill==0.4.1 multiprocess==0.70.19 pandas==3.1.1 python-dateutil==4.0.0 six==1.17.0 \
+DATASETS := atif==1.8.0 datasets==5.2.0 dill==0.4.1 multiprocess==0.70.19 pandas==3.1.1 python-dateutil==4.0.0 six==1.17.0 \
 	trl==1.16.0 xxhash==4.1.0
 
 $(VENV)/.datasets-installed: $(INSTALLED)
@@ -102,8 +102,8 @@ $(VENV)/.datasets-installed: $(INSTALLED)
 
 .PHONY: test-datasets
 test-datasets: $(VENV)/.datasets-installed ## Run the tests that read data sets with Hugging Face datasets and TRL
-	$(BIN)/python -m pytest -m "datasets and not slow" tests/system/test_load_dataset.py \
-		tests/system/test_results_frames.py tests/system/test_trl.py
+	$(BIN)/python -m pytest -m "datasets and not slow" tests/envsdk/data_sets/test_atif.py \
+		tests/system/test_load_dataset.py tests/system/test_results_frames.py tests/system/test_trl.py
 
 BROWSER := playwright==1.65.2 greenlet==3.5.6
 

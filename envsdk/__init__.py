@@ -13,6 +13,7 @@ from envsdk.failures import Boundary, ConfigurationError, EnvsdkError, Failure
 from envsdk.processes.as_sync import as_sync
 from envsdk.public import public_names
 from envsdk.registry import list_specs, make, register, register_with_gymnasium, spec
+from envsdk.turn_env import InvalidAction, TurnEnv, TurnResult
 
 if TYPE_CHECKING:
     from envsdk.play.local_engine import LocalEngine
@@ -48,6 +49,7 @@ __all__ = [
     "EnvSpec",
     "EnvsdkError",
     "Failure",
+    "InvalidAction",
     "Isolation",
     "LocalEngine",
     "Outcome",
@@ -60,6 +62,8 @@ __all__ = [
     "Trajectory",
     "Turn",
     "TurnContext",
+    "TurnEnv",
+    "TurnResult",
     "__version__",
     "as_sync",
     "list_specs",

@@ -9,6 +9,7 @@ trajectories.to_arrays(), trajectories.advantages("grpo")       # of a policy th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from types import MappingProxyType
@@ -40,14 +41,31 @@ class Trajectories(Sequence[Trajectory]):
         self._group_of: tuple[int, ...] | None = None
 
     @classmethod
-    def from_folder(cls, folder: str | Path) -> Trajectories:
+    def from_folder(cls, folder: str | Path, *, discarded: bool = False) -> Trajectories:
         """All episodes of a data set of `envsdk collect`, or of a run of `envsdk train`, in memory.
 
+        `discarded` adds those of a run that were played and not used, to the groups that they belonged to.
         ConfigurationError when the folder is neither, StorageError when a file is damaged.
         """
         from envsdk.datasets.reading import open_dataset
+        from envsdk.store.trajectories import DISCARDED_PREFIX
 
-        return cls(open_dataset(Path(folder)).episodes())
+        dataset = open_dataset(Path(folder))
+        if not discarded:
+            used = [shard for shard in dataset.shards if not shard.name.startswith(DISCARDED_PREFIX)]
+            dataset = replace(dataset, shards=used)
+        return cls(dataset.episodes())
+
+    @classmethod
+    def from_atif(cls, path: str | Path) -> Trajectories:
+        """Episodes of ATIF documents, ours or those of another program: a file, or a folder of files.
+
+        docs/results.md says how documents of other programs are read. ConfigurationError for a file that is
+        no ATIF document, StorageError for one that cannot be read.
+        """
+        from envsdk.datasets.atif import read_atif
+
+        return cls(read_atif(Path(path)))
 
     def __len__(self) -> int:
         return len(self._episodes)
