@@ -20,22 +20,34 @@ if TYPE_CHECKING:
     from envsdk.play.rollout import rollout, rollout_sync
     from envsdk.policy import Policy, Reply, TurnContext
     from envsdk.results.trajectories import Batch, Trajectories
-    from envsdk.trajectory import Outcome, Task, TokenArrays, Trajectory, Turn
+    from envsdk.trajectory import (
+        FinishReason,
+        Outcome,
+        Task,
+        TokenArrays,
+        TokenLog,
+        Trajectory,
+        Turn,
+        VersionSpan,
+    )
 
 __version__ = "0.1.0"
 
 _LAZY = {
     "Batch": "envsdk.results.trajectories",
+    "FinishReason": "envsdk.trajectory",
     "LocalEngine": "envsdk.play.local_engine",
     "Outcome": "envsdk.trajectory",
     "Policy": "envsdk.policy",
     "Reply": "envsdk.policy",
     "Task": "envsdk.trajectory",
     "TokenArrays": "envsdk.trajectory",
+    "TokenLog": "envsdk.trajectory",
     "Trajectories": "envsdk.results.trajectories",
     "Trajectory": "envsdk.trajectory",
     "Turn": "envsdk.trajectory",
     "TurnContext": "envsdk.policy",
+    "VersionSpan": "envsdk.trajectory",
     "rollout": "envsdk.play.rollout",
     "rollout_sync": "envsdk.play.rollout",
 }
@@ -49,6 +61,7 @@ __all__ = [
     "EnvSpec",
     "EnvsdkError",
     "Failure",
+    "FinishReason",
     "InvalidAction",
     "Isolation",
     "LocalEngine",
@@ -58,12 +71,14 @@ __all__ = [
     "Task",
     "TextEnv",
     "TokenArrays",
+    "TokenLog",
     "Trajectories",
     "Trajectory",
     "Turn",
     "TurnContext",
     "TurnEnv",
     "TurnResult",
+    "VersionSpan",
     "__version__",
     "as_sync",
     "list_specs",
