@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -234,7 +233,7 @@ class Batch(Trajectories):
         super().__init__(trajectories)
         self.version = version
         self.step = step
-        self.metrics = MappingProxyType(dict(metrics or {}))
+        self.metrics = dict(metrics or {})
 
     def _summary(self) -> list[tuple[str, str]]:
         return [("step", str(self.step)), ("version", str(self.version)), *super()._summary()]
