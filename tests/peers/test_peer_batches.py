@@ -7,10 +7,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from verl import DataProto
-from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
 from envsdk import Outcome, Task, TokenLog, Trajectories, Trajectory, Turn, VersionSpan
+
+pytest.importorskip("verl", reason="needs verl: make test-peers")
+
+from verl import DataProto  # noqa: E402
+from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage  # noqa: E402
 
 pytestmark = pytest.mark.peers
 
