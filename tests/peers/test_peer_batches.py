@@ -12,8 +12,8 @@ from envsdk import Outcome, Task, TokenLog, Trajectories, Trajectory, Turn, Vers
 
 pytest.importorskip("verl", reason="needs verl: make test-peers")
 
-from verl import DataProto  # noqa: E402
-from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage  # noqa: E402
+from verl import DataProto
+from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
 pytestmark = pytest.mark.peers
 
