@@ -55,7 +55,7 @@ def test_tools_are_bound_without_parallel_calls(folder: Path) -> None:
 
 def test_an_agent_with_a_tool_plays_one_line(folder: Path) -> None:
     with scripted(folder, ["I look." + call("look", where="up"), "It is ice."]) as served:
-        agent = create_agent(chat_of(served), tools=[look], system_prompt="You walk.")
+        agent = create_agent(chat_of(served), tools=[look], system_prompt="You walk.", name="walker")
         said = agent.invoke({"messages": [{"role": "user", "content": "go"}]})["messages"]
         assert [each.type for each in said] == ["human", "ai", "tool", "ai"]
         assert said[-1].content == "It is ice."

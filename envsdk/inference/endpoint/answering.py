@@ -76,6 +76,8 @@ class Piece:
     """Of each token, where they are asked for."""
 
 
+_FAULTS_OF_REQUESTS = (ErrorKind.STRUCTURED_OUTPUT, ErrorKind.UNSUPPORTED_SAMPLING)
+
 OnPiece = Callable[[Piece], None]
 
 
@@ -350,7 +352,7 @@ class Answerer:
         result = future.result()
         reply.prompt_scores = result.prompt_scores
         if session is not None:
-            session.engine_error = result.error
+            session.engine_error = "" if result.error_kind in _FAULTS_OF_REQUESTS else result.error
         reason = _finish_reason(result, fields)
         return FinishReason.STOP if reply.text.is_stopped else reason
 

@@ -355,6 +355,8 @@ class MessageFields(BaseModel):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     """Of an assistant's message: what it wrote between `<think>` and `</think>`, before its content."""
+    reasoning: str | None = None
+    """The same, by another name."""
 
 
 class NamedFunction(BaseModel):
@@ -558,8 +560,9 @@ def _template_message(message: MessageFields, number: int) -> dict[str, Any]:
         plain["name"] = message.name
     if message.tool_call_id is not None:
         plain["tool_call_id"] = message.tool_call_id
-    if message.reasoning_content and role == "assistant":
-        plain["reasoning_content"] = message.reasoning_content
+    reasoning = message.reasoning_content or message.reasoning
+    if reasoning and role == "assistant":
+        plain["reasoning_content"] = reasoning
     if message.tool_calls:
         if role != "assistant":
             raise invalid(f"messages[{number}].tool_calls", "only an assistant's message calls tools")

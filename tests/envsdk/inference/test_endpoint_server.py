@@ -558,11 +558,13 @@ async def test_reasoning_that_a_client_cut_out_of_a_reply_is_still_its_reply() -
         cut = {"role": "assistant", "content": "hello", "reasoning_content": "ice is slippery"}
         hello = {"role": "user", "content": "hello"}
         await served.chat(url, messages=[hello, cut, hello])
+        named = {"role": "assistant", "content": "hello", "reasoning": "ice is slippery", "name": "walker"}
+        await served.chat(url, messages=[hello, named, hello])
         other = cut | {"reasoning_content": "ice is cold"}
         await served.chat(url, messages=[hello, other, hello])
-    first, second, third = session.record.replies
-    assert second.parent is first
-    assert third.parent is None
+    first, second, third, fourth = session.record.replies
+    assert second.parent is third.parent is first
+    assert fourth.parent is None
 
 
 async def test_half_of_a_surrogate_pair_counts_as_the_replacement_character() -> None:
