@@ -56,8 +56,6 @@ def to_document(trajectory: Trajectory, *, agent: str, model: str | None = None)
         model: Name of the model behind it, if there is one.
     """
     steps = _steps_of(trajectory)
-    for number, step in enumerate(steps, start=1):
-        step["step_id"] = number
     if steps:
         steps[0]["timestamp"], steps[-1]["timestamp"] = map(
             _time, (trajectory.started_at, trajectory.ended_at)
@@ -132,7 +130,7 @@ def _steps_of(trajectory: Trajectory) -> list[dict[str, Any]]:
             )
     if trajectory.turns and trajectory.final_observation:
         _add_result(steps[-1], {"content": trajectory.final_observation})
-    return steps
+    return [{"step_id": number, **step} for number, step in enumerate(steps, start=1)]
 
 
 def _add_result(step: dict[str, Any], result: Mapping[str, Any]) -> None:
