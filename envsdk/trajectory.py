@@ -18,6 +18,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -217,6 +218,8 @@ class Trajectory:
     """The worker process that played it."""
     shown: TagPrompts | None = field(default=None, repr=False, compare=False)
     """What the observations were shown with. Not stored: whoever reads or plays episodes knows it by tag."""
+    tools: Sequence[Mapping[str, Any]] = field(default=(), repr=False, compare=False)
+    """Functions that the policy's chat template was told of, as OpenAI's API describes them. Not stored."""
 
     @property
     def total_reward(self) -> float:

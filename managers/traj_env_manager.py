@@ -12,7 +12,9 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from envsdk.env import Info
 from envsdk.failures import Boundary, EnvsdkError, Failure
@@ -168,6 +170,7 @@ class TrajEnvManager:
         before = clock()
         observation, start = await host.reset(order.seed, host.blueprint.reset_options(order.task))
         episode.env_s += clock() - before
+        episode.tools = start.get("tools", ())
         for turn_index in range(setup.max_turns):
             num_actions_left = setup.max_turns - turn_index
             context = TurnContext(
@@ -186,7 +189,7 @@ class TrajEnvManager:
                 log=episode.log,
                 session_id=episode.trajectory_id,
                 prompt_group=None if turn_index else order.group_id,
-                tools=start.get("tools", ()),
+                tools=episode.tools,
                 turns=episode.turns,
                 history=start.get("history", ()),
             )
@@ -244,6 +247,7 @@ class _Episode:
     failure: Failure | None = None
     success: bool = False
     final_observation: str = ""
+    tools: Sequence[Mapping[str, Any]] = ()
     started_at: float = field(default_factory=time.time)
     generate_s: float = 0.0
     env_s: float = 0.0
@@ -296,4 +300,5 @@ class _Episode:
             generate_s=self.generate_s,
             env_s=self.env_s,
             worker=self.worker,
+            tools=self.tools,
         )

@@ -79,7 +79,7 @@ def iter_episodes(dataset: DataSet) -> Iterator[Episode]:
         for trajectory in iter_trajectories(shard):
             tag = tags.get(trajectory.task.tag)
             if tag is not None and trajectory.outcome is not Outcome.FAILED:
-                yield _episode(trajectory, tag, _player(dataset))
+                yield _episode(trajectory, tag, dataset.model or dataset.policy)
 
 
 def prediction(episode: Episode) -> dict[str, str]:
@@ -216,17 +216,6 @@ def _tasks(env_config: Mapping[str, Any]) -> TaskList:
 def _action_format(tag: TagRecord) -> ActionFormat:
     given = tag.env_config.get("action_format")
     return next((known for known in ACTION_FORMATS if known == given), ACTION_FORMATS[0])
-
-
-def _player(dataset: DataSet) -> str:
-    """Who played: a policy's name, or that of a model."""
-    if dataset.manifest is None:
-        return dataset.folder.resolve().name
-    config = dataset.manifest.config
-    model = config.get("model")
-    if model is None:
-        return str(config["policy"])
-    return str(model.get("endpoint_model") or Path(model["folder"]).name)
 
 
 class Predictions(ExportFormat):

@@ -74,10 +74,26 @@ class DataSet:
 
     def episodes(self) -> Iterator[Trajectory]:
         """One row group in memory at a time. StorageError names a file that is missing or damaged."""
+        for _, trajectory in self.episodes_by_shard():
+            yield trajectory
+
+    def episodes_by_shard(self) -> Iterator[tuple[Path, Trajectory]]:
+        """`episodes`, each with the file that it is in."""
         shown = {tag: record.shown for tag, record in self.tags.items()}
         for shard in self.shards:
             for trajectory in iter_trajectories(shard):
-                yield replace(trajectory, shown=shown.get(trajectory.task.tag))
+                yield shard, replace(trajectory, shown=shown.get(trajectory.task.tag))
+
+    @property
+    def policy(self) -> str:
+        """Name of the policy that played; of a run, the folder's name."""
+        return self.folder.resolve().name if self.manifest is None else str(self.manifest.config["policy"])
+
+    @property
+    def model(self) -> str | None:
+        """Name of the model that played; None of a policy without one, and of a run."""
+        model = None if self.manifest is None else self.manifest.config.get("model")
+        return None if model is None else str(model.get("endpoint_model") or Path(model["folder"]).name)
 
 
 def open_dataset(folder: Path) -> DataSet:

@@ -9,9 +9,9 @@ trajectories.to_arrays(), trajectories.advantages("grpo")       # of a policy th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -21,6 +21,7 @@ from envsdk.trajectory import Task, Trajectory
 
 if TYPE_CHECKING:
     from envsdk.results.arrays import Layout, Library, Side
+    from envsdk.results.frames import FrameLibrary, FrameRow
 
 _SHOWN_TAGS = 3
 
@@ -39,14 +40,31 @@ class Trajectories(Sequence[Trajectory]):
         self._group_of: tuple[int, ...] | None = None
 
     @classmethod
-    def from_folder(cls, folder: str | Path) -> Trajectories:
+    def from_folder(cls, folder: str | Path, *, discarded: bool = False) -> Trajectories:
         """All episodes of a data set of `envsdk collect`, or of a run of `envsdk train`, in memory.
 
+        `discarded` adds those of a run that were played and not used, to the groups that they belonged to.
         ConfigurationError when the folder is neither, StorageError when a file is damaged.
         """
         from envsdk.datasets.reading import open_dataset
+        from envsdk.store.trajectories import DISCARDED_PREFIX
 
-        return cls(open_dataset(Path(folder)).episodes())
+        dataset = open_dataset(Path(folder))
+        if not discarded:
+            used = [shard for shard in dataset.shards if not shard.name.startswith(DISCARDED_PREFIX)]
+            dataset = replace(dataset, shards=used)
+        return cls(dataset.episodes())
+
+    @classmethod
+    def from_atif(cls, path: str | Path) -> Trajectories:
+        """Episodes of ATIF documents, ours or those of another program: a file, or a folder of files.
+
+        docs/results.md says how documents of other programs are read. ConfigurationError for a file that is
+        no ATIF document, StorageError for one that cannot be read.
+        """
+        from envsdk.datasets.atif import read_atif
+
+        return cls(read_atif(Path(path)))
 
     def __len__(self) -> int:
         return len(self._episodes)
@@ -96,6 +114,44 @@ class Trajectories(Sequence[Trajectory]):
         """Mean total reward of the episodes that did not fail; None when there is none."""
         return _mean([each.total_reward for each in self._episodes if each.failure is None])
 
+    def to_messages(self, *, tool_calls: bool = False) -> list[list[dict[str, Any]]]:
+        """Each episode as the conversation that the policy saw and wrote: messages of `role` and `content`.
+
+        Tool calls and their answers are text in it, as the policy has them. With `tool_calls` those that can
+        be read become `tool_calls` and messages of the role `tool`, as OpenAI's API has them.
+        ConfigurationError for an episode that does not know its prompts.
+        """
+        conversations: list[list[dict[str, Any]]] = [[*each.to_messages()] for each in self._episodes]
+        if tool_calls:
+            from envsdk.datasets.tool_messages import with_tool_calls
+
+            return [with_tool_calls(each) for each in conversations]
+        return conversations
+
+    def to_frame(self, library: FrameLibrary = "pandas", *, per: FrameRow = "episode") -> Any:
+        """A `pandas.DataFrame` or `pyarrow.Table`: one row per episode, or per turn.
+
+        Columns of an episode: who, what and when, `success`, `total_reward` (both null where it failed),
+        `failure`, numbers of turns and tokens. Columns of a turn: the texts, `reward`, its place in the token
+        log, and `metrics.NAME` for each metric. `group` is the position in `groups`.
+        ConfigurationError when pandas is asked for and not installed.
+        """
+        from envsdk.results.frames import to_frame
+
+        return to_frame(self._episodes, self.group_indices, library=library, per=per)
+
+    def to_dataset(self) -> Any:
+        """A `datasets.Dataset` with one row per episode that did not fail and has a turn.
+
+        `prompt` are the messages up to the first observation, `completion` all after them, `messages` both;
+        then `reward`, `success`, `tag`, `split`, `index`, `seed`, `group` (position in `groups`),
+        `trajectory_id`, and `tools` as JSON text where the policy had some.
+        ConfigurationError when `datasets` is not installed or an episode does not know its prompts.
+        """
+        from envsdk.results.frames import to_dataset
+
+        return to_dataset(self._episodes, self.group_indices)
+
     def to_arrays(
         self,
         layout: Layout = "padded",
@@ -116,6 +172,26 @@ class Trajectories(Sequence[Trajectory]):
             padding_side=padding_side,
             pad_id=pad_id,
             max_length=max_length,
+        )
+
+    def to_verl(
+        self, *, prompt_length: int | None = None, response_length: int | None = None, pad_id: int = 0
+    ) -> dict[str, Any]:
+        """Arguments for `verl.DataProto.from_dict`, as verl's own agent loops fill it.
+
+        `tensors`: `prompts` `[N, P]`, all before the first sampled token, padded on the left; `responses`,
+        `response_mask`, `rollout_log_probs` and `rm_scores` (the reward, at the last token) `[N, R]`, padded
+        on the right; `input_ids`, `attention_mask`, `position_ids` `[N, P + R]`. `non_tensors`: `uid` of the
+        group, `data_source` (the tag), versions and more.
+
+        Failed episodes are left out, since verl has no mark for them. P and R are those of the longest, or as
+        given: a response is cut at `response_length`. ConfigurationError for a prompt that is longer than
+        `prompt_length`, and when no episode can be learned from.
+        """
+        from envsdk.results.verl import to_verl
+
+        return to_verl(
+            self._episodes, prompt_length=prompt_length, response_length=response_length, pad_id=pad_id
         )
 
     def advantages(self, estimator: str = "grpo", **settings: Any) -> list[NDArray[np.float32]]:
@@ -177,7 +253,7 @@ class Batch(Trajectories):
         super().__init__(trajectories)
         self.version = version
         self.step = step
-        self.metrics = MappingProxyType(dict(metrics or {}))
+        self.metrics = dict(metrics or {})
 
     def _summary(self) -> list[tuple[str, str]]:
         return [("step", str(self.step)), ("version", str(self.version)), *super()._summary()]

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from envsdk.failures import ConfigurationError
 
 EXTRA_OF = {
+    "datasets": "datasets",
     "httpx2": "openai",
     "hypothesis": "testing",
     "jsonschema": "tools",
@@ -15,6 +16,7 @@ EXTRA_OF = {
     "math_verify": "rlvr",
     "mcp": "mcp",
     "megatron": "megatron",
+    "pandas": "pandas",
     "peft": "lora",
     "psutil": "train",
     "pytest": "testing",

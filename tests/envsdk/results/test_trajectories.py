@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import yaml
 
 import envsdk
+from envsdk.config import load_config
 from envsdk.failures import ConfigurationError
 from envsdk.prompts import AgentPrompts, TagPrompts
 from envsdk.results.trajectories import Batch, Trajectories
+from envsdk.store.trajectories import write_trajectories
 from envsdk.trajectory import Outcome
 from tests.envsdk.data_sets.episodes import episode
 
@@ -62,8 +67,13 @@ def test_a_batch_knows_its_version_and_its_slices_are_plain() -> None:
     assert (batch.version, batch.step, batch.metrics["rollout/a"]) == (3, 4, 1.0)
     assert type(batch[:1]) is Trajectories
     assert repr(batch).startswith("<Batch: step 4, version 3, episodes 2")
-    with pytest.raises(TypeError):
-        batch.metrics["rollout/a"] = 2.0  # type: ignore[index]
+
+
+def test_a_batch_travels_to_other_processes() -> None:
+    batch = Batch([member(0), member(1)], version=3, step=4, metrics={"rollout/a": 1.0})
+    again = pickle.loads(pickle.dumps(batch))
+    assert list(again) == list(batch)
+    assert (again.version, again.step, again.metrics) == (3, 4, {"rollout/a": 1.0})
 
 
 def test_an_episode_writes_its_messages_with_what_it_was_shown() -> None:
@@ -81,3 +91,16 @@ def test_an_episode_writes_its_messages_with_what_it_was_shown() -> None:
 def test_an_episode_of_unknown_prompts_says_where_to_get_them() -> None:
     with pytest.raises(ConfigurationError, match=r"prompts of 'Lake'.*from_folder"):
         member(0).to_messages()
+
+
+def test_a_run_gives_what_was_used_and_what_was_not_if_asked(tmp_path: Path) -> None:
+    config = load_config("agentic_async.yaml").config
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    files = tmp_path / "trajectories"
+    files.mkdir()
+    used, wasted = (replace(episode("a"), trajectory_id=name) for name in ("used", "wasted"))
+    write_trajectories(files / "step_000000.parquet", [used])
+    write_trajectories(files / "discarded_step_000001.parquet", [wasted])
+    assert [each.trajectory_id for each in Trajectories.from_folder(tmp_path)] == ["used"]
+    both = Trajectories.from_folder(tmp_path, discarded=True)
+    assert {each.trajectory_id for each in both} == {"used", "wasted"}
