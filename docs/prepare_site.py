@@ -1,9 +1,10 @@
 """The pages of the site, made of docs/ and the code: what `make docs` builds from.
 
-    python docs/prepare_site.py build/docs
+    python docs/prepare_site.py build/docs       # writes them
+    python docs/prepare_site.py --check site     # what was built loads nothing from elsewhere
 
-The Markdown in docs/ is right where it is read as a file: its links lead to files of the repository. The site also has
-the pages outside docs/, the source files that pages link to, and a page for each public module with its docstrings.
+The Markdown in docs/ is right where it is read as a file: its links lead to files of the repository. The site
+also has the pages outside docs/, the source files that pages link to, and the docstrings of public modules.
 """
 
 from __future__ import annotations
@@ -30,6 +31,15 @@ MODULES = (
 """Modules whose `__all__` is public."""
 
 _LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s:#]+)(#[^)\s]*)?\)")
+_LOADS = re.compile(
+    r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//"""
+    r"""|<link\b(?=[^>]*\brel=["']?(?:stylesheet|preconnect|icon))[^>]*\bhref=["']?(?:https?:)?//"""
+    r"""|class="?mermaid"""
+)
+"""The theme fetches Mermaid from elsewhere where a page has a diagram of it."""
+_STYLE_LOADS = re.compile(r"""url\(["']?(?:https?:)?//|@import\s+(?:url\()?["'](?:https?:)?//""")
+_DIAGRAM = re.compile(r"^```mermaid.*?^```$", re.MULTILINE | re.DOTALL)
+_DRAWN = "![A training run: who sends what to whom](images/one-run.svg)"
 _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -38,7 +48,9 @@ def public_names(module: str) -> list[str]:
     path = ROOT / module.replace(".", "/")
     source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     for node in ast.parse(source.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and any(getattr(each, "id", "") == "__all__" for each in node.targets):
+        if isinstance(node, ast.Assign) and any(
+            getattr(each, "id", "") == "__all__" for each in node.targets
+        ):
             return [name for name in ast.literal_eval(node.value) if not name.startswith("__")]
     raise ValueError(f"{source} has no list `__all__`")
 
@@ -94,8 +106,21 @@ def _with_links(page: Path, place: str) -> tuple[str, list[Path]]:
             linked.append(path)
         return f"[{text}]({posixpath.relpath(_place(path), posixpath.dirname(place) or '.')}{anchor or ''})"
 
-    parts = _FENCE.split(page.read_text(encoding="utf-8"))
+    # The theme would fetch Mermaid from elsewhere; a test holds the picture to the diagram.
+    whole = re.sub(
+        r"^```mermaid.*?^```$", _DRAWN, page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
+    parts = _FENCE.split(whole)
     return "".join(part if part.startswith("```") else _LINK.sub(on_site, part) for part in parts), linked
+
+
+def loads_from_elsewhere(site: Path) -> list[str]:
+    """Pages and styles that make a browser ask another server when they open."""
+    found = [page for page in site.rglob("*.html") if _LOADS.search(page.read_text(encoding="utf-8"))]
+    found += [
+        sheet for sheet in site.rglob("*.css") if _STYLE_LOADS.search(sheet.read_text(encoding="utf-8"))
+    ]
+    return sorted(str(path) for path in found)
 
 
 def main(target: Path) -> None:
@@ -107,4 +132,7 @@ def main(target: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    if sys.argv[1] != "--check":
+        main(Path(sys.argv[1]))
+    elif outside := loads_from_elsewhere(Path(sys.argv[2])):
+        sys.exit(f"these load something from elsewhere: {', '.join(outside)}")
