@@ -104,6 +104,9 @@ def _with_links(page: Path, place: str) -> tuple[str, list[Path]]:
             return text
         if _place(path).startswith("source/"):
             linked.append(path)
+        # As files, pages are named by their file; on the site, by their title.
+        elif text == path.name:
+            text = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
         return f"[{text}]({posixpath.relpath(_place(path), posixpath.dirname(place) or '.')}{anchor or ''})"
 
     # The theme would fetch Mermaid from elsewhere; a test holds the picture to the diagram.
