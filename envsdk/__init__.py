@@ -16,6 +16,7 @@ from envsdk.registry import list_specs, make, register, register_with_gymnasium,
 from envsdk.turn_env import InvalidAction, TurnEnv, TurnResult
 
 if TYPE_CHECKING:
+    from envsdk.pipeline.rollouts import AsyncRollouts, Rollouts
     from envsdk.play.local_engine import LocalEngine
     from envsdk.play.rollout import rollout, rollout_sync
     from envsdk.policy import Policy, Reply, TurnContext
@@ -34,12 +35,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _LAZY = {
+    "AsyncRollouts": "envsdk.pipeline.rollouts",
     "Batch": "envsdk.results.trajectories",
     "FinishReason": "envsdk.trajectory",
     "LocalEngine": "envsdk.play.local_engine",
     "Outcome": "envsdk.trajectory",
     "Policy": "envsdk.policy",
     "Reply": "envsdk.policy",
+    "Rollouts": "envsdk.pipeline.rollouts",
     "Task": "envsdk.trajectory",
     "TokenArrays": "envsdk.trajectory",
     "TokenLog": "envsdk.trajectory",
@@ -54,6 +57,7 @@ _LAZY = {
 """The module of each public name that is imported at its first use."""
 
 __all__ = [
+    "AsyncRollouts",
     "AsyncTextEnv",
     "Batch",
     "Boundary",
@@ -68,6 +72,7 @@ __all__ = [
     "Outcome",
     "Policy",
     "Reply",
+    "Rollouts",
     "Task",
     "TextEnv",
     "TokenArrays",
