@@ -33,6 +33,13 @@ _MESSAGES = "messages"
 _CONTEXT = "context"
 
 
+def own_form(policy: object) -> PolicyForm | None:
+    """The form of a Policy object or a function; None for anything else, such as a name."""
+    if isinstance(policy, Policy):
+        return ObjectForm(policy)
+    return FunctionForm(policy) if callable(policy) and not isinstance(policy, type) else None
+
+
 class ObjectForm(PolicyForm):
     """A `Policy` of the program's, the same one for all tags."""
 

@@ -118,22 +118,30 @@ class Player:
         )
 
     def play(
-        self, tasks: Iterable[tuple[int, Task]], on_trajectory: Callable[[int, Trajectory], None]
+        self,
+        tasks: Iterable[tuple[int, Task]],
+        on_trajectory: Callable[[int, Trajectory], None],
+        *,
+        group_size: int = 1,
     ) -> None:
         """Play `(position, task)` pairs; calls `on_trajectory(position, trajectory)` as episodes end.
 
-        Within a tag, episodes start in the order given. Raises what `on_trajectory` raises.
+        Within a tag, episodes start in the order given. `group_size` positions in turn are samples of one
+        task. Raises what `on_trajectory` raises.
         """
         try:
-            asyncio.run(self._play(tasks, on_trajectory))
+            asyncio.run(self._play(tasks, on_trajectory, group_size))
         except BaseExceptionGroup as group:
             raise first_leaf(group) from None
 
     async def _play(
-        self, tasks: Iterable[tuple[int, Task]], on_trajectory: Callable[[int, Trajectory], None]
+        self,
+        tasks: Iterable[tuple[int, Task]],
+        on_trajectory: Callable[[int, Trajectory], None],
+        group_size: int,
     ) -> None:
         with noticing_ctrl_c(lambda: CALLS.is_loop_in_a_call):
-            await self.play_on_loop(tasks, on_trajectory)
+            await self.play_on_loop(tasks, on_trajectory, group_size=group_size)
 
     async def play_on_loop(
         self,

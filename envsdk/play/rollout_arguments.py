@@ -24,12 +24,11 @@ from envsdk.env import AnyTextEnv, AsyncTextEnv, EnvSpec, Isolation
 from envsdk.failures import ConfigurationError, show_object
 from envsdk.play.local_engine import EngineForm, LocalEngine
 from envsdk.play.options import ENDPOINT, SCRIPTED, PlayOptions, TaskOptions, in_python
-from envsdk.play.own_policies import ClientForm, FunctionForm, ObjectForm, creates_completions
+from envsdk.play.own_policies import ClientForm, creates_completions, own_form
 from envsdk.play.player import MODEL, Player, first_leaf, make_player
 from envsdk.play.policies import BUILT_IN
 from envsdk.play.policy_form import PolicyForm
 from envsdk.play.source import Source, resolve_source
-from envsdk.policy import Policy
 from envsdk.settings.problems import describe
 from envsdk.settings.validation import problems_in
 from envsdk.trajectory import Task, Trajectory
@@ -297,10 +296,8 @@ def _policy(
             instead = "a function" if policy == SCRIPTED else "the URL, with model="
             raise ConfigurationError(f"policy: give {instead} instead of {policy!r}")
         return None, policy, None, options
-    if isinstance(policy, Policy):
-        return ObjectForm(policy), "", None, options
-    if callable(policy):
-        return FunctionForm(policy), "", None, options
+    if (form := own_form(policy)) is not None:
+        return form, "", None, options
     raise ConfigurationError(
         "policy: expected a function, an envsdk.Policy, a name such as 'oracle', a client or URL of OpenAI's "
         f"protocol, a model's folder or an envsdk.LocalEngine, not {show_object(policy)}"
