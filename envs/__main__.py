@@ -1,4 +1,4 @@
-"""`python -m envsdk.envs`: what is installed, one line each, and `--play ENV_ID` to play one by hand."""
+"""`envsdk envs`: what is installed, one line each, and `--play ENV_ID` to play one by hand."""
 
 from __future__ import annotations
 
