@@ -34,9 +34,10 @@ OF_FILES = {
 """Names inside a Hugging Face folder or of a checkpoint's folder."""
 OF_OTHERS = {
     *("num_inputs", "init_method", "assistant_only_loss", "gcs_server"),
-    *("get_sample_level_mask", "compute_sample_weights"),
+    *("get_sample_level_mask", "compute_sample_weights", "use_vllm", "cost_tracking"),
 }
-"""A shape, an argument of torch's, a setting of TRL's, a process of Ray's, functions of ROLL's."""
+"""A shape, an argument of torch's, settings of TRL's and of an agent's, a process of Ray's, functions of
+ROLL's."""
 
 
 @cache
