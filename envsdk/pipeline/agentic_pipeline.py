@@ -144,6 +144,7 @@ class AgenticPipeline:
             batch = await self.cluster.validate(self.step, self.step)
             if pause:
                 await self.cluster.call(self.cluster.rollout_scheduler.resume.remote())
+        self.log.played(batch)
         metrics = self.validations[self.step] = validation_metrics(batch)
         self.log.metrics |= metrics
         result = Validation.from_metrics(metrics, step=self.step)
