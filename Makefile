@@ -27,6 +27,12 @@ VERIFIERS_INSTALLED := $(VERIFIERS_VENV)/.installed
 TRACKERS_VENV := .venv-trackers
 TRACKERS_BIN := $(TRACKERS_VENV)/bin
 TRACKERS_INSTALLED := $(TRACKERS_VENV)/.installed
+CLIENTS_VENV := .venv-clients
+CLIENTS_BIN := $(CLIENTS_VENV)/bin
+CLIENTS_INSTALLED := $(CLIENTS_VENV)/.installed
+INSPECT_VENV := .venv-inspect
+INSPECT_BIN := $(INSPECT_VENV)/bin
+INSPECT_INSTALLED := $(INSPECT_VENV)/.installed
 PEERS_VENV := .venv-peers
 PEERS_BIN := $(PEERS_VENV)/bin
 PEERS_INSTALLED := $(PEERS_VENV)/.installed
@@ -219,6 +225,28 @@ $(VERIFIERS_INSTALLED): pyproject.toml constraints-verifiers.txt
 		pytest-asyncio pytest-timeout
 	@touch $@
 
+.PHONY: test-clients
+test-clients: $(CLIENTS_INSTALLED) $(INSPECT_INSTALLED) ## Play the endpoint with its clients, in .venv-clients and .venv-inspect, 3 GB
+	$(CLIENTS_BIN)/python -m pytest tests/clients --ignore tests/clients/test_inspect_client.py
+	$(INSPECT_BIN)/python -m pytest tests/clients/test_inspect_client.py tests/clients/test_openai_client.py
+
+CLIENTS := langchain langchain-openai litellm 'lm-eval[api]' mini-swe-agent openai openai-agents smolagents
+
+# litellm and openai-agents need openai 2, inspect_ai needs openai 3. torch comes first, alone: see above.
+$(CLIENTS_INSTALLED): pyproject.toml constraints-clients.txt
+	@$(CLIENTS_BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(CLIENTS_VENV)
+	$(CLIENTS_BIN)/python -m pip install -c constraints-clients.txt "$$(grep -x 'torch==.*' constraints-clients.txt)"
+	$(CLIENTS_BIN)/python -m pip install -c constraints-clients.txt -e '.[endpoint,torch,testing]' \
+		pytest-asyncio pytest-timeout $(CLIENTS)
+	@touch $@
+
+$(INSPECT_INSTALLED): pyproject.toml constraints-inspect.txt
+	@$(INSPECT_BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(INSPECT_VENV)
+	$(INSPECT_BIN)/python -m pip install -c constraints-inspect.txt "$$(grep -x 'torch==.*' constraints-inspect.txt)"
+	$(INSPECT_BIN)/python -m pip install -c constraints-inspect.txt -e '.[endpoint,torch,testing]' \
+		pytest-asyncio pytest-timeout inspect-ai openai
+	@touch $@
+
 .PHONY: test-peers
 test-peers: $(PEERS_INSTALLED) ## Compare the algorithms with the code of verl, TRL and Trinity-RFT, in .venv-peers, 1.7 GB
 	$(PEERS_BIN)/python -m pytest -m peers tests/peers
@@ -248,5 +276,6 @@ constraints: install ## Write the versions installed now to constraints.txt
 
 .PHONY: clean
 clean: ## Remove .venv and the other environments (.venv-*), caches and built packages; runs/ and data/ stay
-	rm -rf $(VENV) $(VLLM_VENV) $(ADAPTERS_VENV) $(OPENENV_VENV) $(VERIFIERS_VENV) $(TRACKERS_VENV) $(PEERS_VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(ADAPTERS_VENV) $(OPENENV_VENV) $(VERIFIERS_VENV) $(CLIENTS_VENV) $(INSPECT_VENV) \
+		$(TRACKERS_VENV) $(PEERS_VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
-from gymnasium.error import ResetNeeded
+import numpy as np
 from gymnasium.spaces import Text
 
-from envsdk.env import Info, TextEnv
+from envsdk.turn_env import InvalidAction, TurnEnv, TurnResult
 
 MOVES = ("Left", "Down", "Right", "Up")
 """In the order of gymnasium's FrozenLake: a move is its index here."""
@@ -38,6 +38,8 @@ NOTES = {
 _OPEN, _CLOSE = "<answer>", "</answer>"
 _INDEX = {move.lower(): index for index, move in enumerate(MOVES)}
 _EXACT = {text: i for i in range(4) for text in (REPLIES[i], MOVES[i], MOVES[i].lower())}
+
+_INEFFECTIVE = {"action_is_effective": 0.0}
 
 _PRINTABLE = frozenset(string.ascii_letters + string.digits + string.punctuation + " \n")
 _MAX_REPLY_LENGTH = 256
@@ -92,20 +94,26 @@ def way(start: int, end: int, width: int) -> str:
     return " ".join(filter(None, (vertical, horizontal))) or "here"
 
 
-def surroundings(view: Sequence[str], cell: int, width: int) -> str:
+def surroundings(view: str, cell: int, width: int) -> str:
     """What is next to `cell`, in the order of `MOVES`: `Left _ Down O Right _ Up #`; `#` beyond the edge."""
     cells = (cell - 1, cell + width + 1, cell + 1, cell - width - 1)
     seen = (view[there] if 0 <= there < len(view) and view[there] != "\n" else "#" for there in cells)
     return " ".join(f"{move} {symbol}" for move, symbol in zip(MOVES, seen, strict=True))
 
 
-class GridEnv(TextEnv):
+def move_result(
+    reward: float, *, success: bool = False, terminated: bool | None = None, is_effective: bool = True
+) -> TurnResult:
+    """What a move that can be played leads to, whether anything moved among its metrics."""
+    metrics = {"action_is_effective": float(is_effective)}
+    return TurnResult(reward=reward, success=success, terminated=terminated, metrics=metrics)
+
+
+class GridEnv(TurnEnv[int]):
     """A world on a grid: the observation is a map with one symbol per cell, the action one of four moves.
 
-        reset -> playing -> step ... -> ended -> reset -> ...
-
-    This class reads replies, counts turns, adds penalties and keeps the text of the map. A subclass draws a
-    world in `_generate`, holds it, and plays one move in `_move`. After the end a step changes nothing.
+    This class reads replies and keeps the text of the map. A subclass draws a world in `_generate`, holds it
+    as its state, and plays one move, penalties included.
     """
 
     metadata = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012 (gymnasium declares it so)
@@ -130,10 +138,10 @@ class GridEnv(TextEnv):
         max_length: int,
     ) -> None:
         """Args as in the subclasses; `max_length` bounds the text of the map and its compass."""
-        self.max_steps = max_steps
+        # `play` takes `step_penalty` off itself: sums of rewards depend on their order in the last bit.
+        super().__init__(max_steps=max_steps, invalid_penalty=step_penalty + invalid_penalty)
         self.render_mode = render_mode
         self._step_reward = 0.0 - step_penalty
-        self._invalid_penalty = invalid_penalty
         self._require_think = require_think
         self._replies = REPLIES_WITH_THOUGHT if require_think else REPLIES
         self._symbols = merge_symbols(self.SYMBOLS, symbols)
@@ -141,30 +149,22 @@ class GridEnv(TextEnv):
         self._legend = self.LEGEND_SEPARATOR.join(names) + "\n" if legend else ""
         self._compass = compass
         self._max_length = max_length
-        self._view: list[str] = []
-        """The text of the map, one entry per character; empty before the first `reset`."""
-        self._turn = 0
-        self._note = ""
-        """The line about an invalid reply, with the newline before it."""
-        self._ended = True
-        self._terminated = self._success = False
-        """How the episode ended, once `_ended`."""
+        self._view = ""
+        """The text of the map; empty before the first `reset`."""
+        self._stayed = move_result(self._step_reward, is_effective=False)
+        self._moved = move_result(self._step_reward)
 
     @abstractmethod
-    def _generate(self) -> Any:
-        """The state of a new world, drawn with `self.np_random`."""
+    def _generate(self, rng: np.random.Generator) -> Any:
+        """The state of a new world."""
 
     @abstractmethod
-    def _state(self) -> Any:
+    def get_state(self) -> Any:
         """The world and who is where in it, picklable."""
 
     @abstractmethod
-    def _place(self, state: Any) -> None:
+    def set_state(self, state: Any) -> None:
         """Take over a state and draw it into `_view`."""
-
-    @abstractmethod
-    def _move(self, move: int) -> tuple[float, bool, bool, bool]:
-        """Play a move: reward (from `_step_reward` on), terminated, success, and whether anything moved."""
 
     @abstractmethod
     def _bearings(self) -> str:
@@ -181,61 +181,29 @@ class GridEnv(TextEnv):
         """What `sample()` draws from. `step` takes any string, of any length and script."""
         return Text(min_length=0, max_length=_MAX_REPLY_LENGTH, charset=_PRINTABLE)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
-        super().reset(seed=seed)
-        self._place(self._generate())
-        self._turn, self._note = 0, ""
-        self._ended = self._terminated = self._success = False
-        return self._observation(), {}
+    def start(self, rng: np.random.Generator, options: dict[str, Any]) -> None:
+        self.set_state(self._generate(rng))
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        if self._ended:
-            return self._step_after_the_end()
-        self._turn += 1
-        move = parse_move(action)
-        if move >= 0 and self._require_think and not thinks_first(action):
+    def parse(self, reply: str) -> int:
+        move = _EXACT.get(reply)
+        if move is None:
+            move = parse_move(reply)
+        if move >= 0 and self._require_think and not thinks_first(reply):
             move = NO_THOUGHT
-        if move >= 0:
-            self._note = ""
-            reward, terminated, success, is_effective = self._move(move)
-        else:
-            self._note = "\n" + NOTES[move]
-            reward = self._step_reward - self._invalid_penalty
-            terminated = success = is_effective = False
-        truncated = not terminated and self._turn >= self.max_steps
-        if terminated or truncated:
-            self._ended, self._terminated, self._success = True, terminated, success
-        metrics = {"action_is_valid": float(move >= 0), "action_is_effective": float(is_effective)}
-        return self._text(), reward, terminated, truncated, {"success": success, "metrics": metrics}
+        if move < 0:
+            raise InvalidAction(NOTES[move], metrics=_INEFFECTIVE)
+        return move
+
+    def observe(self) -> str:
+        text = self._view + self._bearings() if self._compass else self._view
+        return text if self.num_turns else self._legend + text
 
     def render(self) -> str | None:
-        return "".join(self._view) if self.render_mode == "ansi" else None
-
-    def snapshot(self) -> Any:
-        course = self._turn, self._note, self._ended, self._terminated, self._success
-        return self._state(), course, self.np_random.bit_generator.state
-
-    def restore(self, snapshot: Any) -> str:
-        state, course, self.np_random.bit_generator.state = snapshot
-        self._place(state)
-        self._turn, self._note, self._ended, self._terminated, self._success = course
-        return self._observation()
+        return self._view if self.render_mode == "ansi" else None
 
     def legal_actions(self) -> Sequence[str]:
-        return () if self._ended else self._replies
+        return () if self.is_over else self._replies
 
     def state_hash(self) -> str:
         """Of the map as it looks now. Turns left and the line about an invalid reply do not count."""
-        return hashlib.blake2b("".join(self._view).encode(), digest_size=16).hexdigest()
-
-    def _observation(self) -> str:
-        return (self._legend if self._turn == 0 else "") + self._text()
-
-    def _text(self) -> str:
-        return "".join(self._view) + (self._bearings() if self._compass else "") + self._note
-
-    def _step_after_the_end(self) -> tuple[str, float, bool, bool, Info]:
-        if not self._view:
-            raise ResetNeeded(f"{type(self).__name__.removesuffix('Env')}: call reset() before step()")
-        info = {"success": self._success, "metrics": {}}
-        return self._observation(), 0.0, self._terminated, not self._terminated, info
+        return hashlib.blake2b(self._view.encode(), digest_size=16).hexdigest()

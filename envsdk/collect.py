@@ -19,6 +19,7 @@ from envsdk.display.terminal import say
 from envsdk.failures import Interrupted, RolloutStalled
 from envsdk.play import collection
 from envsdk.play.collection import Collection, CollectOptions
+from envsdk.play.own_policies import own_form
 from envsdk.play.shard_play import Played
 from envsdk.warm_start import make_tiny_policy
 
@@ -39,11 +40,17 @@ def collect(
 ) -> Collection:
     """Play the first tasks of a split into `out`, except those that are already there.
 
-    `options` are the fields of `CollectOptions`; the rest is as in `envsdk.play.collection.collect`. With
-    several workers the caller's main module must be importable, as `multiprocessing` demands.
+    `options` are the fields of `CollectOptions`; `policy` may also be a function or a Policy object, as for
+    `envsdk.rollout`: it plays in this process, and the manifest has its name alone, so that whoever continues
+    the collection must see to it that it is the same. The rest is as in `envsdk.play.collection.collect`.
+    With several workers the caller's main module must be importable, as `multiprocessing` demands.
     """
+    form = own_form(options.get("policy"))
+    if form is not None:
+        del options["policy"]
     return collection.collect(
         CollectOptions.of(source=source, out=out, **options),
+        form=form,
         supervised=supervised,
         on_start=on_start,
         on_played=on_played,

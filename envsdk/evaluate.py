@@ -21,6 +21,8 @@ from envsdk.display.terminal import say
 from envsdk.failures import ConfigurationError, RolloutStalled
 from envsdk.play import evaluation
 from envsdk.play.evaluation import EvaluateOptions, Evaluation
+from envsdk.play.own_policies import own_form
+from envsdk.play.pass_at_k import shown_ks
 from envsdk.store.atomic import make_folder, write_json_atomically
 from envsdk.store.tally import Tally, wilson_interval
 from envsdk.trajectory import Trajectory
@@ -42,10 +44,15 @@ def evaluate(
 ) -> Evaluation:
     """Play the first tasks of a split, over all tags.
 
-    `options` are the fields of `EvaluateOptions`; the rest is as in `envsdk.play.evaluation.evaluate`.
+    `options` are the fields of `EvaluateOptions`; `policy` may also be a function or a Policy object, as for
+    `envsdk.rollout`, which plays in this process. The rest is as in `envsdk.play.evaluation.evaluate`.
     """
+    form = own_form(options.get("policy"))
+    if form is not None:
+        del options["policy"]
     return evaluation.evaluate(
         EvaluateOptions.of(source=source, **options),
+        form=form,
         supervised=supervised,
         on_start=on_start,
         on_played=on_played,
@@ -75,7 +82,10 @@ def command(options: EvaluateOptions) -> None:
             make_tiny_policy=make_tiny_policy,
         )
     # In a file or a pipe a row of the table stays one line.
-    TerminalConsole(width=None if sys.stdout.isatty() else 240).print(results_table(evaluated))
+    console = TerminalConsole(width=None if sys.stdout.isatty() else 240)
+    console.print(results_table(evaluated))
+    if evaluated.samples_per_task > 1:
+        console.print(passes_table(evaluated))
     if json_file is not None:
         write_json_atomically(json_file, evaluated.to_json())
     total = evaluated.total
@@ -99,15 +109,44 @@ def results_table(evaluation: Evaluation) -> Table:
         table.add_column(header, justify="right", no_wrap=True)
     by_tag = evaluation.by_tag
     for tag, tally in by_tag.items():
-        table.add_row(tag, *_row(tally))
+        table.add_row(tag, *_row(tally, _interval(evaluation, tally, tag)))
     if len(by_tag) > 1:
         table.add_section()
-        table.add_row("all", *_row(evaluation.total))
+        table.add_row("all", *_row(evaluation.total, _interval(evaluation, evaluation.total, None)))
     return table
 
 
-def _row(tally: Tally) -> list[str]:
-    low, high = wilson_interval(tally.num_successes, tally.num_scored)
+def passes_table(evaluation: Evaluation) -> Table:
+    """pass@k by tag, for tasks that were played several times."""
+    table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("tag", overflow="fold")
+    for header in ("k", "pass@k", "95% interval", "tasks", "left out"):
+        table.add_column(header, justify="right", no_wrap=True)
+    tags = list(evaluation.by_tag)
+    for tag in [*tags, None] if len(tags) > 1 else tags:
+        for k in shown_ks(evaluation.samples_per_task):
+            found = evaluation.pass_at(k, tag)
+            low, high = found.interval
+            table.add_row(
+                "all" if tag is None else tag,
+                str(k),
+                "-" if found.rate is None else f"{found.rate:.1%}",
+                f"{100 * low:.1f}-{high:.1%}" if found.num_tasks else "-",
+                str(found.num_tasks),
+                str(found.num_left_out),
+            )
+    return table
+
+
+def _interval(evaluation: Evaluation, tally: Tally, tag: str | None) -> tuple[float, float]:
+    """Of the success rate: of tasks where each was played several times."""
+    if evaluation.samples_per_task > 1:
+        return evaluation.pass_at(1, tag).interval
+    return wilson_interval(tally.num_successes, tally.num_scored)
+
+
+def _row(tally: Tally, interval: tuple[float, float]) -> list[str]:
+    low, high = interval
 
     def shown(value: float | None, form: str) -> str:
         return "-" if value is None else format(value, form)

@@ -8,8 +8,9 @@ what to do; a command prints only that message and exits with `exit_code`.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -40,17 +41,24 @@ class Failure:
     """A short, stable name for counting: `reset_timeout`, `raised`, `worker_died`."""
     message: str
     """One line for a person: the exception's type and text, or which limit was exceeded."""
+    traceback: str = field(default="", repr=False, compare=False)
+    """Where the exception was raised, as Python prints it: for whoever looks at the episode in memory. Empty
+    where no exception was. Not stored: it holds paths and lines of a program, and may be long."""
 
     def __str__(self) -> str:
         return f"{self.boundary}/{self.kind}: {self.message}"
 
     @classmethod
     def from_exception(cls, boundary: Boundary, error: BaseException, *, kind: str = "raised") -> Failure:
-        return cls(boundary=boundary, kind=kind, message=describe_error(error))
+        return cls(
+            boundary=boundary, kind=kind, message=describe_error(error), traceback=_traceback_of(error)
+        )
 
 
 MAX_TEXT = 500
 """Maximum characters of the text of a plug-in's object."""
+_MAX_TRACEBACK = 32_000
+"""Characters kept of a traceback, from both ends."""
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
 
 
@@ -63,6 +71,17 @@ def describe_error(error: BaseException) -> str:
     name = _one_line(_name_of(type(error)))
     text = _one_line(_text_of(error, str))
     return (f"{name}: {text}" if text else name)[:MAX_TEXT]
+
+
+def _traceback_of(error: BaseException) -> str:
+    try:
+        text = "".join(traceback.format_exception(error))
+    except BaseException:  # noqa: BLE001 - boundary: the exception is a plug-in's object
+        return ""
+    if len(text) > _MAX_TRACEBACK:
+        half = _MAX_TRACEBACK // 2
+        text = f"{text[:half]}\n...\n{text[-half:]}"
+    return without_lone_surrogates(text)
 
 
 def show_object(value: object, show: Callable[[Any], str] = repr) -> str:

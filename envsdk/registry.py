@@ -15,8 +15,8 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -44,6 +44,20 @@ def register(spec: EnvSpec) -> None:
         raise ConfigurationError(f"environment id {spec.id!r}: must look like namespace/Name-v1") from error
     _specs[spec.id] = spec
     _register_ids_with_gymnasium([spec.id])
+
+
+@contextmanager
+def registered(spec: EnvSpec) -> Iterator[None]:
+    """Make `spec` known inside the block alone: for one that a caller brings along. Not to gymnasium."""
+    before = _specs.get(spec.id)
+    _specs[spec.id] = spec
+    try:
+        yield
+    finally:
+        if before is None:
+            del _specs[spec.id]
+        else:
+            _specs[spec.id] = before
 
 
 def spec(id: str) -> EnvSpec:
@@ -97,9 +111,7 @@ def _make(id_or_spec: str | EnvSpec, kwargs: dict[str, Any]) -> AnyTextEnv:
     env_spec = id_or_spec if isinstance(id_or_spec, EnvSpec) else spec(id_or_spec)
     constructor = load_entry_point(env_spec)
     arguments = {**env_spec.kwargs, **kwargs}
-    _check_keywords(env_spec.id, constructor, arguments)
-    for name, problem in wrong_types(constructor, arguments).items():
-        raise ConfigurationError(f"{env_spec.id}: {name}: {problem}")
+    check_arguments(env_spec, arguments)
     try:
         env = constructor(**arguments)
     except (TypeError, ValueError) as error:
@@ -109,6 +121,14 @@ def _make(id_or_spec: str | EnvSpec, kwargs: dict[str, Any]) -> AnyTextEnv:
             f"{env_spec.id}: {env_spec.entry_point!r} made a {type(env).__name__}, which is no envsdk.TextEnv"
         )
     return env
+
+
+def check_arguments(env_spec: EnvSpec, arguments: Mapping[str, Any]) -> None:
+    """ConfigurationError for arguments that the constructor does not take, lacks, or annotates otherwise."""
+    constructor = load_entry_point(env_spec)
+    _check_keywords(env_spec.id, constructor, arguments)
+    for name, problem in wrong_types(constructor, arguments).items():
+        raise ConfigurationError(f"{env_spec.id}: {name}: {problem}")
 
 
 def known_text_pieces() -> list[str]:
@@ -229,7 +249,7 @@ def _load_spec(id: str) -> EnvSpec:
     return loaded
 
 
-def _check_keywords(id: str, constructor: Callable[..., AnyTextEnv], arguments: dict[str, Any]) -> None:
+def _check_keywords(id: str, constructor: Callable[..., AnyTextEnv], arguments: Mapping[str, Any]) -> None:
     parameters = inspect.signature(constructor).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return

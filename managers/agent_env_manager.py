@@ -179,6 +179,8 @@ class AgentEnvManager(TrajEnvManager):
         lines = session.record.lines()
         if len(lines) > 1:
             session.reward(0.0, {"lines_left_out": len(lines) - 1.0})
+        if lines and session.ignored:
+            session.reward(0.0, {"ignored_fields": float(session.ignored.total())})
         episode = session.episode(
             outcome=Outcome.FAILED if failure is not None else outcome,
             success=env.success and failure is None,

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from envsdk.envs.frozen_lake.lake import Lake, best_moves, cells, generate_lake, neighbors, slip
-from envsdk.envs.grid import GridEnv, surroundings, way
+from envsdk.envs.grid import GridEnv, move_result, surroundings, way
+from envsdk.turn_env import TurnResult
 
 _LONGEST_COMPASS = "\nLeft # Down # Right # Up #\nG Right 99 Down 99"
 
@@ -92,6 +95,8 @@ class FrozenLakeEnv(GridEnv):
             render_mode=render_mode,
             max_length=size * (size + 1) + (len(_LONGEST_COMPASS) if compass else 0),
         )
+        self._arrived = move_result(self._step_reward + 1.0, success=True)
+        self._fell = move_result(self._step_reward, terminated=True)
         self._map_kwargs: dict[str, Any] = {
             "size": size,
             "p": p,
@@ -112,38 +117,41 @@ class FrozenLakeEnv(GridEnv):
         advice = best_moves(self._lake, self._success_rate) if self._view else {}
         return self._replies[advice.get(self._cell, 0)]
 
-    def _generate(self) -> tuple[Lake, int]:
-        lake = generate_lake(self.np_random, **self._map_kwargs)
+    def _generate(self, rng: np.random.Generator) -> tuple[Lake, int]:
+        lake = generate_lake(rng, **self._map_kwargs)
         return lake, lake.start
 
-    def _state(self) -> tuple[Lake, int]:
+    def get_state(self) -> tuple[Lake, int]:
         return self._lake, self._cell
 
-    def _place(self, state: tuple[Lake, int]) -> None:
+    def set_state(self, state: tuple[Lake, int]) -> None:
         self._lake, self._cell = lake, _ = state
-        self._view = ["\n"] * (lake.size * (lake.size + 1) - 1)
+        view = ["\n"] * (lake.size * (lake.size + 1) - 1)
         for cell in cells(lake.size):
-            self._view[cell] = self._symbols["frozen" if cell in lake.ice else "hole"]
-        self._view[lake.goal] = self._symbols["goal"]
+            view[cell] = self._symbols["frozen" if cell in lake.ice else "hole"]
+        view[lake.goal] = self._symbols["goal"]
+        self._view = "".join(view)
         self._draw_player()
 
-    def _move(self, move: int) -> tuple[float, bool, bool, bool]:
+    def play(self, action: int) -> TurnResult:
+        move = action
         if self._is_slippery:
             move = slip(move, self.np_random.random(), self._success_rate)
         here, there = self._cell, self._neighbors[self._cell][move]
         if there == here:
-            return self._step_reward, False, False, False
-        self._view[here] = self._symbols["frozen"]
+            return self._stayed
+        view = self._view
+        self._view = f"{view[:here]}{self._symbols['frozen']}{view[here + 1 :]}"
         self._cell = there
         self._draw_player()
         if there == self._lake.goal:
-            return self._step_reward + 1.0, True, True, True
-        return self._step_reward, there not in self._lake.ice, False, True
+            return self._arrived
+        return self._moved if there in self._lake.ice else self._fell
 
     def _draw_player(self) -> None:
         cell, lake = self._cell, self._lake
         looks = "arrived" if cell == lake.goal else "player" if cell in lake.ice else "fallen"
-        self._view[cell] = self._symbols[looks]
+        self._view = f"{self._view[:cell]}{self._symbols[looks]}{self._view[cell + 1 :]}"
 
     def _bearings(self) -> str:
         goal, size = self._lake.goal, self._lake.size

@@ -5,7 +5,7 @@ A cell is a position in the text of the map, whose rows end with a newline: `row
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -141,6 +141,14 @@ def slip(move: int, draw: float, success_rate: float) -> int:
     return move if draw < to_one_side + success_rate else (move + 1) % 4
 
 
+def _added(terms: Iterable[float]) -> float:
+    """One after the other. `sum` of Python 3.12 rounds otherwise, which would decide between equal moves."""
+    total = 0.0
+    for term in terms:
+        total += term
+    return total
+
+
 @lru_cache(maxsize=64)
 def best_moves(lake: Lake, success_rate: float) -> Mapping[int, int]:
     """For each cell of ice from which the goal can be reached, the move that reaches it best.
@@ -160,7 +168,7 @@ def best_moves(lake: Lake, success_rate: float) -> Mapping[int, int]:
         for cell in sorted(lake.ice - {lake.goal}):
             there = around[cell]
             worths = [
-                0.99 * sum(chance * value[there[(move + turn) % 4]] for turn, chance in chances)
+                0.99 * _added(chance * value[there[(move + turn) % 4]] for turn, chance in chances)
                 for move in range(4)
             ]
             worth = max(worths)

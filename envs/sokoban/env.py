@@ -6,9 +6,12 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envsdk.envs.grid import GridEnv, surroundings, way
+import numpy as np
+
+from envsdk.envs.grid import GridEnv, move_result, surroundings, way
 from envsdk.envs.sokoban.room import Room, bits, generate_room
 from envsdk.envs.sokoban.solver import solve
+from envsdk.turn_env import TurnResult
 
 PRESETS: dict[str, dict[str, Any]] = {
     "SimpleSokoban": {"dim": (6, 6), "num_boxes": 1, "max_steps": 30},
@@ -160,48 +163,47 @@ class SokobanEnv(GridEnv):
         self._is_given_up = False
         """The oracle found no plan; it does not search again in this episode."""
 
-    def _generate(self) -> tuple[Room, int, int]:
-        room = generate_room(random.Random(int(self.np_random.integers(2**63))), **self._room_kwargs)
+    def _generate(self, rng: np.random.Generator) -> tuple[Room, int, int]:
+        room = generate_room(random.Random(int(rng.integers(2**63))), **self._room_kwargs)
         return room, room.player, room.boxes
 
-    def _state(self) -> tuple[Room, int, int]:
+    def get_state(self) -> tuple[Room, int, int]:
         return self._room, self._player, self._boxes
 
-    def _place(self, state: tuple[Room, int, int]) -> None:
+    def set_state(self, state: tuple[Room, int, int]) -> None:
         room, self._player, self._boxes = state
         if not self._view or room is not self._room:
             self._advice = {}
         self._is_given_up = False
         self._room, self._offsets = room, room.offsets
-        self._view = [self._symbols["wall"]] * ((room.width + 1) * room.height - 1)
-        self._view[room.width :: room.width + 1] = "\n" * (room.height - 1)
+        self._view = "\n".join([self._symbols["wall"] * room.width] * room.height)
         for cell in bits(room.floor):
             self._draw(cell, "floor", "target")
         for cell in bits(self._boxes):
             self._draw(cell, "box", "box_on_target")
         self._draw(self._player, "player", "player_on_target")
 
-    def _move(self, move: int) -> tuple[float, bool, bool, bool]:
-        room, reward, success = self._room, self._step_reward, False
-        offset = self._offsets[move]
+    def play(self, action: int) -> TurnResult:
+        room, result = self._room, self._moved
+        offset = self._offsets[action]
         here, there = self._player, self._player + offset
         if self._boxes >> there & 1:
             beyond = there + offset
             if not (room.floor & ~self._boxes) >> beyond & 1:
-                return reward, False, False, False
+                return self._stayed
             self._boxes ^= 1 << there | 1 << beyond
             arrived = (room.targets >> beyond & 1) - (room.targets >> there & 1)
-            reward += self._box_on_target_reward * arrived
-            if self._boxes == room.targets:
-                success = True
-                reward += self._success_reward
+            if arrived:
+                success = self._boxes == room.targets
+                reward = self._step_reward + self._box_on_target_reward * arrived
+                result = move_result(reward + self._success_reward if success else reward, success=success)
             self._draw(beyond, "box", "box_on_target")
         elif not room.floor >> there & 1:
-            return reward, False, False, False
+            return self._stayed
         self._player = there
         self._draw(here, "floor", "target")
         self._draw(there, "player", "player_on_target")
-        return reward, success, success, True
+        return result
 
     def oracle(self) -> str:
         """The next move of a plan: the shortest for one or two boxes, a good one for more.
@@ -211,7 +213,7 @@ class SokobanEnv(GridEnv):
         """
         here = (self._player, self._boxes)
         move = self._advice.get(here)
-        if move is None and not self._ended and not self._is_given_up:
+        if move is None and not self.is_over and not self._is_given_up:
             self._plan()
             move = self._advice.get(here)
         return self._replies[move or 0]
@@ -245,7 +247,8 @@ class SokobanEnv(GridEnv):
         return text
 
     def _draw(self, cell: int, off_target: str, on_target: str) -> None:
-        self._view[cell] = self._symbols[on_target if self._room.targets >> cell & 1 else off_target]
+        symbol = self._symbols[on_target if self._room.targets >> cell & 1 else off_target]
+        self._view = f"{self._view[:cell]}{symbol}{self._view[cell + 1 :]}"
 
 
 def _distance(start: int, end: int, width: int) -> int:

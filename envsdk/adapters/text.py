@@ -7,10 +7,12 @@ from typing import Any, Literal
 
 from gymnasium.spaces import Text
 
+from envsdk.turn_env import NO_ANSWER as NO_ANSWER
+from envsdk.turn_env import tagged_answer as tagged_answer
+
 ReplyFormat = Literal["tag", "whole"]
 REPLY_FORMATS: tuple[ReplyFormat, ...] = ("tag", "whole")
 
-NO_ANSWER = "Invalid action: no <answer> found."
 NOTHING = "(nothing)"
 """Stands for an observation without visible text: a policy cannot answer to nothing."""
 
@@ -20,23 +22,6 @@ _CUT = "\n[...]\n"
 _OPEN, _CLOSE = "<answer>", "</answer>"
 _PRINTABLE = frozenset(string.ascii_letters + string.digits + string.punctuation + " \n")
 _MAX_SAMPLED_REPLY_LENGTH = 256
-
-
-def tagged_answer(reply: str) -> str | None:
-    """What stands in the last complete `<answer>` of any case, stripped; None without one.
-
-    Takes time linear in the reply, whatever it holds.
-    """
-    # Lower-casing may change a text's length: only ASCII is looked for, so only ASCII is lowered.
-    text = reply.translate(_ASCII_LOWER)
-    start = text.rfind(_OPEN, 0, max(text.rfind(_CLOSE), 0))
-    if start < 0:
-        return None
-    start += len(_OPEN)
-    return reply[start : text.index(_CLOSE, start)].strip()
-
-
-_ASCII_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 
 
 def tagged(answer: str) -> str:

@@ -21,12 +21,14 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from envsdk import __version__
 from envsdk.datasets.tool_messages import with_tool_calls
 from envsdk.failures import Boundary, ConfigurationError, Failure
 from envsdk.inference.endpoint.tool_calls import CLOSING, OPENING
 from envsdk.prompts import AgentPrompts, TagPrompts
+from envsdk.store.trajectories import to_record_batch
 from envsdk.trajectory import (
     FinishReason,
     Outcome,
@@ -56,8 +58,6 @@ def to_document(trajectory: Trajectory, *, agent: str, model: str | None = None)
         model: Name of the model behind it, if there is one.
     """
     steps = _steps_of(trajectory)
-    for number, step in enumerate(steps, start=1):
-        step["step_id"] = number
     if steps:
         steps[0]["timestamp"], steps[-1]["timestamp"] = map(
             _time, (trajectory.started_at, trajectory.ended_at)
@@ -132,7 +132,7 @@ def _steps_of(trajectory: Trajectory) -> list[dict[str, Any]]:
             )
     if trajectory.turns and trajectory.final_observation:
         _add_result(steps[-1], {"content": trajectory.final_observation})
-    return steps
+    return [{"step_id": number, **step} for number, step in enumerate(steps, start=1)]
 
 
 def _add_result(step: dict[str, Any], result: Mapping[str, Any]) -> None:
@@ -218,8 +218,11 @@ def from_document(document: Any, *, index: int = 0, name: str = "atif") -> Traje
     if not isinstance(version, str) or not version.startswith(READABLE):
         raise ConfigurationError(f"not an ATIF document of version 1: its schema_version is {version!r}")
     try:
-        return _trajectory(document, index, name)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        trajectory = _trajectory(document, index, name)
+        # Columns have types: what can be stored has no number where a text belongs.
+        to_record_batch([trajectory])
+        return trajectory
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError, pa.ArrowException) as error:
         raise ConfigurationError(
             f"not a complete {version} document: {type(error).__name__}: {error}"
         ) from error
@@ -248,6 +251,7 @@ def _trajectory(document: Mapping[str, Any], index: int, name: str) -> Trajector
     if ours:
         failure = ours.get("failure")
         known = {each: ours[each] for each in _PLAIN} | {
+            "success": bool(ours["success"]),
             "outcome": Outcome(ours["outcome"]),
             "task": Task(**ours["task"]),
             "failure": failure and Failure(**failure | {"boundary": Boundary(failure["boundary"])}),
@@ -268,11 +272,20 @@ def _trajectory(document: Mapping[str, Any], index: int, name: str) -> Trajector
         turns=tuple(turns),
         tokens=tokens,
         final_observation=ours.get("final_observation", final_observation),
-        shown=TagPrompts(**prompts | {"prompts": AgentPrompts(**prompts["prompts"])})
-        if prompts
-        else TagPrompts(max_turns=max(1, len(turns))),
+        shown=_shown(prompts) if prompts else TagPrompts(max_turns=max(1, len(turns))),
         tools=document["agent"].get("tool_definitions") or (),
         **known,
+    )
+
+
+def _shown(prompts: Mapping[str, Any]) -> TagPrompts:
+    templates = prompts["prompts"]
+    if not (isinstance(templates["system"], str) and isinstance(templates["template"], str)):
+        raise TypeError("a template is no text")
+    return TagPrompts(
+        prompts=AgentPrompts(system=templates["system"], template=templates["template"]),
+        max_turns=int(prompts["max_turns"]),
+        max_new_tokens=int(prompts["max_new_tokens"]),
     )
 
 
@@ -373,6 +386,8 @@ def _token_log(replies: Sequence[Mapping[str, Any]]) -> TokenArrays | None:
             appended = prompt[len(log) :]
         log.append_prompt(appended)
         spans = extra.get("versions") or [[0, 0, len(ids)]]
+        if any(end > len(ids) for _, _, end in spans):
+            raise ValueError(f"versions of more tokens than the {len(ids)} of a reply")
         log.append_sampled(
             ids,
             logprobs,

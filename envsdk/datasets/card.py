@@ -114,6 +114,8 @@ def _summary(manifest: Manifest) -> str:
         f"{tally.num_episodes:,} episodes of {_listed(config['tags'])}, "
         f"split `{config['split']}`, played by the policy `{config['policy']}`"
     )
+    if samples := config.get("samples_per_task"):
+        text += f", each task {samples} times (a group: the same `group_id`)"
     if config.get("epsilon"):
         text += f" with a share {config['epsilon']:g} of its moves replaced by random ones"
     license_id = manifest.license.get("license", UNKNOWN)

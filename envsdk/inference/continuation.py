@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from envsdk.inference.engine import GenerationRequest, GenerationResult, TokenDelta
+from envsdk.inference.engine import GenerationRequest, GenerationResult, TokenDelta, TopTokens
 from envsdk.trajectory import FinishReason, VersionSpan
 
 
@@ -49,7 +49,11 @@ def joined_result(so_far: TokenDelta | None, rest: GenerationResult) -> Generati
     tokens = joined([so_far, *tokens_of(rest)])
     assert tokens is not None
     return replace(
-        rest, token_ids=tokens.token_ids, logprobs=tokens.logprobs, version_spans=tokens.version_spans
+        rest,
+        token_ids=tokens.token_ids,
+        logprobs=tokens.logprobs,
+        version_spans=tokens.version_spans,
+        top=tokens.top,
     )
 
 
@@ -64,8 +68,14 @@ def tokens_of(result: GenerationResult, start: int = 0) -> list[TokenDelta]:
             token_ids=result.token_ids[start:],
             logprobs=result.logprobs[start:],
             version_spans=spans_within(result.version_spans, start, count),
+            top=None if result.top is None else rows_of(result.top, start, count),
         )
     ]
+
+
+def rows_of(top: TopTokens, start: int, end: int) -> TopTokens:
+    """Positions `[start, end)`."""
+    return TopTokens(token_ids=top.token_ids[start:end], logprobs=top.logprobs[start:end])
 
 
 def joined(deltas: Sequence[TokenDelta]) -> TokenDelta | None:
@@ -77,6 +87,17 @@ def joined(deltas: Sequence[TokenDelta]) -> TokenDelta | None:
         token_ids=np.concatenate([delta.token_ids for delta in deltas]),
         logprobs=np.concatenate([delta.logprobs for delta in deltas]),
         version_spans=_end_to_end(deltas),
+        top=_joined_top([delta.top for delta in deltas]),
+    )
+
+
+def _joined_top(tops: Sequence[TopTokens | None]) -> TopTokens | None:
+    told = [top for top in tops if top is not None]
+    if len(told) < len(tops):
+        return None
+    return TopTokens(
+        token_ids=np.concatenate([top.token_ids for top in told]),
+        logprobs=np.concatenate([top.logprobs for top in told]),
     )
 
 

@@ -31,6 +31,8 @@ class ErrorKind(StrEnum):
     """The engine failed, or cannot run such a request."""
     STRUCTURED_OUTPUT = "structured_output"
     """The request's `OutputStructure` is at fault, not the engine."""
+    UNSUPPORTED_SAMPLING = "unsupported_sampling"
+    """The request needs an ability that the engine lacks; the message begins with the ability's name."""
     TURN_TIMEOUT = "turn_timeout"
     """No engine answered in time."""
 
@@ -67,6 +69,26 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TopTokens:
+    """The likeliest tokens at some positions, the likeliest first."""
+
+    token_ids: NDArray[np.int32]
+    """`[num_positions, num_top]`"""
+    logprobs: NDArray[np.float32]
+    """`[num_positions, num_top]`, nats; -inf where a token cannot be drawn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptScores:
+    """How likely a prompt is, at temperature 1 and before everything that a request does to the logits."""
+
+    logprobs: NDArray[np.float32]
+    """`[num_prompt_tokens - 1]`, of each token but the first, given those before it."""
+    top: TopTokens | None = None
+    """At the same positions, where `top_logprobs` are asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationResult:
     """What was sampled."""
 
@@ -74,8 +96,8 @@ class GenerationResult:
     token_ids: NDArray[np.int32]
     """`[num_sampled]`, a stop token included."""
     logprobs: NDArray[np.float32]
-    """`[num_sampled]`, nats, under the sampling distribution (after structure and `SamplingShape`), as far as
-    the abilities `logprobs` and `processed_logprobs` go."""
+    """`[num_sampled]`, nats, under the sampling distribution (after `LogitChanges`, structure and
+    `SamplingShape`), as far as the abilities `logprobs` and `processed_logprobs` go."""
     version_spans: tuple[VersionSpan, ...]
     """Cover `[0, num_sampled)` in order."""
     finish_reason: FinishReason
@@ -83,6 +105,10 @@ class GenerationResult:
     """Why the reply is not complete; empty unless the finish reason is `error`."""
     error_kind: ErrorKind = ErrorKind.REQUEST_FAILED
     """Of `error`, where there is one."""
+    top: TopTokens | None = None
+    """At the sampled positions, under the distribution of `logprobs`, where `top_logprobs` are asked for."""
+    prompt_scores: PromptScores | None = None
+    """Where `prompt_logprobs` are asked for and the reply is complete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +122,8 @@ class TokenDelta:
     """`[num_tokens]`, as in the result."""
     version_spans: tuple[VersionSpan, ...]
     """Cover `[0, num_tokens)` of this delta in order."""
+    top: TopTokens | None = None
+    """As in the result."""
 
 
 class PauseMode(StrEnum):
@@ -122,6 +150,12 @@ class EngineAbilities:
     prefix_reuse: bool = False
     structured_output: bool = False
     """Keeps a reply to its `OutputStructure`; an engine that cannot answers such a request with an error."""
+    logit_changes: bool = False
+    """Samples under `LogitChanges`; an engine that cannot answers such a request with an error."""
+    top_logprobs: bool = False
+    """Tells the likeliest tokens of each position; an engine that cannot answers with an error."""
+    prompt_logprobs: bool = False
+    """Scores prompts; an engine that cannot answers with an error."""
     lora: bool = False
     """Takes weights that are a LoRA adapter; see `WeightReference`."""
     logprobs: bool = True

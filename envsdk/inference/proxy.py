@@ -52,7 +52,7 @@ class OnInterruption(Enum):
     CONTINUE = auto()
     """It continues from its tokens."""
     SURVIVES = auto()
-    """Engines do not end it: it has a structure, so that it cannot continue from its tokens."""
+    """Engines do not end it: it cannot continue from its tokens (`SamplingParams.can_continue`)."""
 
 
 class EngineLink(ABC):
@@ -287,8 +287,8 @@ class InferenceProxy:
         may_restart = not self._keep_interrupted_tokens and pending.interruptions < MAX_INTERRUPTIONS
         if may_restart and pending.on_tokens is None:
             return OnInterruption.RESTART
-        is_structured = pending.request.sampling.structure is not None
-        return OnInterruption.SURVIVES if is_structured else OnInterruption.CONTINUE
+        can_continue = pending.request.sampling.can_continue
+        return OnInterruption.CONTINUE if can_continue else OnInterruption.SURVIVES
 
     def _said(
         self, engine: str, said: Sequence[GenerationResult | TokenDelta], health: EngineHealth | None
@@ -337,8 +337,8 @@ class InferenceProxy:
         """Submit a turn again that was cut short: with its tokens, or from its beginning.
 
         `is_outdated`: there are newer weights than those that sampled the last of its tokens. A reply with a
-        structure cannot continue from its tokens, since an engine takes the first token it samples for the
-        structure's first.
+        structure or with penalties cannot continue from its tokens, since an engine takes the first token it
+        samples for the reply's first.
         """
         pending.interruptions += is_outdated
         pending.so_far, pending.since = None, []
@@ -348,7 +348,7 @@ class InferenceProxy:
             if ended is not None:
                 self._resolve(pending, _ended(sampled, ended))
                 return
-            if pending.request.sampling.structure is None:
+            if pending.request.sampling.can_continue:
                 pending.so_far = sampled
             elif pending.on_tokens is not None:
                 self._resolve(pending, _failed(sampled, _TORN))
@@ -414,7 +414,8 @@ class InferenceProxy:
 
 _CLOSED = EngineFailure("the proxy is closed")
 _TORN = EngineFailure(
-    "its engine was lost or updated, and a reply with a structure that was partly read cannot continue"
+    "its engine was lost or updated, and a reply with a structure, penalties or a scored prompt cannot "
+    "continue once it was partly read"
 )
 
 

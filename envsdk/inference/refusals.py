@@ -31,7 +31,24 @@ def why_impossible(
         return EngineFailure(f"max_new_tokens is {request.sampling.max_new_tokens}; it must be at least 1")
     if problem := out_of_range(request.sampling):
         return EngineFailure(problem)
-    return _why_unstructured(request.sampling, abilities)
+    return _why_unable(request.sampling, abilities) or _why_unstructured(request.sampling, abilities)
+
+
+def _why_unable(sampling: SamplingParams, abilities: EngineAbilities) -> EngineFailure | None:
+    if sampling.changes is not None and not abilities.logit_changes:
+        return _lacks("logit_changes", "cannot sample with a logit bias or penalties")
+    if sampling.top_logprobs and not abilities.top_logprobs:
+        return _lacks("top_logprobs", "does not tell the likeliest tokens")
+    if sampling.prompt_logprobs and not abilities.prompt_logprobs:
+        return _lacks("prompt_logprobs", "does not score prompts")
+    return None
+
+
+def _lacks(ability: str, what: str) -> EngineFailure:
+    return EngineFailure(
+        f"{ability}: the engine {what}; docs/choosing-an-engine.md lists those that do",
+        ErrorKind.UNSUPPORTED_SAMPLING,
+    )
 
 
 def _why_unstructured(sampling: SamplingParams, abilities: EngineAbilities) -> EngineFailure | None:

@@ -10,6 +10,7 @@ SGLang and OpenAI-compatible servers, which know it by the same name.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, fields
 from functools import cache, lru_cache
 from operator import attrgetter
@@ -103,6 +104,37 @@ class OutputStructure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogitChanges:
+    """What one request does to the logits before `SamplingShape`, in the order of the fields.
+
+    The log-probabilities of its reply are those of the distribution that this leaves.
+    """
+
+    bias: tuple[tuple[int, float], ...] = ()
+    """Token ids, each once, and what is added to their logits."""
+    repetition_penalty: float = 1.0
+    """Logits of tokens in the prompt and the reply so far are divided by it where positive, else multiplied;
+    1 is off. `sglang` counts the reply alone."""
+    frequency_penalty: float = 0.0
+    """Subtracted from a token's logit for each time that the reply has it."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens that the reply has."""
+
+    def __post_init__(self) -> None:
+        """ValueError for what leaves no distribution."""
+        numbers = (*(value for _, value in self.bias), self.frequency_penalty, self.presence_penalty)
+        if not all(map(math.isfinite, numbers)):
+            raise ValueError("biases and penalties must be finite")
+        if not 0 < self.repetition_penalty < math.inf:
+            raise ValueError("repetition_penalty must be above 0 and finite")
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether a token's distribution depends on which of the tokens before it are the reply's."""
+        return self.frequency_penalty != 0 or self.presence_penalty != 0 or self.repetition_penalty != 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams(SamplingShape):
     """How a reply is sampled."""
 
@@ -112,6 +144,18 @@ class SamplingParams(SamplingShape):
     """Sampling depends on nothing but this, the prompt and the weights; None draws a fresh one."""
     structure: OutputStructure | None = None
     """What the text must be, of an engine with the ability `structured_output`; needs a stop token."""
+    changes: LogitChanges | None = None
+    """Of an engine with the ability `logit_changes`."""
+    top_logprobs: int = 0
+    """Likeliest tokens to tell at each position, of an engine with the ability `top_logprobs`."""
+    prompt_logprobs: bool = False
+    """Tell the log-probabilities of the prompt's tokens, of an engine with the ability `prompt_logprobs`."""
+
+    @property
+    def can_continue(self) -> bool:
+        """Whether a reply that was cut short can continue with its tokens as a part of the prompt."""
+        looks_back = self.changes is not None and self.changes.looks_back
+        return self.structure is None and not looks_back and not self.prompt_logprobs
 
 
 def recorded(params: SamplingParams) -> dict[str, Any]:

@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envsdk.inference.engine import EngineHealth, ErrorKind, GenerationRequest, GenerationResult, TokenDelta
+from envsdk.inference.engine import (
+    EngineHealth,
+    ErrorKind,
+    GenerationRequest,
+    GenerationResult,
+    PromptScores,
+    TokenDelta,
+    TopTokens,
+)
 from envsdk.inference.sampling import SamplingParams
 from envsdk.trajectory import FinishReason, VersionSpan
 
@@ -49,6 +57,8 @@ class PackedResults:
     error_kinds: list[str]
     spans: list[tuple[tuple[int, int, int], ...]]
     num_tokens: list[int]
+    extras: dict[int, tuple[TopTokens | None, PromptScores | None]]
+    """By position among the results, of the few that have some."""
     token_ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     health: EngineHealth | None
@@ -115,6 +125,12 @@ def pack_results(
         error_kinds=["" if isinstance(result, TokenDelta) else result.error_kind.value for result in results],
         spans=[tuple((s.version, s.start, s.end) for s in result.version_spans) for result in results],
         num_tokens=[len(result.token_ids) for result in results],
+        extras={
+            number: (result.top, None if isinstance(result, TokenDelta) else result.prompt_scores)
+            for number, result in enumerate(results)
+            if result.top is not None
+            or (not isinstance(result, TokenDelta) and result.prompt_scores is not None)
+        },
         token_ids=_joined([result.token_ids for result in results], np.int32),  # type: ignore[arg-type]
         logprobs=_joined([result.logprobs for result in results], np.float32),  # type: ignore[arg-type]
         health=health,
@@ -124,15 +140,18 @@ def pack_results(
 def unpack_results(packed: PackedResults) -> list[GenerationResult | TokenDelta]:
     results: list[GenerationResult | TokenDelta] = []
     start = 0
-    for request_id, finish_reason, error, error_kind, packed_spans, count in zip(
-        packed.request_ids,
-        packed.finish_reasons,
-        packed.errors,
-        packed.error_kinds,
-        packed.spans,
-        packed.num_tokens,
-        strict=True,
+    for number, (request_id, finish_reason, error, error_kind, packed_spans, count) in enumerate(
+        zip(
+            packed.request_ids,
+            packed.finish_reasons,
+            packed.errors,
+            packed.error_kinds,
+            packed.spans,
+            packed.num_tokens,
+            strict=True,
+        )
     ):
+        top, prompt_scores = packed.extras.get(number, (None, None))
         token_ids = packed.token_ids[start : start + count]
         logprobs = packed.logprobs[start : start + count]
         spans = tuple(VersionSpan(version=v, start=a, end=b) for v, a, b in packed_spans)
@@ -146,11 +165,19 @@ def unpack_results(packed: PackedResults) -> list[GenerationResult | TokenDelta]
                     finish_reason=FinishReason(finish_reason),
                     error=error,
                     error_kind=ErrorKind(error_kind),
+                    top=top,
+                    prompt_scores=prompt_scores,
                 )
             )
         else:
             results.append(
-                TokenDelta(request_id=request_id, token_ids=token_ids, logprobs=logprobs, version_spans=spans)
+                TokenDelta(
+                    request_id=request_id,
+                    token_ids=token_ids,
+                    logprobs=logprobs,
+                    version_spans=spans,
+                    top=top,
+                )
             )
         start += count
     return results

@@ -1,7 +1,6 @@
 """AgenticPipeline: train a policy on rollouts of agents.
 
-    publish weights -> validate if due -> rollout_scheduler.get_batch() -> advantages -> train
-    -> checkpoint if due
+    publish weights -> validate if due -> get_batch -> advantages -> train -> checkpoint if due
 
 The loop is the same for synchronous and asynchronous runs; how far generation runs ahead of it is
 decided by the ledger (`async_generation_ratio`). `run.py` connects the parts and starts the loop.
@@ -20,16 +19,17 @@ from envsdk.config.models import RunConfig
 from envsdk.config.start_checks import prompt_notes
 from envsdk.display.progress import ProgressDisplay, Validation
 from envsdk.failures import Interrupted
-from envsdk.managers.batch_files import read_batch
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.pipeline.batches import ModelScores, learnable, prepare_batch, token_ids
 from envsdk.pipeline.checkpoints import RunState, write_checkpoint
-from envsdk.pipeline.cluster import Cluster
 from envsdk.pipeline.rollout_metrics import validation_metrics
+from envsdk.pipeline.rollouts import BatchSource
 from envsdk.pipeline.run_folder import RunFolder, earlier_validations
 from envsdk.pipeline.step_log import StepLog
+from envsdk.pipeline.trainers import Trainers
 from envsdk.tracking.timeline import Timeline, Track
 from envsdk.tracking.tracker import Tracker
+from envsdk.trainer import TrainBatch
 from envsdk.trajectory import Trajectory
 
 Result = TypeVar("Result")
@@ -54,7 +54,8 @@ class AgenticPipeline:
         self,
         config: RunConfig,
         folder: RunFolder,
-        cluster: Cluster,
+        batches: BatchSource,
+        trainers: Trainers,
         *,
         tracker: Tracker,
         timeline: Timeline,
@@ -62,11 +63,13 @@ class AgenticPipeline:
     ) -> None:
         self.config = config
         self.folder = folder
-        self.cluster = cluster
+        self.batches = batches
+        self.cluster = batches.cluster
+        self.trainers = trainers
         self.display = display
         self.log = StepLog(
             config,
-            cluster,
+            batches.cluster,
             first_step=folder.first_step,
             tracker=tracker,
             timeline=timeline,
@@ -111,11 +114,11 @@ class AgenticPipeline:
     async def start(self) -> None:
         """Start everything, and load what the run continues from."""
         self.display.phase("starting engines, workers and the trainer")
-        await self.cluster.start()
+        await self.cluster.start(*(group.start for group in self.trainers.groups))
         for note in (*algorithm_notes(self.config), *prompt_notes(self.config)):
             self.display.note(f"note: {note}")
         if self.folder.checkpoint is not None:
-            await self.cluster.call(self.cluster.trainer.load(self.folder.checkpoint.folder.resolve()))
+            await self.cluster.call(self.trainers.actor.load(self.folder.checkpoint.folder.resolve()))
             self.display.note(f"continuing {self.folder.path} from step {self.folder.first_step}")
         if self.folder.batches:
             self.display.note(f"{len(self.folder.batches)} batches on disk are trained first")
@@ -128,8 +131,7 @@ class AgenticPipeline:
         """
         self.display.phase("publishing weights")
         with self.log.timed("publish", Track.PUBLISH, self.step):
-            to_rollouts = self.step not in self.folder.batches
-            self.log.metrics |= await self.cluster.publish(self.step, to_rollouts=to_rollouts)
+            self.log.metrics |= await self.batches.publish(self.step, step=self.step)
 
     @_interruptible
     async def validate(self) -> None:
@@ -137,13 +139,8 @@ class AgenticPipeline:
         if not self.config.val_batch_size:
             return
         self.display.phase("evaluating on held-out tasks")
-        pause = not self.config.validation_overlaps
         with self.log.timed("validate", Track.VALIDATION, self.step):
-            if pause:
-                await self.cluster.call(self.cluster.rollout_scheduler.suspend.remote())
-            batch = await self.cluster.validate(self.step, self.step)
-            if pause:
-                await self.cluster.call(self.cluster.rollout_scheduler.resume.remote())
+            batch = await self.batches.validate(self.step, self.step)
         self.log.played(batch)
         metrics = self.validations[self.step] = validation_metrics(batch)
         self.log.metrics |= metrics
@@ -155,13 +152,8 @@ class AgenticPipeline:
     async def get_batch(self) -> RolloutBatch:
         """Take the next batch: one that an earlier process left on disk, or a new one."""
         self.display.phase("waiting for rollouts")
-        on_disk = self.folder.batches.pop(self.step, None)
         with self.log.timed("wait_batch", Track.TRAINER, self.step, name="wait"):
-            if on_disk is not None:
-                return read_batch(on_disk)
-            rollout_scheduler = self.cluster.rollout_scheduler
-            request = rollout_scheduler.get_batch.remote(self.config.train_batch_size, self.step)
-            return await self.cluster.call(self._showing_progress(request))
+            return await self._showing_progress(self.batches.get_batch(self.step))
 
     async def train(self, batch: RolloutBatch) -> None:
         """Compute advantages and take one trainer step. Failed and masked episodes are left out of it."""
@@ -178,7 +170,12 @@ class AgenticPipeline:
             if prepared.nothing_left:
                 self.display.note(f"step {self.step + 1}: {prepared.nothing_left}")
             else:
-                self.log.metrics |= await self.cluster.train_step(prepared.batch)
+                self.log.metrics |= await self.cluster.call(self._train_step(prepared.batch))
+
+    async def _train_step(self, batch: TrainBatch) -> dict[str, float]:
+        """Train while no engine is given weights."""
+        async with self.cluster.engines.weights_moving():
+            return await self.trainers.actor.train_step(batch)
 
     async def checkpoint(self) -> None:
         """Write `checkpoints/step_N`, unless it was just written."""
@@ -193,7 +190,7 @@ class AgenticPipeline:
         )
         with self.log.timed("checkpoint", Track.TRAINER, self.step):
             loop = asyncio.get_running_loop()
-            save = self.cluster.trainer.save
+            save = self.trainers.actor.save
             await asyncio.to_thread(
                 write_checkpoint,
                 self.folder.path,
@@ -211,16 +208,20 @@ class AgenticPipeline:
             self.display.note("stopping with a checkpoint; Ctrl-C again stops at once")
 
     async def _scores(self, trajectories: list[Trajectory]) -> ModelScores:
-        args, cluster = self.config.algorithm, self.cluster
+        args, call, trainers = self.config.algorithm, self.cluster.call, self.trainers
         ids = token_ids(trajectories)
         reference_logprobs = logprobs = values = None
-        if cluster.reference is not None:
-            reference_logprobs = await cluster.call(cluster.reference.logprobs(ids))
+        if trainers.reference is not None:
+            reference_logprobs = await call(trainers.reference.logprobs(ids))
         if args.init_kl_coef > 0:
-            logprobs = await cluster.call(cluster.trainer.logprobs(ids))
+            logprobs = await call(trainers.actor.logprobs(ids))
         if args.needs_values:
-            values = await cluster.call(cluster.trainer.values(token_ids(trajectories, with_end=True)))
+            values = await call(trainers.actor.values(token_ids(trajectories, with_end=True)))
         return ModelScores(logprobs=logprobs, reference_logprobs=reference_logprobs, values=values)
+
+    async def close(self, *, patience_s: float) -> None:
+        """End the processes of the run."""
+        await self.cluster.close(*(group.close for group in self.trainers.groups), patience_s=patience_s)
 
     async def unless_stopped(self, waiting: Awaitable[Result]) -> Result:
         """Wait, unless the user asks to stop first: then keep what was trained in a checkpoint, and end."""
@@ -239,6 +240,6 @@ class AgenticPipeline:
         while not answer.done():
             await asyncio.wait({answer}, timeout=0.5)
             if not answer.done():
-                ready = await self.cluster.rollout_scheduler.num_ready.remote()
+                ready = await self.cluster.num_ready()
                 self.display.rollouts(ready=ready, needed=self.config.train_batch_size)
         return answer.result()

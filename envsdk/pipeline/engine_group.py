@@ -35,7 +35,8 @@ from envsdk.inference.engine_pool import (
 from envsdk.inference.weight_transport import Transport, can_share_memory, choose_transport
 from envsdk.pipeline.engine_placement import EnginePlace, device_bundle, engine_places
 from envsdk.pipeline.reservation import KEEP_DEVICES, Reservation, show_only
-from envsdk.pipeline.trainer_group import TrainerGroup, reason_of_death
+from envsdk.pipeline.trainer_group import reason_of_death
+from envsdk.pipeline.weight_source import WeightSource
 from envsdk.pipeline.weight_update import TransferReport, update_engines
 
 HEALTH_CHECK_S = 1.0
@@ -78,9 +79,9 @@ class PlacedEngineHost(EngineHost):
 class EngineGroup:
     """Owner: the cluster; called from one event loop."""
 
-    def __init__(self, spec: EngineGroupSpec, trainer: TrainerGroup, announce: Announce, say: Say) -> None:
+    def __init__(self, spec: EngineGroupSpec, weights: WeightSource, announce: Announce, say: Say) -> None:
         self._spec = spec
-        self._trainer = trainer
+        self._source = weights
         self._announce = announce
         self._say = say
         names = list(spec.configs)
@@ -134,7 +135,7 @@ class EngineGroup:
 
     async def choose_transport(self) -> None:
         """Find the way of the weights, and whether an adapter will do; both sides have started."""
-        trainer_node = await self._trainer.node_id()
+        trainer_node = await self._source.node_id()
         self._transport = choose_transport(
             self._spec.transport,
             trainer_node=trainer_node,
@@ -144,7 +145,7 @@ class EngineGroup:
         if self._transport is Transport.SHARED_MEMORY:
             # Where all others are, an engine that is started later must be too.
             self._nodes = dict.fromkeys(self._spec.configs, trainer_node)
-        if await self._trainer.has_adapter():
+        if await self._source.has_adapter():
             abilities = await asyncio.gather(*(actor.abilities.remote() for actor in self.actors.values()))
             self._sends_adapter = all(ability.lora for ability in abilities)
 
@@ -320,7 +321,7 @@ class EngineGroup:
         try:
             return await update_engines(
                 {incarnation.name: actor for incarnation, actor in engines.items()},
-                self._trainer.send_weights,
+                self._source.send_weights,
                 version=version,
                 mode=self._spec.weight_update,
                 transport=self._transport,

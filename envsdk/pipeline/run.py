@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from envsdk.config.loading import LoadedConfig
@@ -17,42 +17,24 @@ from envsdk.config.models import RunConfig
 from envsdk.config.start_checks import check_start
 from envsdk.display.progress import ProgressDisplay
 from envsdk.display.terminal import say
-from envsdk.failures import ConfigurationError, EnvsdkError, Interrupted
+from envsdk.failures import EnvsdkError, Interrupted
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.pipeline.agentic_pipeline import AgenticPipeline
-from envsdk.pipeline.cluster import Cluster
+from envsdk.pipeline.opening import begin, only_run_in
+from envsdk.pipeline.rollouts import BatchSource
 from envsdk.pipeline.run_end import close, ending_of, success_before_and_after
-from envsdk.pipeline.run_folder import CONFIG_FILE, TRAJECTORIES, RunFolder, changed_settings, keep_tokenizer
-from envsdk.pipeline.run_origin import model_of_run
-from envsdk.store.atomic import make_folder, write_atomically
-from envsdk.store.file_lock import locked
+from envsdk.pipeline.run_folder import RunFolder
+from envsdk.pipeline.trainers import Trainers
 from envsdk.tracking import Ending, open_trackers
 from envsdk.tracking.timeline import Timeline
 from envsdk.view.export import REPORT, write_report_of_job
-
-LOCK_PATIENCE_S = 5.0
-"""A process that was just killed may need a moment to end."""
 
 
 def run(loaded: LoadedConfig) -> None:
     """Train as the configuration says. Raises EnvsdkError; Interrupted after Ctrl-C."""
     config = loaded.config
-    with _only_run_in(config.run_folder):
+    with only_run_in(config.run_folder):
         _train(loaded)
-
-
-@contextmanager
-def _only_run_in(folder: Path) -> Iterator[None]:
-    """Keep a second process from training in `folder`."""
-    make_folder(folder)
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(locked(folder / ".lock", patience_s=LOCK_PATIENCE_S))
-        except BlockingIOError:
-            raise ConfigurationError(
-                f"another process is training in {folder}; wait for it, or choose another exp_name"
-            ) from None
-        yield
 
 
 def _train(loaded: LoadedConfig) -> None:
@@ -65,10 +47,7 @@ def _train(loaded: LoadedConfig) -> None:
         if not (folder.path / REPORT).is_file():
             say(f"Report: {write_report_of_job(folder.path)}")
         return
-    model = model_of_run(config, has_begun=folder.has_begun)
-    changes = changed_settings(folder, loaded) if folder.has_begun else []
-    write_atomically(folder.path / CONFIG_FILE, loaded.resolved_yaml().encode())
-    keep_tokenizer(model, folder.path)
+    model, changes = begin(loaded, folder)
     if_lost = [sys.executable, "-m", "envsdk.pipeline.lost_runtime", str(folder.path)]
     with ray_runtime(config.ray, if_lost=if_lost):
         asyncio.run(_run(config, folder, model, changes))
@@ -76,18 +55,16 @@ def _train(loaded: LoadedConfig) -> None:
 
 async def _run(config: RunConfig, folder: RunFolder, model: Path, changes: Sequence[str]) -> None:
     """Start the processes of the run, train, end them."""
-    trajectories = (folder.path / TRAJECTORIES).resolve()
     with ExitStack() as stack:
         display = stack.enter_context(ProgressDisplay(config.exp_name, max_steps=config.max_steps))
         timeline = stack.enter_context(Timeline(folder.path / "timeline.json"))
         tracker = open_trackers(config.trackers, folder.path, config.tracker_args)
         stack.callback(tracker.close)
         tracker.rewind(folder.first_step - 1)
-        cluster = Cluster(
-            config, model=model, trajectories=trajectories, state=folder.state, say=display.note
-        )
+        trainers = Trainers.of(config, model)
+        batches = BatchSource(config, folder, model=model, weights=trainers.actor, say=display.note)
         pipeline = AgenticPipeline(
-            config, folder, cluster, tracker=tracker, timeline=timeline, display=display
+            config, folder, batches, trainers, tracker=tracker, timeline=timeline, display=display
         )
         loop = asyncio.get_running_loop()
         for signal_number in (signal.SIGINT, signal.SIGTERM):
@@ -104,13 +81,13 @@ async def _run(config: RunConfig, folder: RunFolder, model: Path, changes: Seque
             with suppress(EnvsdkError):
                 if isinstance(error, Interrupted) and not pipeline.has_trained:
                     # Actors that are still starting would not answer for seconds, and nothing was done.
-                    await close(cluster, tracker, timeline, patience_s=0.0)
+                    await close(pipeline, tracker, timeline, patience_s=0.0)
                 else:
-                    await close(cluster, tracker, timeline)
+                    await close(pipeline, tracker, timeline)
                     write_report_of_job(folder.path)
             raise
         tracker.end(Ending.FINISHED)
-        await close(cluster, tracker, timeline)
+        await close(pipeline, tracker, timeline)
         report = write_report_of_job(folder.path)
     say(success_before_and_after(pipeline.validations))
     if report is not None:

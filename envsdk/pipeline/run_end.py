@@ -6,14 +6,16 @@ import asyncio
 from collections.abc import Mapping
 
 from envsdk.failures import Interrupted
-from envsdk.pipeline.cluster import Cluster
+from envsdk.pipeline.agentic_pipeline import AgenticPipeline
 from envsdk.tracking.timeline import Timeline
 from envsdk.tracking.tracker import Ending, Tracker
 
 
-async def close(cluster: Cluster, tracker: Tracker, timeline: Timeline, *, patience_s: float = 5.0) -> None:
+async def close(
+    pipeline: AgenticPipeline, tracker: Tracker, timeline: Timeline, *, patience_s: float = 5.0
+) -> None:
     """End the processes of the run, then its trackers and its timeline."""
-    await cluster.close(patience_s=patience_s)
+    await pipeline.close(patience_s=patience_s)
     tracker.close()
     timeline.close()
 

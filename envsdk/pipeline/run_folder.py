@@ -20,7 +20,7 @@ from envsdk.config.models import RunConfig
 from envsdk.failures import ConfigurationError
 from envsdk.managers.ledger_types import LedgerState
 from envsdk.pipeline.checkpoints import FOLDER as CHECKPOINTS
-from envsdk.pipeline.checkpoints import Checkpoint, find_checkpoint
+from envsdk.pipeline.checkpoints import Checkpoint, RunState, find_checkpoint
 from envsdk.pipeline.run_origin import check_seed
 from envsdk.settings.problems import dotted
 from envsdk.settings.validation import shown
@@ -68,8 +68,34 @@ class RunFolder:
         is_own = checkpoint is not None and checkpoint.folder.resolve().is_relative_to(path.resolve())
         if checkpoint is not None and is_own:
             check_seed(config, checkpoint.state.seed)
+        return cls._with_batches(path, checkpoint, has_begun=is_own)
+
+    @classmethod
+    def of_batches(cls, config: RunConfig, state: Mapping[str, Any] | None) -> RunFolder:
+        """The folder of rollouts for another trainer, from the `step` and the `ledger` of its `state` on.
+
+        ConfigurationError when the folder holds a run of `envsdk train`, or `resume: never` a run at all.
+        """
+        path = config.run_folder
+        if any((path / CHECKPOINTS).glob("step_*")):
+            raise ConfigurationError(
+                f"{path} holds checkpoints of envsdk train; choose another exp_name for your trainer"
+            )
+        if state is None and config.resume == "never" and any((path / TRAJECTORIES).glob("step_*.parquet")):
+            raise ConfigurationError(
+                f"resume: never, but {path} already holds batches; choose another exp_name, give the `state` "
+                "to continue from, or remove the folder"
+            )
+        if state is None:
+            return cls._with_batches(path, None, has_begun=False)
+        began = RunState(step=state["step"], seed=state["seed"], ledger=state["ledger"])
+        return cls._with_batches(path, Checkpoint(folder=path, state=began), has_begun=True)
+
+    @classmethod
+    def _with_batches(cls, path: Path, checkpoint: Checkpoint | None, *, has_begun: bool) -> RunFolder:
+        trajectories = path / TRAJECTORIES
         make_folder(trajectories)
-        folder = cls(path=path, checkpoint=checkpoint, has_begun=is_own)
+        folder = cls(path=path, checkpoint=checkpoint, has_begun=has_begun)
         step = folder.first_step
         while (batch := trajectories / f"step_{step:06d}.parquet").is_file():
             folder.batches[step] = batch

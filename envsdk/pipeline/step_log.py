@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from envsdk.config.models import RunConfig
 from envsdk.display.progress import ProgressDisplay, StepSummary
 from envsdk.managers.rollout_batch import RolloutBatch
-from envsdk.pipeline.cluster import Cluster
 from envsdk.pipeline.engine_metrics import EngineMetrics
+from envsdk.pipeline.rollout_cluster import RolloutCluster
 from envsdk.pipeline.rollout_metrics import num_sampled_tokens, rollout_metrics
 from envsdk.pipeline.run_cost import cost_meter
 from envsdk.tracking.cost import Usage, usage_of
@@ -27,7 +27,7 @@ class StepLog:
     def __init__(
         self,
         config: RunConfig,
-        cluster: Cluster,
+        cluster: RolloutCluster,
         *,
         first_step: int,
         tracker: Tracker,

@@ -29,6 +29,7 @@ from envsdk.failures import ConfigurationError
 from envsdk.play.model import TinyPolicyMaker
 from envsdk.play.options import PlayOptions, TaskOptions
 from envsdk.play.player import make_player, package_versions
+from envsdk.play.policy_form import PolicyForm
 from envsdk.play.shard_play import Played, ShardJob, play_in_processes, play_shards
 from envsdk.play.source import resolve_source
 from envsdk.settings.options import Count, Option, Options, split_names
@@ -104,6 +105,7 @@ def collect(
     on_start: Callable[[int, int], None] | None = None,
     on_played: Callable[[Played], None] | None = None,
     make_tiny_policy: TinyPolicyMaker | None = None,
+    form: PolicyForm | None = None,
 ) -> Collection:
     """Play the first tasks of `options.split` into `options.folder`, except those that are already there.
 
@@ -114,6 +116,7 @@ def collect(
         on_start: Called once with the number of episodes on disk and the number wanted.
         on_played: Called about ten times a second.
         make_tiny_policy: Called where the policy is the tiny one of the YAML.
+        form: A policy that is an object; it plays instead of `options.policy`, in this process.
 
     Failed episodes are part of the collection. The same options give the same episodes, whatever the
     number of workers and however often it was killed.
@@ -126,8 +129,24 @@ def collect(
     out, deduplicate = options.folder, options.deduplicate
     if not split:
         raise ConfigurationError("--split: name a split, such as train or val")
+    samples = options.samples_per_task
+    if num_episodes % samples:
+        raise ConfigurationError(
+            f"--episodes: {num_episodes} is no multiple of --samples-per-task {samples}: groups are complete"
+        )
+    if samples > 1 and deduplicate is Duplicates.TASK:
+        raise ConfigurationError(
+            "--deduplicate task keeps one episode of each first observation, and --samples-per-task asks for "
+            f"{samples}: use --deduplicate episode, or one of the two alone"
+        )
+    if form is not None and options.num_workers > 1:
+        raise ConfigurationError(
+            "num_workers: a policy that is an object plays in this process alone; name it for more, as "
+            "package.module:Class"
+        )
     resolved = resolve_source(options.source, options.overrides)
-    episodes_by_tag = resolved.episodes_by_tag(num_episodes, split=split, tags=options.tags)
+    tasks_by_tag = resolved.episodes_by_tag(num_episodes // samples, split=split, tags=options.tags)
+    episodes_by_tag = {tag: count * samples for tag, count in tasks_by_tag.items()}
     player = make_player(
         resolved,
         options,
@@ -135,15 +154,18 @@ def collect(
         tags=episodes_by_tag,
         num_processes=options.num_workers,
         make_tiny_policy=make_tiny_policy,
+        form=form,
     )
     if filters.max_tokens is not None and player.model is None:
         raise ConfigurationError(f"--max-tokens: the policy {player.policy} keeps no tokens; use --max-turns")
     shard_size = options.shard_size or min(
         _MAX_SHARD_SIZE, max(_MIN_SHARD_SIZE, -(-num_episodes // _USUAL_NUM_SHARDS))
     )
-    plans = plan_shards(episodes_by_tag, split=split, shard_size=shard_size)
+    shard_size = -(-shard_size // samples) * samples
+    plans = plan_shards(episodes_by_tag, split=split, shard_size=shard_size, samples_per_task=samples)
     config = {
         "episodes": dict(episodes_by_tag),
+        **({"samples_per_task": samples} if samples > 1 else {}),
         "split": split,
         "shard_size": shard_size,
         **player.describe(),
@@ -198,7 +220,7 @@ def collect(
             fingerprint=manifest.fingerprint,
             filters=filters,
         )
-        if options.num_workers == 1 and not (supervised and player.may_hang):
+        if form is not None or (options.num_workers == 1 and not (supervised and player.may_hang)):
             play_shards(job, to_play, on_event)
         else:
             play_in_processes(job, to_play, options.num_workers, on_event)

@@ -20,7 +20,9 @@ from pydantic import Field
 from envsdk.config import RunConfig
 from envsdk.play.model import TinyPolicyMaker
 from envsdk.play.options import PlayOptions, TaskOptions
+from envsdk.play.pass_at_k import PassAtK, outcomes_by_task, pass_at_k, shown_ks
 from envsdk.play.player import Player, make_player, package_versions
+from envsdk.play.policy_form import PolicyForm
 from envsdk.play.source import resolve_source
 from envsdk.processes.supervised import Share, play_supervised
 from envsdk.settings.options import Argument, Count, Option, split_names
@@ -39,7 +41,23 @@ class Evaluation:
     """All that decides which tasks were played and how, as in a collection's manifest."""
     versions: dict[str, str]
     trajectories: list[Trajectory]
-    """In the order of the task list, tag by tag."""
+    """In the order of the task list, tag by tag; samples of a task side by side."""
+
+    @property
+    def samples_per_task(self) -> int:
+        """Episodes of each task."""
+        return int(self.config.get("samples_per_task", 1))
+
+    def pass_at(self, k: int, tag: str | None = None) -> PassAtK:
+        """The chance that at least one of `k` samples solves a task, over the tasks of `tag` or of all tags.
+
+        ValueError unless `k` is from 1 to `samples_per_task`.
+        """
+        if k > self.samples_per_task:
+            raise ValueError(f"pass@{k} needs samples_per_task of at least {k}, not {self.samples_per_task}")
+        return pass_at_k(
+            outcomes_by_task(each for each in self.trajectories if tag in (None, each.task.tag)), k
+        )
 
     @property
     def by_tag(self) -> dict[str, Tally]:
@@ -58,9 +76,19 @@ class Evaluation:
             "created_at": utc_now(),
             "config": self.config,
             "versions": self.versions,
-            "total": _scores(self.total),
-            "by_tag": {tag: _scores(tally) for tag, tally in self.by_tag.items()},
+            "total": {**_scores(self.total), **self._passes(None)},
+            "by_tag": {tag: {**_scores(tally), **self._passes(tag)} for tag, tally in self.by_tag.items()},
             "episodes": [_episode(trajectory) for trajectory in self.trajectories],
+        }
+
+    def _passes(self, tag: str | None) -> dict[str, Any]:
+        """pass@k, and the interval of the rate that it implies; nothing with one sample a task."""
+        if self.samples_per_task == 1:
+            return {}
+        passes = {k: self.pass_at(k, tag) for k in shown_ks(self.samples_per_task)}
+        return {
+            "success_rate_95": list(passes[1].interval),
+            "pass_at": {str(k): found.to_json() for k, found in passes.items()},
         }
 
 
@@ -73,8 +101,9 @@ class EvaluateOptions(TaskOptions):
     """What `envsdk evaluate` takes."""
 
     shown = (
-        "source", "overrides", "num_episodes", "policy", "epsilon", "model", "greedy", "seed", "split",
-        "tags", "endpoint", "endpoint_model", "api_key_env", "replies", "concurrency", "json_file",
+        "source", "overrides", "num_episodes", "samples_per_task", "policy", "epsilon", "model", "greedy",
+        "seed", "split", "tags", "endpoint", "endpoint_model", "api_key_env", "replies", "concurrency",
+        "json_file",
     )  # fmt: skip
 
     source: Annotated[str | Path | RunConfig, Argument("ENV_OR_YAML")]
@@ -82,6 +111,8 @@ class EvaluateOptions(TaskOptions):
     shipped example. The YAML's tags, prompts and limits are used."""
     num_episodes: Annotated[Count | None, Option("--episodes", "-n")] = None
     """Tasks, over all tags; the YAML's `val_batch_size`, or 100, when absent."""
+    samples_per_task: Annotated[Count, Option("--samples-per-task", "-k")] = 1
+    """Episodes of each task; with several, pass@k is shown."""
     policy: str = "model"
     """Who plays: oracle, random, scripted, model, endpoint, a plug-in's name or package.module:Class."""
     model: Annotated[Path | None, Option(metavar="FOLDER_OR_CHECKPOINT")] = None
@@ -108,6 +139,7 @@ def evaluate(
     on_start: Callable[[int, int], None] | None = None,
     on_played: Callable[[Trajectory], None] | None = None,
     make_tiny_policy: TinyPolicyMaker | None = None,
+    form: PolicyForm | None = None,
 ) -> Evaluation:
     """Play the first tasks of `options.split`, over all tags.
 
@@ -124,11 +156,14 @@ def evaluate(
         tags=episodes_by_tag,
         greedy=options.greedy,
         make_tiny_policy=make_tiny_policy,
+        form=form,
     )
+    samples = options.samples_per_task
     tasks = [
         Task(tag=tag, split=options.split, index=index)
         for tag, count in episodes_by_tag.items()
         for index in range(count)
+        for _ in range(samples)
     ]
     if on_start is not None:
         on_start(0, len(tasks))
@@ -140,12 +175,18 @@ def evaluate(
         if on_played is not None:
             on_played(trajectory)
 
-    if supervised and player.may_hang:
-        play_supervised([_Tasks(player, dict(enumerate(tasks)))], lambda ended: on_trajectory(*ended))
+    if supervised and player.may_hang and form is None:
+        shares = [_Tasks(player, dict(enumerate(tasks)), samples)]
+        play_supervised(shares, lambda ended: on_trajectory(*ended))
     else:
-        player.play(enumerate(tasks), on_trajectory)
+        player.play(enumerate(tasks), on_trajectory, group_size=samples)
     return Evaluation(
-        config={"episodes": episodes_by_tag, "split": options.split, **player.describe()},
+        config={
+            "episodes": {tag: count * samples for tag, count in episodes_by_tag.items()},
+            **({"samples_per_task": samples} if samples > 1 else {}),
+            "split": options.split,
+            **player.describe(),
+        },
         versions=package_versions(with_model=player.model is not None),
         trajectories=[ended[position] for position in range(len(tasks))],
     )
@@ -154,9 +195,10 @@ def evaluate(
 class _Tasks(Share[tuple[int, Trajectory]]):
     """An evaluation's tasks by position, for a process that plays them."""
 
-    def __init__(self, player: Player, tasks: dict[int, Task]) -> None:
+    def __init__(self, player: Player, tasks: dict[int, Task], samples_per_task: int) -> None:
         self._player = player
         self._tasks = tasks
+        self._samples_per_task = samples_per_task
 
     @property
     def num_environments(self) -> int:
@@ -164,14 +206,16 @@ class _Tasks(Share[tuple[int, Trajectory]]):
 
     def play(self, send: Callable[[tuple[int, Trajectory]], None]) -> None:
         self._player.play(
-            self._tasks.items(), lambda position, ended: send((position, replace(ended, tokens=None)))
+            self._tasks.items(),
+            lambda position, ended: send((position, replace(ended, tokens=None))),
+            group_size=self._samples_per_task,
         )
 
     def heard(self, event: tuple[int, Trajectory]) -> None:
         del self._tasks[event[0]]
 
     def isolated(self) -> _Tasks:
-        return _Tasks(self._player.isolated(), self._tasks)
+        return _Tasks(self._player.isolated(), self._tasks, self._samples_per_task)
 
 
 def _scores(tally: Tally) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from envsdk.failures import Boundary, Failure, RolloutStalled
 from envsdk.managers.traj_env_manager import EpisodeOrder, LeaseSource, TagSetup, TrajEnvManager
@@ -36,8 +36,11 @@ class TaskListLeases(LeaseSource):
         *,
         max_attempts: int = 1,
         group_size: int = 1,
+        admit: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        """`admit` is awaited before an episode is handed out: whoever takes the results may be slower."""
         self._run_seed = run_seed
+        self._admit = admit
         self._group_size = group_size
         self._on_trajectory = on_trajectory
         self._max_attempts = max_attempts
@@ -51,6 +54,8 @@ class TaskListLeases(LeaseSource):
         """Types of what the policy raised in each episode so far; None when one did not end in that way."""
 
     async def lease(self, slot_id: str, tag: str) -> EpisodeOrder | None:
+        if self._admit is not None:
+            await self._admit()
         entry = self._next_of(tag)
         if entry is None:
             return None
@@ -99,9 +104,12 @@ class TaskListLeases(LeaseSource):
             return
         self._hopeless.append(failure.message.partition(":")[0])
         if len(self._hopeless) >= HOPELESS_EPISODES and len(set(self._hopeless)) == 1:
-            raise RolloutStalled(
+            stalled = RolloutStalled(
                 f"the policy failed in each of the first {len(self._hopeless)} episodes: {failure.message}"
             )
+            if failure.traceback:
+                stalled.add_note(f"The last of these failures:\n{failure.traceback}")
+            raise stalled
 
     def released(self, slot_id: str, lease_id: int) -> None:
         raise AssertionError("a task list cancels nothing")
@@ -118,6 +126,7 @@ async def play_tasks(
     manager_classes: Mapping[str, type[TrajEnvManager]] | None = None,
     max_attempts: int = 1,
     group_size: int = 1,
+    admit: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Play `(position, task)` pairs, `num_slots_per_tag` at a time for each tag.
 
@@ -126,9 +135,11 @@ async def play_tasks(
     `manager_classes` by tag; `TrajEnvManager` where there is none. A task is played up to `max_attempts`
     times until its episode does not fail.
     Calls `on_trajectory(position, trajectory)` as episodes end, in no fixed order; an exception of
-    its own ends the run.
+    its own ends the run. `admit` is awaited before each episode starts.
     """
-    leases = TaskListLeases(tasks, run_seed, on_trajectory, max_attempts=max_attempts, group_size=group_size)
+    leases = TaskListLeases(
+        tasks, run_seed, on_trajectory, max_attempts=max_attempts, group_size=group_size, admit=admit
+    )
     managers = [
         (manager_classes or {}).get(tag, TrajEnvManager)(
             slot_id=f"{tag}/{number}", setup=setup, policy=policy(setup), leases=leases

@@ -117,7 +117,7 @@ def model_source(
         folder = _pretrained(source, make_tiny_policy)
     sequence_length = config.sequence_length
     if source.is_environment and sequence_length == DEFAULT_SEQUENCE_LENGTH:
-        sequence_length = min(sequence_length, _max_positions(folder))
+        sequence_length = min(sequence_length, max_positions(folder))
     return ModelSource(
         folder=folder,
         engine=infer.strategy_args.strategy_name,
@@ -153,7 +153,8 @@ def check_model(folder: Path) -> None:
         raise ConfigurationError(f"--model: {problem}")
 
 
-def _max_positions(folder: Path) -> int:
+def max_positions(folder: Path) -> int:
+    """Positions that the model was made for. ConfigurationError when its configuration cannot be read."""
     path = folder / "config.json"
     try:
         return int(json.loads(path.read_text()).get("max_position_embeddings", DEFAULT_SEQUENCE_LENGTH))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +25,12 @@ ENDPOINT = "endpoint"
 """Name of the policy that asks a server of OpenAI's protocol."""
 SCRIPTED = "scripted"
 _OPENAI_ENGINE = "openai"
+_OPTION = re.compile(r"--([a-z]+(?:-[a-z]+)*)")
+
+
+def in_python(error: ConfigurationError) -> ConfigurationError:
+    """The same error with options of the command line (`--max-turns`) named as arguments (`max_turns`)."""
+    return ConfigurationError(_OPTION.sub(lambda option: option[1].replace("-", "_"), str(error)))
 
 
 def read_replies(path: Path) -> tuple[str, ...]:
@@ -151,6 +158,8 @@ class TaskOptions(Options):
     or else keys of the run, such as sequence_length=512."""
     num_episodes: Annotated[Count | None, Option("--episodes", "-n")] = 100
     """Episodes, over all tags."""
+    samples_per_task: Annotated[Count, Option("--samples-per-task", "-k")] = 1
+    """Episodes of each task; their sampling differs."""
     policy: str = "oracle"
     """Who plays: oracle, random, scripted, model, endpoint, a plug-in's name or package.module:Class."""
     epsilon: float = 0.0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from importlib import metadata
@@ -34,6 +34,7 @@ from envsdk.play.model import (
 )
 from envsdk.play.options import ENDPOINT, PlayOptions, TaskOptions
 from envsdk.play.policies import REQUIRED_ABILITY, make_policy
+from envsdk.play.policy_form import PolicyForm
 from envsdk.play.source import Source
 from envsdk.plugins import load_plugin
 from envsdk.policy import Policy
@@ -71,6 +72,8 @@ class Player:
     """Plug-ins of `envsdk.env_managers` by tag, where it is not the usual one."""
     chat: ChatEndpoint | None = None
     """A chat endpoint that plays; None for other policies."""
+    form: PolicyForm | None = None
+    """Plays instead of all these: a policy that a program brings along, not by name. Not picklable."""
     options: PlayOptions = field(default_factory=PlayOptions)
     """Replies, concurrency, retries, and the limits of this process's requests to a model."""
 
@@ -115,42 +118,65 @@ class Player:
         )
 
     def play(
-        self, tasks: Iterable[tuple[int, Task]], on_trajectory: Callable[[int, Trajectory], None]
+        self,
+        tasks: Iterable[tuple[int, Task]],
+        on_trajectory: Callable[[int, Trajectory], None],
+        *,
+        group_size: int = 1,
     ) -> None:
         """Play `(position, task)` pairs; calls `on_trajectory(position, trajectory)` as episodes end.
 
-        Within a tag, episodes start in the order given. Raises what `on_trajectory` raises.
+        Within a tag, episodes start in the order given. `group_size` positions in turn are samples of one
+        task. Raises what `on_trajectory` raises.
         """
         try:
-            asyncio.run(self._play(tasks, on_trajectory))
+            asyncio.run(self._play(tasks, on_trajectory, group_size))
         except BaseExceptionGroup as group:
-            raise _first_leaf(group) from None
+            raise first_leaf(group) from None
 
     async def _play(
-        self, tasks: Iterable[tuple[int, Task]], on_trajectory: Callable[[int, Trajectory], None]
+        self,
+        tasks: Iterable[tuple[int, Task]],
+        on_trajectory: Callable[[int, Trajectory], None],
+        group_size: int,
     ) -> None:
+        with noticing_ctrl_c(lambda: CALLS.is_loop_in_a_call):
+            await self.play_on_loop(tasks, on_trajectory, group_size=group_size)
+
+    async def play_on_loop(
+        self,
+        tasks: Iterable[tuple[int, Task]],
+        on_trajectory: Callable[[int, Trajectory], None],
+        *,
+        group_size: int = 1,
+        admit: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """As `play`, on the loop that runs: see `play_tasks`. Cancelling it closes the environments."""
         from envsdk.play.local_runner import play_tasks
 
-        with noticing_ctrl_c(lambda: CALLS.is_loop_in_a_call):
-            async with self._policies() as policy:
-                await play_tasks(
-                    tasks,
-                    setups=self.setups,
-                    policy=policy,
-                    run_seed=self.seed,
-                    num_slots_per_tag=self.num_slots_per_tag,
-                    on_trajectory=on_trajectory,
-                    manager_classes={
-                        tag: load_plugin(ENV_MANAGERS, name) for tag, name in self.manager_classes.items()
-                    },
-                    max_attempts=1 + self.options.retries,
-                )
+        async with self._policies() as policy:
+            await play_tasks(
+                tasks,
+                setups=self.setups,
+                policy=policy,
+                run_seed=self.seed,
+                num_slots_per_tag=self.num_slots_per_tag,
+                on_trajectory=on_trajectory,
+                manager_classes={
+                    tag: load_plugin(ENV_MANAGERS, name) for tag, name in self.manager_classes.items()
+                },
+                max_attempts=1 + self.options.retries,
+                group_size=group_size,
+                admit=admit,
+            )
 
     @property
     def num_slots_per_tag(self) -> int:
         """Episodes at the same time: as many as the engine runs, or as waiting environments are worth."""
         if self.options.concurrency is not None:
             return max(1, self.options.concurrency // len(self.setups))
+        if self.form is not None:
+            return max(1, self.form.slots // len(self.setups))
         if self.chat is not None:
             return max(1, _CHAT_SLOTS // len(self.setups))
         if self.model is not None:
@@ -169,6 +195,10 @@ class Player:
 
     @asynccontextmanager
     async def _policies(self) -> AsyncIterator[Callable[[TagSetup], Policy]]:
+        if self.form is not None:
+            async with self.form.open(self.num_slots) as policies:
+                yield policies
+            return
         gate = RateGate(self.options.limits) if self.options.limits else None
         if self.chat is not None:
             async with _chat_policies(self.chat, gate) as policies:
@@ -231,18 +261,19 @@ def make_player(
     num_processes: int = 1,
     greedy: bool = False,
     make_tiny_policy: TinyPolicyMaker | None = None,
+    form: PolicyForm | None = None,
 ) -> Player:
     """Check that the chosen policy can play these tags and gather what it takes. Raises ConfigurationError.
 
     The player is one of `num_processes`, which share the rate limits. `make_tiny_policy` is called where the
-    policy is the tiny one of `source`, after all other checks.
+    policy is the tiny one of `source`, after all other checks. `form` plays instead of `chosen.policy`.
     """
     from envsdk.managers.wiring import tag_setup
 
     policy, epsilon, model = chosen.policy, chosen.epsilon, chosen.model
-    options.check(policy)
-
     config = source.config
+    if form is None:
+        options.check(policy)
     setups = {
         tag: tag_setup(
             tag,
@@ -252,6 +283,12 @@ def make_player(
         )
         for tag in tags
     }
+    seed = config.seed if chosen.seed is None else chosen.seed
+    if form is not None:
+        form.check(config, list(setups))
+        return Player(
+            setups=setups, policy=form.name, epsilon=0.0, seed=seed, model=None, form=form, options=options
+        )
     if policy in (MODEL, ENDPOINT):
         if epsilon:
             raise ConfigurationError(
@@ -265,7 +302,6 @@ def make_player(
             raise ConfigurationError(f"--greedy is for --policy model; --policy {policy} samples no tokens")
         make_policy(policy, epsilon=epsilon, replies=options.replies)
         _check_abilities(setups, policy, epsilon)
-    seed = config.seed if chosen.seed is None else chosen.seed
     with_engine = policy == MODEL or (policy == ENDPOINT and model is not None)
     # A policy without an engine is asked turn by turn: no agent stands between it and the environment.
     managers = {tag: config.custom_envs[tag].env_manager_cls for tag in setups} if with_engine else {}
@@ -336,6 +372,7 @@ def package_versions(*, with_model: bool) -> dict[str, str]:
     return versions
 
 
-def _first_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def first_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first exception that is no group."""
     first = group.exceptions[0]
-    return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first
+    return first_leaf(first) if isinstance(first, BaseExceptionGroup) else first

@@ -122,7 +122,11 @@ def play_shards(job: ShardJob, plans: Sequence[ShardPlan], on_event: OnEvent) ->
     """Play and write `plans` in this process."""
     if plans:
         writer = _ShardWriter(job, plans, on_event)
-        job.player.play(chain.from_iterable(plan.tasks() for plan in plans), writer.add)
+        job.player.play(
+            chain.from_iterable(plan.tasks() for plan in plans),
+            writer.add,
+            group_size=plans[0].samples_per_task,
+        )
 
 
 def play_in_processes(job: ShardJob, plans: Sequence[ShardPlan], num_workers: int, on_event: OnEvent) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -175,6 +174,26 @@ class Trajectories(Sequence[Trajectory]):
             max_length=max_length,
         )
 
+    def to_verl(
+        self, *, prompt_length: int | None = None, response_length: int | None = None, pad_id: int = 0
+    ) -> dict[str, Any]:
+        """Arguments for `verl.DataProto.from_dict`, as verl's own agent loops fill it.
+
+        `tensors`: `prompts` `[N, P]`, all before the first sampled token, padded on the left; `responses`,
+        `response_mask`, `rollout_log_probs` and `rm_scores` (the reward, at the last token) `[N, R]`, padded
+        on the right; `input_ids`, `attention_mask`, `position_ids` `[N, P + R]`. `non_tensors`: `uid` of the
+        group, `data_source` (the tag), versions and more.
+
+        Failed episodes are left out, since verl has no mark for them. P and R are those of the longest, or as
+        given: a response is cut at `response_length`. ConfigurationError for a prompt that is longer than
+        `prompt_length`, and when no episode can be learned from.
+        """
+        from envsdk.results.verl import to_verl
+
+        return to_verl(
+            self._episodes, prompt_length=prompt_length, response_length=response_length, pad_id=pad_id
+        )
+
     def advantages(self, estimator: str = "grpo", **settings: Any) -> list[NDArray[np.float32]]:
         """Advantages of each episode, computed as training computes them.
 
@@ -234,7 +253,7 @@ class Batch(Trajectories):
         super().__init__(trajectories)
         self.version = version
         self.step = step
-        self.metrics = MappingProxyType(dict(metrics or {}))
+        self.metrics = dict(metrics or {})
 
     def _summary(self) -> list[tuple[str, str]]:
         return [("step", str(self.step)), ("version", str(self.version)), *super()._summary()]

@@ -43,7 +43,7 @@ _WORKER_PATIENCE_S = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardPlan:
-    """The episodes of one file: tasks `[first_index, first_index + num_episodes)` of one tag."""
+    """The episodes of one file: tasks of one tag from `first_index` on, `samples_per_task` of each."""
 
     number: int
     tag: str
@@ -52,6 +52,7 @@ class ShardPlan:
     num_episodes: int
     first_position: int
     """Position of the first episode in the collection; ids of trajectories derive from it."""
+    samples_per_task: int = 1
 
     @property
     def file_name(self) -> str:
@@ -60,12 +61,18 @@ class ShardPlan:
     def tasks(self) -> Iterator[tuple[int, Task]]:
         """`(position, task)` of each episode."""
         for offset in range(self.num_episodes):
-            task = Task(tag=self.tag, split=self.split, index=self.first_index + offset)
+            index = self.first_index + offset // self.samples_per_task
+            task = Task(tag=self.tag, split=self.split, index=index)
             yield self.first_position + offset, task
 
 
-def plan_shards(episodes_by_tag: Mapping[str, int], *, split: str, shard_size: int) -> list[ShardPlan]:
-    """Shards of one tag each, the tags taking turns, numbered in the order they are played."""
+def plan_shards(
+    episodes_by_tag: Mapping[str, int], *, split: str, shard_size: int, samples_per_task: int = 1
+) -> list[ShardPlan]:
+    """Shards of one tag each, the tags taking turns, numbered in the order they are played.
+
+    `shard_size` and the numbers of episodes are multiples of `samples_per_task`.
+    """
     rounds = [
         (first, tag, min(shard_size, num_episodes - first))
         for tag, num_episodes in episodes_by_tag.items()
@@ -81,9 +88,10 @@ def plan_shards(episodes_by_tag: Mapping[str, int], *, split: str, shard_size: i
                 number=number,
                 tag=tag,
                 split=split,
-                first_index=first,
+                first_index=first // samples_per_task,
                 num_episodes=num_episodes,
                 first_position=position,
+                samples_per_task=samples_per_task,
             )
         )
         position += num_episodes

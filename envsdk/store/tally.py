@@ -14,7 +14,7 @@ _Z_95 = 1.959963984540054
 """97.5th percentile of the normal distribution."""
 
 
-def wilson_interval(num_successes: int, num_trials: int) -> tuple[float, float]:
+def wilson_interval(num_successes: float, num_trials: float) -> tuple[float, float]:
     """The 95% confidence interval of a success rate.
 
     Wilson (1927), "Probable inference, the law of succession, and statistical inference": with

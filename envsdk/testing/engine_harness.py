@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
 from envsdk.inference.engine import Engine, EngineConfig, GenerationRequest, GenerationResult, WeightReference
-from envsdk.inference.sampling import SHAPE, SamplingParams
+from envsdk.inference.sampling import SamplingParams
 from envsdk.trajectory import FinishReason
 
 _PATIENCE_S = 60.0
+_SAMPLING = frozenset(field.name for field in fields(SamplingParams))
 
 
 class EngineHarness:
@@ -71,7 +73,7 @@ class EngineHarness:
         """A short request whose prompt and seed follow from its name."""
         number = sum(str(name).encode())
         sampling = {"max_new_tokens": num_tokens, "seed": number} | {
-            key: changes.pop(key) for key in (*SHAPE, "stop_token_ids", "seed", "structure") if key in changes
+            key: changes.pop(key) for key in _SAMPLING if key in changes
         }
         prompt = changes.pop("prompt_ids", self.prompt(length, number))
         return GenerationRequest(

@@ -29,6 +29,7 @@ from envsdk.inference.continuation import joined, spans_within
 from envsdk.inference.engine import Engine, GenerationRequest, GenerationResult, PauseMode, TokenDelta
 from envsdk.testing.engine_adapters import AdapterTests
 from envsdk.testing.engine_harness import check_result, gather, until
+from envsdk.testing.engine_logits import LogitTests
 from envsdk.testing.engine_structures import StructureTests
 from envsdk.trajectory import FinishReason
 
@@ -37,7 +38,7 @@ __all__ = ["CoreSuite", "EngineSuite", "check_result", "gather", "until"]
 Action = tuple[str, int]
 
 
-class CoreSuite(StructureTests, AdapterTests):
+class CoreSuite(StructureTests, LogitTests, AdapterTests):
     """What a core adds to the front: how it samples, freezes, ends replies and takes weights."""
 
     def test_every_request_is_answered_exactly_once(self) -> None:

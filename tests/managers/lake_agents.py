@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, ClassVar
 
 import httpx2
 
@@ -14,6 +16,11 @@ from envsdk.managers.agent_env_manager import AgentEnvManager, AgentEpisode
 class TurnByTurn(AgentEnvManager):
     """Plays as `TrajEnvManager` does, over HTTP."""
 
+    more_fields: ClassVar[Mapping[str, Any]] = {}
+    """Of each request."""
+    more_of_replies: ClassVar[Mapping[str, Any]] = {}
+    """Fields of replies that are sent back."""
+
     async def run_agent(self, agent: AgentEpisode) -> None:
         headers = {"Authorization": f"Bearer {agent.api_key}"}
         async with httpx2.AsyncClient(headers=headers, timeout=60) as http:
@@ -21,14 +28,30 @@ class TurnByTurn(AgentEnvManager):
             messages = [{"role": "system", "content": shown["system"]}] if shown["system"] else []
             while not shown["is_over"]:
                 messages.append({"role": "user", "content": shown["prompt"]})
-                body = {"model": agent.model, "messages": messages}
+                body = {"model": agent.model, "messages": messages, **self.more_fields}
                 answer = await http.post(f"{agent.base_url}/chat/completions", json=body)
                 answer.raise_for_status()
                 reply = answer.json()["choices"][0]["message"]["content"]
-                messages.append({"role": "assistant", "content": reply})
+                messages.append({"role": "assistant", "content": reply, **self.more_of_replies})
                 step = await http.post(f"{agent.session_url}/env/step", json={"action": reply})
                 step.raise_for_status()
                 shown = step.json()
+
+
+class SendsMore(TurnByTurn):
+    """Sends what clients send besides."""
+
+    more_fields: ClassVar[Mapping[str, Any]] = {
+        "user": "me",
+        "metadata": {"run": "1"},
+        "logit_bias": {},
+        "presence_penalty": 0,
+    }
+    more_of_replies: ClassVar[Mapping[str, Any]] = {
+        "provider_specific_fields": {"refusal": None},
+        "refusal": None,
+        "name": "walker",
+    }
 
 
 class Program(AgentEnvManager):

@@ -74,7 +74,7 @@ async def play(
     return [played[i] for i in range(num_episodes)]
 
 
-@pytest.mark.parametrize("manager", [lake_agents.TurnByTurn, lake_agents.Program])
+@pytest.mark.parametrize("manager", [lake_agents.TurnByTurn, lake_agents.SendsMore, lake_agents.Program])
 async def test_an_agent_that_plays_turn_by_turn_gets_the_tokens_that_the_usual_manager_gets(
     manager: type[TrajEnvManager],
 ) -> None:
@@ -107,7 +107,13 @@ async def test_an_agent_that_plays_turn_by_turn_gets_the_tokens_that_the_usual_m
                 other.response_start,
                 other.response_end,
             )
-            assert (turn.metrics, turn.state_hash) == (other.metrics, other.state_hash)
+            metrics = {name: value for name, value in turn.metrics.items() if name != "ignored_fields"}
+            assert (metrics, turn.state_hash) == (other.metrics, other.state_hash)
+        # Of each request its user and metadata, of each reply that it repeats one field.
+        num_turns = len(ours.turns)
+        num_ignored = 2 * num_turns + num_turns * (num_turns - 1) // 2
+        told = ours.turns[-1].metrics.get("ignored_fields", 0.0)
+        assert told == (num_ignored if manager is lake_agents.SendsMore else 0.0)
 
 
 async def test_the_turn_limit_truncates() -> None:

@@ -64,7 +64,11 @@ class Job:
         (folder / "run.yaml").write_text(text)
 
     def start(self, *overrides: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "envsdk.train", "run.yaml", *overrides]
+        return self.start_program("-m", "envsdk.train", "run.yaml", *overrides)
+
+    def start_program(self, *arguments: str) -> subprocess.Popen[str]:
+        """Python with these arguments, in the job's folder and in a session of its own."""
+        command = [sys.executable, *arguments]
         path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
         return subprocess.Popen(
             command,

@@ -157,7 +157,7 @@ body = generate_body(SGLangSettings(), rid="r", input_ids=[1], sampling=asked, m
 assert body["sampling_params"]["top_a"] == 0.5
 logits = torch.tensor([[0.5, 0.3, 0.12, 0.08]]).log().expand(1000, 4)
 evenly = (torch.arange(1000) + 0.5) / 1000
-tokens, _ = sample(logits, evenly, SamplingPlan.of([asked] * 1000, torch.device("cpu")))
+tokens, *_ = sample(logits, evenly, SamplingPlan.of([asked] * 1000, torch.device("cpu")))
 assert set(tokens.tolist()) == {0, 1}, "0.5 * 0.5 ** 2 = 0.125"
 """
 

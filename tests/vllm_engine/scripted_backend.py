@@ -95,8 +95,11 @@ class ScriptedBackend:
 
     def _sample(self, reply: _Reply) -> None:
         token = int(reply.draw.integers(self.vocab_size))
+        biased = [token for token, value in (reply.options["logit_bias"] or {}).items() if value >= 100]
+        token = biased[0] if biased else token
         reply.token_ids.append(token)
-        reply.logprobs.append(-float(reply.draw.random()))
+        logprob = -float(reply.draw.random())
+        reply.logprobs.append(0.0 if biased else logprob)
         count = len(reply.token_ids)
         if reply.spans and reply.spans[-1].version == self._version:
             reply.spans[-1].end = count

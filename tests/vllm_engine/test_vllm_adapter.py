@@ -28,7 +28,7 @@ from envsdk.inference.engine import (
 )
 from envsdk.inference.lora import A_SUFFIX, B_SUFFIX
 from envsdk.inference.refusals import why_impossible
-from envsdk.inference.sampling import OutputStructure, SamplingParams, TaggedJson
+from envsdk.inference.sampling import LogitChanges, OutputStructure, SamplingParams, TaggedJson
 from envsdk.inference.vllm.engine import VLLMEngine
 from envsdk.inference.vllm.settings import SET_BY_ENGINE, VLLMSettings, end_token, engine_args
 from envsdk.inference.vllm.staged_weights import StagedWeights, read_staged, stage
@@ -341,6 +341,28 @@ def test_a_request_never_outgrows_its_context_and_stops_at_its_own_tokens_alone(
     assert options["stop_token_ids"] == stop
     assert options["ignore_eos"]
     assert not options["detokenize"]
+    assert (options["logit_bias"], options["repetition_penalty"], options["frequency_penalty"]) == (
+        None,
+        1,
+        0,
+    )
+
+
+def test_biases_and_penalties_go_by_vllms_names_and_keep_to_its_vocabulary() -> None:
+    changes = LogitChanges(bias=((5, -2.0),), repetition_penalty=1.1, presence_penalty=0.5)
+    sampling = SamplingParams(max_new_tokens=1, changes=changes)
+    asked = {
+        "logit_bias": {5: -2.0},
+        "repetition_penalty": 1.1,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.5,
+    }
+    assert asked.items() <= sampling_options(sampling, room=1).items()
+    request = GenerationRequest(request_id="r", prompt_ids=np.array([1], np.int32), sampling=sampling)
+    assert why_refused(request, vocab_size=6, end_token=None) is None
+    told = why_refused(request, vocab_size=5, end_token=None)
+    assert told is not None
+    assert "logit bias" in told.message
 
 
 @pytest.mark.parametrize(

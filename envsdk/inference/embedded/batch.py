@@ -26,11 +26,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from envsdk.inference.continuation import spans_within
+from envsdk.inference.continuation import rows_of, spans_within
 from envsdk.inference.embedded.decoder import Decoder
 from envsdk.inference.embedded.guide import Guide, Guides
-from envsdk.inference.embedded.sampling import SamplingPlan, sample, uniforms
-from envsdk.inference.engine import GenerationRequest, GenerationResult, TokenDelta
+from envsdk.inference.embedded.sampling import (
+    Sampled,
+    SamplingPlan,
+    changed,
+    prompt_scores,
+    sample,
+    stacked,
+    uniforms,
+)
+from envsdk.inference.engine import (
+    GenerationRequest,
+    GenerationResult,
+    PromptScores,
+    TokenDelta,
+    TopTokens,
+)
 from envsdk.trajectory import FinishReason, VersionSpan
 
 _NO_GROUP = -1
@@ -49,6 +63,19 @@ class _Row:
     """Where the reply is in its structure, when it has one."""
     spans: list[VersionSpan] = field(default_factory=list)
     """Closed ones; the open span started where the last of these ends."""
+    prompt_scores: PromptScores | None = None
+    tops: list[TopTokens] = field(default_factory=list)
+    """Of each sampled token, where the request asks for the likeliest ones."""
+
+    @property
+    def is_special(self) -> bool:
+        """Whether each of its steps is more than drawing a token."""
+        sampling = self.request.sampling
+        return self.guide is not None or sampling.changes is not None or sampling.top_logprobs > 0
+
+    def top(self, start: int) -> TopTokens | None:
+        """At the sampled positions from the `start`-th on."""
+        return stacked(self.tops[start:], self.request.sampling.top_logprobs)
 
 
 class Batch:
@@ -96,8 +123,8 @@ class Batch:
         """Weights were swapped: the rows' keys and values are of older ones."""
         self._changed = True
         """Rows came, went or moved since the decoder and the plan were updated."""
-        self._is_guided = False
-        """One of the decoder's rows has a structure."""
+        self._is_special = False
+        """One of the decoder's rows is."""
         self._plan: SamplingPlan | None = None
         self._tokens = torch.empty(0)
         self._row_numbers = np.arange(slots)
@@ -161,6 +188,7 @@ class Batch:
                     token_ids=self._ids[number, new].astype(np.int32),
                     logprobs=logprobs,
                     version_spans=spans_within([*row.spans, *self._open_span(row, count)], known, count),
+                    top=row.top(known),
                 )
             )
         return found
@@ -226,12 +254,13 @@ class Batch:
             logits = logits[torch.tensor(numbers, device=logits.device)]
         self._changed = True
         plan = self._plan_for(self._rows[first:])
-        tokens, logprobs = sample(self._guided(first, logits), self._next_uniforms(first), plan)
-        return self._record(first, tokens, logprobs)
+        return self._record(first, sample(self._shaped(first, logits), self._next_uniforms(first), plan))
 
     def _same_prompt(self, request: GenerationRequest, first: int, last: int) -> int | None:
         """One of the slots `[first, last)` that holds the prompt of a member of the request's group."""
         if request.prompt_group is None or not self._keeps_sessions or request.session_id in self._idle:
+            return None
+        if request.sampling.prompt_logprobs:
             return None
         prompt = request.prompt_ids
         for slot in np.flatnonzero(self._groups[first:last] == request.prompt_group) + first:
@@ -248,6 +277,13 @@ class Batch:
         length = len(prompt)
         slot = len(self._rows)
         held = self._idle.get(request.session_id) if request.session_id else None
+        if request.sampling.prompt_logprobs:
+            ids = prompt.astype(np.int64)
+            self._take_slot(request)
+            scores = prompt_scores(self._decoder.score(slot, ids), ids, request.sampling.top_logprobs)
+            self._rows[slot].prompt_scores = scores
+            self.num_prefilled_tokens += length - 1
+            return length - 1 if self._decoder.caches else 0
         if held is None:
             self._take_slot(request)
             before = self._same_prompt(request, 0, first)
@@ -298,13 +334,23 @@ class Batch:
             self._begin()
         assert self._plan is not None
         logits = self._decoder.decode(self._tokens)
-        self._tokens, logprobs = sample(self._guided(0, logits), self._next_uniforms(0), self._plan)
-        return self._record(0, self._tokens, logprobs)
+        sampled = sample(self._shaped(0, logits), self._next_uniforms(0), self._plan)
+        self._tokens = sampled.tokens_B
+        return self._record(0, sampled)
 
-    def _guided(self, first: int, logits: Tensor) -> Tensor:
-        """The logits of rows `first` and on, without the tokens that lead away from their structures."""
-        if not (self._changed or self._is_guided):
+    def _shaped(self, first: int, logits: Tensor) -> Tensor:
+        """The logits of rows `first` and on with their requests' changes, and without the tokens that lead
+        away from their structures."""
+        if not (self._changed or self._is_special):
             return logits
+        for number, row in enumerate(self._rows[first:], first):
+            if (changes := row.request.sampling.changes) is not None:
+                ids = self._ids[number, : self._lengths[number]]
+                prompt, reply = ids[: row.prompt_length], ids[row.prompt_length :]
+                which = torch.tensor([number - first], device=logits.device)
+                logits = logits.index_copy(
+                    0, which, changed(logits[number - first], changes, prompt, reply).unsqueeze(0)
+                )
         guided = [
             (index, row.guide.allowed())
             for index, row in enumerate(self._rows[first:])
@@ -326,7 +372,7 @@ class Batch:
         self._plan = self._plan_for(self._rows)
         self._stops = frozenset().union(*(row.stops for row in self._rows))
         self._steps_to_limit = min(row.end - int(n) for row, n in zip(self._rows, lengths, strict=True))
-        self._is_guided = any(row.guide is not None for row in self._rows)
+        self._is_special = any(row.is_special for row in self._rows)
         self._changed = False
 
     def _plan_for(self, rows: Sequence[_Row]) -> SamplingPlan:
@@ -338,19 +384,21 @@ class Batch:
         chosen = self._uniforms[self._row_numbers[first:count], self._lengths[first:count]]
         return torch.from_numpy(chosen).to(self._decoder.device)
 
-    def _record(self, first: int, tokens: Tensor, logprobs: Tensor) -> list[GenerationResult]:
+    def _record(self, first: int, sampled: Sampled) -> list[GenerationResult]:
         """Append one sampled token to rows `first` and on; end those that are complete."""
         count = len(self._rows)
         rows, lengths = self._row_numbers[first:count], self._lengths[first:count]
-        host_tokens = tokens.cpu().numpy()
+        host_tokens = sampled.tokens_B.cpu().numpy()
         self._ids[rows, lengths] = host_tokens
-        self._logprobs[rows, lengths] = logprobs.cpu().numpy()
+        self._logprobs[rows, lengths] = sampled.logprobs_B.cpu().numpy()
         lengths += 1
         self.num_tokens_sampled += count - first
-        if self._changed or self._is_guided:
-            for row, token in zip(self._rows[first:], host_tokens.tolist(), strict=True):
+        if self._changed or self._is_special:
+            for index, (row, token) in enumerate(zip(self._rows[first:], host_tokens.tolist(), strict=True)):
                 if row.guide is not None and token not in row.stops:
                     row.guide.advance(token)
+                if sampled.top is not None and row.request.sampling.top_logprobs:
+                    row.tops.append(rows_of(sampled.top, index, index + 1))
         if not self._changed:
             # The usual step: nobody stopped and nobody is at a limit, without looking at each row.
             self._steps_to_limit -= 1
@@ -401,6 +449,8 @@ class Batch:
             version_spans=tuple(row.spans),
             finish_reason=reason,
             error=error,
+            top=row.top(0),
+            prompt_scores=row.prompt_scores,
         )
 
     def _close_span(self, row: _Row, length: int) -> None:

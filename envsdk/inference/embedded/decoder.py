@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -54,6 +54,13 @@ class Decoder(ABC, Generic[WeightsT]):
         """Run slots `first_slot + i` over all their tokens `ids[i]`, of which `past[i]` are cached.
 
         Returns the logits after each last token, `[len(ids), vocab_size]`.
+        """
+
+    @abstractmethod
+    def score(self, slot: int, ids: NDArray[np.int64]) -> Iterator[Tensor]:
+        """Run a slot over all its tokens `ids`, at least one, and cache their keys and values.
+
+        Yields the logits after each of them but the last, `[num_positions, vocab_size]`, of some at a time.
         """
 
     @abstractmethod

@@ -70,6 +70,9 @@ class EmbeddedCore(Core):
             priority=True,
             prefix_reuse=settings.prefix_reuse and decoder.caches,
             structured_output=guides is not None,
+            logit_changes=True,
+            top_logprobs=True,
+            prompt_logprobs=True,
             lora=True,
             progress=True,
         )
@@ -107,6 +110,11 @@ class EmbeddedCore(Core):
         if int(prompt.min()) < 0 or int(prompt.max()) >= self.decoder.vocab_size:
             return EngineFailure(
                 f"the prompt holds a token id outside the vocabulary of {self.decoder.vocab_size}"
+            )
+        biased = [token for token, _ in sampling.changes.bias] if sampling.changes is not None else []
+        if any(not 0 <= token < self.decoder.vocab_size for token in biased):
+            return EngineFailure(
+                f"the logit bias names a token id outside the vocabulary of {self.decoder.vocab_size}"
             )
         if sampling.structure is not None and self._guides is not None:
             return self._guides.problem(sampling.structure, sampling.stop_token_ids)

@@ -20,7 +20,7 @@ H hidden size, W hidden size widened, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -408,6 +408,23 @@ class FastDecoder(Decoder[FastWeights]):
     def _prefill(
         self, first_slot: int, ids: list[NDArray[np.int64]], past: list[int], *, want_logits: bool
     ) -> Tensor | None:
+        new = [len(row) - begin for row, begin in zip(ids, past, strict=True)]
+        stream = self._prefilled(first_slot, ids, past)
+        if not want_logits:
+            return None
+        assert self._weights is not None
+        last = torch.tensor(new, device=self.device).cumsum(0) - 1
+        return self._logits(stream[last], self._weights)
+
+    def score(self, slot: int, ids: NDArray[np.int64]) -> Iterator[Tensor]:
+        assert self._weights is not None
+        stream = self._prefilled(slot, [ids], [0])[:-1]
+        at_once = max(1, _MAX_SCORES // self.vocab_size)
+        for start in range(0, len(stream), at_once):
+            yield self._logits(stream[start : start + at_once], self._weights)
+
+    def _prefilled(self, first_slot: int, ids: list[NDArray[np.int64]], past: list[int]) -> Tensor:
+        """What the last layer makes of the new tokens of all rows, end to end, `[num_new, W]`."""
         assert self._weights is not None
         arch, device = self._arch, self.device
         rows = len(ids)
@@ -451,10 +468,7 @@ class FastDecoder(Decoder[FastWeights]):
             flat = attention.transpose(1, 2).reshape(rows * longest_new, -1)
             stream = self._attended(stream, flat if place is None else flat[place], layer)
             stream = self._feed_forward(stream, layer)
-        if not want_logits:
-            return None
-        last = torch.tensor(new, device=device).cumsum(0) - 1
-        return self._logits(stream[last], self._weights)
+        return stream
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor) -> Tensor:
         """Rows R: queries `[R, K, T, G, D]`, keys and values `[R, K, L, D]`, hidden `[R, T, L]`.

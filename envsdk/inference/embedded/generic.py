@@ -7,6 +7,7 @@ where a causal model cannot see the padding. Slow, and right for every architect
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,15 @@ class GenericDecoder(Decoder[GenericWeights]):
         self, first_slot: int, ids: list[NDArray[np.int64]], past: list[int], *, want_logits: bool
     ) -> Tensor | None:
         return self._forward(ids) if want_logits else None
+
+    def score(self, slot: int, ids: NDArray[np.int64]) -> Iterator[Tensor]:
+        arguments: dict[str, Any] = {
+            "input_ids": torch.from_numpy(ids[None, :-1]).to(self.device),
+            "use_cache": False,
+        }
+        if len(ids) > 1:
+            output = functional_call(self._model, self._weights, kwargs=arguments, tie_weights=True)
+            yield output.logits[0].float()
 
     def begin(self, ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
         self._ids = ids

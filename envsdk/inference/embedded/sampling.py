@@ -6,15 +6,17 @@ B is the number of rows, V the vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from envsdk.inference.sampling import SHAPE, SamplingParams
+from envsdk.inference.engine import PromptScores, TopTokens
+from envsdk.inference.sampling import SHAPE, LogitChanges, SamplingParams
 
 # Keeps u * total strictly below total in float32, so that no token without probability is drawn.
 _BELOW_ONE = np.float32(1.0 - 2.0**-22)
@@ -33,6 +35,8 @@ class SamplingPlan:
     greedy_B: Tensor | None
     filtered_rows: Tensor | None
     """Rows that leave tokens out."""
+    num_top: int
+    """Most likeliest tokens that a row asks for."""
     shape: Mapping[str, Tensor]
     """By parameter of `SamplingShape`, the values of these rows: `[num_filtered, 1]`."""
 
@@ -47,6 +51,7 @@ class SamplingPlan:
             else (1.0 / torch.tensor(temperatures, device=device)).unsqueeze(1),
             greedy_B=torch.tensor(greedy, device=device) if any(greedy) else None,
             filtered_rows=torch.tensor(filtered, device=device) if filtered else None,
+            num_top=max((p.top_logprobs for p in params), default=0),
             shape={
                 name: torch.tensor([[getattr(params[row], name)] for row in filtered], device=device)
                 for name in SHAPE
@@ -55,8 +60,18 @@ class SamplingPlan:
         )
 
 
-def sample(logits_BV: Tensor, uniforms_B: Tensor, plan: SamplingPlan) -> tuple[Tensor, Tensor]:
-    """Token ids `[B]` and their log-probabilities `[B]` under the distribution they were drawn from."""
+class Sampled(NamedTuple):
+    """One token of each row."""
+
+    tokens_B: Tensor
+    logprobs_B: Tensor
+    """Under the distribution that the tokens were drawn from."""
+    top: TopTokens | None
+    """Of that distribution, for all rows, where the plan asks for some."""
+
+
+def sample(logits_BV: Tensor, uniforms_B: Tensor, plan: SamplingPlan) -> Sampled:
+    """Draw a token of each row."""
     if plan.inverse_temperature_B1 is not None:
         logits_BV = logits_BV * plan.inverse_temperature_B1
     if plan.filtered_rows is not None:
@@ -72,7 +87,68 @@ def sample(logits_BV: Tensor, uniforms_B: Tensor, plan: SamplingPlan) -> tuple[T
         tokens_B1 = torch.where(plan.greedy_B.unsqueeze(1), best_B1, tokens_B1)
     # Reached only when the logits are not numbers; the log-probability then says so.
     tokens_B1.clamp_(max=logits_BV.shape[1] - 1)
-    return tokens_B1.squeeze(1), probabilities_BV.gather(1, tokens_B1).squeeze(1).log_().clamp_(max=0.0)
+    logprobs_B = probabilities_BV.gather(1, tokens_B1).squeeze(1).log_().clamp_(max=0.0)
+    top = None
+    if plan.num_top:
+        probabilities, ids = probabilities_BV.topk(min(plan.num_top, probabilities_BV.shape[1]), -1)
+        top = _top(ids, probabilities.log_().clamp_(max=0.0))
+    return Sampled(tokens_B1.squeeze(1), logprobs_B, top)
+
+
+def _top(ids: Tensor, logprobs: Tensor) -> TopTokens:
+    return TopTokens(token_ids=ids.cpu().numpy().astype(np.int32), logprobs=logprobs.cpu().numpy())
+
+
+def changed(
+    logits_V: Tensor, changes: LogitChanges, prompt: NDArray[np.int64], reply: NDArray[np.int64]
+) -> Tensor:
+    """The logits after `prompt` and `reply`, as `changes` leave them."""
+    logits_V = logits_V.clone()
+    if changes.bias:
+        ids, values = zip(*changes.bias, strict=True)
+        logits_V[torch.tensor(ids, device=logits_V.device)] += torch.tensor(values, device=logits_V.device)
+    if changes.repetition_penalty != 1:
+        seen = torch.from_numpy(np.union1d(prompt, reply)).to(logits_V.device)
+        before = logits_V[seen]
+        penalty = changes.repetition_penalty
+        logits_V[seen] = torch.where(before > 0, before / penalty, before * penalty)
+    if len(reply) and (changes.frequency_penalty or changes.presence_penalty):
+        given, counts = np.unique(reply, return_counts=True)
+        penalties = counts * changes.frequency_penalty + changes.presence_penalty
+        logits_V[torch.from_numpy(given).to(logits_V.device)] -= torch.from_numpy(penalties).to(logits_V)
+    return logits_V
+
+
+def prompt_scores(logits: Iterable[Tensor], prompt: NDArray[np.int64], num_top: int) -> PromptScores:
+    """`logits`: `[num_positions, V]` each, together after every token of the prompt but the last."""
+    parts: list[NDArray[np.float32]] = []
+    tops: list[TopTokens] = []
+    start = 1
+    for logits_TV in logits:
+        logprobs_TV = torch.log_softmax(logits_TV, -1)
+        next_T = torch.from_numpy(prompt[start : start + len(logits_TV)]).to(logits_TV.device)
+        start += len(logits_TV)
+        parts.append(logprobs_TV.gather(1, next_T.unsqueeze(1)).squeeze(1).cpu().numpy())
+        if num_top:
+            logprobs, ids = logprobs_TV.topk(min(num_top, logprobs_TV.shape[1]), -1)
+            tops.append(_top(ids, logprobs))
+    return PromptScores(
+        logprobs=np.concatenate(parts) if parts else np.empty(0, np.float32), top=stacked(tops, num_top)
+    )
+
+
+def stacked(tops: Sequence[TopTokens], num_top: int) -> TopTokens | None:
+    """One below the other, the `num_top` likeliest of each; None when none are asked for."""
+    if not num_top:
+        return None
+    if not tops:
+        return TopTokens(
+            token_ids=np.empty((0, num_top), np.int32), logprobs=np.empty((0, num_top), np.float32)
+        )
+    return TopTokens(
+        token_ids=np.concatenate([top.token_ids[:, :num_top] for top in tops]),
+        logprobs=np.concatenate([top.logprobs[:, :num_top] for top in tops]),
+    )
 
 
 def _filter(logits: Tensor, shape: Mapping[str, Tensor]) -> Tensor:

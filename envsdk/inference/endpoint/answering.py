@@ -19,14 +19,22 @@ import jinja2
 import numpy as np
 
 from envsdk.chat import ChatTokenizer, TooManyTokens
-from envsdk.inference.endpoint.errors import ApiError, invalid
+from envsdk.inference.continuation import rows_of
+from envsdk.inference.endpoint.errors import ApiError, invalid, unsupported
 from envsdk.inference.endpoint.record import RecordedReply, message_keys, next_key
 from envsdk.inference.endpoint.reply_text import ReplyText
 from envsdk.inference.endpoint.sampling import ContextFull, SamplingRules, sampling_params
 from envsdk.inference.endpoint.sessions import Session
 from envsdk.inference.endpoint.tool_calls import OPENING, ToolCall, find_tool_calls
 from envsdk.inference.endpoint.wire import ChatFields, CompletionFields, SamplingFields, template_messages
-from envsdk.inference.engine import ErrorKind, GenerationRequest, GenerationResult, TokenDelta
+from envsdk.inference.engine import (
+    ErrorKind,
+    GenerationRequest,
+    GenerationResult,
+    PromptScores,
+    TokenDelta,
+    TopTokens,
+)
 from envsdk.inference.proxy import InferenceProxy
 from envsdk.inference.sampling import SamplingParams
 from envsdk.trajectory import FinishReason, VersionSpan
@@ -53,6 +61,8 @@ class Prompt:
     """Of the conversation, for chat."""
     new_text: str | None = None
     """What is new, where the prompt was given as text."""
+    text: str = ""
+    """All of it, for `/v1/completions`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +72,11 @@ class Piece:
     text: str
     token_ids: Sequence[int]
     logprobs: Sequence[float]
+    top: Sequence[TopTokens] = ()
+    """Of each token, where they are asked for."""
 
+
+_FAULTS_OF_REQUESTS = (ErrorKind.STRUCTURED_OUTPUT, ErrorKind.UNSUPPORTED_SAMPLING)
 
 OnPiece = Callable[[Piece], None]
 
@@ -81,6 +95,9 @@ class Answer:
     version_spans: Sequence[VersionSpan]
     finish_reason: str
     """`stop`, `length` or `tool_calls`."""
+    top: Sequence[TopTokens]
+    """Of each token, where they are asked for."""
+    prompt_scores: PromptScores | None
 
 
 class Answerer:
@@ -177,6 +194,7 @@ class Answerer:
                 parent=parent,
                 observation=new_text,
                 new_text=new_text,
+                text=prompt,
             )
         outside = next((token for token in prompt if not 0 <= token < self.chat.vocab_size), None)
         if outside is not None:
@@ -184,7 +202,13 @@ class Answerer:
         found = session.record.continued_by_ids(prompt) if session is not None else None
         parent, start = found or (None, 0)
         new_ids = list(prompt[start:])
-        return Prompt(ids=prompt, new_ids=new_ids, parent=parent, observation=self.chat.decode(new_ids))
+        return Prompt(
+            ids=prompt,
+            new_ids=new_ids,
+            parent=parent,
+            observation=self.chat.decode(new_ids),
+            text=self.chat.decode(prompt, skip_special_tokens=False),
+        )
 
     def sampling(
         self,
@@ -195,6 +219,9 @@ class Answerer:
         choice: int,
     ) -> SamplingParams:
         """Raises ApiError; one for want of room is remembered in the session."""
+        outside = next((id for id in fields.logit_bias or () if int(id) >= self.chat.vocab_size), None)
+        if outside is not None:
+            raise invalid("logit_bias", f"token id {outside} is outside [0, {self.chat.vocab_size})")
         try:
             return sampling_params(
                 fields,
@@ -230,11 +257,26 @@ class Answerer:
             hold_from=OPENING if reads_calls else "",
             ends_with_first_call=isinstance(fields, ChatFields) and fields.ends_with_first_call,
         )
+        is_without_reply = isinstance(fields, CompletionFields) and fields.is_without_reply
+        if is_without_reply:
+            on_piece = None
         reply = _Reply(text, frozenset(sampling.stop_token_ids), on_piece)
         state_hash = session.state_hash if session is not None else None
         began = time.perf_counter()
-        finish_reason = await self._sample(session, prompt, sampling, reply, fields.structure_field)
+        finish_reason = await self._sample(session, prompt, sampling, reply, fields)
         generate_s = time.perf_counter() - began
+        if is_without_reply:
+            return Answer(
+                content="",
+                tool_calls=(),
+                rest="",
+                token_ids=(),
+                logprobs=(),
+                version_spans=(),
+                finish_reason=FinishReason.LENGTH,
+                top=(),
+                prompt_scores=reply.prompt_scores,
+            )
         held_back = text.finish()
         content, calls = find_tool_calls(text.whole) if reads_calls else (text.whole, ())
         if session is not None:
@@ -264,6 +306,8 @@ class Answerer:
             logprobs=reply.logprobs,
             version_spans=reply.version_spans(),
             finish_reason="tool_calls" if calls else finish_reason,
+            top=reply.top,
+            prompt_scores=reply.prompt_scores,
         )
 
     async def _sample(
@@ -272,9 +316,9 @@ class Answerer:
         prompt: Prompt,
         sampling: SamplingParams,
         reply: _Reply,
-        structure_field: str,
+        fields: SamplingFields,
     ) -> FinishReason:
-        """Fill `reply`; returns the finish reason. `structure_field` asked for the structure, if any."""
+        """Fill `reply`; returns the finish reason."""
         if session is not None and session.is_over:
             raise _session_over(session)
         running = session.running if session is not None else set()
@@ -291,6 +335,8 @@ class Answerer:
         stopped = asyncio.ensure_future(reply.stopped.wait())
         try:
             waited_for: set[asyncio.Future[Any]] = {future, stopped}
+            if sampling.prompt_logprobs:  # they come when the reply has ended
+                waited_for = {future}
             await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
         finally:
             running.discard(future)
@@ -299,23 +345,33 @@ class Answerer:
                 future.cancel()
         if session is not None and session.is_over:
             raise _session_over(session)
-        if reply.text.is_stopped:
+        if reply.text.is_stopped and not sampling.prompt_logprobs:
             return FinishReason.STOP
         if future.cancelled():
             raise ApiError(503, "the endpoint is closing", code="closing")
         result = future.result()
+        reply.prompt_scores = result.prompt_scores
         if session is not None:
-            session.engine_error = result.error
-        return _finish_reason(result, structure_field)
+            session.engine_error = "" if result.error_kind in _FAULTS_OF_REQUESTS else result.error
+        reason = _finish_reason(result, fields)
+        return FinishReason.STOP if reply.text.is_stopped else reason
 
 
-def _finish_reason(result: GenerationResult, structure_field: str) -> FinishReason:
+def _finish_reason(result: GenerationResult, fields: SamplingFields) -> FinishReason:
     if result.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
         return result.finish_reason
     if result.error_kind is ErrorKind.TURN_TIMEOUT:
         raise ApiError(504, result.error, code="turn_timeout")
     if result.error_kind is ErrorKind.STRUCTURED_OUTPUT:
-        raise invalid(structure_field, f"`{structure_field}`: {result.error}")
+        raise invalid(fields.structure_field, f"`{fields.structure_field}`: {result.error}")
+    if result.error_kind is ErrorKind.UNSUPPORTED_SAMPLING:
+        ability, _, why = result.error.partition(": ")
+        asked = {
+            "logit_changes": ", ".join(fields.change_fields),
+            "top_logprobs": fields.top_field,
+            "prompt_logprobs": "echo",
+        }
+        raise unsupported(asked.get(ability, ability), f"is not possible here: {why}")
     why = result.error or f"it was ended ({result.finish_reason})"
     raise ApiError(503, f"no engine could finish the reply: {why}", code="engine_error")
 
@@ -334,6 +390,8 @@ class _Reply:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    top: list[TopTokens] = field(default_factory=list)
+    prompt_scores: PromptScores | None = None
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when its text ended it."""
 
@@ -342,18 +400,27 @@ class _Reply:
         first = len(self.token_ids)
         shown = ""
         versions = [span.version for span in delta.version_spans for _ in range(span.start, span.end)]
-        for token, logprob, version in zip(
-            delta.token_ids.tolist(), delta.logprobs.tolist(), versions, strict=True
+        for index, (token, logprob, version) in enumerate(
+            zip(delta.token_ids.tolist(), delta.logprobs.tolist(), versions, strict=True)
         ):
             if self.text.is_stopped:
                 break
             self.token_ids.append(token)
             self.logprobs.append(logprob)
             self.versions.append(version)
+            if delta.top is not None:
+                self.top.append(rows_of(delta.top, index, index + 1))
             if token not in self.stop_token_ids:
                 shown += self.text.push(token)
         if self.on_piece is not None and len(self.token_ids) > first:
-            self.on_piece(Piece(text=shown, token_ids=self.token_ids[first:], logprobs=self.logprobs[first:]))
+            self.on_piece(
+                Piece(
+                    text=shown,
+                    token_ids=self.token_ids[first:],
+                    logprobs=self.logprobs[first:],
+                    top=self.top[first:],
+                )
+            )
         if self.text.is_stopped:
             self.stopped.set()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import logging
 import re
 import secrets
 import time
@@ -25,7 +26,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from envsdk.failures import Boundary, Failure, StorageError
-from envsdk.inference.endpoint.answering import Answer, Answerer, OnPiece, Prompt
+from envsdk.inference.endpoint.answering import Answer, Answerer, OnPiece, Piece, Prompt
 from envsdk.inference.endpoint.bodies import Writer
 from envsdk.inference.endpoint.errors import ApiError, invalid
 from envsdk.inference.endpoint.sampling import SamplingRules
@@ -40,6 +41,8 @@ from envsdk.inference.endpoint.wire import (
     validate,
 )
 from envsdk.trajectory import Outcome, Trajectory
+
+_logger = logging.getLogger(__name__)
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 OnEnded = Callable[[list[Trajectory]], Awaitable[None]]
@@ -266,6 +269,8 @@ class EndpointApp:
             for prompt in prompts
             for choice in range(fields.num_choices)
         ]
+        for name in set(fields.ignored) - self.ignored.keys():
+            _logger.info("`%s` of a request is ignored, since it changes nothing: counted from here on", name)
         self.ignored.update(fields.ignored)
         if session is not None:
             session.ignored.update(fields.ignored)
@@ -417,8 +422,19 @@ def _host(request: Request) -> str:
 async def _not_a_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path}"
-    told = ApiError(error.status_code, f"{where}: {error.detail}", code="unknown_url")
+    hint = next((hint for path, hint in _OTHER_PROTOCOLS.items() if path in request.url.path), "")
+    told = ApiError(error.status_code, f"{where}: {error.detail}{hint}", code="unknown_url")
     return JSONResponse(told.body(), error.status_code, headers=error.headers)
+
+
+_OTHER_PROTOCOLS = {
+    "/responses": ". The Responses API is not served: let the client use chat completions "
+    "(openai-agents: `OpenAIChatCompletionsModel`, or `set_default_openai_api('chat_completions')`; "
+    "LangChain: `use_responses_api=False`; inspect_ai: `-M responses_api=false`)",
+    "/messages": ". Anthropic's Messages API is not served: use a client of OpenAI's chat completions",
+    "/embeddings": ". The policy gives no embeddings",
+}
+"""Ends of paths that clients try, and what to do."""
 
 
 async def _is_a_bug(request: Request, error: Exception) -> Response:
@@ -442,7 +458,17 @@ async def _events(
 
     async def choice(index: int) -> Answer:
         send(writer.first(index, prompt_of[index]))
-        whole = await answer(index, lambda piece: send(writer.piece(index, piece)))
+        waiting: list[Piece] = []
+        """Pieces before which the prompt has to come, which is scored when the reply has ended."""
+        if writer.scores_prompt:
+            whole = await answer(index, waiting.append)
+            send(writer.echo(index, prompt_of[index], whole.prompt_scores))
+            for piece in waiting if whole.token_ids else ():
+                send(writer.piece(index, piece))
+        else:
+            if writer.echoes:
+                send(writer.echo(index, prompt_of[index], None))
+            whole = await answer(index, lambda piece: send(writer.piece(index, piece)))
         send(writer.last(index, whole))
         return whole
 

@@ -7,11 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from envsdk.inference.continuation import rows_of
 from envsdk.inference.endpoint.answering import Answer, Piece, Prompt
 from envsdk.inference.endpoint.tool_calls import ToolCall
-from envsdk.inference.endpoint.wire import ChatFields, SamplingFields
+from envsdk.inference.endpoint.wire import ChatFields, CompletionFields, SamplingFields
+from envsdk.inference.engine import PromptScores, TopTokens
 
 TokenText = Callable[[int], str]
+TextAndLogprob = tuple[str, float | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +51,29 @@ class Writer:
             return self._chunk(index, {"text": "", "prompt_token_ids": list(prompt.ids), "token_ids": []})
         return None
 
+    @property
+    def echoes(self) -> bool:
+        """Whether the prompt comes before each reply."""
+        return isinstance(self.fields, CompletionFields) and bool(self.fields.echo)
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether it comes with log-probabilities, which are known when the reply has ended."""
+        return isinstance(self.fields, CompletionFields) and self.fields.scores_prompt
+
+    def echo(self, index: int, prompt: Prompt, scores: PromptScores | None) -> dict[str, Any]:
+        """The chunk with the prompt."""
+        choice: dict[str, Any] = {"text": prompt.text}
+        if scores is not None:
+            choice["logprobs"] = self._prompt_logprobs(prompt, scores)
+        return self._chunk(index, choice)
+
     def piece(self, index: int, piece: Piece) -> dict[str, Any] | None:
         """One chunk; None when it would say nothing."""
         if not (piece.text or self.fields.return_token_ids or self.fields.wants_logprobs):
             return None
         choice: dict[str, Any] = {"delta": {"content": piece.text}} if self._is_chat else {"text": piece.text}
-        choice |= self._token_details(piece.token_ids, piece.logprobs)
+        choice |= self._token_details(piece.token_ids, piece.logprobs, piece.top)
         return self._chunk(index, choice)
 
     def last(self, index: int, answer: Answer) -> dict[str, Any]:
@@ -68,7 +88,7 @@ class Writer:
             choice: dict[str, Any] = {"delta": delta}
         else:
             choice = {"text": answer.rest}
-        choice |= self._token_details((), ()) | self._version_spans(answer)
+        choice |= self._token_details((), (), ()) | self._version_spans(answer)
         return self._chunk(index, choice, finish_reason=answer.finish_reason)
 
     def usage_chunk(self, prompts: Sequence[Prompt], answers: Sequence[Answer]) -> dict[str, Any]:
@@ -104,10 +124,17 @@ class Writer:
                 message["tool_calls"] = self._tool_calls(index, answer.tool_calls)
             choice["message"] = message
         else:
-            choice["text"] = answer.content
+            choice["text"] = (prompt.text if self.echoes else "") + answer.content
             if self.fields.return_token_ids:
                 choice["prompt_token_ids"] = list(prompt.ids)
-        return choice | self._token_details(answer.token_ids, answer.logprobs) | self._version_spans(answer)
+        choice |= self._token_details(answer.token_ids, answer.logprobs, answer.top)
+        if answer.prompt_scores is not None:
+            before = self._prompt_logprobs(prompt, answer.prompt_scores)
+            after = choice["logprobs"]
+            choice["logprobs"] = {
+                name: None if after[name] is None else before[name] + after[name] for name in after
+            }
+        return choice | self._version_spans(answer)
 
     def _tool_calls(self, index: int, calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
         return [
@@ -125,37 +152,66 @@ class Writer:
         spans = [[span.version, span.start, span.end] for span in answer.version_spans]
         return {"version_spans": spans}
 
-    def _token_details(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:
+    def _token_details(
+        self, token_ids: Sequence[int], logprobs: Sequence[float], top: Sequence[TopTokens]
+    ) -> dict[str, Any]:
         details: dict[str, Any] = {}
         if self.fields.return_token_ids:
             details["token_ids"] = list(token_ids)
         if self.fields.wants_logprobs:
-            finite = [None if math.isnan(logprob) else logprob for logprob in logprobs]
-            texts = [self.token_text(token) for token in token_ids]
-            details["logprobs"] = _chat_logprobs(texts, finite) if self._is_chat else _logprobs(texts, finite)
+            tokens = [
+                (self.token_text(token), None if math.isnan(logprob) else logprob)
+                for token, logprob in zip(token_ids, logprobs, strict=True)
+            ]
+            likeliest = [self._likeliest(each) for each in top] or [[] for _ in tokens]
+            write = _chat_logprobs if self._is_chat else _logprobs
+            details["logprobs"] = write(tokens, likeliest, num_top=self.fields.num_top)
         return details
 
+    def _prompt_logprobs(self, prompt: Prompt, scores: PromptScores) -> dict[str, Any]:
+        """Nothing comes before the first token, so it has none."""
+        top = scores.top
+        values = [None, *(None if math.isnan(value) else value for value in scores.logprobs.tolist())]
+        likeliest: list[list[TextAndLogprob]] = [[]]
+        for number in range(len(scores.logprobs)):
+            likeliest.append([] if top is None else self._likeliest(rows_of(top, number, number + 1)))
+        tokens = list(zip(map(self.token_text, prompt.ids), values, strict=True))
+        return _logprobs(tokens, likeliest, num_top=self.fields.num_top)
 
-def _logprobs(texts: Sequence[str], logprobs: Sequence[float | None]) -> dict[str, Any]:
+    def _likeliest(self, top: TopTokens) -> list[TextAndLogprob]:
+        """Of one position. A token that cannot be drawn is none of them."""
+        pairs = zip(top.token_ids[0].tolist(), top.logprobs[0].tolist(), strict=True)
+        return [(self.token_text(token), logprob) for token, logprob in pairs if math.isfinite(logprob)]
+
+
+def _logprobs(
+    tokens: Sequence[TextAndLogprob], likeliest: Sequence[Sequence[TextAndLogprob]], *, num_top: int
+) -> dict[str, Any]:
+    top: list[dict[str, float | None] | None] = []
+    for (text, logprob), others in zip(tokens, likeliest, strict=True):
+        # Of tokens with the same text the likeliest; the given one is always there.
+        by_text = dict(reversed(others))
+        by_text.setdefault(text, logprob)
+        top.append(by_text if logprob is not None else None)
     return {
-        "tokens": list(texts),
-        "token_logprobs": list(logprobs),
-        "top_logprobs": None,
+        "tokens": [text for text, _ in tokens],
+        "token_logprobs": [logprob for _, logprob in tokens],
+        "top_logprobs": top if num_top else None,
         "text_offset": None,
     }
 
 
-def _chat_logprobs(texts: Sequence[str], logprobs: Sequence[float | None]) -> dict[str, Any]:
-    return {
-        "content": [
-            {
-                "token": text,
-                "logprob": logprob,
-                # A token that is a part of a character has no text to tell its bytes from.
-                "bytes": None if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode()),
-                "top_logprobs": [],
-            }
-            for text, logprob in zip(texts, logprobs, strict=True)
-        ],
-        "refusal": None,
-    }
+def _chat_logprobs(
+    tokens: Sequence[TextAndLogprob], likeliest: Sequence[Sequence[TextAndLogprob]], *, num_top: int
+) -> dict[str, Any]:
+    content = []
+    for token, others in zip(tokens, likeliest, strict=True):
+        top = [_token(*other) for other in others[:num_top]]
+        content.append(_token(*token) | {"top_logprobs": top})
+    return {"content": content, "refusal": None}
+
+
+def _token(text: str, logprob: float | None) -> dict[str, Any]:
+    # A token that is a part of a character has no text to tell its bytes from.
+    is_part = "\N{REPLACEMENT CHARACTER}" in text
+    return {"token": text, "logprob": logprob, "bytes": None if is_part else list(text.encode())}

@@ -181,6 +181,8 @@ def next_key(key: str, message: Mapping[str, Any]) -> str:
 
 def _identity(message: Mapping[str, Any]) -> dict[str, Any]:
     identity = dict(message)
+    if message["role"] == "assistant":
+        identity.pop("name", None)  # clients label replies with the names of their agents
     if reasoning := identity.pop("reasoning_content", None):
         identity["content"] = f"<think>{reasoning}</think>{identity['content']}"
     if calls := identity.pop("tool_calls", None):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envsdk.inference.endpoint.errors import ApiError, unsupported
-from envsdk.inference.endpoint.wire import SamplingFields
+from envsdk.inference.endpoint.wire import CompletionFields, SamplingFields
 from envsdk.inference.sampling import SHAPE, OutputStructure, SamplingParams, SamplingShape
 from envsdk.seeds import stable_seed
 
@@ -72,6 +72,9 @@ def sampling_params(
         stop_token_ids=tuple(dict.fromkeys(stops)),
         seed=seed,
         structure=asked.structure or rules.structure,
+        changes=asked.changes,
+        top_logprobs=asked.num_top,
+        prompt_logprobs=isinstance(asked, CompletionFields) and asked.scores_prompt,
     )
 
 
@@ -86,6 +89,8 @@ def _check_fixed(asked: SamplingFields, rules: SamplingRules) -> None:
             raise unsupported(
                 name, f"is {value:g}, but this session is trained on and samples at {fixed:g}: leave it out"
             )
+    for name in asked.change_fields:
+        raise unsupported(name, "would change the distribution that this session is trained on: leave it out")
     if asked.structure is not None:
         raise unsupported(
             asked.structure_field,

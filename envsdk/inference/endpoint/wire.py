@@ -1,10 +1,10 @@
 """Pure: what clients ask for, checked. Refusals are `ApiError`s that name the field.
 
 The fields are those of OpenAI's chat completions and completions, with vLLM's `top_k`, `min_p`,
-`stop_token_ids`, `ignore_eos`, `return_token_ids` and `structured_outputs`. A field that would change the
-reply and is not supported is refused unless it holds the value that changes nothing. What never changes a
-reply is ignored, and counted (`SamplingFields.ignored`): clients send more than was asked of them,
-and repeat whole messages.
+`repetition_penalty`, `stop_token_ids`, `ignore_eos`, `return_token_ids` and `structured_outputs`. A field
+that would change the reply and is not supported is refused unless it holds the value that changes nothing.
+What never changes a reply is ignored, and counted (`SamplingFields.ignored`): clients send more than was
+asked of them, and repeat whole messages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, Pr
 from envsdk.failures import without_lone_surrogates
 from envsdk.inference.endpoint.errors import ApiError, invalid, unsupported
 from envsdk.inference.endpoint.tool_calls import call_of
-from envsdk.inference.sampling import MinP, OutputStructure, Temperature, TopK, TopP
+from envsdk.inference.sampling import LogitChanges, MinP, OutputStructure, Temperature, TopK, TopP
 from envsdk.settings.nearest import suggest
 
 MAX_CHOICES = 128
@@ -35,33 +35,47 @@ MAX_PARAMETERS = 100
 """Most fields of one request."""
 MAX_STOPS = 16
 """Most stop strings of one request."""
+MAX_TOP_LOGPROBS = 20
+MAX_BIASED_TOKENS = 1024
+"""Most tokens that `logit_bias` may name."""
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
     "audio": (),
+    "bad_words": ([],),
     "best_of": (1,),
-    "echo": (False,),
-    "frequency_penalty": (0,),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
     "function_call": (),
-    "functions": (),
-    "logit_bias": ({},),
+    "functions": ([],),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "min_tokens": (0,),
     "modalities": (["text"],),
-    "presence_penalty": (0,),
     "reasoning_effort": (),
-    "repetition_penalty": (1,),
+    "skip_special_tokens": (True,),
     "suffix": ("",),
-    "top_logprobs": (0,),
+    "use_beam_search": (False,),
     "verbosity": (),
     "web_search_options": (),
 }
 """Fields that are taken with these values only, or with null: they then change nothing."""
+_INSTEAD: Mapping[str, str] = {
+    "best_of": "ask for `n` replies and choose among them",
+    "function_call": "give `tool_choice` instead",
+    "functions": "give `tools` instead",
+    "reasoning_effort": "it would change the reply, and this policy has no such setting: leave it out",
+    "verbosity": "it would change the reply, and this policy has no such setting: leave it out",
+}
+"""What to do about a field that is refused, where it is more than leaving it out."""
 _WITHOUT_EFFECT = frozenset(
     {"cache_salt", "metadata", "prediction", "priority", "prompt_cache_key", "prompt_cache_retention",
      "request_id", "safety_identifier", "service_tier", "store", "user"}
 )  # fmt: skip
 """Fields that never change a reply."""
 _CARRIES_CONTENT = frozenset(
-    {"audio", "file", "files", "function_call", "image", "image_url", "images", "input_audio", "video",
-     "videos"}
+    {"audio", "file", "files", "function_call", "image", "image_url", "images", "input_audio", "refusal",
+     "video", "videos"}
 )  # fmt: skip
 """Fields of a message that hold a part of it. Of the others that are not known nothing reaches the policy."""
 
@@ -129,6 +143,11 @@ class StructuredOutputs(BaseModel):
     json_: Annotated[str | dict[str, Any] | None, Field(alias="json")] = None
 
 
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+TokenId = Annotated[str, Field(pattern=r"^(0|[1-9]\d{0,9})$")]
+
+
 class SamplingFields(BaseModel):
     """What both kinds of requests have in common."""
 
@@ -140,6 +159,10 @@ class SamplingFields(BaseModel):
     top_k: Annotated[TopK, BeforeValidator(lambda k: 0 if k == -1 else k)] | None = None
     """0 and -1 are off."""
     min_p: MinP | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=MAX_BIASED_TOKENS)] | None = None
     seed: int | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
@@ -162,6 +185,34 @@ class SamplingFields(BaseModel):
     def ignored(self) -> Sequence[str]:
         """Fields that were given and never change a reply; one name for all messages: `messages[].NAME`."""
         return self._ignored
+
+    @property
+    def changes(self) -> LogitChanges | None:
+        """What is done to the logits; None where nothing is."""
+        changes = LogitChanges(
+            bias=tuple((int(token), value) for token, value in (self.logit_bias or {}).items() if value),
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+        )
+        return None if changes == LogitChanges() else changes
+
+    @property
+    def change_fields(self) -> Sequence[str]:
+        """The fields that ask for `changes`."""
+        off = {"logit_bias": {}, "repetition_penalty": 1, "frequency_penalty": 0, "presence_penalty": 0}
+        given = {name: getattr(self, name) for name in off}
+        return [name for name, value in given.items() if value is not None and value != off[name]]
+
+    @property
+    def num_top(self) -> int:
+        """Likeliest tokens to tell at each position."""
+        return 0
+
+    @property
+    def top_field(self) -> str:
+        """The field that asks for `num_top`."""
+        return ""
 
     @property
     def structure_field(self) -> str:
@@ -233,7 +284,32 @@ class CompletionFields(SamplingFields):
         | Annotated[list[str], _FIRST]
         | Annotated[list[Annotated[list[int], _FIRST]], _FIRST]
     )
-    logprobs: int | None = None
+    max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    echo: bool | None = None
+    """The prompt comes before the reply; with `logprobs`, those of its tokens too."""
+
+    @property
+    def longest_reply(self) -> int | None:
+        return None if self.max_tokens is None else max(self.max_tokens, 1)
+
+    @property
+    def num_top(self) -> int:
+        return self.logprobs or 0
+
+    @property
+    def top_field(self) -> str:
+        return "logprobs"
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the log-probabilities of the prompt's tokens are asked for."""
+        return bool(self.echo) and self.wants_logprobs
+
+    @property
+    def is_without_reply(self) -> bool:
+        """Whether nothing but the prompt is to come back."""
+        return self.max_tokens == 0
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -251,7 +327,7 @@ class CompletionFields(SamplingFields):
 
 
 class FunctionCall(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
+    model_config = ConfigDict(extra="allow", strict=True)
 
     name: str
     arguments: str = "{}"
@@ -260,7 +336,7 @@ class FunctionCall(BaseModel):
 class ToolCallFields(BaseModel):
     """A call that an assistant's message holds."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
+    model_config = ConfigDict(extra="allow", strict=True)
 
     id: str | None = None
     type: Literal["function"] = "function"
@@ -279,6 +355,8 @@ class MessageFields(BaseModel):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     """Of an assistant's message: what it wrote between `<think>` and `</think>`, before its content."""
+    reasoning: str | None = None
+    """The same, by another name."""
 
 
 class NamedFunction(BaseModel):
@@ -302,6 +380,7 @@ class ChatFields(SamplingFields):
     messages: Annotated[list[MessageFields], Field(min_length=1), _FIRST]
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     tools: Annotated[list[dict[str, Any]], _FIRST] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
@@ -313,6 +392,14 @@ class ChatFields(SamplingFields):
     @property
     def wants_logprobs(self) -> bool:
         return bool(self.logprobs)
+
+    @property
+    def num_top(self) -> int:
+        return self.top_logprobs or 0
+
+    @property
+    def top_field(self) -> str:
+        return "top_logprobs"
 
     @property
     def reads_tool_calls(self) -> bool:
@@ -361,6 +448,8 @@ def read_chat(body: bytes) -> ChatFields:
             names = ", ".join(f"`{tool['function']['name']}`" for tool in fields.tools or ()) or "none"
             raise invalid("tool_choice", f"no tool `{forced.function.name}` is given; given: {names}")
         raise invalid("tool_choice", "`required` needs `tools`")
+    if fields.top_logprobs and not fields.logprobs:
+        raise invalid("top_logprobs", "`top_logprobs` needs `logprobs: true`")
     names_of_messages = [_ignored_in(message, number) for number, message in enumerate(fields.messages)]
     fields._ignored += tuple(name for names in names_of_messages for name in names)
     return fields
@@ -368,22 +457,29 @@ def read_chat(body: bytes) -> ChatFields:
 
 def _ignored_in(message: MessageFields, number: int) -> list[str]:
     """Raises ApiError for an unknown field that holds a part of the message."""
-    given = [name for name, value in (message.model_extra or {}).items() if value]
+    given = _unknown("", message.model_extra)
     for name in given:
         if name in _CARRIES_CONTENT:
             where = f"messages[{number}].{name}"
             raise unsupported(where, "is not supported: messages hold text and `tool_calls`")
+    for part in message.content if isinstance(message.content, list) else ():
+        if isinstance(part, dict):
+            given += _unknown("content[].", {name: part[name] for name in part.keys() - {"type", "text"}})
+    for call in message.tool_calls or ():
+        given += _unknown("tool_calls[].", call.model_extra)
+        given += _unknown("tool_calls[].function.", call.function.model_extra)
     return [f"messages[].{name}" for name in given]
+
+
+def _unknown(where: str, fields: Mapping[str, Any] | None) -> list[str]:
+    return [f"{where}{name}" for name, value in (fields or {}).items() if value]
 
 
 def read_completion(body: bytes) -> CompletionFields:
     """Raises ApiError."""
     fields = _read(CompletionFields, body)
-    if fields.logprobs:
-        raise unsupported(
-            "logprobs",
-            f"is {fields.logprobs}: there are no alternatives to show; 0 gives the sampled tokens' own",
-        )
+    if fields.is_without_reply and not fields.echo:
+        raise invalid("max_tokens", "`max_tokens` is 0, so that nothing would come back: give `echo` too")
     if len(fields.prompts) * fields.num_choices > MAX_REPLIES:
         raise invalid("prompt", f"asks for more than {MAX_REPLIES} replies at once")
     if not fields.prompts or any(len(prompt) == 0 for prompt in fields.prompts):
@@ -431,7 +527,7 @@ def _read(model: type[Parsed], body: bytes) -> Parsed:
         elif name in _NEUTRAL and (value is None or value in _NEUTRAL[name]):
             del values[name]
         elif name in _NEUTRAL:
-            raise unsupported(name, "is not supported; leave it out")
+            raise unsupported(name, f"is not supported: {_INSTEAD.get(name, 'leave it out')}")
     fields = validate(model, values)
     fields._ignored = tuple(ignored)
     return fields
@@ -464,8 +560,9 @@ def _template_message(message: MessageFields, number: int) -> dict[str, Any]:
         plain["name"] = message.name
     if message.tool_call_id is not None:
         plain["tool_call_id"] = message.tool_call_id
-    if message.reasoning_content and role == "assistant":
-        plain["reasoning_content"] = message.reasoning_content
+    reasoning = message.reasoning_content or message.reasoning
+    if reasoning and role == "assistant":
+        plain["reasoning_content"] = reasoning
     if message.tool_calls:
         if role != "assistant":
             raise invalid(f"messages[{number}].tool_calls", "only an assistant's message calls tools")

@@ -1,11 +1,12 @@
-"""Pure: requests that wait for a place at the server, structures in a server's words, and results."""
+"""Pure: structures and changes of logits in a server's words."""
 
 from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
-from envsdk.inference.sampling import OutputStructure
+from envsdk.inference.sampling import LogitChanges, OutputStructure
 from envsdk.inference.tagged_json import structural_tag
 
 _SPECIAL = re.compile(r"[][.^$*+?(){}|\\]")
@@ -21,3 +22,13 @@ def sglang_structure(structure: OutputStructure) -> dict[str, str]:
         return {"structural_tag": json.dumps(structural_tag(structure.tagged))}
     # Only what means something else is escaped: not each of SGLang's grammar backends takes more.
     return {"regex": "|".join(_SPECIAL.sub(r"\\\g<0>", choice) for choice in structure.choices)}
+
+
+def change_fields(changes: LogitChanges) -> dict[str, Any]:
+    """As OpenAI's protocol, vLLM's and SGLang's servers name them."""
+    return {
+        "logit_bias": {str(token): value for token, value in changes.bias},
+        "repetition_penalty": changes.repetition_penalty,
+        "frequency_penalty": changes.frequency_penalty,
+        "presence_penalty": changes.presence_penalty,
+    }

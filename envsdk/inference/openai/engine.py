@@ -22,11 +22,12 @@ from typing import Self
 import numpy as np
 
 from envsdk.failures import ConfigurationError, EngineError
-from envsdk.inference.core import Counters, Reply, TaskCore
+from envsdk.inference.core import CoreFailure, Counters, Reply, TaskCore
 from envsdk.inference.engine import (
     EngineAbilities,
     EngineConfig,
     EngineFailure,
+    ErrorKind,
     GenerationRequest,
     GenerationResult,
     WeightReference,
@@ -37,7 +38,7 @@ from envsdk.inference.openai.client import CompletionsClient
 from envsdk.inference.openai.settings import OpenAISettings
 from envsdk.inference.openai.wire import completion_body, read_event, why_inexpressible
 from envsdk.inference.refusals import bad_structure
-from envsdk.inference.sampling import OutputStructure, SamplingParams
+from envsdk.inference.sampling import LogitChanges, OutputStructure, SamplingParams
 from envsdk.inference.settings import api_key_of
 from envsdk.settings.validation import validated
 
@@ -58,6 +59,7 @@ class OpenAICore(TaskCore):
             weight_updates=OpenAISettings.takes_new_weights,
             priority=True,
             structured_output=settings.structured_output != "none",
+            logit_changes=True,
             logprobs=settings.logprobs != "none",
             processed_logprobs=settings.logprobs == "sampling",
         )
@@ -68,6 +70,9 @@ class OpenAICore(TaskCore):
         self._draw = random.Random(config.seed)
         self._flowing = asyncio.Event()
         self._flowing.set()
+        self._heeds_biases: bool | None = None
+        """Known after the first request that needs it."""
+        self._checking_biases = asyncio.Lock()
         self._num_ended_tokens = 0
         self._num_prompt_tokens = 0
 
@@ -95,6 +100,17 @@ class OpenAICore(TaskCore):
         if self.abilities.structured_output:
             await self._check_structures()
 
+    async def _check_biases(self) -> bool:
+        """Whether a large one decides which token the server gives, whatever that token is."""
+        for token in (0, 1):
+            try:
+                pushed = await self._probe(max_new_tokens=1, changes=LogitChanges(bias=((token, 100.0),)))
+            except EngineError:  # it refuses the field
+                return False
+            if pushed.token_ids.tolist() != [token]:
+                return False
+        return True
+
     async def _check_structures(self) -> None:
         """A server that ignores structures gives the same reply to two that contradict each other."""
         replies = [
@@ -116,6 +132,7 @@ class OpenAICore(TaskCore):
         max_new_tokens: int,
         stop_token_ids: tuple[int, ...] = (),
         structure: OutputStructure | None = None,
+        changes: LogitChanges | None = None,
     ) -> GenerationResult:
         request = GenerationRequest(
             request_id="probe",
@@ -126,6 +143,7 @@ class OpenAICore(TaskCore):
                 stop_token_ids=stop_token_ids,
                 seed=0,
                 structure=structure,
+                changes=changes,
             ),
         )
         reply = Reply(request, asyncio.get_running_loop().create_future())
@@ -141,6 +159,15 @@ class OpenAICore(TaskCore):
 
     async def sample(self, reply: Reply) -> None:
         self._num_prompt_tokens += len(reply.request.prompt_ids)
+        if reply.request.sampling.changes is not None:
+            async with self._checking_biases:
+                if self._heeds_biases is None:
+                    self._heeds_biases = await self._check_biases()
+            if not self._heeds_biases:
+                raise CoreFailure(
+                    f"logit_changes: {self._settings.base_url} does not heed `logit_bias`",
+                    ErrorKind.UNSUPPORTED_SAMPLING,
+                )
         await self._ask_until_answered(reply)
 
     def failure_of(self, reply: Reply, error: Exception) -> EngineFailure:

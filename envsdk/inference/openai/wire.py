@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from envsdk.inference.engine import EngineFailure, GenerationRequest
 from envsdk.inference.engine_support.failures import ReplyRefused, Unavailable, error_text
-from envsdk.inference.engine_support.requests import sglang_structure
+from envsdk.inference.engine_support.requests import change_fields, sglang_structure
 from envsdk.inference.openai.settings import OpenAISettings
 from envsdk.inference.refusals import bad_structure
 from envsdk.inference.sampling import OutputStructure
@@ -77,6 +77,8 @@ def completion_body(settings: OpenAISettings, request: GenerationRequest, max_to
     }
     if sampling.structure is not None:
         body |= structure_fields(settings, sampling.structure)
+    if sampling.changes is not None:
+        body |= change_fields(sampling.changes)
     if sampling.seed is not None:
         body["seed"] = sampling.seed % 2**63
     if settings.logprobs != "none":

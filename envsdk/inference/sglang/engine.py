@@ -78,6 +78,7 @@ class SGLangCore(TaskCore):
             priority=True,
             prefix_reuse=not (settings.model_extra or {}).get("disable_radix_cache", False),
             structured_output=settings.structured_output,
+            logit_changes=True,
             lora=settings.takes_adapters,
             logprobs=settings.logprobs != "none",
             processed_logprobs=settings.logprobs == "sampling",
@@ -371,12 +372,12 @@ class SGLangEngine(EngineFront):
 
 
 def _is_bound(reply: Reply) -> bool:
-    """It has a structure, which the server follows within one request only."""
-    return reply.request.sampling.structure is not None
+    """It has a structure or penalties, which the server follows within one request only."""
+    return not reply.request.sampling.can_continue
 
 
 def _begin_again_if_bound(reply: Reply, failure: Exception) -> None:
-    """The server broke it off. ReplyRefused for a reply with a structure whose tokens were read."""
+    """The server broke it off. ReplyRefused for a bound reply whose tokens were read."""
     if not _is_bound(reply) or not reply.token_ids:
         return
     if reply.request.stream:

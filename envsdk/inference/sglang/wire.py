@@ -22,7 +22,7 @@ from envsdk.inference.engine_support.failures import (
     Unavailable,
     error_text,
 )
-from envsdk.inference.engine_support.requests import sglang_structure
+from envsdk.inference.engine_support.requests import change_fields, sglang_structure
 from envsdk.inference.refusals import bad_structure
 from envsdk.inference.sampling import SamplingParams
 from envsdk.inference.sglang.settings import SGLangSettings
@@ -114,6 +114,8 @@ def generate_body(
     }
     if settings.deterministic and sampling.seed is not None:
         sampling_params["sampling_seed"] = sampling.seed % 2**63
+    if sampling.changes is not None:
+        sampling_params |= change_fields(sampling.changes)
     if sampling.structure is not None:
         sampling_params |= sglang_structure(sampling.structure)
     return {

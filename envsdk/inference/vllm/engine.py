@@ -64,6 +64,7 @@ class VLLMCore(TaskCore):
             priority=True,
             prefix_reuse=settings.enable_prefix_caching,
             structured_output=self._end_token is not None,
+            logit_changes=True,
             lora=settings.enable_lora,
             progress=True,
             processed_logprobs=settings.logprobs == "sampling",

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from envsdk.inference.continuation import spans_within
 from envsdk.inference.engine import EngineFailure, GenerationRequest, GenerationResult, TokenDelta
 from envsdk.inference.refusals import bad_structure, refused
-from envsdk.inference.sampling import OutputStructure, SamplingParams
+from envsdk.inference.sampling import LogitChanges, OutputStructure, SamplingParams
 from envsdk.inference.tagged_json import lark_grammar
 from envsdk.trajectory import FinishReason, VersionSpan
 
@@ -29,6 +29,7 @@ def sampling_options(sampling: SamplingParams, *, room: int) -> dict[str, Any]:
     return {
         "max_tokens": min(sampling.max_new_tokens, room),
         **sampling.shape(),
+        **change_options(sampling.changes or LogitChanges()),
         "seed": sampling.seed,
         "stop_token_ids": list(sampling.stop_token_ids),
         # Only the request's own stop tokens end a reply, not those of the model's generation_config.json.
@@ -37,6 +38,16 @@ def sampling_options(sampling: SamplingParams, *, room: int) -> dict[str, Any]:
         "logprobs": 0,  # that of the sampled token alone
         "flat_logprobs": True,
         "structured_outputs": None if sampling.structure is None else structure_options(sampling.structure),
+    }
+
+
+def change_options(changes: LogitChanges) -> dict[str, Any]:
+    """Arguments of vLLM's `SamplingParams` for what is done to the logits."""
+    return {
+        "logit_bias": dict(changes.bias) or None,
+        "repetition_penalty": changes.repetition_penalty,
+        "frequency_penalty": changes.frequency_penalty,
+        "presence_penalty": changes.presence_penalty,
     }
 
 
@@ -58,6 +69,9 @@ def why_refused(
     prompt, sampling = request.prompt_ids, request.sampling
     if int(prompt.min()) < 0 or int(prompt.max()) >= vocab_size:
         return EngineFailure(f"the prompt holds a token id outside the vocabulary of {vocab_size}")
+    biased = [token for token, _ in sampling.changes.bias] if sampling.changes is not None else []
+    if any(not 0 <= token < vocab_size for token in biased):
+        return EngineFailure(f"the logit bias names a token id outside the vocabulary of {vocab_size}")
     if sampling.temperature != 0 and not MIN_TEMPERATURE <= sampling.temperature <= MAX_TEMPERATURE:
         return EngineFailure(
             f"temperature is {sampling.temperature:g}; vLLM samples at 0 and from {MIN_TEMPERATURE:g} "

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -255,3 +257,27 @@ def test_a_collected_data_set_comes_back_from_its_documents(tmp_path: Path) -> N
     again = Trajectories.from_atif(out / "atif")
     assert len(again) == len(played) == 6
     assert all(same(each, played[each.trajectory_id]) for each in again)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Paths to every value in a document."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield (*path, key)
+        yield from places(inner, (*path, key))
+
+
+junk = st.sampled_from([None, 0, -1, 2**40, 1.5, "", "x", [], [None], [[1]], {}, {"type": "image"}, True])
+
+
+@given(st.sampled_from(["ours", "theirs"]), st.data())
+def test_a_damaged_document_is_refused_or_read(whose: str, data: st.DataObject) -> None:
+    ours = to_document(replace(sampled([((1, 2), (3, 4), 0.0)], failed=True), shown=SHOWN), agent="policy")
+    document = json.loads(json.dumps(ours if whose == "ours" else with_tokens([1, 2], [1, 2, 7, 8, 3])))
+    *path, last = data.draw(st.sampled_from(list(places(document))))
+    inner = document
+    for key in path:
+        inner = inner[key]
+    inner[last] = data.draw(junk)
+    with contextlib.suppress(ConfigurationError):
+        assert isinstance(from_document(document), Trajectory)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.envsdk.inference.server_grammar import Grammar, begin_grammar
+from tests.envsdk.inference.server_grammar import Grammar, begin_grammar, biased
 
 VOCAB_SIZE = 64
 LOGITS = np.random.default_rng(7).normal(0.0, 1.5, (VOCAB_SIZE, VOCAB_SIZE))
@@ -36,6 +36,7 @@ class Behavior:
     """Its folder, for structures; None: the server knows of none."""
     understands: str = "structured_outputs"
     """How it is told of structures; it passes over what it does not understand."""
+    heeds_biases: bool = True
     slow_after: int = 10_000
     """Tokens of a reply after which each takes `token_s`."""
     token_s: float = 0.0
@@ -76,7 +77,7 @@ def distribution(
     last: int, body: dict[str, Any], allowed: np.ndarray[Any, Any] | None = None
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Raw log-probabilities, and those of the sampling distribution, of the tokens that are allowed."""
-    logits = LOGITS[last % VOCAB_SIZE]
+    logits = biased(LOGITS[last % VOCAB_SIZE], body)
     if allowed is not None:
         logits = np.where(allowed, logits, -np.inf)
     raw = _log_softmax(logits)
@@ -197,6 +198,8 @@ class _Handler(BaseHTTPRequestHandler):
     def stream(self, body: dict[str, Any]) -> None:
         behavior = self.behavior
         try:
+            if not behavior.heeds_biases:
+                body.pop("logit_bias", None)
             grammar = grammar_of(body, behavior)
         except ValueError as error:
             self.answer(400, {"error": {"message": str(error)}})

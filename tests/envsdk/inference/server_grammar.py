@@ -77,3 +77,11 @@ def _guides(folder: Path) -> Guides:
     guides = Guides.of(folder, VOCAB_SIZE)
     assert guides is not None
     return guides
+
+
+def biased(logits: np.ndarray[Any, Any], fields: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """The logits with a request's `logit_bias`."""
+    logits = logits.copy()
+    for token, value in fields.get("logit_bias", {}).items():
+        logits[int(token)] += value
+    return logits

@@ -26,7 +26,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
-from server_grammar import Grammar, begin_grammar
+from server_grammar import Grammar, begin_grammar, biased
 
 VOCAB_SIZE = 64
 TABLE = "table.q_proj.weight"
@@ -381,7 +381,7 @@ def distributions(
     logits: Array, last: int, params: dict[str, Any], allowed: Array | None = None
 ) -> tuple[Array, Array]:
     """Log-probabilities after temperature, and after top_k and top_p too, of the tokens that are allowed."""
-    row = logits[last % VOCAB_SIZE]
+    row = biased(logits[last % VOCAB_SIZE], params)
     if allowed is not None:
         row = np.where(allowed, row, -np.inf)
     if params["temperature"] < 1e-6:

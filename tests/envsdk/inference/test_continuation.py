@@ -11,10 +11,11 @@ from envsdk.inference.continuation import (
     joined,
     joined_result,
     rest_of,
+    rows_of,
     spans_within,
     tokens_of,
 )
-from envsdk.inference.engine import GenerationRequest, GenerationResult, TokenDelta
+from envsdk.inference.engine import GenerationRequest, GenerationResult, TokenDelta, TopTokens
 from envsdk.inference.sampling import SamplingParams
 from envsdk.trajectory import FinishReason, VersionSpan
 
@@ -41,7 +42,15 @@ def results(draw: st.DrawFn, max_tokens: int = 20) -> GenerationResult:
             for place, (start, end) in enumerate(pairwise(cuts))
         ),
         finish_reason=draw(st.sampled_from(FinishReason)),
+        top=TopTokens(
+            token_ids=np.arange(2 * count, dtype=np.int32).reshape(count, 2),
+            logprobs=np.full((count, 2), -1.0, np.float32),
+        ),
     )
+
+
+def top_ids(told: TokenDelta | GenerationResult | None) -> list[list[int]]:
+    return told.top.token_ids.tolist() if told is not None and told.top is not None else []
 
 
 def deltas_of(result: GenerationResult, cuts: list[int]) -> list[TokenDelta]:
@@ -53,6 +62,7 @@ def deltas_of(result: GenerationResult, cuts: list[int]) -> list[TokenDelta]:
             token_ids=result.token_ids[start:end],
             logprobs=result.logprobs[start:end],
             version_spans=spans_within(result.version_spans, start, end),
+            top=rows_of(result.top, start, end) if result.top is not None else None,
         )
         for start, end in pairwise(places)
     ]
@@ -70,6 +80,7 @@ def test_a_reply_cut_into_deltas_and_joined_is_what_it_was(result: GenerationRes
     np.testing.assert_array_equal(tokens.token_ids, result.token_ids)
     np.testing.assert_array_equal(tokens.logprobs, result.logprobs)
     assert versions_of(tokens.version_spans) == versions_of(result.version_spans)
+    assert top_ids(tokens) == top_ids(result)
 
 
 @given(first=results(), rest=results(), start=st.integers(0, 20))
@@ -82,9 +93,11 @@ def test_a_continued_reply_is_what_was_sampled_before_and_after_each_under_its_v
     versions = versions_of(first.version_spans) + versions_of(rest.version_spans)
     assert versions_of(result.version_spans) == versions
     assert result.finish_reason is rest.finish_reason
+    assert top_ids(result) == top_ids(first) + top_ids(rest)
     tail = joined(tokens_of(result, start))
     assert (tail.token_ids.tolist() if tail else []) == result.token_ids.tolist()[start:]
     assert (versions_of(tail.version_spans) if tail else []) == versions[start:]
+    assert top_ids(tail) == top_ids(result)[start:]
 
 
 @given(so_far=results(), seed=st.none() | st.integers(0, 1000), max_new_tokens=st.integers(1, 30))

@@ -30,9 +30,9 @@ from envsdk.failures import ConfigurationError, EngineError
 from envsdk.inference.embedded import EmbeddedEngine
 from envsdk.inference.embedded.batch import Batch
 from envsdk.inference.embedded.fast import FastDecoder
-from envsdk.inference.embedded.sampling import SamplingPlan, sample, uniforms
+from envsdk.inference.embedded.sampling import SamplingPlan, changed, sample, uniforms
 from envsdk.inference.engine import EngineConfig, GenerationRequest, GenerationResult
-from envsdk.inference.sampling import SamplingParams
+from envsdk.inference.sampling import LogitChanges, SamplingParams
 from envsdk.testing.engines import gather, until
 from envsdk.trajectory import FinishReason
 
@@ -185,7 +185,7 @@ def test_processed_logprobs_equal_an_independent_computation(
     )
     plan = SamplingPlan.of([filtered, plain, filtered, plain], torch.device("cpu"))
     draws = torch.from_numpy(uniforms(seed, 4))
-    tokens, logprobs = sample(torch.from_numpy(logits), draws, plan)
+    tokens, logprobs, _ = sample(torch.from_numpy(logits), draws, plan)
 
     for row, params in enumerate([filtered, plain, filtered, plain]):
         scaled = logits[row].astype(np.float64) / params.temperature
@@ -215,7 +215,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
     count = 10_000
     plan = SamplingPlan.of([SamplingParams(max_new_tokens=1)] * count, torch.device("cpu"))
     evenly = (torch.arange(count) + 0.5) / count
-    tokens, _ = sample(logits.expand(count, 5), evenly, plan)
+    tokens, *_ = sample(logits.expand(count, 5), evenly, plan)
     frequencies = torch.bincount(tokens, minlength=5) / count
     torch.testing.assert_close(frequencies, logits[0].softmax(-1), atol=1e-3, rtol=0)
 
@@ -225,9 +225,85 @@ def test_a_token_without_probability_is_never_drawn(draw: float) -> None:
     logits = torch.full((1, VOCAB_SIZE), -torch.inf)
     logits[0, 20:40] = torch.randn(20, generator=torch.Generator().manual_seed(0))
     plan = SamplingPlan.of([SamplingParams(max_new_tokens=1)], torch.device("cpu"))
-    tokens, logprobs = sample(logits, torch.tensor([draw]), plan)
+    tokens, logprobs, _ = sample(logits, torch.tensor([draw]), plan)
     assert 20 <= int(tokens[0]) < 40
     assert torch.isfinite(logprobs).all()
+
+
+@given(
+    bias=st.dictionaries(st.integers(0, 39), st.floats(-50, 50, width=32), max_size=4),
+    repetition=st.floats(0.25, 2, width=32),
+    frequency=st.floats(-2, 2, width=32),
+    presence=st.floats(-2, 2, width=32),
+    prompt=st.lists(st.integers(0, 39), min_size=1, max_size=8),
+    reply=st.lists(st.integers(0, 39), max_size=8),
+)
+def test_biases_and_penalties_equal_an_independent_computation(
+    bias: dict[int, float],
+    repetition: float,
+    frequency: float,
+    presence: float,
+    prompt: list[int],
+    reply: list[int],
+) -> None:
+    changes = LogitChanges(
+        bias=tuple(bias.items()),
+        repetition_penalty=repetition,
+        frequency_penalty=frequency,
+        presence_penalty=presence,
+    )
+    logits = torch.randn(40, generator=torch.Generator().manual_seed(1)) * 3
+    expected = logits.tolist()
+    for token in range(40):
+        expected[token] += bias.get(token, 0.0)
+        if token in prompt or token in reply:
+            expected[token] *= 1 / repetition if expected[token] > 0 else repetition
+        expected[token] -= reply.count(token) * frequency + (token in reply) * presence
+    found = changed(logits, changes, np.array(prompt, np.int64), np.array(reply, np.int64))
+    torch.testing.assert_close(found, torch.tensor(expected), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("settings", [{}, {"force_generic": True}], ids=["fast", "generic"])
+def test_a_reply_under_changes_has_the_log_probabilities_of_what_it_was_drawn_from(
+    folders: Callable[[str], Path], settings: dict[str, Any]
+) -> None:
+    """Beside replies without, whose tokens it leaves alone."""
+    folder = folders("qwen3-tied")
+    model = make_tiny("qwen3-tied")
+    changes = LogitChanges(
+        bias=((3, 2.0), (5, -100.0)), repetition_penalty=1.3, frequency_penalty=0.7, presence_penalty=0.5
+    )
+    (prompt,) = prompts_of(12)
+    params = SamplingParams(
+        max_new_tokens=20, seed=1, temperature=0.8, changes=changes, top_logprobs=3, prompt_logprobs=True
+    )
+    asked = GenerationRequest(request_id="changed", prompt_ids=prompt, sampling=params)
+    plain = [request(number, prompt, 16) for number in range(2)]
+    engine = make_engine(folder, **settings)
+
+    async def test() -> None:
+        result, *others = await gather(engine, [asked, *plain])
+        for each, other in zip(plain, others, strict=True):
+            alone = await engine.submit(replace(each, request_id="alone"))
+            assert other.token_ids.tolist() == alone.token_ids.tolist()
+            assert other.top is None
+        ids = np.concatenate([prompt, result.token_ids]).astype(np.int64)
+        logits = reference_logits(model, ids[:1], ids[1:])
+        assert result.top is not None
+        for place in range(20):
+            reply = ids[12 : 12 + place]
+            left = changed(logits[11 + place], changes, ids[:12], reply) / 0.8
+            logprobs = left.log_softmax(-1)
+            assert float(logprobs[ids[12 + place]]) == pytest.approx(result.logprobs[place], abs=TOLERANCE)
+            told = dict(zip(result.top.token_ids[place], result.top.logprobs[place], strict=True))
+            values, best = logprobs.topk(3)
+            assert [told[token] for token in best.tolist()] == pytest.approx(values.tolist(), abs=TOLERANCE)
+        assert result.prompt_scores is not None
+        raw = logits[:11].log_softmax(-1)[torch.arange(11), torch.from_numpy(ids[1:12])]
+        np.testing.assert_allclose(result.prompt_scores.logprobs, raw.numpy(), atol=TOLERANCE)
+        assert 5 not in result.token_ids
+
+    run(engine, test)
 
 
 def test_temperature_zero_takes_the_likeliest_token_with_its_logprob_at_temperature_one(

@@ -339,7 +339,9 @@ async def test_an_episode_that_failed_is_recorded_as_the_agents_failure() -> Non
 
 async def test_a_session_that_is_trained_on_refuses_another_distribution() -> None:
     async with serving(rules=SamplingRules(is_fixed=True, temperature=1.0, max_new_tokens=3)) as served:
-        for name, value in {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "seed": 1}.items():
+        other = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 1}
+        other |= {"presence_penalty": 0.1, "frequency_penalty": 0.1, "repetition_penalty": 1.1}
+        for name, value in (other | {"logit_bias": {"5": 1}}).items():
             refused = await served.chat(**{name: value})
             assert refused.status_code == 400
             assert refused.json()["error"]["param"] == name
@@ -364,13 +366,24 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"choice": ["a" * 33_000, "b" * 33_000]}}, "65536"),
     ({"structured_outputs": {"regex": "a" * 9_000}}, "regex"),
     ({"n": 0}, "n"),
-    ({"frequency_penalty": 0.5}, "frequency_penalty"),
+    ({"frequency_penalty": 0.5}, "`frequency_penalty` is not possible here"),
+    ({"logit_bias": {"5": 1}, "presence_penalty": 1}, "`logit_bias, presence_penalty` is not possible here"),
+    ({"repetition_penalty": 2.5}, "repetition_penalty"),
+    ({"frequency_penalty": 3}, "frequency_penalty"),
+    ({"logit_bias": {"5": 101}}, "logit_bias"),
+    ({"logit_bias": {"05": 1}}, "logit_bias"),
+    ({"logit_bias": {"99999": 1}}, "outside [0, "),
+    ({"best_of": 2}, "`n` replies"),
+    ({"functions": [{"name": "a"}]}, "give `tools` instead"),
+    ({"reasoning_effort": "high"}, "leave it out"),
     ({"response_format": {"type": "json_object"}}, "no tokenizer"),
     ({"response_format": {"type": "yaml"}}, "response_format"),
     ({"response_format": {"type": "json_schema"}}, "json_schema"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "one of regex, json and choice"),
     ({"structured_outputs": {"grammar": "a"}}, "structured_outputs"),
-    ({"logprobs": True, "top_logprobs": 3}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 3}, "`top_logprobs` is not possible here"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"top_logprobs": 3}, "needs `logprobs: true`"),
     ({"tools": TOOLS, "tool_choice": "required"}, "`tool_choice`: structured_output: the engine cannot hold"),
     ({"tools": TOOLS, "tool_choice": "any"}, "`tool_choice` must be `auto`, `none`, `required` or"),
     (
@@ -382,6 +395,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function", "function": {"name": "a", "parameters": [1]}}]}, "a JSON schema"),
     ({"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]}, "messages[0].images"),
     ({"messages": [{"role": "assistant", "function_call": {"name": "a"}}]}, "messages[0].function_call"),
+    ({"messages": [{"role": "assistant", "refusal": "No."}]}, "messages[0].refusal"),
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "user"}]}, "content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
@@ -496,6 +510,45 @@ async def test_a_message_that_comes_back_with_fields_of_the_clients_own_goes_on_
     assert served.endpoint.ignored == status["ignored"]
 
 
+async def test_fields_of_parts_and_calls_are_ignored_and_counted_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", logger=endpoint_app.__name__)
+    part = {"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}
+    function = {"name": "look", "arguments": "{}", "parsed": {"a": 1}}
+    called = {"id": "1", "type": "function", "index": 1, "function": function}
+    messages = [
+        {"role": "developer", "content": "hello", "name": "a"},
+        {"role": "user", "content": [part]},
+        {"role": "assistant", "content": None, "tool_calls": [called], "refusal": None, "audio": None},
+        {"role": "tool", "tool_call_id": "1", "content": [part]},
+    ]
+    async with serving() as served:
+        for _ in range(2):
+            assert (await served.chat(messages=messages, service_tier="auto")).status_code == 200
+        assert served.endpoint.ignored == {
+            "service_tier": 2,
+            "messages[].content[].cache_control": 4,
+            "messages[].tool_calls[].index": 2,
+            "messages[].tool_calls[].function.parsed": 2,
+        }
+    logged = [record.getMessage() for record in caplog.records if "is ignored" in record.getMessage()]
+    assert len(logged) == 4
+
+
+async def test_an_echo_without_log_probabilities_needs_no_ability() -> None:
+    async with serving() as served:
+        body = {"model": "policy", "prompt": "hello ", "echo": True, "max_tokens": 99}
+        whole = (await served.post("/v1/completions", body)).json()
+        of_ids = (await served.post("/v1/completions", {**body, "prompt": CHAT.encode("hello")})).json()
+        chunks = events(await served.post("/v1/completions", {**body, "stream": True}))
+        nothing = events(await served.post("/v1/completions", {**body, "max_tokens": 0, "stream": True}))
+    assert whole["choices"][0]["text"] == "hello hello 漢字"
+    assert of_ids["choices"][0]["text"] == "hellohello 漢字"
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "hello hello 漢字"
+    assert "".join(chunk["choices"][0]["text"] for chunk in nothing) == "hello "
+
+
 async def test_reasoning_that_a_client_cut_out_of_a_reply_is_still_its_reply() -> None:
     thought = CHAT.reply("<think>ice is slippery</think>hello")
     async with serving(reply=thought) as served:
@@ -505,11 +558,13 @@ async def test_reasoning_that_a_client_cut_out_of_a_reply_is_still_its_reply() -
         cut = {"role": "assistant", "content": "hello", "reasoning_content": "ice is slippery"}
         hello = {"role": "user", "content": "hello"}
         await served.chat(url, messages=[hello, cut, hello])
+        named = {"role": "assistant", "content": "hello", "reasoning": "ice is slippery", "name": "walker"}
+        await served.chat(url, messages=[hello, named, hello])
         other = cut | {"reasoning_content": "ice is cold"}
         await served.chat(url, messages=[hello, other, hello])
-    first, second, third = session.record.replies
-    assert second.parent is first
-    assert third.parent is None
+    first, second, third, fourth = session.record.replies
+    assert second.parent is third.parent is first
+    assert fourth.parent is None
 
 
 async def test_half_of_a_surrogate_pair_counts_as_the_replacement_character() -> None:
@@ -551,12 +606,18 @@ async def test_bodies_routes_and_methods_that_are_wrong_are_told_in_the_same_for
         deep = await served.http.post(url, content=b'{"a":' * 5_000)
         long = await served.http.post(url, content=b" " * 100_001)
         nowhere = await served.http.get(served.endpoint.url + "/v2")
+        responses = await served.post("/v1/responses", {"model": "policy", "input": "hello"})
+        without_echo = {"model": "policy", "prompt": "a", "max_tokens": 0}
+        nothing = await served.post("/v1/completions", without_echo)
         method = await served.http.get(url)
         empty = await served.post("/v1/completions", {"model": "policy", "prompt": ""})
         many = await served.post("/v1/completions", {"model": "policy", "prompt": ["a"] * 9, "n": 128})
         alternatives = await served.post("/v1/completions", {"model": "policy", "prompt": "a", "logprobs": 5})
     assert [r.status_code for r in (broken, array, long, nowhere, method)] == [400, 400, 413, 404, 405]
     assert deep.status_code == empty.status_code == many.status_code == alternatives.status_code == 400
+    assert (responses.status_code, nothing.status_code) == (404, 400)
+    assert "let the client use chat completions" in responses.json()["error"]["message"]
+    assert "give `echo` too" in nothing.json()["error"]["message"]
     for response in (broken, array, deep, long, nowhere, method, empty, many, alternatives):
         assert response.json()["error"]["message"]
 

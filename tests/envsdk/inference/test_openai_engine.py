@@ -26,7 +26,7 @@ from envsdk.inference.engine_support.failures import MAX_BACKOFF_S, ReplyRefused
 from envsdk.inference.openai.engine import OpenAIEngine
 from envsdk.inference.openai.settings import SET_BY_ENGINE, OpenAISettings
 from envsdk.inference.openai.wire import completion_body, read_event, why_inexpressible
-from envsdk.inference.sampling import OutputStructure, SamplingParams, TaggedJson
+from envsdk.inference.sampling import LogitChanges, OutputStructure, SamplingParams, TaggedJson
 from envsdk.store.trajectories import read_trajectories
 from envsdk.testing.engine_structures import END_TOKEN, text_of
 from envsdk.testing.engine_structures import write_tokenizer as write_structure_tokenizer
@@ -478,3 +478,18 @@ def test_a_structure_that_cannot_be_told_or_kept_to_is_an_error_of_its_own_kind(
     refused = one_reply(config_for(structuring), structure=SCHEMA, **ends)
     assert refused.error_kind is ErrorKind.STRUCTURED_OUTPUT
     assert "set `structured_output` of `sglang` or `openai`" in refused.error
+
+
+def test_a_server_that_does_not_heed_biases_is_found_out_at_the_first_request_with_one(
+    server: FakeServer,
+) -> None:
+    asked = LogitChanges(bias=((5, 100.0),), frequency_penalty=0.5)
+    heeded = one_reply(config_for(server), changes=asked)
+    body = server.behavior.bodies[-1]
+    assert set(heeded.token_ids.tolist()) == {5}
+    assert (body["logit_bias"], body["frequency_penalty"]) == ({"5": 100.0}, 0.5)
+    server.behavior.heeds_biases = False
+    refused = one_reply(config_for(server), changes=asked)
+    assert refused.error_kind is ErrorKind.UNSUPPORTED_SAMPLING
+    assert "does not heed `logit_bias`" in refused.error
+    assert one_reply(config_for(server)).error == ""

@@ -22,7 +22,7 @@ from envsdk.inference import weight_folder
 from envsdk.inference.engine import EngineConfig
 from envsdk.inference.engine_support.failures import ReplyRefused, Unavailable
 from envsdk.inference.lora import Adapter
-from envsdk.inference.sampling import OutputStructure, SamplingParams
+from envsdk.inference.sampling import LogitChanges, OutputStructure, SamplingParams
 from envsdk.inference.sglang.server_weights import ServerWeights
 from envsdk.inference.sglang.settings import COMMON_ARGUMENTS, SET_BY_ENGINE, SGLangSettings, server_arguments
 from envsdk.inference.sglang.wire import (
@@ -54,6 +54,18 @@ def test_choices_become_a_regular_expression_that_matches_nothing_else() -> None
     assert all(re.fullmatch(regex, choice) for choice in choices)
     assert not any(re.fullmatch(regex, text) for text in ("abc", "a", "b", "x", "", "a|b|"))
     assert "plain - text" in regex  # what is no special character stays as it is
+
+
+def test_biases_and_penalties_go_by_sglangs_names() -> None:
+    changes = LogitChanges(bias=((5, -2.0),), frequency_penalty=0.5)
+    asked = {
+        "logit_bias": {"5": -2.0},
+        "repetition_penalty": 1.0,
+        "frequency_penalty": 0.5,
+        "presence_penalty": 0.0,
+    }
+    assert asked.items() <= body(sampling={"changes": changes})["sampling_params"].items()
+    assert "logit_bias" not in body()["sampling_params"]
 
 
 def test_adapters_need_their_largest_size_said_for_a_server_that_is_to_be_started() -> None:

@@ -8,8 +8,16 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.inference.engine import EngineHealth, ErrorKind, GenerationRequest, GenerationResult, TokenDelta
-from envsdk.inference.sampling import SamplingParams
+from envsdk.inference.engine import (
+    EngineHealth,
+    ErrorKind,
+    GenerationRequest,
+    GenerationResult,
+    PromptScores,
+    TokenDelta,
+    TopTokens,
+)
+from envsdk.inference.sampling import LogitChanges, SamplingParams
 from envsdk.inference.wire import pack_requests, pack_results, unpack_requests, unpack_results
 from envsdk.trajectory import FinishReason, VersionSpan
 
@@ -22,6 +30,10 @@ sampling = st.builds(
     top_k=st.integers(0, 100),
     stop_token_ids=st.lists(ids, max_size=3).map(tuple),
     seed=st.none() | ids,
+    changes=st.none()
+    | st.builds(LogitChanges, bias=st.just(((3, 1.5),)), frequency_penalty=st.floats(-2, 2)),
+    top_logprobs=st.integers(0, 20),
+    prompt_logprobs=st.booleans(),
 )
 requests = st.builds(
     GenerationRequest,
@@ -34,6 +46,16 @@ requests = st.builds(
     stream=st.booleans(),
     survives_weight_update=st.booleans(),
 )
+
+
+tops = st.builds(
+    lambda count: TopTokens(
+        token_ids=np.arange(2 * count, dtype=np.int32).reshape(count, 2),
+        logprobs=np.full((count, 2), -np.inf, np.float32),
+    ),
+    st.integers(0, 5),
+)
+scores = st.builds(PromptScores, logprobs=st.just(np.array([-1.0], np.float32)), top=st.none() | tops)
 
 
 @st.composite
@@ -50,6 +72,8 @@ def results(draw: st.DrawFn) -> GenerationResult:
         finish_reason=draw(st.sampled_from(FinishReason)),
         error=draw(st.text()),
         error_kind=draw(st.sampled_from(ErrorKind)),
+        top=draw(st.none() | tops),
+        prompt_scores=draw(st.none() | scores),
     )
 
 
@@ -61,6 +85,7 @@ def deltas(draw: st.DrawFn) -> TokenDelta:
         token_ids=result.token_ids,
         logprobs=result.logprobs,
         version_spans=result.version_spans,
+        top=result.top,
     )
 
 
@@ -71,6 +96,8 @@ def assert_same(one: object, other: object) -> None:
         if isinstance(mine, np.ndarray):
             assert mine.dtype == theirs.dtype
             np.testing.assert_array_equal(mine, theirs)
+        elif isinstance(mine, TopTokens | PromptScores):
+            assert_same(mine, theirs)
         else:
             assert mine == theirs
             assert type(mine) is type(theirs)

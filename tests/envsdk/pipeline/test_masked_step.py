@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from envsdk.config import load_config
 from envsdk.display.progress import ProgressDisplay
 from envsdk.pipeline.agentic_pipeline import AgenticPipeline
 from envsdk.pipeline.run_folder import RunFolder
+from envsdk.pipeline.trainers import Trainers
 from envsdk.tracking.timeline import Timeline
 from envsdk.trajectory import Outcome, Task, TokenLog, Trajectory, Turn, VersionSpan
 
@@ -35,10 +37,8 @@ def episode(reward: float, group: int) -> Trajectory:
     )
 
 
-class CountingCluster:
+class CountingTrainer:
     """Counts the training steps that it is asked for."""
-
-    reference = None
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
@@ -47,32 +47,35 @@ class CountingCluster:
         self.sizes.append(len(batch.sequences))
         return {"actor/loss": 0.5}
 
-    async def call(self, awaitable: Awaitable[Any]) -> Any:
-        return await awaitable
+
+async def call(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
 
 
 async def test_a_step_that_masks_leave_empty_trains_nothing_and_says_why(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = load_config("agentic_async.yaml", [f"output_dir={tmp_path}", "difficulty_mask=true"]).config
-    cluster = CountingCluster()
+    trainer = CountingTrainer()
+    cluster = SimpleNamespace(call=call, engines=SimpleNamespace(weights_moving=nullcontext))
     pipeline = AgenticPipeline(
         config,
         RunFolder.open(config),
-        cluster,  # type: ignore[arg-type]
+        SimpleNamespace(cluster=cluster),  # type: ignore[arg-type]
+        Trainers(trainer, None),  # type: ignore[arg-type]
         tracker=SimpleNamespace(),  # type: ignore[arg-type]
         timeline=Timeline(tmp_path / "timeline.json"),
         display=ProgressDisplay("run", max_steps=1),
     )
     solved = [episode(1.0, 0), episode(1.0, 0)]
     await pipeline.train(SimpleNamespace(trajectories=solved))  # type: ignore[arg-type]
-    assert cluster.sizes == []
+    assert trainer.sizes == []
     assert pipeline.log.metrics["advantage/masked_difficulty"] == 1.0
     shown = " ".join(capsys.readouterr().out.split())
     assert "step 1: masks leave out all 2 trajectories of the batch (difficulty_mask 2)" in shown
     await pipeline.train(
         SimpleNamespace(trajectories=[*solved, episode(1.0, 1), episode(0.0, 1)])  # type: ignore[arg-type]
     )
-    assert cluster.sizes == [2]
+    assert trainer.sizes == [2]
     assert pipeline.log.metrics["actor/loss"] == 0.5
     assert pipeline.log.metrics["advantage/masked"] == 0.5

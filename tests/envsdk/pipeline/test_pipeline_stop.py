@@ -27,30 +27,30 @@ PARTS: dict[str, Part] = {
 }
 
 
-class EndlessCluster:
+class EndlessBatches:
     """Nothing that is asked of it ever answers."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
-        endless = SimpleNamespace(remote=self._never)
-        self.rollout_scheduler = SimpleNamespace(suspend=endless, get_batch=endless, num_ready=endless)
+        self.cluster = self
 
     async def _never(self, *args: Any, **keywords: Any) -> Any:
         self.begun.set()
         await asyncio.Event().wait()
 
-    start = publish = validate = _never
+    start = publish = validate = get_batch = num_ready = _never
 
     async def call(self, awaitable: Awaitable[Any]) -> Any:
         return await awaitable
 
 
-def pipeline_in(tmp_path: Path, cluster: Any) -> AgenticPipeline:
+def pipeline_in(tmp_path: Path, batches: Any) -> AgenticPipeline:
     config = load_config("agentic_async.yaml", [f"output_dir={tmp_path}", "validation=overlap"]).config
     return AgenticPipeline(
         config,
         RunFolder.open(config),
-        cluster,
+        batches,
+        SimpleNamespace(groups=[]),  # type: ignore[arg-type]
         tracker=SimpleNamespace(),  # type: ignore[arg-type]
         timeline=Timeline(tmp_path / "timeline.json"),
         display=ProgressDisplay("run", max_steps=1),
@@ -61,10 +61,10 @@ def pipeline_in(tmp_path: Path, cluster: Any) -> AgenticPipeline:
 async def test_what_a_run_waits_for_is_given_up_at_once(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster = EndlessCluster()
-    pipeline = pipeline_in(tmp_path, cluster)
+    batches = EndlessBatches()
+    pipeline = pipeline_in(tmp_path, batches)
     running = asyncio.ensure_future(PARTS[name](pipeline))
-    await cluster.begun.wait()
+    await batches.begun.wait()
     pipeline.request_stop()
     with pytest.raises(Interrupted, match="stopped before step 1; the same command continues from there"):
         await running
@@ -82,11 +82,11 @@ async def test_what_was_trained_is_kept_first(
         kept.append(pipeline.step)
 
     monkeypatch.setattr(AgenticPipeline, "checkpoint", checkpoint)
-    cluster = EndlessCluster()
-    pipeline = pipeline_in(tmp_path, cluster)
+    batches = EndlessBatches()
+    pipeline = pipeline_in(tmp_path, batches)
     pipeline.has_trained, pipeline.step = True, 3
     running = asyncio.ensure_future(PARTS[name](pipeline))
-    await cluster.begun.wait()
+    await batches.begun.wait()
     pipeline.request_stop()
     with pytest.raises(Interrupted, match="stopped before step 4"):
         await running
@@ -95,7 +95,7 @@ async def test_what_was_trained_is_kept_first(
 
 
 async def test_asked_a_second_time_it_ends_at_once(tmp_path: Path) -> None:
-    pipeline = pipeline_in(tmp_path, EndlessCluster())
+    pipeline = pipeline_in(tmp_path, EndlessBatches())
     pipeline.request_stop()
     with pytest.raises(KeyboardInterrupt):
         pipeline.request_stop()

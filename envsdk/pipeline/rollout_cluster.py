@@ -1,22 +1,21 @@
-"""Everything a run has running: engines, trainer, schedulers. Wired here, top to bottom.
+"""Everything that rollouts need running: engines and schedulers. Wired here, top to bottom.
 
-    start -> (publish | train | get_batch | validate ...)* -> close
+    start -> (publish | get_batch | validate ...)* -> close
 
-Whatever the pipeline waits for, it also waits for the end of the engines: when the last one cannot come
-back, the run ends with its error instead of a silent wait.
+Whatever is waited for, the end of the engines is waited for too: when the last one cannot come back, the run
+ends with its error instead of a silent wait.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
 
-from envsdk.config.models import RunConfig, TrainerRole
-from envsdk.config.plugins import runs_on_several_ranks
+from envsdk.config.models import RunConfig
 from envsdk.failures import EnvsdkError, as_envsdk_error
 from envsdk.inference.engine import EngineConfig
 from envsdk.inference.engine_demand import DemandConfig
@@ -26,22 +25,30 @@ from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.wiring import VAL_SPLIT, train_ledger, validation_ledger, worker_setups
 from envsdk.pipeline.engine_group import EngineGroup, EngineGroupSpec, Say
-from envsdk.pipeline.trainer_group import TrainerGroup, TrainerSpec, reason_of_death
-from envsdk.trainer import TrainBatch, TrainerConfig
+from envsdk.pipeline.trainer_group import reason_of_death
+from envsdk.pipeline.weight_source import WeightSource
 
 Result = TypeVar("Result")
 
 
-class Cluster:
-    """The actors of one run. Owner: the pipeline."""
+class RolloutCluster:
+    """The actors that play, of one run. Owner: `AsyncRollouts`."""
 
     def __init__(
-        self, config: RunConfig, *, model: Path, trajectories: Path, state: LedgerState | None, say: Say
+        self,
+        config: RunConfig,
+        *,
+        model: Path,
+        trajectories: Path,
+        state: LedgerState | None,
+        weights: WeightSource,
+        trainer_mappings: Sequence[Sequence[int] | None],
+        say: Say,
     ) -> None:
-        """`say` shows the user a line."""
+        """`trainer_mappings` are accelerators that engines may share; `say` shows the user a line."""
         self._config = config
-        self.trainer, self.reference = _trainers(config, model)
-        self.engines = EngineGroup(_engines_spec(config, model), self.trainer, self._announce, say)
+        spec = _engines_spec(config, model, trainer_mappings)
+        self.engines = EngineGroup(spec, weights, self._announce, say)
 
         scheduler = _actor(RolloutScheduler)
         self.rollout_scheduler = scheduler.remote(
@@ -75,11 +82,11 @@ class Cluster:
                 )
             )
 
-    async def start(self) -> None:
-        """Start everything side by side; returns when every worker has checked in."""
+    async def start(self, *also: Callable[[], Awaitable[None]]) -> None:
+        """Start everything side by side, and what `also` starts; returns when every worker has checked in."""
         await self.call(self.engines.start())
         starting = [scheduler.start.remote() for scheduler in self._schedulers]
-        await self.call(asyncio.gather(*starting, *(group.start() for group in self._trainers)))
+        await self.call(asyncio.gather(*starting, *(start() for start in also)))
         await self.call(self.engines.choose_transport())
 
     async def call(self, awaitable: Awaitable[Result]) -> Result:
@@ -119,14 +126,23 @@ class Cluster:
             await self.call(self.rollout_scheduler.publish.remote(version))
         return report.metrics() if report is not None else {}
 
-    async def train_step(self, batch: TrainBatch) -> dict[str, float]:
-        """Train on the batch while no engine is given weights; returns the metrics of the step."""
+    async def get_batch(self, batch_size: int, step: int) -> RolloutBatch:
+        """The next complete groups of the training split; on disk as batch `step` when this returns."""
+        batch: RolloutBatch = await self.call(self.rollout_scheduler.get_batch.remote(batch_size, step))
+        return batch
 
-        async def step() -> dict[str, float]:
-            async with self.engines.weights_moving():
-                return await self.trainer.train_step(batch)
+    async def num_ready(self) -> int:
+        """Trajectories that are ready for the next batch."""
+        num_ready: int = await self.call(self.rollout_scheduler.num_ready.remote())
+        return num_ready
 
-        return await self.call(step())
+    async def suspend(self) -> None:
+        """Hold up episodes of the training split."""
+        await self.call(self.rollout_scheduler.suspend.remote())
+
+    async def resume(self) -> None:
+        """Let them go on."""
+        await self.call(self.rollout_scheduler.resume.remote())
 
     async def validate(self, version: int, step: int) -> RolloutBatch:
         """The frozen held-out tasks under the weights the engines have now. Only where there are any."""
@@ -137,11 +153,14 @@ class Cluster:
         )
         return batch
 
-    async def close(self, *, patience_s: float = 5.0) -> None:
-        """End everything; what is already gone is ignored. What takes longer ends with this process."""
+    async def close(self, *also: Callable[[], Awaitable[None]], patience_s: float = 5.0) -> None:
+        """End everything, and what `also` ends; what is already gone is ignored.
+
+        What takes longer ends with this process.
+        """
         self.engines.close()
         closing = [scheduler.close.remote() for scheduler in self._schedulers]
-        closing += [group.close() for group in self._trainers]
+        closing += [close() for close in also]
         await asyncio.wait([asyncio.ensure_future(_quiet(call)) for call in closing], timeout=patience_s)
 
     async def _announce(self, engine: str, actor: Any | None) -> None:
@@ -158,12 +177,10 @@ class Cluster:
         found = [self.rollout_scheduler]
         return found if self.validation_scheduler is None else [*found, self.validation_scheduler]
 
-    @property
-    def _trainers(self) -> list[TrainerGroup]:
-        return [self.trainer] if self.reference is None else [self.trainer, self.reference]
 
-
-def _engines_spec(config: RunConfig, model: Path) -> EngineGroupSpec:
+def _engines_spec(
+    config: RunConfig, model: Path, trainer_mappings: Sequence[Sequence[int] | None]
+) -> EngineGroupSpec:
     infer = config.actor_infer
     fewest, most = infer.engines_between
     return EngineGroupSpec(
@@ -196,45 +213,7 @@ def _engines_spec(config: RunConfig, model: Path) -> EngineGroupSpec:
         transport=config.model_update_transport,
         bucket_bytes=config.model_update_buffer_size_mb * 1024**2,
         device_mapping=infer.device_mapping,
-        other_mappings=[role.device_mapping for role in _trainer_roles(config).values()],
-    )
-
-
-def _trainers(config: RunConfig, model: Path) -> tuple[TrainerGroup, TrainerGroup | None]:
-    """The policy that learns, and the reference model where a KL term asks for one."""
-    roles = _trainer_roles(config)
-    mappings = [role.device_mapping for role in roles.values()]
-    if config.actor_infer.device_mapping is not None:
-        mappings.append(config.actor_infer.device_mapping)
-    groups = [
-        TrainerGroup(_trainer_spec(config, key, role, model), all_mappings=mappings)
-        for key, role in roles.items()
-    ]
-    return groups[0], groups[1] if len(groups) > 1 else None
-
-
-def _trainer_roles(config: RunConfig) -> dict[str, TrainerRole]:
-    roles: dict[str, TrainerRole] = {"actor_train": config.actor_train}
-    return roles | {"reference": config.reference} if config.algorithm.needs_reference else roles
-
-
-def _trainer_spec(config: RunConfig, key: str, role: TrainerRole, model: Path) -> TrainerSpec:
-    learns = role is config.actor_train
-    strategy = role.strategy_args.strategy_name
-    return TrainerSpec(
-        key=key,
-        strategy_name=strategy,
-        config=TrainerConfig(
-            model=model,
-            sequence_length=config.sequence_length,
-            seed=config.seed,
-            algorithm=config.algorithm.model_dump(),
-            training_args=config.actor_train.training_args if learns else {},
-            strategy_config=role.settings,
-            with_value_head=learns and config.algorithm.needs_values,
-        ),
-        device_mapping=role.device_mapping,
-        uses_accelerators=role.device_mapping is not None or runs_on_several_ranks(strategy),
+        other_mappings=trainer_mappings,
     )
 
 

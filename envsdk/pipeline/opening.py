@@ -1,0 +1,43 @@
+"""What a run begins with, or continues with: its folder for itself, its model, its configuration on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from envsdk.config.loading import LoadedConfig
+from envsdk.failures import ConfigurationError
+from envsdk.pipeline.run_folder import CONFIG_FILE, RunFolder, changed_settings, keep_tokenizer
+from envsdk.pipeline.run_origin import model_of_run
+from envsdk.store.atomic import make_folder, write_atomically
+from envsdk.store.file_lock import locked
+
+LOCK_PATIENCE_S = 5.0
+"""A process that was just killed may need a moment to end."""
+
+
+@contextmanager
+def only_run_in(folder: Path) -> Iterator[None]:
+    """Keep a second process from playing or training in `folder`."""
+    make_folder(folder)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder / ".lock", patience_s=LOCK_PATIENCE_S))
+        except BlockingIOError:
+            raise ConfigurationError(
+                f"another process is training in {folder}; wait for it, or choose another exp_name"
+            ) from None
+        yield
+
+
+def begin(loaded: LoadedConfig, folder: RunFolder) -> tuple[Path, list[str]]:
+    """The model of the run in `folder`, which is made where it is missing, and the settings that changed.
+
+    Writes the configuration and the tokenizer into the folder.
+    """
+    model = model_of_run(loaded.config, has_begun=folder.has_begun)
+    changes = changed_settings(folder, loaded) if folder.has_begun else []
+    write_atomically(folder.path / CONFIG_FILE, loaded.resolved_yaml().encode())
+    keep_tokenizer(model, folder.path)
+    return model, changes

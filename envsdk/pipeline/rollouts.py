@@ -1,0 +1,472 @@
+"""Rollouts for a trainer of one's own: Ray, engines, workers and the ledger; everything but the trainer.
+
+    with Rollouts("agentic_async.yaml") as rollouts:
+        for step in range(100):
+            batch = rollouts.get_batch()
+            my_trainer.step(batch)
+            rollouts.publish(my_model.state_dict())
+
+    start -> (get_batch -> publish)* -> close
+
+`envsdk train` runs on the same `BatchSource`, with its own trainer for the weights. A batch is on disk before
+it is given out. `state()` says which batches were given out: whoever keeps it with the weights that learned
+from them continues exactly there, after any kill.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import ray
+
+from envsdk.config import load_config
+from envsdk.config.loading import LoadedConfig
+from envsdk.config.models import RunConfig
+from envsdk.config.start_checks import check_start, prompt_notes
+from envsdk.failures import ConfigurationError
+from envsdk.inference.engine import EngineHealth
+from envsdk.managers.batch_files import read_batch
+from envsdk.managers.ray_runtime import ray_runtime
+from envsdk.managers.rollout_batch import RolloutBatch
+from envsdk.managers.wiring import tag_setups
+from envsdk.pipeline.engine_group import Say
+from envsdk.pipeline.opening import begin, only_run_in
+from envsdk.pipeline.rollout_cluster import RolloutCluster
+from envsdk.pipeline.rollout_metrics import rollout_metrics, validation_metrics
+from envsdk.pipeline.run_folder import TRAJECTORIES, RunFolder
+from envsdk.pipeline.trainers import trainer_mappings
+from envsdk.pipeline.weight_source import GivenWeights, WeightSource
+from envsdk.processes.background_loop import on_background_loop
+from envsdk.prompts import TagPrompts
+from envsdk.results.trajectories import Batch
+
+STATE_FORMAT = "envsdk.rollouts/1"
+_LOG = logging.getLogger("envsdk")
+
+
+class BatchSource:
+    """Batches of a run in their order: those that an earlier process left on disk, then new ones.
+
+    What `envsdk train` and `AsyncRollouts` have in common. Owner: one of them.
+    """
+
+    def __init__(
+        self, config: RunConfig, folder: RunFolder, *, model: Path, weights: WeightSource, say: Say
+    ) -> None:
+        self._config = config
+        self._folder = folder
+        self.cluster = RolloutCluster(
+            config,
+            model=model,
+            trajectories=(folder.path / TRAJECTORIES).resolve(),
+            state=folder.state,
+            weights=weights,
+            trainer_mappings=trainer_mappings(config),
+            say=say,
+        )
+        self._request: tuple[int, int, asyncio.Future[RolloutBatch]] | None = None
+
+    async def publish(self, version: int, *, step: int) -> dict[str, float]:
+        """The source's weights to every engine, as `version`; metrics of the transfer.
+
+        Episodes are played under it, unless the batch of `step` is on disk: they wait until those are used.
+        """
+        return await self.cluster.publish(version, to_rollouts=step not in self._folder.batches)
+
+    async def get_batch(self, step: int, batch_size: int | None = None) -> RolloutBatch:
+        """Batch `step`, from disk or of new episodes: `batch_size` trajectories in complete groups.
+
+        Whoever gives up waiting and asks again waits for the same batch.
+        """
+        on_disk = self._folder.batches.get(step)
+        if on_disk is not None:
+            batch = await asyncio.to_thread(read_batch, on_disk)
+            del self._folder.batches[step]
+            return batch
+        size = batch_size or self._config.train_batch_size
+        if self._request is None:
+            self._request = (step, size, asyncio.ensure_future(self.cluster.get_batch(size, step)))
+        asked_step, asked_size, answer = self._request
+        if (asked_step, asked_size) != (step, size):
+            raise ConfigurationError(
+                f"get_batch({asked_size}) was given up before its batch came: ask for as many again"
+            )
+        try:
+            batch = await asyncio.shield(answer)
+        finally:
+            if answer.done():
+                self._request = None
+        return batch
+
+    async def validate(self, version: int, step: int) -> RolloutBatch:
+        """Play the held-out tasks under the engines' weights; training episodes wait, if configured so."""
+        if self._config.validation_overlaps:
+            return await self.cluster.validate(version, step)
+        await self.cluster.suspend()
+        try:
+            return await self.cluster.validate(version, step)
+        finally:
+            await self.cluster.resume()
+
+
+class AsyncRollouts:
+    """`Rollouts` for a program with an event loop of its own: the same methods, awaited.
+
+    async with AsyncRollouts("agentic_async.yaml") as rollouts:
+        batch = await rollouts.get_batch()
+    """
+
+    def __init__(
+        self,
+        source: str | Path | LoadedConfig,
+        overrides: Sequence[str] = (),
+        *,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        """See `Rollouts`."""
+        if isinstance(source, LoadedConfig):
+            if overrides:
+                raise ConfigurationError("overrides belong to load_config, which made this configuration")
+            self._loaded = source
+        else:
+            self._loaded = load_config(source, overrides)
+        self._state = None if state is None else _checked_state(state, self.config)
+        self._stack = ExitStack()
+        self._weights: GivenWeights | None = None
+        self._model: Path | None = None
+        self._batches: BatchSource | None = None
+        self._folder: RunFolder | None = None
+        self._step = 0 if self._state is None else int(self._state["step"])
+        self._version = 0 if self._state is None else int(self._state["version"])
+        self._has_published = False
+        self._num_taken = 0
+        """Trajectories since the last `publish`."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The configuration, checked and with its defaults."""
+        return self._loaded.config
+
+    @property
+    def folder(self) -> Path:
+        """Where batches are written: `output_dir/exp_name`."""
+        return self.config.run_folder
+
+    @property
+    def model(self) -> Path:
+        """The Hugging Face folder with the weights of version 0 and the tokenizer, once started."""
+        self._started()
+        assert self._model is not None
+        return self._model
+
+    @property
+    def step(self) -> int:
+        """Batches given out, in all processes of the run: the number of the next one."""
+        return self._step
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that were published last."""
+        return self._version
+
+    async def start(self) -> None:
+        """Start Ray, engines and workers; `async with` does so.
+
+        Raises:
+            ConfigurationError: The folder belongs to another run, or holds batches and `state` is missing.
+            EnvsdkError: Something does not start.
+        """
+        if self._batches is not None:
+            return
+        try:
+            await self._start()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _start(self) -> None:
+        config = self.config
+        self._stack.enter_context(only_run_in(config.run_folder))
+        check_start(config)
+        folder = self._folder = RunFolder.of_batches(config, self._state)
+        # A tiny policy may have to be made; this takes a minute.
+        model, changes = await asyncio.to_thread(begin, self._loaded, folder)
+        if not ray.is_initialized():  # else it is the caller's, who also ends it
+            await asyncio.to_thread(self._stack.enter_context, ray_runtime(config.ray))
+        self._model, self._weights = model, GivenWeights(model)
+        batches = self._batches = BatchSource(
+            config, folder, model=model, weights=self._weights, say=_LOG.warning
+        )
+        for note in (*(f"other settings than before: {change}" for change in changes), *prompt_notes(config)):
+            _LOG.warning(note)
+        await batches.cluster.start()
+        if self._state is None:
+            await self._send(0)
+
+    async def close(self) -> None:
+        """End everything that was started. Idempotent."""
+        batches, self._batches = self._batches, None
+        if batches is not None:
+            await batches.cluster.close()
+        await asyncio.to_thread(self._stack.close)
+
+    async def __aenter__(self) -> AsyncRollouts:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    async def get_batch(self, num_trajectories: int | None = None) -> Batch:
+        """See `Rollouts.get_batch`."""
+        batches = self._started()
+        size = self.config.train_batch_size if num_trajectories is None else num_trajectories
+        is_on_disk = self._folder is not None and self._step in self._folder.batches
+        if not is_on_disk:
+            self._check_size(size)
+        batch = await batches.get_batch(self._step, size)
+        self._num_taken += len(batch.trajectories)
+        self._step += 1
+        return self._batch(batch, self._step - 1, rollout_metrics(batch))
+
+    async def publish(self, weights: Mapping[str, Any] | str | Path, version: int | None = None) -> int:
+        """See `Rollouts.publish`."""
+        batches = self._started()
+        first = self._version if not self._has_published else self._version + 1
+        number = first if version is None else version
+        if number < first:
+            raise ConfigurationError(
+                f"version {number} cannot be published after version {self._version}: versions count up, so "
+                f"that a sample's age is known; the next one is {first}"
+            )
+        assert self._weights is not None
+        async with batches.cluster.engines.weights_moving():
+            await asyncio.to_thread(self._weights.hold, weights)
+        await self._send(number)
+        return number
+
+    async def _send(self, version: int) -> None:
+        await self._started().publish(version, step=self._step)
+        self._version, self._has_published, self._num_taken = version, True, 0
+
+    async def validate(self) -> Batch:
+        """See `Rollouts.validate`."""
+        batches = self._started()
+        if not self.config.val_batch_size:
+            raise ConfigurationError("val_batch_size: 0, so there are no held-out tasks to play")
+        batch = await batches.validate(self._version, self._step)
+        return self._batch(batch, self._step, validation_metrics(batch))
+
+    async def suspend(self) -> None:
+        """See `Rollouts.suspend`."""
+        await self._started().cluster.suspend()
+
+    async def resume(self) -> None:
+        """See `Rollouts.resume`."""
+        await self._started().cluster.resume()
+
+    async def engines(self) -> dict[str, EngineHealth]:
+        """See `Rollouts.engines`."""
+        cluster = self._started().cluster
+        return await cluster.call(cluster.engines.health())
+
+    def state(self) -> dict[str, Any]:
+        """See `Rollouts.state`."""
+        ledger = None if self._folder is None else self._folder.ledger_before(self._step)
+        return {
+            "format": STATE_FORMAT,
+            "step": self._step,
+            "version": self._version,
+            "seed": self.config.seed,
+            "ledger": ledger,
+        }
+
+    def _batch(self, batch: RolloutBatch, step: int, metrics: Mapping[str, float]) -> Batch:
+        shown = self._shown
+        return Batch(
+            (replace(each, shown=shown[each.task.tag]) for each in batch.trajectories),
+            version=batch.version,
+            step=step,
+            metrics=metrics,
+        )
+
+    @cached_property
+    def _shown(self) -> Mapping[str, TagPrompts]:
+        config = self.config
+        managers = [config.train_env_manager, *([config.val_env_manager] if config.val_batch_size else [])]
+        return {tag: setup.shown for each in managers for tag, setup in tag_setups(config, each).items()}
+
+    def _started(self) -> BatchSource:
+        if self._batches is None:
+            raise ConfigurationError("the rollouts are not started: use a `with` block, or call start()")
+        return self._batches
+
+    def _check_size(self, size: int) -> None:
+        """ConfigurationError for a batch that would never come."""
+        config = self.config
+        group_size = config.train_env_manager.group_size
+        if size <= 0 or size % group_size:
+            raise ConfigurationError(
+                f"get_batch({size}): ask for a multiple of train_env_manager.group_size, {group_size}"
+            )
+        if not self._has_published:
+            raise ConfigurationError(
+                "publish the weights that belong to `state` before get_batch: episodes are played under them"
+            )
+        if self._num_taken + size > config.train_batch_size:
+            taken = f" and {self._num_taken} were taken since the last publish" if self._num_taken else ""
+            raise ConfigurationError(
+                f"get_batch({size}): {config.train_batch_size} trajectories (rollout_batch_size) are played "
+                f"for a version of the weights{taken}: publish the trained weights first, or raise that key"
+            )
+
+
+class Rollouts:
+    """Episodes for a trainer of one's own, played by engines and workers of a run's YAML file.
+
+    with Rollouts("agentic_async.yaml", ["rollout_batch_size=64"]) as rollouts:
+        batch = rollouts.get_batch()
+        rollouts.publish(model.state_dict())
+
+    Its calls wait, from any thread, in a notebook too; `AsyncRollouts` has the same ones to await.
+    """
+
+    def __init__(
+        self,
+        source: str | Path | LoadedConfig,
+        overrides: Sequence[str] = (),
+        *,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Nothing is started yet.
+
+        Args:
+            source: A run's YAML file, as for `envsdk train`: a path, or the name of a shipped example. What
+                it says of the trainer (`actor_train`) is not used.
+            overrides: `key=value`, which replace single keys.
+            state: What `state()` gave, for continuing. Without it, a run in the folder continues from its
+                first batch: those on disk are given out again.
+
+        Raises:
+            ConfigurationError: The configuration or the state is wrong.
+        """
+        self._rollouts = AsyncRollouts(source, overrides, state=state)
+
+    @property
+    def config(self) -> RunConfig:
+        """The configuration, checked and with its defaults."""
+        return self._rollouts.config
+
+    @property
+    def folder(self) -> Path:
+        """Where batches are written: `output_dir/exp_name`."""
+        return self._rollouts.folder
+
+    @property
+    def model(self) -> Path:
+        """The Hugging Face folder with the weights of version 0 and the tokenizer, once started."""
+        return self._rollouts.model
+
+    @property
+    def step(self) -> int:
+        """Batches given out, in all processes of the run: the number of the next one."""
+        return self._rollouts.step
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that were published last."""
+        return self._rollouts.version
+
+    def start(self) -> None:
+        """Start Ray, engines and workers; `with` does so. Raises EnvsdkError."""
+        on_background_loop(self._rollouts.start())
+
+    def close(self) -> None:
+        """End everything that was started. Idempotent."""
+        on_background_loop(self._rollouts.close())
+
+    def __enter__(self) -> Rollouts:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def get_batch(self, num_trajectories: int | None = None) -> Batch:
+        """Wait for the next complete groups; they are on disk when this returns.
+
+        No sampled token is older than the bound on staleness: `async_generation_ratio` versions, rounded up.
+
+        Args:
+            num_trajectories: A multiple of the group size; the configured batch (`rollout_batch_size`) when
+                None. Between two calls of `publish`, at most that many are given out.
+
+        Raises:
+            ConfigurationError: So many will never come.
+            EnvsdkError: The run cannot go on: the policy fails in every episode, or no engine is left.
+        """
+        return on_background_loop(self._rollouts.get_batch(num_trajectories))
+
+    def publish(self, weights: Mapping[str, Any] | str | Path, version: int | None = None) -> int:
+        """Give the engines these weights; episodes go on under them.
+
+        Args:
+            weights: Tensors or arrays under Hugging Face names, as `state_dict()` gives them: a copy in main
+                memory is kept. Or a Hugging Face folder or checkpoint, which must stay until the next call.
+            version: Counts up from 0, the weights of `pretrain`; one more than the last when None. After a
+                start with `state`, the first call gives the weights that belong to it, under its version.
+
+        Returns:
+            The version.
+
+        Raises:
+            ConfigurationError: Names or shapes are not the model's, or the version is not above the last.
+        """
+        return on_background_loop(self._rollouts.publish(weights, version))
+
+    def validate(self) -> Batch:
+        """Play the held-out tasks (`val_batch_size`) under the weights published last; training waits."""
+        return on_background_loop(self._rollouts.validate())
+
+    def suspend(self) -> None:
+        """Begin no episode and send no request to engines until `resume`."""
+        on_background_loop(self._rollouts.suspend())
+
+    def resume(self) -> None:
+        """Continue after `suspend`."""
+        on_background_loop(self._rollouts.resume())
+
+    def engines(self) -> dict[str, EngineHealth]:
+        """The engines that run, by name: version of the weights, requests, what they have counted."""
+        return on_background_loop(self._rollouts.engines())
+
+    def state(self) -> dict[str, Any]:
+        """What to keep with a checkpoint of the weights, as JSON: which batches were given out.
+
+        Call it when the weights have learned from every batch given out so far. `Rollouts(..., state=...)`
+        then gives out the batches after those, each once.
+        """
+        return self._rollouts.state()
+
+
+def _checked_state(state: Mapping[str, Any], config: RunConfig) -> Mapping[str, Any]:
+    if state.get("format") != STATE_FORMAT:
+        raise ConfigurationError(f"state: give what Rollouts.state() returned, of format {STATE_FORMAT}")
+    if state["seed"] != config.seed:
+        raise ConfigurationError(
+            f"state: it is of a run with seed {state['seed']}, but the configuration has {config.seed}"
+        )
+    return state

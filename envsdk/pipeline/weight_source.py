@@ -1,0 +1,137 @@
+"""Where the engines' weights come from: the run's own trainer, or weights that somebody gives.
+
+    source = GivenWeights(model)                  # holds those of `model`
+    source.hold(my_model.state_dict())            # or a folder: checked against the model's shapes
+    await source.send_weights(transfer)           # whenever an engine needs them
+
+What is held stays until the next: an engine that is started later gets the same weights as the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import ray
+
+from envsdk.failures import ConfigurationError, EngineError
+from envsdk.inference.weight_folder import copies, optional_head
+from envsdk.inference.weight_shapes import Shape, checked, shapes_in
+from envsdk.pipeline.weight_update import TransferReport, WeightSender, WeightTransfer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_WRAPPERS = ("module.", "_orig_mod.", "base_model.model.")
+"""What wrappers of models write before the names of weights."""
+
+
+class WeightSource(Protocol):
+    """What sends weights to engines. `TrainerGroup` is one."""
+
+    async def send_weights(self, transfer: WeightTransfer) -> TransferReport:
+        """Send the weights as they are now."""
+        ...
+
+    async def node_id(self) -> str:
+        """The node of the cluster that they are sent from."""
+        ...
+
+    async def has_adapter(self) -> bool:
+        """Whether a LoRA adapter is all that changes."""
+        ...
+
+
+class GivenWeights:
+    """A `WeightSource` in the user's own process."""
+
+    def __init__(self, model: Path) -> None:
+        """Holds the weights in the Hugging Face folder `model`, whose shapes all later ones have."""
+        self._shapes = shapes_in(model)
+        self._optional = optional_head(model, self._shapes)
+        self._held: Path | dict[str, Tensor] = model
+
+    def hold(self, weights: Mapping[str, Any] | str | Path) -> None:
+        """Keep a copy of these weights in main memory, or the name of their folder.
+
+        Args:
+            weights: Tensors or arrays under Hugging Face names, on any device; or a Hugging Face folder or
+                checkpoint, whose files must stay until the next call.
+
+        Raises:
+            ConfigurationError: There is no such folder, or names or shapes are not the model's.
+        """
+        if isinstance(weights, Mapping):
+            self._check((name, Shape(_shape_of(name, value))) for name, value in weights.items())
+            self._held = dict(copies(weights.items()))
+            return
+        folder = _model_folder(Path(weights))
+        self._check((name, Shape(shape)) for name, shape in shapes_in(folder).items())
+        self._held = folder
+
+    async def send_weights(self, transfer: WeightTransfer) -> TransferReport:
+        """Send what is held."""
+        return await asyncio.to_thread(WeightSender(transfer).send, self._weights())
+
+    async def node_id(self) -> str:
+        """That of this process."""
+        return str(ray.get_runtime_context().get_node_id())
+
+    async def has_adapter(self) -> bool:
+        """Weights are given whole."""
+        return False
+
+    def _weights(self) -> Iterator[tuple[str, Tensor]]:
+        held = self._held
+        named = held.items() if isinstance(held, dict) else _read(held)
+        return checked(named, self._shapes, optional=self._optional)
+
+    def _check(self, shapes: Iterable[tuple[str, Shape]]) -> None:
+        given = list(shapes)
+        try:
+            for _ in checked(given, self._shapes, optional=self._optional):
+                pass
+        except EngineError as error:
+            hint = next(
+                (
+                    f": names begin with `{prefix}`, so give the state_dict() of the model inside the wrapper"
+                    for prefix in _WRAPPERS
+                    if given and given[0][0].startswith(prefix)
+                ),
+                "",
+            )
+            raise ConfigurationError(f"these weights cannot be published: {error}{hint}") from error
+
+
+def _shape_of(name: str, value: Any) -> tuple[int, ...]:
+    try:
+        return tuple(value.shape)
+    except AttributeError:
+        raise ConfigurationError(
+            f"weight `{name}` is a {type(value).__name__}: give a tensor or an array"
+        ) from None
+
+
+def _read(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    from safetensors import SafetensorError, safe_open
+
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118
+                    yield name, tensors.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise EngineError(f"{file} cannot be read: {error}") from error
+
+
+def _model_folder(path: Path) -> Path:
+    """The folder with the weights: this one, or `model` in it as in a checkpoint."""
+    path = path.expanduser()
+    for candidate in (path, path / "model"):
+        if any(candidate.glob("*.safetensors")):
+            return candidate
+    raise ConfigurationError(
+        f"there are no weights in {path}: name a Hugging Face folder with safetensors files, or a checkpoint"
+    )

@@ -1,0 +1,161 @@
+"""`rollout` and `rollout_sync`: episodes from Python, without Ray and without files.
+
+async for trajectory in rollout("envsdk/FrozenLake-v1", policy=play, tasks=64, group_size=8):
+    ...
+trajectories = rollout_sync("envsdk/FrozenLake-v1", policy="oracle", tasks=100)
+
+checks of all arguments -> Player -> play_tasks -> a bounded buffer -> the caller
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from envsdk.env import AnyTextEnv, EnvSpec
+from envsdk.play.rollout_arguments import Play, prepared
+from envsdk.processes.background_loop import on_background_loop
+from envsdk.results.trajectories import Trajectories
+from envsdk.trajectory import Task, Trajectory
+
+if TYPE_CHECKING:
+    from envsdk.config import RunConfig
+
+_LEAST_BUFFERED = 16
+"""Finished episodes that may wait for the caller before play is held up, where few are played at a time."""
+
+
+def rollout(
+    env: str | Path | RunConfig | EnvSpec | Callable[..., AnyTextEnv],
+    *,
+    policy: object,
+    tasks: int | Iterable[int] | Iterable[Task] = 100,
+    group_size: int = 1,
+    concurrency: int | None = None,
+    split: str = "train",
+    seed: int | None = None,
+    env_config: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    tags: Sequence[str] | None = None,
+    model: str | Path | None = None,
+    sampling: Mapping[str, Any] | None = None,
+    retries: int = 0,
+) -> AsyncGenerator[Trajectory, None]:
+    """Play episodes; gives each as it ends, in no fixed order.
+
+    All arguments are checked at the call; the first `async for` starts to play. A slow consumer holds play
+    up: at most as many finished episodes wait as are played at a time, or 16. Leaving the loop ends what is
+    being played and closes environments; to wait until that is done, use `contextlib.aclosing`.
+
+    Args:
+        env: An environment's id (`envsdk/FrozenLake-v1`, or `FrozenLake`), a run's YAML file, a RunConfig, a
+            subclass of TextEnv or AsyncTextEnv, a function that makes one, or an EnvSpec.
+        policy: Who replies.
+
+            - A function `(observation, context)` or `(observation)`, or with `messages`, the chat so far in
+              OpenAI's form, as the first parameter's name. It returns the reply: a str, or a Reply. An async
+              function is awaited; a plain one runs on a thread. `context` is the TurnContext.
+            - A Policy object; or the name of one: `oracle`, `random`, `package.module:Class`.
+            - A client like `openai.OpenAI` or `openai.AsyncOpenAI`, or the URL of a server of OpenAI's
+              protocol, with `model=`.
+            - A model's folder (Path), or a LocalEngine: episodes then keep their tokens.
+
+            Whatever it raises fails that episode: `trajectory.failure.traceback` says where.
+        tasks: The first so many of the split, over all tags; or indices, which each tag plays; or Task
+            objects. An iterable without a length is read as episodes start, and may be endless.
+        group_size: Episodes per task. They have the same `group_id` and differ in `context.seed`.
+        concurrency: Episodes at a time.
+        split: Which tasks: train, val, or any other name. Seeds depend on it.
+        seed: Of tasks and sampling; the YAML's, or 42, when absent.
+        env_config: Arguments of the environment, of any type; not with a YAML, which has its own.
+        overrides: As `KEY=VALUE` of the command line: keys of the YAML; with an environment, its arguments.
+        tags: Tags of the YAML to play; those of its train or val manager when absent.
+        model: The model's name at the server, for a client or URL; a folder, for the policy `model`.
+        sampling: `temperature`, `top_p`, `top_k`, `min_p`, `max_new_tokens` of a model or a URL. For a
+            client: arguments of `create`, such as `max_tokens`; None leaves one out.
+        retries: How often a task is played again whose episode failed.
+
+    Raises:
+        ConfigurationError: An argument is wrong; from the call itself.
+        RolloutStalled: The policy failed in the same way in each of the first 16 episodes; while iterating.
+    """
+    return _stream(
+        prepared(
+            env, policy, tasks, group_size, concurrency, split, seed, env_config, overrides, tags, model,
+            sampling, retries,
+        )
+    )  # fmt: skip
+
+
+def rollout_sync(
+    env: str | Path | RunConfig | EnvSpec | Callable[..., AnyTextEnv],
+    *,
+    policy: object,
+    tasks: int | Iterable[int] | Iterable[Task] = 100,
+    group_size: int = 1,
+    concurrency: int | None = None,
+    split: str = "train",
+    seed: int | None = None,
+    env_config: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    tags: Sequence[str] | None = None,
+    model: str | Path | None = None,
+    sampling: Mapping[str, Any] | None = None,
+    retries: int = 0,
+) -> Trajectories:
+    """Play episodes and wait for all of them; they come in the order of the tasks, groups together.
+
+    Arguments and errors are those of `rollout`. It works in a notebook as well; Ctrl-C ends it. Play, and an
+    async function as the policy, run on a loop of envsdk's own, in another thread.
+    """
+    play = prepared(
+        env, policy, tasks, group_size, concurrency, split, seed, env_config, overrides, tags, model,
+        sampling, retries,
+    )  # fmt: skip
+    return on_background_loop(_gathered(play))
+
+
+async def _gathered(play: Play) -> Trajectories:
+    ended: dict[int, Trajectory] = {}
+    await play.run(ended.__setitem__)
+    return Trajectories(ended[position] for position in sorted(ended))
+
+
+async def _stream(play: Play) -> AsyncGenerator[Trajectory, None]:
+    buffer: deque[Trajectory] = deque()
+    capacity = max(_LEAST_BUFFERED, play.player.num_slots)
+    has_news, has_room = asyncio.Event(), asyncio.Event()
+    has_room.set()
+
+    def on_trajectory(position: int, trajectory: Trajectory) -> None:
+        buffer.append(trajectory)
+        has_news.set()
+        if len(buffer) >= capacity:
+            has_room.clear()
+
+    async def admit() -> None:
+        await has_room.wait()
+
+    # A task of its own: the consumer's may differ from one item to the next, and may end between two.
+    playing = asyncio.create_task(play.run(on_trajectory, admit=admit))
+    playing.add_done_callback(lambda _: has_news.set())
+    try:
+        while True:
+            while buffer:
+                trajectory = buffer.popleft()
+                if len(buffer) < capacity:
+                    has_room.set()
+                yield trajectory
+            if playing.done():
+                break
+            has_news.clear()
+            await has_news.wait()
+        playing.result()
+    finally:
+        playing.cancel()
+        await asyncio.wait({playing})
+        if not playing.cancelled():
+            playing.exception()  # looked at: the consumer left before it came

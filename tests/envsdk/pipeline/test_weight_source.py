@@ -1,0 +1,90 @@
+"""Weights that a trainer of one's own gives: checked before anything is sent, and kept as they were given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from envsdk.failures import ConfigurationError
+from envsdk.pipeline.weight_source import GivenWeights
+from envsdk.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = build_tokenizer(["a b c"] * 3)
+    write_tokenizer(folder, tokenizer, sequence_length=64)
+    write_random_model(
+        folder, tokenizer, hidden_size=32, num_layers=1, num_heads=2, sequence_length=64, seed=0
+    )
+    return folder
+
+
+@pytest.fixture
+def weights(model: Path) -> dict[str, torch.Tensor]:
+    return load_file(model / "model.safetensors")
+
+
+def held(source: GivenWeights) -> dict[str, Any]:
+    return dict(source._weights())
+
+
+def test_it_begins_with_the_models_own(model: Path, weights: dict[str, torch.Tensor]) -> None:
+    found = held(GivenWeights(model))
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name], weights[name]) for name in weights)
+
+
+def test_what_is_given_is_copied_whatever_its_kind(model: Path, weights: dict[str, torch.Tensor]) -> None:
+    source = GivenWeights(model)
+    given = {name: torch.nn.Parameter(tensor + 1) for name, tensor in weights.items()}
+    source.hold(given)
+    with torch.no_grad():
+        for parameter in given.values():
+            parameter.zero_()
+    assert all(torch.equal(tensor, weights[name] + 1) for name, tensor in held(source).items())
+    source.hold({name: tensor.numpy() for name, tensor in weights.items()})
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in held(source).items())
+
+
+def test_a_tied_head_may_be_given_or_left_out(model: Path, weights: dict[str, torch.Tensor]) -> None:
+    source = GivenWeights(model)
+    body = {name: tensor for name, tensor in weights.items() if name != "lm_head.weight"}
+    embeddings = weights["model.embed_tokens.weight"]
+    if "lm_head.weight" in weights:
+        pytest.skip("the tiny policy's head is its own")
+    source.hold({**body, "lm_head.weight": embeddings})
+    assert held(source).keys() == body.keys()
+
+
+def test_a_checkpoint_is_read_when_it_is_sent(
+    model: Path, tmp_path: Path, weights: dict[str, torch.Tensor]
+) -> None:
+    (tmp_path / "model").symlink_to(model)
+    source = GivenWeights(model)
+    source.hold(tmp_path)
+    assert held(source).keys() == weights.keys()
+
+
+def test_what_does_not_fit_is_refused_and_the_earlier_weights_stay(
+    model: Path, tmp_path: Path, weights: dict[str, torch.Tensor]
+) -> None:
+    source = GivenWeights(model)
+    name = next(iter(weights))
+    wrong: list[tuple[Any, str]] = [
+        ({f"module.{each}": tensor for each, tensor in weights.items()}, r"inside the wrapper"),
+        ({**weights, name: torch.zeros(1, 1)}, rf"`{name}` has shape \[1, 1\]; the model needs"),
+        ({each: tensor for each, tensor in weights.items() if each != name}, rf"`{name}` is missing"),
+        ({}, "is missing"),
+        ({**weights, name: "nothing"}, rf"`{name}`.*tensor or an array"),
+        (tmp_path, "no weights in"),
+    ]
+    for given, message in wrong:
+        with pytest.raises(ConfigurationError, match=message):
+            source.hold(given)
+    assert all(torch.equal(tensor, weights[each]) for each, tensor in held(source).items())
