@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +42,24 @@ def play(run_dir: Path, tracker: str, settings: dict[str, Any], ending: Ending, 
     group.close()
 
 
+def play_in_a_process(*args: Any, **kwargs: Any) -> None:
+    """`play` in a process of its own, as a run that is continued has one."""
+    process = multiprocessing.get_context("spawn").Process(target=play, args=args, kwargs=kwargs)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+
+
 def wandb_records(run_dir: Path) -> list[list[Any]]:
     """The records of each process, in order."""
     from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal import datastore
 
     found = []
-    for file in sorted((run_dir / "wandb").glob("offline-run-*/run-*.wandb")):
-        store = datastore.DataStore()
-        store.open_for_scan(str(file))
+    for file in sorted(
+        (run_dir / "wandb").glob("offline-run-*/run-*.wandb"), key=lambda each: each.stat().st_mtime_ns
+    ):
         records = []
-        while (data := store.scan_data()) is not None:
+        for data in log_entries(file.read_bytes()):
             record = wandb_internal_pb2.Record()
             record.ParseFromString(data)
             records.append(record)
@@ -58,10 +67,26 @@ def wandb_records(run_dir: Path) -> list[list[Any]]:
     return found
 
 
+def log_entries(content: bytes) -> Iterator[bytes]:
+    """Of LevelDB's log format, which W&B's files have behind seven bytes of their own."""
+    place, entry = 7, b""
+    while place + 7 <= len(content):
+        left_in_block = 32768 - place % 32768
+        if left_in_block < 7:
+            place += left_in_block
+            continue
+        length, kind = int.from_bytes(content[place + 4 : place + 6], "little"), content[place + 6]
+        entry += content[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield entry
+            entry = b""
+
+
 def test_wandb_holds_both_processes_of_a_run_as_one(run_dir: Path) -> None:
     settings = {"mode": "offline", "project": "ice", "tags": ["small"]}
-    play(run_dir, "wandb", settings, Ending.FAILED)
-    play(run_dir, "wandb", settings, Ending.FINISHED, first=1)
+    play_in_a_process(run_dir, "wandb", settings, Ending.FAILED)
+    play_in_a_process(run_dir, "wandb", settings, Ending.FINISHED, first=1)
     both = wandb_records(run_dir)
     runs = [next(each.run for each in records if each.HasField("run")) for records in both]
     assert len({run.run_id for run in runs}) == 1
@@ -78,7 +103,7 @@ def test_wandb_holds_both_processes_of_a_run_as_one(run_dir: Path) -> None:
     assert steps == [["0"], ["1"], ["1"], ["2"]]
     codes = [each.exit.exit_code for records in both for each in records if each.HasField("exit")]
     assert codes == [1, 0]
-    assert '"failed"' in str(both[0]) or "failed" in str(both[0])
+    assert "failed" in str(both[0])
 
 
 def test_wandb_without_a_key_is_refused_with_what_to_do(run_dir: Path) -> None:
