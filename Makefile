@@ -36,6 +36,9 @@ INSPECT_INSTALLED := $(INSPECT_VENV)/.installed
 PEERS_VENV := .venv-peers
 PEERS_BIN := $(PEERS_VENV)/bin
 PEERS_INSTALLED := $(PEERS_VENV)/.installed
+DOCS_VENV := .venv-docs
+DOCS_BIN := $(DOCS_VENV)/bin
+DOCS_INSTALLED := $(DOCS_VENV)/.installed
 
 .PHONY: help
 help: ## Show this list
@@ -263,6 +266,21 @@ $(PEERS_INSTALLED): pyproject.toml constraints-peers.txt
 	$(PEERS_BIN)/python -m pip install -c constraints-peers.txt --no-deps $(PEERS)
 	@touch $@
 
+.PHONY: docs
+docs: $(DOCS_INSTALLED) ## Build the documentation as a site into site/, in .venv-docs, which takes 0.1 GB; warnings are errors
+	$(DOCS_BIN)/python docs/prepare_site.py build/docs
+	$(DOCS_BIN)/zensical build --strict
+	$(DOCS_BIN)/python docs/prepare_site.py --check site
+
+.PHONY: docs-serve
+docs-serve: docs ## Serve the site at http://127.0.0.1:8000
+	$(DOCS_BIN)/python -m http.server --bind 127.0.0.1 --directory site 8000
+
+$(DOCS_INSTALLED): constraints-docs.txt
+	@$(DOCS_BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_BIN)/python -m pip install --no-deps -r constraints-docs.txt
+	@touch $@
+
 .PHONY: bench
 bench: install ## Run every benchmark; the figures are explained in docs/benchmarks.md
 	@for benchmark in $$(grep -l __main__ benchmarks/*.py); do \
@@ -277,5 +295,5 @@ constraints: install ## Write the versions installed now to constraints.txt
 .PHONY: clean
 clean: ## Remove .venv and the other environments (.venv-*), caches and built packages; runs/ and data/ stay
 	rm -rf $(VENV) $(VLLM_VENV) $(ADAPTERS_VENV) $(OPENENV_VENV) $(VERIFIERS_VENV) $(CLIENTS_VENV) $(INSPECT_VENV) \
-		$(TRACKERS_VENV) $(PEERS_VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+		$(TRACKERS_VENV) $(PEERS_VENV) $(DOCS_VENV) build site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

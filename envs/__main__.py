@@ -1,4 +1,4 @@
-"""`python -m envsdk.envs`: what is installed, one line each, and `--play ENV_ID` to play one by hand."""
+"""`envsdk envs`: what is installed, one line each, and `--play ENV_ID` to play one by hand."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import typer
 
 from envsdk import registry
 from envsdk.config.env_arguments import env_config_from, spec_named
+from envsdk.config.env_defaults import turn_limit
 from envsdk.display.command_line import run_app
 from envsdk.display.terminal import say
 from envsdk.env import EnvSpec, TextEnv
@@ -61,7 +62,7 @@ def described(spec: EnvSpec | ConfigurationError) -> dict[str, Any]:
         return {"error": str(spec)}
     return {
         "id": spec.id,
-        "max_steps": spec.max_steps,
+        "max_steps": _usual_limit(spec),
         "isolation": spec.isolation.value,
         "reset_timeout_s": spec.reset_timeout_s,
         "step_timeout_s": spec.step_timeout_s,
@@ -69,6 +70,16 @@ def described(spec: EnvSpec | ConfigurationError) -> dict[str, Any]:
         "action_format": spec.action_format,
         "missing": registry.missing(spec),
     }
+
+
+def _usual_limit(spec: EnvSpec) -> int | None:
+    """Turns that an episode has at most without any argument, as far as that is known here."""
+    if spec.max_steps is not None or registry.missing(spec):
+        return spec.max_steps
+    try:
+        return turn_limit(spec, {})
+    except ConfigurationError:
+        return None
 
 
 def _installed() -> Iterator[EnvSpec | ConfigurationError]:
@@ -92,7 +103,8 @@ def _print_table() -> None:
         if isinstance(spec, ConfigurationError):
             problems.append(spec)
             continue
-        turns = "any" if spec.max_steps is None else str(spec.max_steps)
+        limit = _usual_limit(spec)
+        turns = "any" if limit is None else str(limit)
         needs = "".join(f" (needs {command})" for command in registry.missing(spec))
         table.add_row(spec.id, turns, f"{spec.description}{needs}")
     # Where nobody looks, a line is a line.

@@ -1,4 +1,4 @@
-"""`python -m envsdk.check ENV_ID`: check that an environment keeps the contract that training relies on."""
+"""`envsdk check ENV_ID`: check that an environment keeps the contract that training relies on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m envsdk.collect ENV_OR_YAML --out DIR`: play episodes with no trainer, write them as a data set.
+"""`envsdk collect ENV_OR_YAML --out DIR`: play episodes with no trainer, write them as a data set.
 
 collection = collect("envsdk/FrozenLake-v1", Path("demos"), num_episodes=1000, epsilon=0.3)
 for path in collection.shards:

@@ -174,7 +174,7 @@ class EnvSpec:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Defaults of the constructor; a tag's `env_config` overrides them."""
     max_steps: int | None = None
-    """Turns before the episode is truncated, unless the tag says otherwise."""
+    """Turns before the episode is truncated, for environments that have no `max_steps` of their own."""
     isolation: Isolation = Isolation.INLINE
     lists_tasks: bool = False
     """Its tasks are a list: `reset` takes `options={"task": number}`, counted modulo the length, and episodes
@@ -194,6 +194,7 @@ class EnvSpec:
     text_pieces: tuple[str, ...] = ()
     """Regular expressions (Oniguruma's) of texts that recur in observations: each match is a single token of
     the tiny policy's tokenizer."""
-    prompt: str = ""
+    prompt: str | None = ""
     """`package.module:function`, which makes the policy's system prompt from the constructor's keywords: for
-    environments whose task they decide. Without it the prompt is `description` and `action_format`."""
+    environments whose task they decide. Without it the prompt is `description` and `action_format`. With None
+    there is no system prompt: the first observation says everything."""

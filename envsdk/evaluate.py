@@ -1,4 +1,4 @@
-"""`python -m envsdk.evaluate ENV_OR_YAML`: play a frozen task list, print a table, write JSON.
+"""`envsdk evaluate ENV_OR_YAML`: play a frozen task list, print a table, write JSON.
 
 evaluation = evaluate("envsdk/FrozenLake-v1", policy="oracle", num_episodes=100)
 evaluation.total.success_rate

@@ -95,7 +95,7 @@ class InitOptions(Options):
 
 
 def command(options: InitOptions) -> None:
-    """Make a package with an environment of your own: its code, prompts, tests and a training file.
+    """Make a package with an environment of your own: its code, tests and a training file.
 
     It passes every check as it is; installed, its environment is known to train, collect and check.
     """

@@ -151,6 +151,8 @@ def system_prompt(env_spec: EnvSpec, env_config: Mapping[str, Any]) -> str:
 
     Raises ConfigurationError for keywords that the environment refuses.
     """
+    if env_spec.prompt is None:
+        return ""
     if not env_spec.prompt:
         return "\n".join(filter(None, (env_spec.description, env_spec.action_format)))
     describe: Callable[..., str] = load_object(env_spec.prompt)

@@ -1,4 +1,4 @@
-"""`python -m envsdk.replay DATASET`: play recorded actions again, report the first difference, or rescore."""
+"""`envsdk replay DATASET`: play recorded actions again, report the first difference, or rescore."""
 
 from __future__ import annotations
 

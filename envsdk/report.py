@@ -1,4 +1,4 @@
-"""`python -m envsdk.report RUN_DIR`: write the report of a run, finished or not."""
+"""`envsdk report RUN_DIR`: write the report of a run, finished or not."""
 
 from __future__ import annotations
 

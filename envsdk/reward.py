@@ -1,4 +1,4 @@
-"""`python -m envsdk.reward NAME --file rows.jsonl`: score recorded responses with a reward function."""
+"""`envsdk reward NAME --file rows.jsonl`: score recorded responses with a reward function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m envsdk.serve MODEL_OR_YAML`: a model behind OpenAI's HTTP protocol, its sessions recorded.
+"""`envsdk serve MODEL_OR_YAML`: a model behind OpenAI's HTTP protocol, its sessions recorded.
 
 The token is taken from the environment variable `ENVSDK_ENDPOINT_TOKEN`, or made up and printed once. It is
 in no file and no log.

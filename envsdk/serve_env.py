@@ -1,4 +1,4 @@
-"""`python -m envsdk.serve_env ENV_ID`: an environment behind OpenEnv's protocol, for training elsewhere.
+"""`envsdk serve-env ENV_ID`: an environment behind OpenEnv's protocol, for training elsewhere.
 
 The token is taken from the environment variable `ENVSDK_ENV_TOKEN`, or made up and printed once.
 """

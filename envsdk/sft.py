@@ -1,4 +1,4 @@
-"""`python -m envsdk.sft --data DATASET --out FOLDER`: fine-tune a policy on recorded conversations."""
+"""`envsdk sft --data DATASET --out FOLDER`: fine-tune a policy on recorded conversations."""
 
 from __future__ import annotations
 

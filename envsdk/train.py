@@ -1,4 +1,4 @@
-"""`python -m envsdk.train FILE [key=value ...]`: train a policy as a YAML file says."""
+"""`envsdk train FILE [key=value ...]`: train a policy as a YAML file says."""
 
 from __future__ import annotations
 

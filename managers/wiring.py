@@ -1,4 +1,4 @@
-"""Turns the configuration into the setups of workers and ledgers. Pure."""
+"""Turns the configuration into the setups of workers and ledgers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from envsdk.config.env_defaults import turn_limit
 from envsdk.config.models import CustomEnv, EnvManagerArgs, RunConfig, StructuredOutput
 from envsdk.env import EnvSpec, Isolation
 from envsdk.inference.sampling import OutputStructure
@@ -24,7 +25,7 @@ VAL_SPLIT = "val"
 
 def tag_setup(tag: str, custom: CustomEnv, spec: EnvSpec, *, max_new_tokens: int) -> TagSetup:
     """The setup of one tag: settings of the YAML file, with the environment's own defaults."""
-    max_turns = custom.max_steps or spec.max_steps or UNLIMITED_TURNS
+    max_turns = custom.max_steps or turn_limit(spec, custom.env_config) or UNLIMITED_TURNS
     return TagSetup(
         tag=tag,
         blueprint=EnvBlueprint(

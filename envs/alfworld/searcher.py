@@ -3,7 +3,7 @@
 It looks into one receptacle after the other, in the order of the first observation, until it finds what the
 task asks for, and then does what is to be done with it.
 
-    python -m envsdk.evaluate envsdk/ALFWorld-v1 --policy alfworld_searcher size=small
+    envsdk evaluate envsdk/ALFWorld-v1 --policy alfworld_searcher size=small
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from envsdk.envs.grid import ACTION_FORMAT
 SPEC = EnvSpec(
     id="envsdk/FrozenLake-v1",
     entry_point="envsdk.envs.frozen_lake:FrozenLakeEnv",
-    max_steps=20,
     isolation=Isolation.INLINE,
     description="Walk (P) over the ice (_) to the goal (G); a hole (O) ends the episode.",
     action_format=ACTION_FORMAT,

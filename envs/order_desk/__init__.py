@@ -5,7 +5,6 @@ from envsdk.env import EnvSpec, Isolation
 SPEC = EnvSpec(
     id="envsdk/OrderDesk-v1",
     entry_point="envsdk.envs.order_desk.env:OrderDeskEnv",
-    max_steps=8,
     isolation=Isolation.INLINE,
     description="Look up customers and stock with tools, and place the orders that are asked for.",
     action_format='Reply with a call: <tool_call>{"name": NAME, "arguments": {...}}</tool_call>',

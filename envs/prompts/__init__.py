@@ -15,6 +15,7 @@ SPEC = EnvSpec(
     step_timeout_s=3600.0,
     description="Answer prompts of a file; a reward function scores each response.",
     action_format="Reply with the response: any text, as the prompt asks for it.",
+    prompt=None,
 )
 
 __all__ = ["SPEC"]

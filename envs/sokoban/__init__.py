@@ -7,7 +7,6 @@ from envsdk.envs.sokoban.env import PRESETS, SokobanEnv
 SPEC = EnvSpec(
     id="envsdk/Sokoban-v1",
     entry_point="envsdk.envs.sokoban:SokobanEnv",
-    max_steps=30,
     isolation=Isolation.INLINE,
     description="Walk (P) and push every box (X) onto a target (O); walls (#) and other boxes stop a box.",
     action_format=ACTION_FORMAT,

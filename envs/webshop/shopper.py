@@ -3,7 +3,7 @@
 It searches for what the instruction says, opens the product whose title fits best and whose price is
 within the limit, chooses each option that the instruction mentions, and buys.
 
-    python -m envsdk.evaluate envsdk/WebShop-v1 --policy webshop_shopper
+    envsdk evaluate envsdk/WebShop-v1 --policy webshop_shopper
 """
 
 from __future__ import annotations

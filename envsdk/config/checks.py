@@ -259,19 +259,11 @@ def _environment(path: KeyPath, env: CustomEnv) -> Iterator[Problem]:
 
 def _turns(path: KeyPath, env: CustomEnv, spec: EnvSpec) -> Iterator[Problem]:
     own = plugins.own_turn_limit(spec, env.env_config)
-    if own is None:
-        return
-    if env.max_steps is not None and env.max_steps > own:
+    if own is not None and env.max_steps is not None and env.max_steps > own:
         yield Problem(
             (*path, "max_steps"),
             f"{env.max_steps} turns, but `{env.env_type}` as configured ends episodes after {own}; "
             f"set env_config.max_steps to {env.max_steps} too, or this to {own} or less",
-        )
-    elif env.max_steps is None and spec.max_steps is not None and spec.max_steps != own:
-        yield Problem(
-            (*path, "max_steps"),
-            f"is missing: `{env.env_type}` as configured ends episodes after {own} turns, not the usual "
-            f"{spec.max_steps}; set it to {own}",
         )
 
 

@@ -1,7 +1,7 @@
 """YAML files and overrides in, a `RunConfig` out.
 
     find the file -> read it and what it extends -> merge -> overrides -> ${...}
-        -> ROLL's names -> prompts and rewards -> types -> checks
+        -> ROLL's names -> prompts and rewards -> what environments know -> types -> checks
 
 OmegaConf merges and interpolates; nothing is executed. Every key remembers where it was written,
 for error messages and for `explain`.
@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from envsdk.config.checks import check, machine_problems
+from envsdk.config.env_defaults import fill_in
 from envsdk.config.models import RunConfig
 from envsdk.config.presets import with_preset
 from envsdk.config.rlvr import count_rows, expand
@@ -100,6 +101,7 @@ def load_config(
     expansion = expand(data, count_rows=count_rows)
     data = expansion.data
     reading.added(expansion.origins)
+    reading.added(fill_in(data))
     config, machine_notes = _validate(
         data,
         reading,

@@ -144,7 +144,7 @@ class CustomEnv(Section):
     max_tokens_per_step: PositiveInt | None = None
     """Longest reply; `actor_infer.generating_args.max_new_tokens` when absent."""
     agent_system_template: str = ""
-    """System prompt, shown as it is."""
+    """System prompt, shown as it is; the environment's own when absent, none when empty."""
     agent_template: str = "{observation}"
     """User message of each turn: `{observation}`, `{turn_idx}`, `{actions_left}`, `{max_response_length}`."""
     structured_output: StructuredOutput | None = None

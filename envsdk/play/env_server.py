@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from envsdk.adapters.missing import import_extra
 from envsdk.env import EnvSpec, Isolation
+from envsdk.registry import system_prompt
 
 if TYPE_CHECKING:
     from envsdk.adapters.openenv.server import OpenEnvServer
@@ -42,5 +43,5 @@ def env_server(
         step_timeout_s=spec.step_timeout_s,
     )
     blueprint.build().close()
-    named = ServerConfig(name=spec.id, description=spec.description, **config)
+    named = ServerConfig(name=spec.id, description=system_prompt(spec, env_config or {}), **config)
     return OpenEnvServer(lambda: open_host(blueprint), named)

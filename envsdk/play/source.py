@@ -18,8 +18,9 @@ from pydantic import ValidationError
 from envsdk.config import RunConfig, find_config, load_config
 from envsdk.config.checks import check
 from envsdk.config.env_arguments import short_name, split_overrides, whole_id
+from envsdk.config.env_defaults import turn_limit
 from envsdk.config.models import split_evenly
-from envsdk.config.plugins import environment_class, environment_ids, environment_spec, own_turn_limit
+from envsdk.config.plugins import environment_class, environment_ids, environment_spec
 from envsdk.config.rlvr import PROMPTS_ENV, count_rows
 from envsdk.config.start_checks import check_start
 from envsdk.failures import ConfigurationError
@@ -130,7 +131,7 @@ def _around_environment(env_id: str, overrides: Sequence[str]) -> RunConfig:
             env_id: {
                 "env_type": env_id,
                 "env_config": env_config,
-                "max_steps": own_turn_limit(spec, env_config),
+                "max_steps": turn_limit(spec, env_config),
                 "agent_system_template": system_prompt(spec, env_config),
             }
         },

@@ -1,4 +1,4 @@
-"""Scores recorded responses: what `python -m envsdk.reward` runs.
+"""Scores recorded responses: what `envsdk reward` runs.
 
 scoring = score_rows({"world_size": 4}, RewardOptions.of(name="math", file="rows.jsonl"))
 scoring.total.num_right

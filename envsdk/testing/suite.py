@@ -25,7 +25,7 @@ class TextEnvSuite:
             def make_env(self):
                 return MyEnv(size=5)
 
-    There is a test for every check of `python -m envsdk.check`. Those of an optional ability are skipped when
+    There is a test for every check of `envsdk check`. Those of an optional ability are skipped when
     the environment does not declare it, those of other processes when only `make_env` is known.
     """
 

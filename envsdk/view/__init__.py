@@ -1,4 +1,4 @@
-"""`python -m envsdk.view FOLDER`: look at runs and data sets in a browser, offline."""
+"""`envsdk view FOLDER`: look at runs and data sets in a browser, offline."""
 
 from envsdk.view.command import main
 

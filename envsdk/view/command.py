@@ -1,4 +1,4 @@
-"""`python -m envsdk.view FOLDER`: runs and data sets as local pages, or as one file.
+"""`envsdk view FOLDER`: runs and data sets as local pages, or as one file.
 
 The token of the address is taken from the environment variable `ENVSDK_VIEW_TOKEN`, or made up.
 """

@@ -53,7 +53,6 @@ def test_the_package_holds_all_that_a_package_needs(package: Path) -> None:
         "train.yaml",
         "treasure_walk/__init__.py",
         "treasure_walk/env.py",
-        "treasure_walk/prompts.py",
     }
     assert not [path for path in package.rglob("*") if path.is_file() and "$" in path.read_text()]
 

@@ -36,6 +36,7 @@ custom_envs:
     env_type: envsdk/Sokoban-v1
     env_config: {{dim: [5, 5], legend: false, invalid_penalty: 0.1}}
     max_steps: 2
+    agent_system_template: ''
 train_env_manager: {{tags: [Lake, Room], num_env_groups: 4, group_size: 4}}
 val_env_manager: {{tags: [Lake, Room], num_env_groups: 4}}
 actor_train: {{training_args: {{learning_rate: 1.0e-3}}}}

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from envsdk.adapters.hosted import Answer, HostedEnv
 from envsdk.adapters.missing import import_extra
-from envsdk.adapters.openenv.messages import ErrorCode, ProtocolError, text_field
+from envsdk.adapters.openenv.messages import ErrorCode, ProtocolError, own_fields, text_field
 from envsdk.adapters.text import REPLY_FORMATS, ReplyFormat, tagged_answer
 from envsdk.failures import ConfigurationError
 
@@ -25,14 +25,70 @@ class OpenEnvFailed(Exception):
     """The server is gone or full, or its environment failed: the episode has no outcome and is masked."""
 
 
-def openenv_prompt(*, reply: ReplyFormat = "whole", action_field: str | None = None, **_: Any) -> str:
-    """The system prompt unless the user gives one: the server's protocol has no words for a task."""
+def openenv_prompt(
+    *,
+    url: str = "",
+    token_variable: str = "",
+    reply: ReplyFormat = "whole",
+    action_field: str | None = None,
+    **_: Any,
+) -> str:
+    """The system prompt: the task in the server's words (`/metadata`), and what an action is (`/schema`).
+
+    Where the server does not answer now, the form of a reply alone.
+    """
+    description, fields = "", dict[str, Any]()
+    with contextlib.suppress(*_unreadable(), ConfigurationError):
+        headers = _headers(token_variable)
+        schema = _page(url, "schema", headers, timeout_s=_PROMPT_TIMEOUT_S)["action"]
+        action_field = text_field(schema) or "" if action_field is None else action_field
+        fields = own_fields(schema)
+        description = str(
+            _page(url, "metadata", headers, timeout_s=_PROMPT_TIMEOUT_S).get("description") or ""
+        )
     form = " as a JSON object" if action_field == "" else ""
-    return (
+    lines = [
+        description,
         f"Reply with the action{form} in tags: <answer>...</answer>."
         if reply == "tag"
-        else (f"Reply with the action{form} and nothing else.")
-    )
+        else f"Reply with the action{form} and nothing else.",
+    ]
+    if fields and action_field == "":
+        lines.append(f"Its fields: {json.dumps(fields, ensure_ascii=False)}")
+    elif rules := {key: value for key, value in fields.get(action_field or "", {}).items() if key in _RULES}:
+        lines.append(f"The action: {json.dumps(rules, ensure_ascii=False)}")
+    return "\n".join(filter(None, lines))
+
+
+_RULES = ("description", "enum", "examples", "pattern", "maxLength")
+"""Keys of a text field's schema that tell which texts are actions."""
+
+_PROMPT_TIMEOUT_S = 5.0
+
+
+def _unreadable() -> tuple[type[Exception], ...]:
+    """What comes of a page that is not there, or not as it should be."""
+    httpx2 = import_extra("httpx2", extra="openenv")
+    return httpx2.HTTPError, ValueError, LookupError, TypeError, AttributeError
+
+
+def _page(url: str, name: str, headers: Mapping[str, str], *, timeout_s: float) -> Any:
+    """The JSON of one of the server's pages."""
+    parts = urlsplit(url)
+    scheme = {"ws": "http", "wss": "https"}.get(parts.scheme, parts.scheme)
+    address = urlunsplit((scheme, parts.netloc, f"{parts.path.rstrip('/')}/{name}", "", ""))
+    answer = import_extra("httpx2", extra="openenv").get(address, headers=headers, timeout=timeout_s)
+    answer.raise_for_status()
+    return answer.json()
+
+
+def _headers(token_variable: str) -> dict[str, str]:
+    if not token_variable:
+        return {}
+    token = os.environ.get(token_variable)
+    if not token:
+        raise ConfigurationError(f"envsdk/OpenEnv-v1: the environment variable {token_variable} is not set")
+    return {"Authorization": f"Bearer {token}"}
 
 
 class OpenEnvClientEnv(HostedEnv):
@@ -211,7 +267,7 @@ class OpenEnvClientEnv(HostedEnv):
         return payload
 
     def _connect(self) -> ClientConnection:
-        headers = self._headers()
+        headers = _headers(self._token_variable)
         if self._action_field is None or self._observation_field is None:
             self._read_schema(headers)
         parts = urlsplit(self.url)
@@ -233,31 +289,15 @@ class OpenEnvClientEnv(HostedEnv):
 
     def _read_schema(self, headers: Mapping[str, str]) -> None:
         """Find out which fields hold the texts."""
-        httpx2 = import_extra("httpx2", extra="openenv")
-        parts = urlsplit(self.url)
-        scheme = {"ws": "http", "wss": "https"}.get(parts.scheme, parts.scheme)
-        address = urlunsplit((scheme, parts.netloc, f"{parts.path}/schema", "", ""))
         try:
-            answer = httpx2.get(address, headers=headers, timeout=self._connect_timeout_s)
-            answer.raise_for_status()
-            schemas = answer.json()
+            schemas = _page(self.url, "schema", headers, timeout_s=self._connect_timeout_s)
             action, observation = text_field(schemas["action"]), text_field(schemas["observation"])
-        except (httpx2.HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except _unreadable() as error:
             raise self._lost(f"cannot read /schema: {type(error).__name__}: {error}") from error
         if self._action_field is None:
             self._action_field = action or ""
         if self._observation_field is None:
             self._observation_field = observation or ""
-
-    def _headers(self) -> dict[str, str]:
-        if not self._token_variable:
-            return {}
-        token = os.environ.get(self._token_variable)
-        if not token:
-            raise ConfigurationError(
-                f"envsdk/OpenEnv-v1: the environment variable {self._token_variable} is not set"
-            )
-        return {"Authorization": f"Bearer {token}"}
 
     def _lost(self, what: str) -> OpenEnvFailed:
         self._disconnect()

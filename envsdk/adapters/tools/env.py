@@ -18,8 +18,8 @@ ToolList = Literal["observation", "template", "none"]
 
 def tool_use_prompt(*, env: str, env_config: Mapping[str, Any] | None = None, **_: Any) -> str:
     """The system prompt: that of the environment inside, and how tools are called."""
-    return (
-        f"{registry.system_prompt(registry.spec(env), env_config or {})}\n\n"
+    inside = registry.system_prompt(registry.spec(env), env_config or {})
+    return (f"{inside}\n\n" if inside else "") + (
         'You may call tools first: <tool_call>{"name": NAME, "arguments": {...}}</tool_call>. '
         "The next message has their answers."
     )

@@ -147,11 +147,18 @@ def threads_may_change(subject: Subject) -> None:
     assert_same(alone, turns, "played on two threads the course differs")
 
 
+def _can_be_imported(module: str) -> bool:
+    """Not a script, a notebook or a module that was put together while running."""
+    return module != "__main__" and getattr(sys.modules.get(module), "__spec__", None) is not None
+
+
 @check("Another process plays the same course: workers, a resumed run and other machines must agree.")
 def another_process_plays_the_same_course(subject: Subject) -> None:
     spec = subject.spec
     if spec is None:
         raise NotApplicable("only a factory is known")
+    if callable(spec.entry_point) and not _can_be_imported(spec.entry_point.__module__):
+        raise NotApplicable(f"its class is in `{spec.entry_point.__module__}`, which is no file to import")
     script: Script = [0, 1, "", 2, 3, 5]
     played = [watched_answers(subject, seed, script) for seed in range(3)]
     try:

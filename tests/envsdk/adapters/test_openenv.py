@@ -28,6 +28,7 @@ from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.traj_env_manager import TagSetup
 from envsdk.play.local_runner import play_tasks
 from envsdk.policy import Policy, Reply, TurnContext
+from envsdk.registry import system_prompt
 from envsdk.serve_env import env_server
 from envsdk.testing import check_text_env
 from envsdk.trajectory import Outcome, Task, Trajectory
@@ -185,6 +186,26 @@ def test_without_the_token_only_health_is_told(lake: OpenEnvServer) -> None:
     address = lake.url.replace("http://", f"ws://any:{TOKEN}@")
     with connect(f"{address}/ws") as connection:
         assert asked(connection, {"type": "reset"})["type"] == "observation"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, "Reply with the action and nothing else."),
+        ({"action_field": ""}, 'Its fields: {"text": {'),
+    ],
+)
+def test_the_prompt_has_the_servers_task_and_what_an_action_is(
+    lake: OpenEnvServer, options: dict[str, Any], told: str
+) -> None:
+    prompt = system_prompt(SPEC, {"url": lake.url, "token_variable": "SERVER_TOKEN", **options})
+    assert envsdk.spec("envsdk/FrozenLake-v1").description in prompt
+    assert "<answer>Left</answer>" in prompt
+    assert told in prompt
+
+
+def test_the_prompt_without_a_server_is_the_form_of_a_reply() -> None:
+    assert system_prompt(SPEC, {"url": "http://127.0.0.1:1"}) == "Reply with the action and nothing else."
 
 
 def test_the_schema_and_the_metadata_are_told(lake: OpenEnvServer) -> None:

@@ -160,7 +160,6 @@ BAD: list[tuple[str, Any, str, list[str]]] = [
     ("reference.strategy_args", {"strategy_name": "fsdp2_train", "strategy_config": {"shard_size": 2}},
      "reference.device_mapping", ["1 rank", "shard_size=2", "absent"]),
     (f"{LAKE}.max_steps", 40, f"{LAKE}.max_steps", ["ends episodes after 20", "env_config.max_steps"]),
-    (f"{LAKE}.env_config.max_steps", 40, f"{LAKE}.max_steps", ["after 40 turns", "usual 20"]),
     ("actor_train.engine_idle_s", 4, "actor_train.engine_idle_s", ["`actor_infer.engine_idle_s`"]),
     ("pretrain", "/no/such/model", "pretrain", ["/no/such/model", "embedded_default"]),
     ("pretrain", "Qwen/Qwen3-0.6B", "pretrain", ["nothing is downloaded", "hf download Qwen/Qwen3-0.6B"]),

@@ -374,3 +374,10 @@ def test_environments_that_ship_are_sound_by_their_id(environment: str, env_conf
         environment, env_config, only=["contract", "isolation"], max_examples=3, derandomize=True
     )
     assert report.is_sound, [(outcome.check.name, outcome.message) for outcome in report.failed]
+
+
+def test_a_class_of_the_main_module_is_not_sought_in_another_process() -> None:
+    kind = type("Walk", (Line,), {"__module__": "__main__"})
+    (outcome,) = examine(kind, only=["isolation.another_process_plays_the_same_course"]).outcomes
+    assert outcome.status is Status.SKIPPED
+    assert "its class is in `__main__`, which is no file to import" in outcome.message

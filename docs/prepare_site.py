@@ -1,0 +1,141 @@
+"""The pages of the site, made of docs/ and the code: what `make docs` builds from.
+
+    python docs/prepare_site.py build/docs       # writes them
+    python docs/prepare_site.py --check site     # what was built loads nothing from elsewhere
+
+The Markdown in docs/ is right where it is read as a file: its links lead to files of the repository. The site
+also has the pages outside docs/, the source files that pages link to, and the docstrings of public modules.
+"""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+import re
+import shutil
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+MODULES = (
+    "envsdk",
+    "envsdk.algorithms",
+    "envsdk.collect",
+    "envsdk.evaluate",
+    "envsdk.rewards",
+    "envsdk.testing",
+    "envsdk.tracking",
+    "envsdk.trainers",
+)
+"""Modules whose `__all__` is public."""
+
+_LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s:#]+)(#[^)\s]*)?\)")
+_LOADS = re.compile(
+    r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//"""
+    r"""|<link\b(?=[^>]*\brel=["']?(?:stylesheet|preconnect|icon))[^>]*\bhref=["']?(?:https?:)?//"""
+    r"""|class="?mermaid"""
+)
+"""The theme fetches Mermaid from elsewhere where a page has a diagram of it."""
+_STYLE_LOADS = re.compile(r"""url\(["']?(?:https?:)?//|@import\s+(?:url\()?["'](?:https?:)?//""")
+_DIAGRAM = re.compile(r"^```mermaid.*?^```$", re.MULTILINE | re.DOTALL)
+_DRAWN = "![A training run: who sends what to whom](images/one-run.svg)"
+_FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+
+
+def public_names(module: str) -> list[str]:
+    """What stands in `__all__`, read without importing the module."""
+    path = ROOT / module.replace(".", "/")
+    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and any(
+            getattr(each, "id", "") == "__all__" for each in node.targets
+        ):
+            return [name for name in ast.literal_eval(node.value) if not name.startswith("__")]
+    raise ValueError(f"{source} has no list `__all__`")
+
+
+def reference(module: str) -> str:
+    """The page of a public module, which mkdocstrings fills in."""
+    options = "members: [], show_root_heading: false, show_root_toc_entry: false"
+    head = f"# {module}\n\n::: {module}\n    options: {{{options}}}"
+    return "\n\n".join([head, *(f"::: {module}.{name}" for name in public_names(module))]) + "\n"
+
+
+def sources() -> dict[str, Path]:
+    """Every page that is a file, by its path on the site."""
+    inside = {path.relative_to(ROOT / "docs").as_posix(): path for path in ROOT.glob("docs/**/*.md")}
+    outside = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *ROOT.glob("envs/*/README.md")]
+    return inside | {path.relative_to(ROOT).as_posix(): path for path in outside}
+
+
+def site_files() -> dict[str, bytes]:
+    """Everything the site is built from, by path."""
+    files = {f"api/{module}.md": reference(module).encode() for module in MODULES}
+    for place, path in sources().items():
+        markdown, linked = _with_links(path, place)
+        files[place] = markdown.encode()
+        files |= {_place(each): each.read_bytes() for each in linked}
+    images = [path for path in ROOT.glob("docs/**/*") if path.suffix in {".png", ".svg", ".css"}]
+    return files | {path.relative_to(ROOT / "docs").as_posix(): path.read_bytes() for path in images}
+
+
+def _place(path: Path) -> str:
+    """Where the site has a file of the repository."""
+    if path in (ROOT / "README.md", ROOT / "docs"):
+        return "README.md"
+    if path.is_relative_to(ROOT / "docs"):
+        return path.relative_to(ROOT / "docs").as_posix()
+    relative = path.relative_to(ROOT).as_posix()
+    return relative if relative in sources() else f"source/{relative}.txt"
+
+
+def _with_links(page: Path, place: str) -> tuple[str, list[Path]]:
+    """A page with links as they are on the site, and the files that must be there for them."""
+    linked: list[Path] = []
+
+    def on_site(match: re.Match[str]) -> str:
+        text, target, anchor = match.groups()
+        path = (page.parent / target).resolve()
+        if not path.exists():
+            return match.group()
+        # The site has no page for a folder.
+        if path.is_dir() and path != ROOT / "docs":
+            return text
+        if _place(path).startswith("source/"):
+            linked.append(path)
+        # As files, pages are named by their file; on the site, by their title.
+        elif text == path.name:
+            text = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        return f"[{text}]({posixpath.relpath(_place(path), posixpath.dirname(place) or '.')}{anchor or ''})"
+
+    # The theme would fetch Mermaid from elsewhere; a test holds the picture to the diagram.
+    whole = re.sub(
+        r"^```mermaid.*?^```$", _DRAWN, page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
+    parts = _FENCE.split(whole)
+    return "".join(part if part.startswith("```") else _LINK.sub(on_site, part) for part in parts), linked
+
+
+def loads_from_elsewhere(site: Path) -> list[str]:
+    """Pages and styles that make a browser ask another server when they open."""
+    found = [page for page in site.rglob("*.html") if _LOADS.search(page.read_text(encoding="utf-8"))]
+    found += [
+        sheet for sheet in site.rglob("*.css") if _STYLE_LOADS.search(sheet.read_text(encoding="utf-8"))
+    ]
+    return sorted(str(path) for path in found)
+
+
+def main(target: Path) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    for place, content in site_files().items():
+        path = target / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] != "--check":
+        main(Path(sys.argv[1]))
+    elif outside := loads_from_elsewhere(Path(sys.argv[2])):
+        sys.exit(f"these load something from elsewhere: {', '.join(outside)}")

@@ -1,0 +1,128 @@
+"""The site of docs/: complete, and true where the text tests of the pages do not look."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+import types
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import yaml
+from markdown_it import MarkdownIt
+
+from envsdk.config import load_config
+from tests.envsdk import public_api
+
+ROOT = Path(__file__).parents[2]
+
+
+def _prepare_site() -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location("prepare_site", ROOT / "docs" / "prepare_site.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+prepare_site = _prepare_site()
+
+
+class _Settings(yaml.SafeLoader):
+    """Reads mkdocs.yml without making the Python objects that it names."""
+
+
+_Settings.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: None)
+
+
+def _pages_in(navigation: object) -> list[str]:
+    if isinstance(navigation, str):
+        return [navigation]
+    entries = navigation.values() if isinstance(navigation, dict) else navigation
+    assert not isinstance(entries, str)
+    return [page for entry in entries for page in _pages_in(entry)]  # type: ignore[attr-defined]
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    settings = yaml.load((ROOT / "mkdocs.yml").read_text(), _Settings)
+    pages = [path for path in prepare_site.site_files() if path.endswith(".md")]
+    assert sorted(_pages_in(settings["nav"])) == sorted(pages)
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    assert prepare_site.MODULES == public_api.MODULES
+    for module in public_api.MODULES:
+        names = set(import_module(module).__all__) - {"__version__"}
+        assert set(re.findall(rf"^::: {module}\.(\w+)$", prepare_site.reference(module), re.M)) == names
+
+
+def test_links_out_of_docs_lead_to_a_page_or_a_source_on_the_site() -> None:
+    files = prepare_site.site_files()
+    environments = files["environments.md"].decode()
+    assert "](envs/frozen_lake/README.md)" in environments
+    assert "](source/examples/own_trainer.py.txt)" in files["own-trainer.md"].decode()
+    assert "](../../swe.md" in files["envs/swe/README.md"].decode()
+    for path, content in files.items():
+        text = re.sub(r"^```.*?^```", "", content.decode(), flags=re.M | re.S) if path.endswith(".md") else ""
+        for link in re.findall(r"\]\(([^)\s:#]+)(?:#[^)]*)?\)", text):
+            place = (ROOT / path).parent.joinpath(link).resolve().relative_to(ROOT).as_posix()
+            assert place in files, f"{path}: {link} leads nowhere on the site"
+
+
+def test_the_picture_of_a_run_belongs_to_its_diagram() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    (diagram,) = [t.content for t in MarkdownIt().parse(page) if t.type == "fence" and t.info == "mermaid"]
+    picture = (ROOT / "docs" / "images" / "one-run.svg").read_text()
+    assert f"sha256 {hashlib.sha256(diagram.encode()).hexdigest()[:16]} " in picture, (
+        "draw it again: CONTRIBUTING.md"
+    )
+
+
+def _quoted_messages() -> list[str]:
+    rows = (ROOT / "docs" / "troubleshooting.md").read_text().splitlines()
+    return [quoted[1] for row in rows if (quoted := re.match(r"\| `+(.+?)`+ \|", row.replace("\\`", "\0")))]
+
+
+def test_each_message_of_the_troubleshooting_page_is_in_the_code() -> None:
+    messages = [message.replace("\0", "`") for message in _quoted_messages()]
+    assert len(messages) > 10
+    # A message may be split over lines, and is a string with escapes.
+    sources = [path.read_text() for path in ROOT.glob("envsdk/**/*.py")]
+    code = re.sub(r'"\s*\n\s*f?"', "", "".join(sources)).replace('\\"', '"')
+    assert [message for message in messages if message not in code] == []
+
+
+def test_the_file_of_the_small_model_page_is_a_valid_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (block,) = [
+        token.content
+        for token in MarkdownIt().parse((ROOT / "docs" / "small-model.md").read_text())
+        if token.type == "fence" and token.info == "yaml"
+    ]
+    monkeypatch.chdir(tmp_path)
+    Path("small.yaml").write_text(block)
+    config = load_config("small.yaml", to_explain=True).config
+    assert config.rollout_batch_size == config.train_env_manager.num_env_groups * 8
+
+
+_COMMANDS = "train|collect|evaluate|replay|reward|report|sft|serve|serve_env|check|init|view|envs"
+_OTHER_SPELLING = re.compile(rf"python3? -m envsdk\.(?:{_COMMANDS})(?![\w.])")
+_MENTIONS = {"docs/README.md", "envsdk/cli.py", "envsdk/display/command_line.py"}
+"""Where it is said that both spellings are the same."""
+
+
+def test_commands_have_one_spelling() -> None:
+    folders = ("docs", "envsdk", "envs", "managers", "trainers", "examples")
+    files = [
+        path
+        for folder in folders
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in {".md", ".py", ".yaml"}
+    ]
+    files += [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+    others = {path.relative_to(ROOT).as_posix() for path in files if _OTHER_SPELLING.search(path.read_text())}
+    assert others <= _MENTIONS, "write `envsdk X`"
