@@ -39,7 +39,7 @@ _LOADS = re.compile(
 """The theme fetches Mermaid from elsewhere where a page has a diagram of it."""
 _STYLE_LOADS = re.compile(r"""url\(["']?(?:https?:)?//|@import\s+(?:url\()?["'](?:https?:)?//""")
 _DIAGRAM = re.compile(r"^```mermaid.*?^```$", re.MULTILINE | re.DOTALL)
-_DRAWN = "![A training run: who sends what to whom](images/one-run.svg)"
+_DRAWN = "[![A training run: who sends what to whom](images/one-run.svg)](images/one-run.svg)"
 _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 

@@ -218,9 +218,9 @@ def _tasks(
         if tasks < 1:
             raise ConfigurationError(f"tasks: at least one, not {tasks}")
         counts = source.episodes_by_tag(tasks, split=split, tags=tags)
-        return [
+        return (
             Task(tag=tag, split=split, index=index) for tag, count in counts.items() for index in range(count)
-        ], list(counts)
+        ), list(counts)
     if isinstance(tasks, str | bytes | Mapping | bool) or not isinstance(tasks, Iterable):
         raise ConfigurationError(
             f"tasks: a number, indices such as range(100, 200), or Task objects, not {tasks!r}"

@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -38,20 +40,35 @@ def on_background_loop(waiting: Coroutine[Any, Any, Result]) -> Result:
     if loop is _running_loop():
         waiting.close()
         raise RuntimeError("this call waits; in a coroutine of envsdk's loop, await the `async` form")
-    has_ended = threading.Event()
+    answer: Future[Result] = Future()
+    tasks: list[asyncio.Task[Result]] = []
 
-    async def until_ended() -> Result:
-        try:
-            return await waiting
-        finally:
-            has_ended.set()
+    def begin() -> None:
+        tasks.append(loop.create_task(waiting))
+        tasks[0].add_done_callback(end)
 
-    answer = asyncio.run_coroutine_threadsafe(until_ended(), loop)
+    def end(task: asyncio.Task[Result]) -> None:
+        if task.cancelled():
+            answer.cancel()
+        elif (error := task.exception()) is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(task.result())
+
+    def interrupt() -> None:
+        if tasks:
+            tasks[0].cancel()
+        else:  # before `begin` was on its way
+            waiting.close()
+            answer.cancel()
+
     try:
+        loop.call_soon_threadsafe(begin)
         return answer.result()
     except KeyboardInterrupt:
-        answer.cancel()
-        has_ended.wait()
+        loop.call_soon_threadsafe(interrupt)
+        with suppress(CancelledError, Exception):
+            answer.result()
         raise
 
 

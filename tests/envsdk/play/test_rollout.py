@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import signal
 import threading
 from collections.abc import Callable
 from contextlib import aclosing
@@ -232,6 +233,26 @@ async def test_two_rollouts_run_at_once_in_one_loop() -> None:
 
 async def test_rollout_sync_works_where_a_loop_runs() -> None:
     assert envsdk.rollout_sync(LAKE, policy="oracle", tasks=3).success_rate == 1
+
+
+def test_ctrl_c_ends_rollout_sync() -> None:
+    is_cancelled = threading.Event()
+
+    async def press(observation: str) -> str:
+        main = threading.main_thread().ident
+        assert main is not None
+        signal.pthread_kill(main, signal.SIGINT)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_cancelled.set()
+        return "go"
+
+    Counter.open_instances = 0
+    with pytest.raises(KeyboardInterrupt):
+        envsdk.rollout_sync(Counter, policy=press, tasks=1)
+    assert is_cancelled.is_set()
+    assert Counter.open_instances == 0
 
 
 def test_nothing_is_played_before_the_first_trajectory_is_asked_for() -> None:
