@@ -123,8 +123,12 @@ class RolloutCluster:
         """
         report = await self.call(self.engines.publish(version))
         if to_rollouts:
-            await self.call(self.rollout_scheduler.publish.remote(version))
+            await self.tell(version)
         return report.metrics() if report is not None else {}
+
+    async def tell(self, version: int) -> None:
+        """Tell the scheduler that all engines have this version."""
+        await self.call(self.rollout_scheduler.publish.remote(version))
 
     async def get_batch(self, batch_size: int, step: int) -> RolloutBatch:
         """The next complete groups of the training split; on disk as batch `step` when this returns."""

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -73,13 +73,25 @@ class BatchSource:
             say=say,
         )
         self._request: tuple[int, int, asyncio.Future[RolloutBatch]] | None = None
+        self.is_suspended = False
+        """Whether `suspend` was called last, not `resume`."""
+        self._untold: int | None = None
+        """A version that engines have and the scheduler does not, because batches on disk come first."""
+
+    @property
+    def played_version(self) -> int:
+        """The newest version that an earlier process of the run had played batches under."""
+        return 0 if self._folder.state is None else self._folder.state.version
 
     async def publish(self, version: int, *, step: int) -> dict[str, float]:
         """The source's weights to every engine, as `version`; metrics of the transfer.
 
         Episodes are played under it, unless the batch of `step` is on disk: they wait until those are used.
         """
-        return await self.cluster.publish(version, to_rollouts=step not in self._folder.batches)
+        is_on_disk = step in self._folder.batches
+        metrics = await self.cluster.publish(version, to_rollouts=not is_on_disk)
+        self._untold = version if is_on_disk else None
+        return metrics
 
     async def get_batch(self, step: int, batch_size: int | None = None) -> RolloutBatch:
         """Batch `step`, from disk or of new episodes: `batch_size` trajectories in complete groups.
@@ -92,6 +104,9 @@ class BatchSource:
             del self._folder.batches[step]
             return batch
         size = batch_size or self._config.train_batch_size
+        if self._untold is not None:  # a part of its batches was on disk
+            await self.cluster.tell(self._untold)
+            self._untold = None
         if self._request is None:
             self._request = (step, size, asyncio.ensure_future(self.cluster.get_batch(size, step)))
         asked_step, asked_size, answer = self._request
@@ -110,11 +125,27 @@ class BatchSource:
         """Play the held-out tasks under the engines' weights; training episodes wait, if configured so."""
         if self._config.validation_overlaps:
             return await self.cluster.validate(version, step)
+        async with self._held_up():
+            return await self.cluster.validate(version, step)
+
+    async def suspend(self) -> None:
+        """Hold up episodes of the training split until `resume`, also across evaluations."""
+        self.is_suspended = True
+        await self.cluster.suspend()
+
+    async def resume(self) -> None:
+        """Let them continue."""
+        self.is_suspended = False
+        await self.cluster.resume()
+
+    @asynccontextmanager
+    async def _held_up(self) -> AsyncIterator[None]:
         await self.cluster.suspend()
         try:
-            return await self.cluster.validate(version, step)
+            yield
         finally:
-            await self.cluster.resume()
+            if not self.is_suspended:
+                await self.cluster.resume()
 
 
 class AsyncRollouts:
@@ -149,6 +180,9 @@ class AsyncRollouts:
         self._has_published = False
         self._num_taken = 0
         """Trajectories since the last `publish`."""
+        self._taking = asyncio.Lock()
+        """Each batch goes to one caller."""
+        self._is_closed = False
 
     @property
     def config(self) -> RunConfig:
@@ -186,6 +220,8 @@ class AsyncRollouts:
         """
         if self._batches is not None:
             return
+        if self._is_closed:
+            raise ConfigurationError("these rollouts are closed: make others, with `state` to continue")
         try:
             await self._start()
         except BaseException:
@@ -213,6 +249,7 @@ class AsyncRollouts:
 
     async def close(self) -> None:
         """End everything that was started. Idempotent."""
+        self._is_closed = True
         batches, self._batches = self._batches, None
         if batches is not None:
             await batches.cluster.close()
@@ -227,11 +264,24 @@ class AsyncRollouts:
 
     async def get_batch(self, num_trajectories: int | None = None) -> Batch:
         """See `Rollouts.get_batch`."""
+        async with self._taking:
+            return await self._next_batch(num_trajectories)
+
+    async def _next_batch(self, num_trajectories: int | None) -> Batch:
         batches = self._started()
         size = self.config.train_batch_size if num_trajectories is None else num_trajectories
-        is_on_disk = self._folder is not None and self._step in self._folder.batches
-        if not is_on_disk:
+        if not self._is_on_disk:
+            self._check_published("get_batch")
             self._check_size(size)
+            if self._version < batches.played_version:
+                raise ConfigurationError(
+                    f"the engines have version {self._version}, but batches of the run were played under "
+                    f"versions up to {batches.played_version}: publish before the next get_batch"
+                )
+            if batches.is_suspended:
+                raise ConfigurationError(
+                    "get_batch after suspend(): call resume() first, or it waits for ever"
+                )
         batch = await batches.get_batch(self._step, size)
         self._num_taken += len(batch.trajectories)
         self._step += 1
@@ -241,6 +291,8 @@ class AsyncRollouts:
         """See `Rollouts.publish`."""
         batches = self._started()
         first = self._version if not self._has_published else self._version + 1
+        if not self._is_on_disk:
+            first = max(first, batches.played_version)
         number = first if version is None else version
         if number < first:
             raise ConfigurationError(
@@ -248,8 +300,9 @@ class AsyncRollouts:
                 f"that a sample's age is known; the next one is {first}"
             )
         assert self._weights is not None
+        checked = await asyncio.to_thread(self._weights.checked, weights)
         async with batches.cluster.engines.weights_moving():
-            await asyncio.to_thread(self._weights.hold, weights)
+            self._weights.hold(checked)
         await self._send(number)
         return number
 
@@ -262,16 +315,17 @@ class AsyncRollouts:
         batches = self._started()
         if not self.config.val_batch_size:
             raise ConfigurationError("val_batch_size: 0, so there are no held-out tasks to play")
+        self._check_published("validate")
         batch = await batches.validate(self._version, self._step)
         return self._batch(batch, self._step, validation_metrics(batch))
 
     async def suspend(self) -> None:
         """See `Rollouts.suspend`."""
-        await self._started().cluster.suspend()
+        await self._started().suspend()
 
     async def resume(self) -> None:
         """See `Rollouts.resume`."""
-        await self._started().cluster.resume()
+        await self._started().resume()
 
     async def engines(self) -> dict[str, EngineHealth]:
         """See `Rollouts.engines`."""
@@ -309,6 +363,17 @@ class AsyncRollouts:
             raise ConfigurationError("the rollouts are not started: use a `with` block, or call start()")
         return self._batches
 
+    @property
+    def _is_on_disk(self) -> bool:
+        """Whether an earlier process left the next batch."""
+        return self._folder is not None and self._step in self._folder.batches
+
+    def _check_published(self, call: str) -> None:
+        if not self._has_published:
+            raise ConfigurationError(
+                f"publish the weights that belong to `state` before {call}: episodes are played under them"
+            )
+
     def _check_size(self, size: int) -> None:
         """ConfigurationError for a batch that would never come."""
         config = self.config
@@ -316,10 +381,6 @@ class AsyncRollouts:
         if size <= 0 or size % group_size:
             raise ConfigurationError(
                 f"get_batch({size}): ask for a multiple of train_env_manager.group_size, {group_size}"
-            )
-        if not self._has_published:
-            raise ConfigurationError(
-                "publish the weights that belong to `state` before get_batch: episodes are played under them"
             )
         if self._num_taken + size > config.train_batch_size:
             taken = f" and {self._num_taken} were taken since the last publish" if self._num_taken else ""

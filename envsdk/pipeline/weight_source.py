@@ -1,7 +1,7 @@
 """Where the engines' weights come from: the run's own trainer, or weights that somebody gives.
 
     source = GivenWeights(model)                  # holds those of `model`
-    source.hold(my_model.state_dict())            # or a folder: checked against the model's shapes
+    source.hold(source.checked(my_model.state_dict()))   # or a folder: checked against the model's shapes
     await source.send_weights(transfer)           # whenever an engine needs them
 
 What is held stays until the next: an engine that is started later gets the same weights as the others.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import ray
 
@@ -23,6 +23,9 @@ from envsdk.pipeline.weight_update import TransferReport, WeightSender, WeightTr
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Weights: TypeAlias = "Path | dict[str, Tensor]"
+"""A Hugging Face folder, or tensors in main memory."""
 
 _WRAPPERS = ("module.", "_orig_mod.", "base_model.model.")
 """What wrappers of models write before the names of weights."""
@@ -51,25 +54,33 @@ class GivenWeights:
         """Holds the weights in the Hugging Face folder `model`, whose shapes all later ones have."""
         self._shapes = shapes_in(model)
         self._optional = optional_head(model, self._shapes)
-        self._held: Path | dict[str, Tensor] = model
+        self._held: Weights = model
 
-    def hold(self, weights: Mapping[str, Any] | str | Path) -> None:
-        """Keep a copy of these weights in main memory, or the name of their folder.
+    def checked(self, weights: Mapping[str, Any] | str | Path) -> Weights:
+        """A copy of these weights in main memory, or their folder.
 
         Args:
             weights: Tensors or arrays under Hugging Face names, on any device; or a Hugging Face folder or
-                checkpoint, whose files must stay until the next call.
+                checkpoint, whose files must stay as long as they are held.
 
         Raises:
             ConfigurationError: There is no such folder, or names or shapes are not the model's.
         """
         if isinstance(weights, Mapping):
             self._check((name, Shape(_shape_of(name, value))) for name, value in weights.items())
-            self._held = dict(copies(weights.items()))
-            return
+            return dict(copies(weights.items()))
+        if not isinstance(weights, str | Path):
+            raise ConfigurationError(
+                f"weights cannot be published from a {type(weights).__name__}: give model.state_dict() or "
+                "the folder of a model"
+            )
         folder = _model_folder(Path(weights))
         self._check((name, Shape(shape)) for name, shape in shapes_in(folder).items())
-        self._held = folder
+        return folder
+
+    def hold(self, weights: Weights) -> None:
+        """Send these from now on, as `checked` gave them."""
+        self._held = weights
 
     async def send_weights(self, transfer: WeightTransfer) -> TransferReport:
         """Send what is held."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,10 @@ NUM_STEPS = 11
 
 def rewards_of(output: str) -> dict[int, str]:
     return {int(step): reward for step, reward in re.findall(r"^step (\d+): reward (\S+),", output, re.M)}
+
+
+def ids_of(batch: envsdk.Batch) -> list[str]:
+    return [each.trajectory_id for each in batch]
 
 
 def checkpoint_of(job: Job) -> dict[str, Any]:
@@ -90,14 +95,32 @@ async def test_what_would_never_come_is_refused_and_what_was_given_up_comes_late
         assert health.version == 1
         with pytest.raises(envsdk.ConfigurationError, match="another process"):
             await envsdk.AsyncRollouts(source, [f"output_dir={tmp_path / 'runs'}"]).start()
-        state = rollouts.state()
+        state = json.loads(json.dumps(rollouts.state()))
+        both = await asyncio.gather(rollouts.get_batch(4), rollouts.get_batch(4))
+        assert [batch.step for batch in both] == [2, 3]
+        assert await rollouts.publish(rollouts.model) == 2
+        later = await rollouts.get_batch(4)
+    with pytest.raises(envsdk.ConfigurationError, match="closed"):
+        await rollouts.start()
     assert (state["step"], state["version"]) == (2, 1)
+    left = [*both, later]
     continued = envsdk.Rollouts(source, [f"output_dir={tmp_path / 'runs'}"], state=state)
     with continued:
-        with pytest.raises(envsdk.ConfigurationError, match="publish the weights that belong to `state`"):
-            continued.get_batch()
+        with pytest.raises(envsdk.ConfigurationError, match="belong to `state` before validate"):
+            continued.validate()
         assert continued.publish(continued.model) == 1
-        batch = continued.get_batch()
-        assert (batch.step, batch.version) == (2, 1)
-        seen = {each.trajectory_id for each in (*half, *rest)}
-        assert seen.isdisjoint(each.trajectory_id for each in batch)
+        assert [ids_of(continued.get_batch()) for _ in both] == [ids_of(batch) for batch in both]
+        assert continued.publish(continued.model) == 2
+        assert ids_of(continued.get_batch()) == ids_of(later)
+        rest_of_it = continued.get_batch(4)
+        assert (rest_of_it.step, rest_of_it.version) == (5, 2)
+        seen = {each.trajectory_id for batch in (half, rest, *left) for each in batch}
+        assert len(seen) == 20
+        assert seen.isdisjoint(each.trajectory_id for each in rest_of_it)
+        continued.suspend()
+        continued.validate()
+        assert continued.publish(continued.model) == 3
+        with pytest.raises(envsdk.ConfigurationError, match=r"call resume\(\) first"):
+            continued.get_batch()
+        continued.resume()
+        assert continued.get_batch().version == 3

@@ -43,12 +43,12 @@ def test_it_begins_with_the_models_own(model: Path, weights: dict[str, torch.Ten
 def test_what_is_given_is_copied_whatever_its_kind(model: Path, weights: dict[str, torch.Tensor]) -> None:
     source = GivenWeights(model)
     given = {name: torch.nn.Parameter(tensor + 1) for name, tensor in weights.items()}
-    source.hold(given)
+    source.hold(source.checked(given))
     with torch.no_grad():
         for parameter in given.values():
             parameter.zero_()
     assert all(torch.equal(tensor, weights[name] + 1) for name, tensor in held(source).items())
-    source.hold({name: tensor.numpy() for name, tensor in weights.items()})
+    source.hold(source.checked({name: tensor.numpy() for name, tensor in weights.items()}))
     assert all(torch.equal(tensor, weights[name]) for name, tensor in held(source).items())
 
 
@@ -58,7 +58,7 @@ def test_a_tied_head_may_be_given_or_left_out(model: Path, weights: dict[str, to
     embeddings = weights["model.embed_tokens.weight"]
     if "lm_head.weight" in weights:
         pytest.skip("the tiny policy's head is its own")
-    source.hold({**body, "lm_head.weight": embeddings})
+    source.hold(source.checked({**body, "lm_head.weight": embeddings}))
     assert held(source).keys() == body.keys()
 
 
@@ -67,7 +67,7 @@ def test_a_checkpoint_is_read_when_it_is_sent(
 ) -> None:
     (tmp_path / "model").symlink_to(model)
     source = GivenWeights(model)
-    source.hold(tmp_path)
+    source.hold(source.checked(tmp_path))
     assert held(source).keys() == weights.keys()
 
 
@@ -83,8 +83,9 @@ def test_what_does_not_fit_is_refused_and_the_earlier_weights_stay(
         ({}, "is missing"),
         ({**weights, name: "nothing"}, rf"`{name}`.*tensor or an array"),
         (tmp_path, "no weights in"),
+        (torch.nn.Linear(1, 1), "from a Linear: give model.state_dict"),
     ]
     for given, message in wrong:
         with pytest.raises(ConfigurationError, match=message):
-            source.hold(given)
+            source.hold(source.checked(given))
     assert all(torch.equal(tensor, weights[each]) for each, tensor in held(source).items())
