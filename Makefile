@@ -24,6 +24,9 @@ OPENENV_INSTALLED := $(OPENENV_VENV)/.installed
 VERIFIERS_VENV := .venv-verifiers
 VERIFIERS_BIN := $(VERIFIERS_VENV)/bin
 VERIFIERS_INSTALLED := $(VERIFIERS_VENV)/.installed
+TRACKERS_VENV := .venv-trackers
+TRACKERS_BIN := $(TRACKERS_VENV)/bin
+TRACKERS_INSTALLED := $(TRACKERS_VENV)/.installed
 CLIENTS_VENV := .venv-clients
 CLIENTS_BIN := $(CLIENTS_VENV)/bin
 CLIENTS_INSTALLED := $(CLIENTS_VENV)/.installed
@@ -203,6 +206,17 @@ $(ADAPTERS_INSTALLED): pyproject.toml constraints-adapters.txt
 		pytest-asyncio pytest-timeout
 	@touch $@
 
+.PHONY: test-trackers
+test-trackers: $(TRACKERS_INSTALLED) ## Run the tests of trackers with the real packages, offline, in .venv-trackers, 1 GB
+	$(TRACKERS_BIN)/python -m pytest -m trackers tests/envsdk/tracking
+
+# gradio's clients, MLflow's server and W&B ask for other versions than the tests of the rest.
+$(TRACKERS_INSTALLED): pyproject.toml constraints-trackers.txt
+	@$(TRACKERS_BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(TRACKERS_VENV)
+	$(TRACKERS_BIN)/python -m pip install -c constraints-trackers.txt -e '.[wandb,mlflow,trackio,otel,testing]' \
+		pytest-asyncio pytest-timeout
+	@touch $@
+
 .PHONY: test-verifiers
 test-verifiers: $(VERIFIERS_INSTALLED) ## Run the tests that need verifiers 0.4, in .venv-verifiers, which takes 0.6 GB
 	$(VERIFIERS_BIN)/python -m pytest -m verifiers tests/verifiers_package
@@ -281,5 +295,5 @@ constraints: install ## Write the versions installed now to constraints.txt
 .PHONY: clean
 clean: ## Remove .venv and the other environments (.venv-*), caches and built packages; runs/ and data/ stay
 	rm -rf $(VENV) $(VLLM_VENV) $(ADAPTERS_VENV) $(OPENENV_VENV) $(VERIFIERS_VENV) $(CLIENTS_VENV) $(INSPECT_VENV) \
-		$(PEERS_VENV) $(DOCS_VENV) build site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+		$(TRACKERS_VENV) $(PEERS_VENV) $(DOCS_VENV) build site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -177,6 +177,10 @@ class Turn:
     """The environment's hash of its state before the reply; None unless hashes are recorded."""
     details: str | None = None
     """A JSON object from the step's `info["details"]`, for people to read: what a grade is made of."""
+    generate_s: float = field(default=0.0, repr=False, compare=False)
+    """Seconds spent waiting for the reply. Not stored: 0 where the episode was read from a file."""
+    env_s: float = field(default=0.0, repr=False, compare=False)
+    """Seconds spent in the environment's `step`. Not stored."""
 
 
 class Outcome(StrEnum):

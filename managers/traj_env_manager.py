@@ -200,8 +200,10 @@ class TrajEnvManager:
             after = clock()
             episode.generate_s += after - before
             next_observation, reward, terminated, truncated, info = await host.step(reply.text)
-            episode.env_s += clock() - after
-            episode.add_turn(observation, reply, reward, info, state_hash)
+            stepped = clock()
+            episode.env_s += stepped - after
+            times = {"generate_s": after - before, "env_s": stepped - after}
+            episode.add_turn(observation, reply, reward, info, state_hash, **times)
             observation = episode.final_observation = next_observation
             episode.success = info["success"]
             if terminated or truncated:
@@ -262,6 +264,9 @@ class _Episode:
         reward: float,
         info: Info,
         state_hash: str | None,
+        *,
+        generate_s: float,
+        env_s: float,
     ) -> None:
         self.turns.append(
             Turn(
@@ -274,6 +279,8 @@ class _Episode:
                 metrics=info.get("metrics") or {},
                 state_hash=state_hash,
                 details=info.get("details"),
+                generate_s=generate_s,
+                env_s=env_s,
             )
         )
 

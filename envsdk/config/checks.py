@@ -346,6 +346,12 @@ def _plugin_settings(config: RunConfig) -> Iterator[Problem]:
                 (name, "model_args", key),
                 f"also given as {name}.strategy_args.strategy_config.{key}; keep one",
             )
+    for name in config.tracker_args:
+        if name not in config.trackers:
+            hint = suggest(name, config.trackers, known="trackers of this run")
+            yield Problem(
+                ("tracker_args", name), f"`{name}` is not among `trackers`; name it there, or {hint}"
+            )
     for section in plugins.settings_sections(config):
         try:
             settings = section.model.model_validate(dict(section.values))

@@ -30,7 +30,9 @@ def explain(loaded: LoadedConfig) -> str:
         for path, value in leaves(loaded.config.as_dict()).items()
     ]
     for section, defaults in _plugin_defaults(loaded.config):
-        after = max(i for i, row in enumerate(rows) if row[0].startswith(section))
+        before = (i for i, row in enumerate(rows) if row[0].startswith(section))
+        # Settings of a tracker stand in no section while none is given: they follow the names of trackers.
+        after = max(before, default=max(i for i, row in enumerate(rows) if row[0].startswith("tracker")))
         rows[after + 1 : after + 1] = [
             (f"{section}.{key}", _short(value), origin) for key, value, origin in defaults
         ]

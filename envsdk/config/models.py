@@ -30,6 +30,7 @@ from pydantic import (
 from envsdk import run_limits
 from envsdk.algorithms.args import AlgorithmArgs, AlgorithmKeys
 from envsdk.algorithms.group_filters import GroupFilterEntries
+from envsdk.config.prices import Prices
 from envsdk.config.ranges import parse_index_list
 from envsdk.config.rlvr_models import DataArgs, RewardArgs, ValidationArgs
 from envsdk.config.section import GeneratingArgs as GeneratingArgs
@@ -376,7 +377,12 @@ class RunConfig(AlgorithmKeys, Section):
     trackers: Annotated[list[str], AfterValidator(distinct)] = Field(
         default_factory=lambda: ["jsonl", "tensorboard"]
     )
-    """Where metrics go: entry points in `envsdk.trackers`."""
+    """Where metrics and episodes go: `jsonl`, `tensorboard`, `wandb`, `mlflow`, `trackio`, `otel`, an entry
+    point in `envsdk.trackers`, or `package.module:Class`."""
+    tracker_args: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Settings of trackers, by the tracker's name."""
+    prices: Prices | None = None
+    """What tokens and machines cost; absent, only what was used is reported."""
 
     custom_envs: Annotated[dict[Tag, CustomEnv], Field(min_length=1)]
     """Tags by name."""

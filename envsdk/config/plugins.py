@@ -143,6 +143,16 @@ def settings_sections(config: RunConfig) -> Iterator[SettingsSection]:
         yield SettingsSection(
             path=("adv_args",), plugin=config.adv_estimator, model=model, values=config.adv_args, also={}
         )
+    for tracker in config.trackers:
+        model = settings_model("trackers", tracker, "tracker_args")
+        if model is not None:
+            yield SettingsSection(
+                path=("tracker_args", tracker),
+                plugin=tracker,
+                model=model,
+                values=config.tracker_args.get(tracker, {}),
+                also={},
+            )
     for index, entry in enumerate(config.group_filters):
         with suppress(ConfigurationError):  # the check of names reports it
             yield SettingsSection(

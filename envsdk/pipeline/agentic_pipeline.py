@@ -141,6 +141,7 @@ class AgenticPipeline:
         self.display.phase("evaluating on held-out tasks")
         with self.log.timed("validate", Track.VALIDATION, self.step):
             batch = await self.batches.validate(self.step, self.step)
+        self.log.played(batch)
         metrics = self.validations[self.step] = validation_metrics(batch)
         self.log.metrics |= metrics
         result = Validation.from_metrics(metrics, step=self.step)

@@ -22,10 +22,10 @@ from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.pipeline.agentic_pipeline import AgenticPipeline
 from envsdk.pipeline.opening import begin, only_run_in
 from envsdk.pipeline.rollouts import BatchSource
-from envsdk.pipeline.run_end import close, success_before_and_after
+from envsdk.pipeline.run_end import close, ending_of, success_before_and_after
 from envsdk.pipeline.run_folder import RunFolder
 from envsdk.pipeline.trainers import Trainers
-from envsdk.tracking import open_trackers
+from envsdk.tracking import Ending, open_trackers
 from envsdk.tracking.timeline import Timeline
 from envsdk.view.export import REPORT, write_report_of_job
 
@@ -58,7 +58,7 @@ async def _run(config: RunConfig, folder: RunFolder, model: Path, changes: Seque
     with ExitStack() as stack:
         display = stack.enter_context(ProgressDisplay(config.exp_name, max_steps=config.max_steps))
         timeline = stack.enter_context(Timeline(folder.path / "timeline.json"))
-        tracker = open_trackers(config.trackers, folder.path)
+        tracker = open_trackers(config.trackers, folder.path, config.tracker_args)
         stack.callback(tracker.close)
         tracker.rewind(folder.first_step - 1)
         trainers = Trainers.of(config, model)
@@ -76,6 +76,7 @@ async def _run(config: RunConfig, folder: RunFolder, model: Path, changes: Seque
             await pipeline.start()
             await pipeline.run()
         except BaseException as error:
+            tracker.end(*ending_of(error))
             # The user must see what went wrong, not that closing failed as well.
             with suppress(EnvsdkError):
                 if isinstance(error, Interrupted) and not pipeline.has_trained:
@@ -85,6 +86,7 @@ async def _run(config: RunConfig, folder: RunFolder, model: Path, changes: Seque
                     await close(pipeline, tracker, timeline)
                     write_report_of_job(folder.path)
             raise
+        tracker.end(Ending.FINISHED)
         await close(pipeline, tracker, timeline)
         report = write_report_of_job(folder.path)
     say(success_before_and_after(pipeline.validations))

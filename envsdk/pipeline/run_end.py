@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
+from envsdk.failures import Interrupted
 from envsdk.pipeline.agentic_pipeline import AgenticPipeline
 from envsdk.tracking.timeline import Timeline
-from envsdk.tracking.tracker import Tracker
+from envsdk.tracking.tracker import Ending, Tracker
 
 
 async def close(
@@ -16,6 +18,13 @@ async def close(
     await pipeline.close(patience_s=patience_s)
     tracker.close()
     timeline.close()
+
+
+def ending_of(error: BaseException) -> tuple[Ending, str]:
+    """How a run ends that raises `error`, and why."""
+    if isinstance(error, Interrupted | KeyboardInterrupt | asyncio.CancelledError):
+        return Ending.STOPPED, str(error)
+    return Ending.FAILED, f"{type(error).__name__}: {error}"
 
 
 def success_before_and_after(validations: Mapping[int, Mapping[str, float]]) -> str:

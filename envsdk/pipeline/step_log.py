@@ -12,6 +12,8 @@ from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.pipeline.engine_metrics import EngineMetrics
 from envsdk.pipeline.rollout_cluster import RolloutCluster
 from envsdk.pipeline.rollout_metrics import num_sampled_tokens, rollout_metrics
+from envsdk.pipeline.run_cost import cost_meter
+from envsdk.tracking.cost import Usage, usage_of
 from envsdk.tracking.timeline import Timeline, Track
 from envsdk.tracking.tracker import Tracker
 
@@ -43,7 +45,8 @@ class StepLog:
         self._engine_metrics = EngineMetrics()
         self._failing_tags: set[str] = set()
         """Those that the display has named already."""
-        self._started_at = time.monotonic()
+        self._started_at = self._metered_at = time.monotonic()
+        self._cost = cost_meter(config, first_step)
 
     @contextmanager
     def timed(self, what: str, track: Track, step: int, *, name: str | None = None) -> Iterator[None]:
@@ -62,11 +65,14 @@ class StepLog:
         metrics = self.metrics | rollout_metrics(batch)
         metrics |= await self._generation_metrics(step, metrics["time/step_s"], batch)
         metrics["version"] = float(batch.version)
+        self.played(batch, discarded_tokens=batch.discarded_tokens)
+        metrics |= self._cost_metrics()
         for tag in batch.failing_tags.keys() - self._failing_tags:
             self._display.note(f"no episode of {tag} is in this batch: {batch.failing_tags[tag]}")
         self._failing_tags = set(batch.failing_tags)
         if (step + 1) % config.logging_steps == 0 or any(n.startswith("val/") for n in metrics):
             self._tracker.log(step, metrics, time_unix_s=time.time())
+        self._tracker.log_episodes(step, batch.trajectories)
         done = step + 1 - self._first_step
         eta_s = (time.monotonic() - self._started_at) / done * (config.max_steps - step - 1)
         self._display.step(
@@ -76,8 +82,16 @@ class StepLog:
 
     def run_done(self, step: int) -> None:
         """Report the last evaluation, which belongs to no step of training."""
-        self._tracker.log(step, self.metrics, time_unix_s=time.time())
+        self._tracker.log(step, self.metrics | self._cost_metrics(), time_unix_s=time.time())
         self.metrics = {}
+
+    def played(self, batch: RolloutBatch, *, discarded_tokens: int = 0) -> None:
+        """Count what these episodes used, those of evaluations too."""
+        self._cost.add(usage_of(batch.trajectories) + Usage(output_tokens=discarded_tokens))
+
+    def _cost_metrics(self) -> dict[str, float]:
+        before, self._metered_at = self._metered_at, time.monotonic()
+        return self._cost.step(self._metered_at - before)
 
     async def _generation_metrics(self, step: int, step_s: float, batch: RolloutBatch) -> Mapping[str, float]:
         stretches = await self._cluster.call(self._cluster.engines.busy_stretches())

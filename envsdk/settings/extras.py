@@ -16,6 +16,10 @@ EXTRA_OF = {
     "math_verify": "rlvr",
     "mcp": "mcp",
     "megatron": "megatron",
+    "mlflow": "mlflow",
+    "opentelemetry": "otel",
+    "opentelemetry.exporter": "otel",
+    "opentelemetry.sdk": "otel",
     "pandas": "pandas",
     "peft": "lora",
     "psutil": "train",
@@ -25,9 +29,11 @@ EXTRA_OF = {
     "starlette": "view",
     "tensorboard": "train",
     "torch": "train",
+    "trackio": "trackio",
     "transformers": "train",
     "uvicorn": "view",
     "vllm": "vllm",
+    "wandb": "wandb",
     "websockets": "openenv",
 }
 """By importable module: an extra with all that a command needs which imports it."""
@@ -42,9 +48,16 @@ def missing_package(error: ModuleNotFoundError) -> str | None:
 
 def require(purpose: str, *modules: str) -> None:
     """ConfigurationError when one of these modules of extras is not installed; nothing is imported."""
-    missing = [module for module in modules if find_spec(module) is None]
+    missing = [module for module in modules if not _is_installed(module)]
     if missing:
         extras = ",".join(sorted({EXTRA_OF[module] for module in missing}))
         raise ConfigurationError(
             f"{purpose} needs {', '.join(missing)}, not installed here: pip install 'envsdk[{extras}]'"
         )
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # the package around it is missing
+        return False

@@ -1,6 +1,6 @@
 """The tracker contract: where a run's metrics go.
 
-    create -> [rewind] -> log* -> close
+    create -> [rewind] -> (log | log_episodes)* -> [end] -> close
 
 Trackers register under the entry-point group `envsdk.trackers` and are named in the YAML (`trackers`).
 
@@ -14,18 +14,23 @@ Trackers register under the entry-point group `envsdk.trackers` and are named in
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar
 
-from envsdk.failures import ConfigurationError, EnvsdkError
-from envsdk.plugins import load_plugin
+from envsdk.trajectory import Trajectory
 
-ENTRY_POINT_GROUP = "envsdk.trackers"
 
-_logger = logging.getLogger(__name__)
+class Ending(StrEnum):
+    """How a process of a run ended."""
+
+    FINISHED = "finished"
+    """All steps are trained."""
+    STOPPED = "stopped"
+    """The user stopped it; the same command continues."""
+    FAILED = "failed"
 
 
 class Tracker(ABC):
@@ -33,13 +38,16 @@ class Tracker(ABC):
 
     needs: ClassVar[tuple[str, ...]] = ()
     """Modules of optional packages without which `create` fails."""
+    in_background: ClassVar[bool] = False
+    """Whether it may wait for a service. It is then called on a thread of its own; training never waits."""
 
     @classmethod
     @abstractmethod
     def create(cls, run_dir: Path, config: Mapping[str, Any]) -> Tracker:
         """Open the tracker of the run in `run_dir`, or create it. Raises ConfigurationError for bad settings.
 
-        `config` is the tracker's own section of the YAML, empty when there is none.
+        `config` is the tracker's own section of `tracker_args`, empty when there is none. The run's name is
+        the folder's, and its settings are in the folder's `config.yaml`.
         """
 
     @abstractmethod
@@ -50,68 +58,12 @@ class Tracker(ABC):
     def rewind(self, step: int) -> None:
         """Forget everything after `step`: a resumed run plays those steps again."""
 
+    def log_episodes(self, step: int, trajectories: Sequence[Trajectory]) -> None:  # noqa: B027
+        """Store the finished episodes of a step's batch; by default nothing is stored."""
+
+    def end(self, ending: Ending, message: str = "") -> None:  # noqa: B027
+        """Note how the run ended, and why, before `close`. A process that is killed does not call it."""
+
     @abstractmethod
     def close(self) -> None:
         """Flush pending writes. Idempotent."""
-
-
-class TrackerGroup(Tracker):
-    """Several trackers behind one.
-
-    Metrics are not worth a run: a tracker that raises (a service that is down, say) is dropped with
-    one warning. What raises EnvsdkError, as the built-in ones do on a full disk, ends the run.
-    """
-
-    def __init__(self, trackers: Mapping[str, Tracker]) -> None:
-        self._trackers = dict(trackers)
-
-    @classmethod
-    def create(cls, run_dir: Path, config: Mapping[str, Any]) -> TrackerGroup:
-        """`config` maps the names of trackers to their settings."""
-        return cls({name: load_tracker(name).create(run_dir, config[name] or {}) for name in config})
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Trackers still in use."""
-        return tuple(self._trackers)
-
-    def log(self, step: int, metrics: Mapping[str, float], *, time_unix_s: float) -> None:
-        self._each("log", step, metrics, time_unix_s=time_unix_s)
-
-    def rewind(self, step: int) -> None:
-        self._each("rewind", step)
-
-    def close(self) -> None:
-        self._each("close")
-
-    def _each(self, method: str, *args: Any, **kwargs: Any) -> None:
-        for name, tracker in list(self._trackers.items()):
-            try:
-                getattr(tracker, method)(*args, **kwargs)
-            except EnvsdkError:
-                raise
-            except Exception as error:  # noqa: BLE001 - the boundary to third-party trackers
-                _logger.warning("tracker %s failed in %s and is dropped: %s", name, method, error)
-                del self._trackers[name]
-
-
-def load_tracker(name: str) -> type[Tracker]:
-    """The tracker registered as `name`, or behind `package.module:Class`.
-
-    Raises ConfigurationError, with the nearest known name, when there is none.
-    """
-    try:
-        tracker = load_plugin(ENTRY_POINT_GROUP, name)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"trackers: {error}") from error
-    if not (isinstance(tracker, type) and issubclass(tracker, Tracker)):
-        raise ConfigurationError(f"trackers: {name!r} is not an envsdk.tracking.Tracker, but {tracker!r}")
-    return tracker
-
-
-def open_trackers(
-    names: Sequence[str] | Mapping[str, Mapping[str, Any] | None], run_dir: Path
-) -> TrackerGroup:
-    """The named trackers as one; a mapping gives each its settings."""
-    settings = names if isinstance(names, Mapping) else dict.fromkeys(names)
-    return TrackerGroup.create(run_dir, settings)

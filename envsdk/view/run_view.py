@@ -163,6 +163,11 @@ def headlines_view(run: RunFiles) -> list[dict[str, str]]:
         found.append(
             headline(f"{wasted:,.0f}", "tokens thrown away", "sampled, of episodes that were not used")
         )
+    if spent := run.known("cost/total"):
+        prices = run.config.get("prices")
+        currency = prices.get("currency", "") if isinstance(prices, Mapping) else ""
+        about = "of tokens, machines and judges, by the configuration's prices"
+        found.append(headline(f"{spent[-1]:,.2f} {currency}".strip(), "spent", about))
     return found
 
 

@@ -39,6 +39,7 @@ def requirements(extra: str) -> Iterator[Requirement]:
         ("constraints-adapters.txt", "reasoning-gym gem verifiers testing"),
         ("constraints-openenv.txt", "openenv testing"),
         ("constraints-peers.txt", "torch testing"),
+        ("constraints-trackers.txt", "wandb mlflow trackio otel testing"),
         ("constraints-verifiers.txt", "verifiers testing"),
     ],
 )

@@ -17,6 +17,12 @@ REFERENCE_TRAINERS = {
     "hf_infer": "fsdp2_train",
     "fsdp2_infer": "fsdp2_train",
 }
+_TRACKERS: Mapping[Any, tuple[str, ...]] = {
+    "wandb": ("project", "entity", "group", "tags", "notes", "mode"),
+    "trackio": ("project", "tags", "notes"),
+    "mlflow": ("project", "tags", "notes"),
+}
+"""Trackers of both, with the keys of ROLL's `tracker_kwargs` that they take."""
 _STEPWISE = ("step_reinforce", "gigpo")
 _FOREVER = 1_000_000
 
@@ -27,7 +33,19 @@ def resume(value: Any, place: Place) -> Mapping[str, Any]:
 
 def trackers(value: Any, place: Place) -> Mapping[str, Any]:
     """Trackers that envsdk lacks are replaced by TensorBoard."""
-    return {"trackers": ["jsonl"] if value in (None, "stdout", "jsonl") else ["jsonl", "tensorboard"]}
+    if value in (None, "stdout", "jsonl"):
+        return {"trackers": ["jsonl"]}
+    return {"trackers": ["jsonl", value if value in _TRACKERS else "tensorboard"]}
+
+
+def tracker_args(value: Any, place: Place) -> Mapping[str, Any]:
+    """What W&B and trackio take in both; folders and keys are the environment's."""
+    tracker = place.get("track_with")
+    taken = _TRACKERS.get(tracker, ()) if isinstance(value, Mapping) else ()
+    args = {name: value[name] for name in taken if value.get(name) is not None}
+    if "tags" in args and isinstance(args["tags"], str):
+        args["tags"] = [args["tags"]]
+    return {f"tracker_args.{tracker}": args} if args else {}
 
 
 def no_end(value: Any, place: Place) -> Mapping[str, Any]:

@@ -48,7 +48,15 @@ ROWS: tuple[Row, ...] = (
         "track_with",
         "trackers",
         c.trackers,
-        "wandb and others: tensorboard; metrics always go to metrics.jsonl",
+        "trackers that are not there: tensorboard; metrics always go to metrics.jsonl",
+    ),
+    converted(
+        "tracker_kwargs",
+        "tracker_args",
+        c.tracker_args,
+        "of wandb: project, entity, group, tags, notes, mode; keys come from the environment: WANDB_API_KEY",
+        applies=lambda value, place: bool(c.tracker_args(value, place)),
+        condition="with settings of wandb",
     ),
     *no_effect("tracker_kwargs model_name", "trackers write to the run's folder"),
     *no_effect(

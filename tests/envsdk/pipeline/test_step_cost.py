@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
+
+import pytest
+
+from envsdk.config.loading import load_config
+from envsdk.failures import EnvsdkError, Interrupted
+from envsdk.managers.rollout_batch import RolloutBatch
+from envsdk.pipeline.run_end import ending_of
+from envsdk.pipeline.step_log import StepLog
+from envsdk.tracking import Ending, open_trackers, read_metrics
+from envsdk.tracking.timeline import Timeline
+from tests.envsdk.tracking.episodes import episode
+
+Result = TypeVar("Result")
+ROOT = Path(__file__).parents[3]
+
+
+class Engines:
+    num_engines = num_serving = 1
+    num_restarts = 0
+
+    async def busy_stretches(self) -> list[tuple[float, float]]:
+        return []
+
+    async def health(self) -> dict[str, Any]:
+        return {}
+
+
+class FakeCluster:
+    engines = Engines()
+
+    async def call(self, answer: Awaitable[Result]) -> Result:
+        return await answer
+
+
+async def play(folder: Path, first_step: int) -> None:
+    """One step, with an evaluation of one episode, and the end of the run."""
+    loaded = load_config(
+        ROOT / "examples/agentic_async.yaml",
+        [f"output_dir={folder}", "exp_name=lake", "trackers=[jsonl]", "prices={policy: {input: 1e6}}"],
+    )
+    run_dir = loaded.config.run_folder
+    run_dir.mkdir(parents=True, exist_ok=True)
+    display = SimpleNamespace(note=lambda text: None, step=lambda summary: None)
+    tracker = open_trackers(loaded.config.trackers, run_dir, loaded.config.tracker_args)
+    with Timeline(run_dir / "timeline.json") as timeline:
+        log = StepLog(
+            loaded.config,
+            cast(Any, FakeCluster()),
+            first_step=first_step,
+            tracker=cast(Any, tracker),
+            timeline=timeline,
+            display=cast(Any, display),
+        )
+        batch = RolloutBatch(version=first_step, groups=[[episode()]], discarded_tokens=100)
+        log.played(batch)
+        log.metrics["time/step_s"] = 1.0
+        await log.step_done(first_step, batch)
+    tracker.close()
+
+
+async def test_a_step_is_charged_with_its_evaluation_and_a_continued_run_adds_to_the_total(
+    tmp_path: Path,
+) -> None:
+    for first_step in (0, 1):
+        await play(tmp_path, first_step)
+    first, second = read_metrics(tmp_path / "lake" / "metrics.jsonl")
+    assert first["cost/input_tokens"] == 60.0
+    assert first["cost/output_tokens"] == 118.0
+    assert (first["cost/total"], second["cost/total"]) == (60.0, 120.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "ending"),
+    [(Interrupted("stopped"), Ending.STOPPED), (KeyboardInterrupt(), Ending.STOPPED),
+     (EnvsdkError("broken"), Ending.FAILED)],
+)  # fmt: skip
+def test_what_the_user_stops_has_not_failed(error: BaseException, ending: Ending) -> None:
+    assert ending_of(error)[0] == ending
