@@ -94,6 +94,9 @@ __all__ = [
     "spec",
 ]
 
-__getattr__, __dir__ = public_names(__name__, _LAZY)
+_MODULES = ("algorithms", "collect", "evaluate", "rewards", "testing", "tracking", "trainers")
+"""Public modules besides this one."""
+
+__getattr__, __dir__ = public_names(__name__, _LAZY, modules=_MODULES)
 
 register_with_gymnasium()

@@ -19,7 +19,7 @@ from envsdk.display.terminal import say
 from envsdk.failures import Interrupted, RolloutStalled
 from envsdk.play import collection
 from envsdk.play.collection import Collection, CollectOptions
-from envsdk.play.own_policies import own_form
+from envsdk.play.own_policies import form_or_name
 from envsdk.play.shard_play import Played
 from envsdk.warm_start import make_tiny_policy
 
@@ -45,7 +45,7 @@ def collect(
     the collection must see to it that it is the same. The rest is as in `envsdk.play.collection.collect`.
     With several workers the caller's main module must be importable, as `multiprocessing` demands.
     """
-    form = own_form(options.get("policy"))
+    form = form_or_name(options.get("policy"))
     if form is not None:
         del options["policy"]
     return collection.collect(

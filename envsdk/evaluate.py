@@ -21,7 +21,7 @@ from envsdk.display.terminal import say
 from envsdk.failures import ConfigurationError, RolloutStalled
 from envsdk.play import evaluation
 from envsdk.play.evaluation import EvaluateOptions, Evaluation
-from envsdk.play.own_policies import own_form
+from envsdk.play.own_policies import form_or_name
 from envsdk.play.pass_at_k import shown_ks
 from envsdk.store.atomic import make_folder, write_json_atomically
 from envsdk.store.tally import Tally, wilson_interval
@@ -47,7 +47,7 @@ def evaluate(
     `options` are the fields of `EvaluateOptions`; `policy` may also be a function or a Policy object, as for
     `envsdk.rollout`, which plays in this process. The rest is as in `envsdk.play.evaluation.evaluate`.
     """
-    form = own_form(options.get("policy"))
+    form = form_or_name(options.get("policy"))
     if form is not None:
         del options["policy"]
     return evaluation.evaluate(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -31,9 +31,16 @@ class Deprecated:
 
 
 def public_names(
-    package: str, names: Mapping[str, str], deprecated: Mapping[str, Deprecated] | None = None
+    package: str,
+    names: Mapping[str, str],
+    deprecated: Mapping[str, Deprecated] | None = None,
+    *,
+    modules: Sequence[str] = (),
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package whose public `names` lie in the modules given."""
+    """`__getattr__` and `__dir__` of a package whose public `names` lie in the modules given.
+
+    `modules` are public ones of the package itself, which need no import of their own.
+    """
     going = deprecated or {}
 
     def get(name: str) -> Any:
@@ -46,6 +53,8 @@ def public_names(
                 stacklevel=2,
             )
             return getattr(import_module(gone.module), name)
+        if name in modules:
+            return import_module(f"{package}.{name}")
         if name not in names:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         found = getattr(import_module(names[name]), name)
@@ -53,6 +62,6 @@ def public_names(
         return found
 
     def names_of_package() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *names})
+        return sorted({*vars(sys.modules[package]), *names, *modules})
 
     return get, names_of_package

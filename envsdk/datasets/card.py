@@ -115,7 +115,8 @@ def _summary(manifest: Manifest) -> str:
         f"split `{config['split']}`, played by the policy `{config['policy']}`"
     )
     if samples := config.get("samples_per_task"):
-        text += f", each task {samples} times (a group: the same `group_id`)"
+        kept = ", of which those below were kept" if manifest.dropped else ""
+        text += f", each task {samples} times (a group: the same `group_id`){kept}"
     if config.get("epsilon"):
         text += f" with a share {config['epsilon']:g} of its moves replaced by random ones"
     license_id = manifest.license.get("license", UNKNOWN)

@@ -40,6 +40,20 @@ def own_form(policy: object) -> PolicyForm | None:
     return FunctionForm(policy) if callable(policy) and not isinstance(policy, type) else None
 
 
+def form_or_name(policy: object) -> PolicyForm | None:
+    """The form of a policy that is an object; None for a name and for none given.
+
+    ConfigurationError for anything else.
+    """
+    form = own_form(policy)
+    if form is None and policy is not None and not isinstance(policy, str):
+        raise ConfigurationError(
+            "policy: expected a name such as 'oracle', a function `(observation, context)` or an envsdk.Policy,"
+            f" not {show_object(policy)}"
+        )
+    return form
+
+
 class ObjectForm(PolicyForm):
     """A `Policy` of the program's, the same one for all tags."""
 
@@ -84,7 +98,8 @@ class FunctionForm(_OnThreads):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         """ConfigurationError for a function that cannot be called in this way."""
-        self.name = str(getattr(function, "__qualname__", type(function).__name__))
+        of = function if hasattr(function, "__qualname__") else type(function)
+        self.name = f"{of.__module__}.{of.__qualname__}"
         self._function = function
         self._takes_messages, self._takes_context = _parameters_of(function, self.name)
         called = function.func if isinstance(function, partial) else function

@@ -31,6 +31,15 @@ def test_every_public_name_is_documented(module: str) -> None:
         assert getattr(loaded, name).__doc__, f"{module}.{name} has no docstring"
 
 
+def test_public_modules_are_there_without_an_import_of_their_own() -> None:
+    code = (
+        "import envsdk; print(envsdk.collect.collect.__name__, envsdk.algorithms.token_advantages.__name__)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == ["collect", "token_advantages"]
+    assert {f"envsdk.{name}" for name in envsdk._MODULES} == set(MODULES) - {"envsdk"}
+
+
 def test_importing_the_package_imports_no_framework() -> None:
     code = (
         "import sys, envsdk, envsdk.algorithms, envsdk.trainers, envsdk.rewards\n"

@@ -39,7 +39,7 @@ def test_a_collection_holds_complete_groups_whatever_interrupts_it(tmp_path: Pat
     collect(LAKE, tmp_path / "whole", **asked)
     assert [each.turns for each in read_trajectories(missing)] == before
     assert "each task 6 times" in (tmp_path / "whole" / "README.md").read_text()
-    assert whole.manifest.config["policy"] == "wander"
+    assert whole.manifest.config["policy"] == f"{__name__}.wander"
 
 
 def test_what_does_not_go_with_groups_is_refused(tmp_path: Path) -> None:
