@@ -48,8 +48,8 @@ def form_or_name(policy: object) -> PolicyForm | None:
     form = own_form(policy)
     if form is None and policy is not None and not isinstance(policy, str):
         raise ConfigurationError(
-            "policy: expected a name such as 'oracle', a function `(observation, context)` or an envsdk.Policy,"
-            f" not {show_object(policy)}"
+            "policy: expected a name such as 'oracle', a function `(observation, context)` or a Policy "
+            f"object, not {show_object(policy)}"
         )
     return form
 
