@@ -6,6 +6,7 @@ await play.run(on_trajectory)
 
 from __future__ import annotations
 
+import inspect
 import operator
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -295,6 +296,8 @@ def _policy(
         if policy in (SCRIPTED, ENDPOINT):
             instead = "a function" if policy == SCRIPTED else "the URL, with model="
             raise ConfigurationError(f"policy: give {instead} instead of {policy!r}")
+        if "/" in policy and ":" not in policy:
+            raise ConfigurationError(f"policy: there is no folder {policy}, and no policy has such a name")
         return None, policy, None, options
     if (form := own_form(policy)) is not None:
         return form, "", None, options

@@ -288,6 +288,7 @@ def _one_keyword(*, observation: str) -> str:
         (LAKE, {"policy": "scripted"}, "give a function instead"),
         (LAKE, {"policy": "http://127.0.0.1:1/v1"}, "needs the model's name"),
         (LAKE, {"policy": Path("nowhere")}, "model: there is no folder nowhere"),
+        (LAKE, {"policy": "runs/nowhere"}, "policy: there is no folder runs/nowhere"),
         (LAKE, {"model": "gpt"}, "model is for a client, a URL"),
         (LAKE, {"sampling": {"temperature": 1}}, "this policy samples no tokens"),
         (
