@@ -6,7 +6,6 @@ await play.run(on_trajectory)
 
 from __future__ import annotations
 
-import inspect
 import operator
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
