@@ -428,7 +428,11 @@ class Batch:
         for number in sorted(reasons, reverse=True):
             result = self._result(number, reasons[number])
             results.append(result)
-            self._leave(number, keep=not self._stale and result.finish_reason is not FinishReason.ERROR)
+            failed = result.finish_reason is FinishReason.ERROR
+            self._leave(number, keep=not self._stale and not failed)
+            if failed:
+                # The row that took its place has left a slot that may hold what is no number as well.
+                self._decoder.clear(len(self._rows))
         results.reverse()
         return results
 

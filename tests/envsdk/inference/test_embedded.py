@@ -466,6 +466,25 @@ def test_weights_that_are_not_numbers_fail_replies_until_better_ones_come(
     run(engine, test)
 
 
+def test_nothing_is_left_in_any_slot_of_what_is_no_number(folders: Callable[[str], Path]) -> None:
+    """Rows that end one after the other are moved between slots on the way."""
+    engine, model = make_engine(folders("qwen3"), max_running=6), make_tiny("qwen3")
+    good = model.state_dict()
+    bad = {name: torch.full_like(value, torch.nan) for name, value in good.items()}
+
+    async def test() -> None:
+        await engine.load_weights(bad, 1)
+        broken = [request(n, prompt, 2 + n) for n, prompt in enumerate(prompts_of(20, 12, 30, 7, 25, 16))]
+        assert all(result.error for result in await gather(engine, broken))
+        await engine.load_weights(good, 2)
+        prompts = prompts_of(3, 31, 5, 29, 4, 30)
+        requests = [request(f"later {n}", prompt, 6) for n, prompt in enumerate(prompts)]
+        for prompt, result in zip(prompts, await gather(engine, requests), strict=True):
+            assert_exact(model, prompt, result)
+
+    run(engine, test)
+
+
 def test_an_exception_while_computing_ends_every_request_and_shows_in_health(
     folders: Callable[[str], Path],
 ) -> None:
