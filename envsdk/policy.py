@@ -94,7 +94,7 @@ class PolicyFailed(Exception):
         self.failure = failure
 
     @classmethod
-    def by(cls, error: Exception) -> PolicyFailed:
+    def by(cls, error: BaseException) -> PolicyFailed:
         """For an exception that the policy did not handle. The message ends with where it was raised."""
         failure = Failure.from_exception(Boundary.POLICY, error)
         frames = traceback.extract_tb(error.__traceback__)[1:][-_FRAMES:]

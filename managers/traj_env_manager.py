@@ -221,7 +221,13 @@ async def _act(policy: Policy, context: TurnContext) -> Reply:
         return reply
     except (EpisodeFailed, PolicyFailed, SequenceFull, EnvsdkError):
         raise
-    except Exception as error:
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        # Nobody cancelled the episode: something that the policy waited for was cancelled.
+        raise PolicyFailed.by(error) from error
+    except (Exception, SystemExit) as error:
         raise PolicyFailed.by(error) from error
 
 

@@ -36,8 +36,10 @@ from envsdk.trainers.training_args import FSDP2StrategyConfig
 class Fsdp2Trainer(TorchTrainer):
     """Strategy `fsdp2_train`: one object per rank; all ranks create it and make the same calls.
 
-    rank = TrainerRank(rank=0, world_size=2, master_port=29500)
-    trainer = Fsdp2Trainer.create(TrainerConfig(model=folder, sequence_length=1024, seed=0, rank=rank))
+        rank = TrainerRank(rank=0, world_size=2, master_port=29500)
+        trainer = Fsdp2Trainer.create(TrainerConfig(model=folder, sequence_length=1024, seed=0, rank=rank))
+
+    The calls are those of `Trainer`, on every rank.
     """
 
     @classmethod

@@ -42,8 +42,10 @@ Learn = Callable[[MicroBatch, StepMetrics], Tensor]
 class TorchTrainer(PolicyTrainer):
     """Strategy `torch`: any Hugging Face causal language model, AdamW, float32 weights.
 
-    trainer = TorchTrainer.create(TrainerConfig(model=folder, sequence_length=1024, seed=0))
-    metrics = trainer.train_step(TrainBatch(step=0, sequences=sequences))
+        trainer = TorchTrainer.create(TrainerConfig(model=folder, sequence_length=1024, seed=0))
+        metrics = trainer.train_step(TrainBatch(step=0, sequences=sequences))
+
+    The calls are those of `Trainer`, in this process.
     """
 
     def __init__(

@@ -149,10 +149,12 @@ class BatchSource:
 
 
 class AsyncRollouts:
-    """`Rollouts` for a program with an event loop of its own: the same methods, awaited.
+    """`Rollouts` for a program with an event loop of its own.
 
-    async with AsyncRollouts("agentic_async.yaml") as rollouts:
-        batch = await rollouts.get_batch()
+        async with AsyncRollouts("agentic_async.yaml") as rollouts:
+            batch = await rollouts.get_batch()
+
+    The methods are the same, awaited.
     """
 
     def __init__(
@@ -393,9 +395,9 @@ class AsyncRollouts:
 class Rollouts:
     """Episodes for a trainer of one's own, played by engines and workers of a run's YAML file.
 
-    with Rollouts("agentic_async.yaml", ["rollout_batch_size=64"]) as rollouts:
-        batch = rollouts.get_batch()
-        rollouts.publish(model.state_dict())
+        with Rollouts("agentic_async.yaml", ["rollout_batch_size=64"]) as rollouts:
+            batch = rollouts.get_batch()
+            rollouts.publish(model.state_dict())
 
     Its calls wait, from any thread, in a notebook too; `AsyncRollouts` has the same ones to await.
     """

@@ -89,8 +89,21 @@ async def _called(call: Callable[[], Any], *, is_async: bool, threads: Executor)
         answer = call()
     else:
         context = contextvars.copy_context()
-        answer = await asyncio.get_running_loop().run_in_executor(threads, context.run, call)
+        caught = partial(_caught, partial(context.run, call))
+        answer, error = await asyncio.get_running_loop().run_in_executor(threads, caught)
+        if isinstance(error, Exception) and not isinstance(error, StopIteration):
+            raise error
+        if error is not None:
+            raise PolicyFailed.by(error) from error
     return await answer if inspect.isawaitable(answer) else answer
+
+
+def _caught(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    """What a call returns or raises: StopIteration, SystemExit and their like cannot come out of a future."""
+    try:
+        return call(), None
+    except BaseException as error:  # noqa: BLE001 - boundary: a function of the program
+        return None, error
 
 
 class FunctionForm(_OnThreads):

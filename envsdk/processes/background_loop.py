@@ -9,6 +9,7 @@ still there in the next.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import CancelledError, Future
@@ -27,8 +28,25 @@ def background_loop() -> asyncio.AbstractEventLoop:
     with _lock:
         if _loop is None:
             _loop = asyncio.new_event_loop()
-            threading.Thread(target=_loop.run_forever, name="envsdk-loop", daemon=True).start()
+            threading.Thread(target=_run, args=(_loop,), name="envsdk-loop", daemon=True).start()
         return _loop
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    while True:
+        try:
+            loop.run_forever()
+        except (KeyboardInterrupt, SystemExit):
+            continue  # The task that raised it has it, too; the loop is there for the others.
+
+
+def _forget_in_child() -> None:
+    """A forked process has no thread for the loop, and perhaps somebody else's lock."""
+    global _lock, _loop
+    _lock, _loop = threading.Lock(), None
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def on_background_loop(waiting: Coroutine[Any, Any, Result]) -> Result:

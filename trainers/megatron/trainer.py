@@ -56,8 +56,10 @@ _Use = Callable[[PackedBatch, TokenOutputs], Tensor]
 class MegatronTrainer(PolicyTrainer):
     """Strategy `megatron_train`: one object per rank; all ranks create it and make the same calls.
 
-    rank = TrainerRank(rank=0, world_size=2, master_port=29500)
-    trainer = MegatronTrainer.create(TrainerConfig(model=folder, sequence_length=1024, seed=0, rank=rank))
+        rank = TrainerRank(rank=0, world_size=2, master_port=29500)
+        trainer = MegatronTrainer.create(TrainerConfig(model=folder, sequence_length=1024, seed=0, rank=rank))
+
+    The calls are those of `Trainer`, on every rank.
     """
 
     def __init__(

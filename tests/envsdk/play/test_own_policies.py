@@ -139,6 +139,40 @@ class _Failing(envsdk.Policy):
         raise KeyError("not to be stored")
 
 
+class _Odd(BaseException):
+    pass
+
+
+@pytest.mark.parametrize(
+    "error", [StopIteration, SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit, _Odd]
+)
+def test_whatever_a_plain_function_raises_fails_its_episode(error: type[BaseException]) -> None:
+    def play(observation: str) -> str:
+        raise error
+
+    played = envsdk.rollout_sync(LAKE, policy=play, tasks=3)
+    assert [each.failure and each.failure.kind for each in played] == ["raised"] * 3
+    assert error.__name__ in str(played[0].failure)
+
+
+@pytest.mark.parametrize("error", [StopIteration, SystemExit, asyncio.CancelledError])
+def test_an_async_function_cannot_take_the_loop_or_its_episode_along(error: type[BaseException]) -> None:
+    async def play(observation: str) -> str:
+        raise error
+
+    played = envsdk.rollout_sync(LAKE, policy=play, tasks=3)
+    assert [each.failure and each.failure.kind for each in played] == ["raised"] * 3
+
+
+def test_a_keyboard_interrupt_ends_the_rollout_and_no_other() -> None:
+    async def play(observation: str) -> str:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        envsdk.rollout_sync(LAKE, policy=play, tasks=3)
+    assert len(envsdk.rollout_sync(LAKE, policy="oracle", tasks=3)) == 3
+
+
 def test_files_keep_the_message_of_a_failure_and_not_its_traceback(tmp_path: Path) -> None:
     name = f"{__name__}:{_Failing.__name__}"
     collect(CollectOptions.of(source=LAKE, out=tmp_path / "lake", num_episodes=2, policy=name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 
@@ -27,6 +28,16 @@ def test_an_error_comes_back() -> None:
 
     with pytest.raises(LookupError, match="gone"):
         on_background_loop(fail())
+
+
+def test_a_forked_process_has_a_loop_of_its_own() -> None:
+    here = on_background_loop(running_loop())
+    child = os.fork()
+    if not child:
+        os._exit(0 if on_background_loop(running_loop()) is not here else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert on_background_loop(running_loop()) is here
 
 
 def test_on_the_loop_itself_it_is_refused() -> None:

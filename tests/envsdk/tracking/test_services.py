@@ -12,6 +12,9 @@ import pytest
 from envsdk.failures import ConfigurationError
 from envsdk.tracking import Ending, TrackerGroup, open_trackers
 
+for package in ("wandb", "mlflow", "trackio"):
+    pytest.importorskip(package, reason=f"needs {package}: make test-trackers")
+
 pytestmark = pytest.mark.trackers
 
 
