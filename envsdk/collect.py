@@ -16,10 +16,12 @@ from envsdk.display.command_line import canonical_command
 from envsdk.display.episode_progress import EpisodeProgress
 from envsdk.display.model_command import command_of
 from envsdk.display.terminal import say
-from envsdk.failures import Interrupted, RolloutStalled
+from envsdk.env import AnyTextEnv, EnvSpec
+from envsdk.failures import ConfigurationError, Interrupted, RolloutStalled
 from envsdk.play import collection
 from envsdk.play.collection import Collection, CollectOptions
 from envsdk.play.own_policies import form_or_name
+from envsdk.play.rollout_arguments import own_environment
 from envsdk.play.shard_play import Played
 from envsdk.warm_start import make_tiny_policy
 
@@ -30,7 +32,7 @@ __all__ = ["CollectOptions", "Collection", "collect"]
 
 
 def collect(
-    source: str | Path | RunConfig,
+    source: str | Path | RunConfig | EnvSpec | Callable[..., AnyTextEnv],
     out: Path,
     *,
     supervised: bool = False,
@@ -40,6 +42,7 @@ def collect(
 ) -> Collection:
     """Play the first tasks of a split into `out`, except those that are already there.
 
+    `source` may also be an environment's class, or a function that makes one, which play in this process.
     `options` are the fields of `CollectOptions`; `policy` may also be a function or a Policy object, as for
     `envsdk.rollout`: it plays in this process, and the manifest has its name alone, so that whoever continues
     the collection must see to it that it is the same. The rest is as in `envsdk.play.collection.collect`.
@@ -48,14 +51,20 @@ def collect(
     form = form_or_name(options.get("policy"))
     if form is not None:
         del options["policy"]
-    return collection.collect(
-        CollectOptions.of(source=source, out=out, **options),
-        form=form,
-        supervised=supervised,
-        on_start=on_start,
-        on_played=on_played,
-        make_tiny_policy=make_tiny_policy,
-    )
+    with own_environment(source) as known:
+        if known is not source and options.get("num_workers", 1) > 1:
+            raise ConfigurationError(
+                "num_workers: an environment that is a class or a function plays in this process alone; "
+                "register it for more: docs/writing-an-environment.md"
+            )
+        return collection.collect(
+            CollectOptions.of(source=known, out=out, **options),
+            form=form,
+            supervised=supervised,
+            on_start=on_start,
+            on_played=on_played,
+            make_tiny_policy=make_tiny_policy,
+        )
 
 
 def command(options: CollectOptions) -> None:

@@ -18,11 +18,13 @@ from envsdk.display.console import TerminalConsole
 from envsdk.display.episode_progress import EpisodeProgress
 from envsdk.display.model_command import command_of
 from envsdk.display.terminal import say
+from envsdk.env import AnyTextEnv, EnvSpec
 from envsdk.failures import ConfigurationError, RolloutStalled
 from envsdk.play import evaluation
 from envsdk.play.evaluation import EvaluateOptions, Evaluation
 from envsdk.play.own_policies import form_or_name
 from envsdk.play.pass_at_k import shown_ks
+from envsdk.play.rollout_arguments import own_environment
 from envsdk.store.atomic import make_folder, write_json_atomically
 from envsdk.store.tally import Tally, wilson_interval
 from envsdk.trajectory import Trajectory
@@ -35,7 +37,7 @@ __all__ = ["EvaluateOptions", "Evaluation", "evaluate"]
 
 
 def evaluate(
-    source: str | Path | RunConfig,
+    source: str | Path | RunConfig | EnvSpec | Callable[..., AnyTextEnv],
     *,
     supervised: bool = False,
     on_start: Callable[[int, int], None] | None = None,
@@ -44,20 +46,22 @@ def evaluate(
 ) -> Evaluation:
     """Play the first tasks of a split, over all tags.
 
+    `source` may also be an environment's class, or a function that makes one, which play in this process.
     `options` are the fields of `EvaluateOptions`; `policy` may also be a function or a Policy object, as for
     `envsdk.rollout`, which plays in this process. The rest is as in `envsdk.play.evaluation.evaluate`.
     """
     form = form_or_name(options.get("policy"))
     if form is not None:
         del options["policy"]
-    return evaluation.evaluate(
-        EvaluateOptions.of(source=source, **options),
-        form=form,
-        supervised=supervised,
-        on_start=on_start,
-        on_played=on_played,
-        make_tiny_policy=make_tiny_policy,
-    )
+    with own_environment(source) as known:
+        return evaluation.evaluate(
+            EvaluateOptions.of(source=known, **options),
+            form=form,
+            supervised=supervised,
+            on_start=on_start,
+            on_played=on_played,
+            make_tiny_policy=make_tiny_policy,
+        )
 
 
 def command(options: EvaluateOptions) -> None:

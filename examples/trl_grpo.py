@@ -70,4 +70,5 @@ def train(model: str, env: Any, num_steps: int, learning_rate: float = 3e-4, **p
 
 if __name__ == "__main__":
     rewards = train(sys.argv[1], sys.argv[2], int(sys.argv[3]))
-    print(f"mean reward: {sum(rewards[:5]) / 5:.3f} at first, {sum(rewards[-5:]) / 5:.3f} at last")
+    few = min(5, len(rewards))
+    print(f"mean reward: {sum(rewards[:few]) / few:.3f} at first, {sum(rewards[-few:]) / few:.3f} at last")

@@ -31,9 +31,10 @@ from envsdk.config import load_config
 from envsdk.config.loading import LoadedConfig
 from envsdk.config.models import RunConfig
 from envsdk.config.start_checks import check_start, prompt_notes
-from envsdk.failures import ConfigurationError
+from envsdk.failures import ConfigurationError, StorageError
 from envsdk.inference.engine import EngineHealth
 from envsdk.managers.batch_files import read_batch
+from envsdk.managers.ledger_types import LedgerState
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.managers.wiring import tag_setups
@@ -44,6 +45,7 @@ from envsdk.pipeline.rollout_metrics import rollout_metrics, validation_metrics
 from envsdk.pipeline.run_folder import TRAJECTORIES, RunFolder
 from envsdk.pipeline.trainers import trainer_mappings
 from envsdk.pipeline.weight_source import GivenWeights, WeightSource
+from envsdk.play.local_engine import whole_version
 from envsdk.processes.background_loop import on_background_loop
 from envsdk.prompts import TagPrompts
 from envsdk.results.trajectories import Batch
@@ -121,6 +123,11 @@ class BatchSource:
                 self._request = None
         return batch
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether a batch was asked for that nobody has got."""
+        return self._request is not None
+
     async def validate(self, version: int, step: int) -> RolloutBatch:
         """Play the held-out tasks under the engines' weights; training episodes wait, if configured so."""
         if self._config.validation_overlaps:
@@ -165,6 +172,8 @@ class AsyncRollouts:
         state: Mapping[str, Any] | None = None,
     ) -> None:
         """See `Rollouts`."""
+        if isinstance(overrides, str):
+            raise ConfigurationError(f"overrides: give a list, such as [{overrides!r}]")
         if isinstance(source, LoadedConfig):
             if overrides:
                 raise ConfigurationError("overrides belong to load_config, which made this configuration")
@@ -292,10 +301,15 @@ class AsyncRollouts:
     async def publish(self, weights: Mapping[str, Any] | str | Path, version: int | None = None) -> int:
         """See `Rollouts.publish`."""
         batches = self._started()
+        if batches.is_asked:
+            raise ConfigurationError(
+                "a get_batch was given up before its batch came, and that batch must not grow older: call "
+                "get_batch again before you publish"
+            )
         first = self._version if not self._has_published else self._version + 1
         if not self._is_on_disk:
             first = max(first, batches.played_version)
-        number = first if version is None else version
+        number = first if version is None else whole_version(version)
         if number < first:
             raise ConfigurationError(
                 f"version {number} cannot be published after version {self._version}: versions count up, so "
@@ -304,8 +318,13 @@ class AsyncRollouts:
         assert self._weights is not None
         checked = await asyncio.to_thread(self._weights.checked, weights)
         async with batches.cluster.engines.weights_moving():
-            self._weights.hold(checked)
-        await self._send(number)
+            former = self._weights.hold(checked)
+        try:
+            await self._send(number)
+        except BaseException:
+            # Engines that are started again must not get them under the former version.
+            self._weights.hold(former)
+            raise
         return number
 
     async def _send(self, version: int) -> None:
@@ -337,6 +356,10 @@ class AsyncRollouts:
     def state(self) -> dict[str, Any]:
         """See `Rollouts.state`."""
         ledger = None if self._folder is None else self._folder.ledger_before(self._step)
+        if ledger is None and self._folder is not None and self._step:
+            raise StorageError(
+                f"there is no state after step {self._step}: the batch before it is gone from {self.folder}"
+            )
         return {
             "format": STATE_FORMAT,
             "step": self._step,
@@ -526,8 +549,22 @@ class Rollouts:
 
 
 def _checked_state(state: Mapping[str, Any], config: RunConfig) -> Mapping[str, Any]:
-    if state.get("format") != STATE_FORMAT:
+    if not isinstance(state, Mapping) or state.get("format") != STATE_FORMAT:
         raise ConfigurationError(f"state: give what Rollouts.state() returned, of format {STATE_FORMAT}")
+    for name in ("step", "version", "seed"):
+        number = state.get(name)
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            raise ConfigurationError(f"state: `{name}` must be a whole number from 0 on, not {number!r}")
+    ledger = state.get("ledger")
+    if state["step"] and not isinstance(ledger, Mapping):
+        raise ConfigurationError(
+            f"state: it is of step {state['step']} and has no ledger, so that tasks would be played again"
+        )
+    try:
+        if ledger is not None:
+            LedgerState.from_dict(ledger)
+    except (KeyError, TypeError, ValueError, AttributeError, StorageError) as error:
+        raise ConfigurationError(f"state: its ledger is damaged ({type(error).__name__}: {error})") from error
     if state["seed"] != config.seed:
         raise ConfigurationError(
             f"state: it is of a run with seed {state['seed']}, but the configuration has {config.seed}"

@@ -78,9 +78,10 @@ class GivenWeights:
         self._check((name, Shape(shape)) for name, shape in shapes_in(folder).items())
         return folder
 
-    def hold(self, weights: Weights) -> None:
-        """Send these from now on, as `checked` gave them."""
-        self._held = weights
+    def hold(self, weights: Weights) -> Weights:
+        """Send these from now on, as `checked` gave them; returns those that were held."""
+        former, self._held = self._held, weights
+        return former
 
     async def send_weights(self, transfer: WeightTransfer) -> TransferReport:
         """Send what is held."""

@@ -36,6 +36,13 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
+def whole_version(version: object) -> int:
+    """A version of weights; ConfigurationError for what is no whole number."""
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise ConfigurationError(f"version: must be a whole number, not {version!r}")
+    return version
+
+
 class LocalEngine:
     """A model that samples in this process, for `rollout(policy=engine)`.
 
@@ -87,6 +94,7 @@ class LocalEngine:
         self._proxy: InferenceProxy | None = None
         self._chat: ChatTokenizer | None = None
         self._starting = asyncio.Lock()
+        self._publishing = asyncio.Lock()
         self._is_closed = False
         self._version = 0
         self._num_rollouts = itertools.count()
@@ -119,13 +127,7 @@ class LocalEngine:
                 f"publish: weights are a state_dict or a folder, not a {type(weights).__name__}; of a torch "
                 "module, give module.state_dict()"
             )
-        version = self._version + 1 if version is None else version
-        if version <= self._version:
-            raise ConfigurationError(
-                f"publish: version {version} is not above {self._version}, whose weights sample now: tokens "
-                "of both could not be told apart"
-            )
-        on_background_loop(self._publish(weights, version))
+        on_background_loop(self._publish(weights, None if version is None else whole_version(version)))
 
     def close(self) -> None:
         """End the engine and free the model. Idempotent; replies under way fail."""
@@ -168,10 +170,20 @@ class LocalEngine:
                 self._engine, self._proxy, self._chat = engine, proxy, chat
             return self._proxy, self._chat
 
-    async def _publish(self, weights: Mapping[str, Any] | str | Path, version: int) -> None:
+    async def _publish(self, weights: Mapping[str, Any] | str | Path, version: int | None) -> None:
+        await self._started()
+        async with self._publishing:
+            number = self._version + 1 if version is None else version
+            if number <= self._version:
+                raise ConfigurationError(
+                    f"publish: version {number} is not above {self._version}, whose weights sample now: "
+                    "tokens of both could not be told apart"
+                )
+            await self._load(weights, number)
+
+    async def _load(self, weights: Mapping[str, Any] | str | Path, version: int) -> None:
         from envsdk.inference.engine import PauseMode
 
-        await self._started()
         engine = self._engine
         assert engine is not None
         if isinstance(weights, Mapping):

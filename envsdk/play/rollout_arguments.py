@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -166,6 +166,20 @@ def _source(
         spec = _tried(spec)
     stack.enter_context(registry.registered(spec))
     return resolve_source(spec.id, overrides)
+
+
+@contextmanager
+def own_environment(source: object) -> Iterator[Any]:
+    """The id of a class, a function or an EnvSpec that a program brings along, known while it is played.
+
+    Whatever else is given comes out as it is. ConfigurationError for what makes no environment.
+    """
+    if not (isinstance(source, EnvSpec) or callable(source)):
+        yield source
+        return
+    spec = source if isinstance(source, EnvSpec) else _tried(_spec_of(source))
+    with registry.registered(spec):
+        yield spec.id
 
 
 def _spec_of(constructor: Callable[..., Any]) -> EnvSpec:

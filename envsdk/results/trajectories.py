@@ -8,6 +8,7 @@ trajectories.to_arrays(), trajectories.advantages("grpo")       # of a policy th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from html import escape
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from envsdk.results.frames import FrameLibrary, FrameRow
 
 _SHOWN_TAGS = 3
+_SHOWN_REASON = 120
+"""Characters."""
 
 
 class Trajectories(Sequence[Trajectory]):
@@ -225,9 +228,18 @@ class Trajectories(Sequence[Trajectory]):
             ("of", named),
             ("success", "" if self.success_rate is None else f"{self.success_rate:.1%}"),
             ("mean reward", "" if self.mean_reward is None else f"{self.mean_reward:.3f}"),
-            ("failed", str(len(self.failed)) if self.failed else ""),
+            ("failed", self._failures()),
         ]
         return [(name, value) for name, value in lines if value]
+
+    def _failures(self) -> str:
+        """How many episodes failed, and the most frequent reason; empty when none did."""
+        reasons = Counter(str(each.failure) for each in self.failed)
+        if not reasons:
+            return ""
+        reason, _ = reasons.most_common(1)[0]
+        shown = reason if len(reason) <= _SHOWN_REASON else f"{reason[:_SHOWN_REASON]}..."
+        return f"{reasons.total()} ({shown})"
 
 
 class Batch(Trajectories):

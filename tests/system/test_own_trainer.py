@@ -124,3 +124,25 @@ async def test_what_would_never_come_is_refused_and_what_was_given_up_comes_late
             continued.get_batch()
         continued.resume()
         assert continued.get_batch().version == 3
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"format": "x"}, "give what Rollouts.state"),
+        ({"step": -3}, "`step` must be a whole number"),
+        ({"step": 2.7}, "`step` must be a whole number"),
+        ({"version": "x"}, "`version` must be"),
+        ({"seed": None}, "`seed` must be"),
+        ({"step": 50, "ledger": None}, "has no ledger"),
+        ({"ledger": {"a": 1}}, "its ledger is damaged"),
+        ({"seed": 4}, "of a run with seed 4"),
+    ],
+)
+def test_a_state_that_is_not_one_is_refused(
+    tmp_path: Path, model: Path, changed: dict[str, Any], said: str
+) -> None:
+    job = Job(tmp_path, model)
+    state = {"format": "envsdk.rollouts/1", "step": 0, "version": 0, "seed": 3, "ledger": None, **changed}
+    with pytest.raises(envsdk.ConfigurationError, match=said):
+        envsdk.Rollouts(str(job.folder / "run.yaml"), state=state)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from envsdk.collect import collect
@@ -13,6 +16,7 @@ from envsdk.failures import ConfigurationError
 from envsdk.policy import TurnContext
 from envsdk.results.trajectories import Trajectories
 from envsdk.store.trajectories import read_trajectories
+from envsdk.turn_env import TurnEnv, TurnResult
 
 LAKE = "envsdk/FrozenLake-v1"
 
@@ -40,6 +44,33 @@ def test_a_collection_holds_complete_groups_whatever_interrupts_it(tmp_path: Pat
     assert [each.turns for each in read_trajectories(missing)] == before
     assert "each task 6 times" in (tmp_path / "whole" / "README.md").read_text()
     assert whole.manifest.config["policy"] == f"{__name__}.wander"
+
+
+class Coin(TurnEnv[str]):
+    """Say head or tail."""
+
+    max_steps = 1
+
+    def start(self, rng: np.random.Generator, options: Mapping[str, Any]) -> None:
+        self.side = ("head", "tail")[int(rng.integers(2))]
+
+    def parse(self, reply: str) -> str:
+        return reply
+
+    def play(self, action: str) -> TurnResult:
+        return TurnResult(success=action == self.side, reward=float(action == self.side))
+
+    def observe(self) -> str:
+        return "head or tail?"
+
+
+def test_an_environment_that_a_program_brings_along_is_evaluated_and_collected(tmp_path: Path) -> None:
+    found = evaluate(Coin, policy=lambda observation: "head", num_episodes=20, samples_per_task=2)
+    assert 0 < found.pass_at(1).rate < 1
+    collected = collect(Coin, tmp_path / "coins", policy=lambda observation: "head", num_episodes=20)
+    assert collected.manifest.tally.num_episodes == 20
+    with pytest.raises(ConfigurationError, match="plays in this process alone; register"):
+        collect(Coin, tmp_path / "more", num_episodes=4, policy="random", num_workers=2)
 
 
 def test_what_does_not_go_with_groups_is_refused(tmp_path: Path) -> None:
