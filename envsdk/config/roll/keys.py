@@ -67,7 +67,7 @@ ROWS: tuple[Row, ...] = (
     ),
     *no_effect("rpc_timeout", "engines and workers have deadlines of their own"),
     *no_effect(
-        "profiler_output_dir profiler_memory profiler_timeline", "`timeline.jsonl` in the run's folder"
+        "profiler_output_dir profiler_memory profiler_timeline", "`timeline.json` in the run's folder"
     ),
     *no_effect("offload_nccl *.offload_nccl is_offload_states", "roles do not take turns on one device"),
     *no_effect("reward_pretrain reward_model", "rewards that need a model ask a server that you start"),
