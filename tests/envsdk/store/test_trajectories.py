@@ -369,13 +369,13 @@ def test_an_error_in_the_middle_leaves_the_earlier_file_and_nothing_else(tmp_pat
 def test_a_file_that_cannot_grow_is_reported_and_nothing_is_half_written(tmp_path: Path) -> None:
     # The limit on file size makes write(2) fail in the middle, as a full disk does.
     script = """
-        import resource, sys
+        import random, resource, sys
         from pathlib import Path
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
         from envsdk.failures import StorageError
         from envsdk.store.trajectories import write_trajectories
         from tests.envsdk.store.test_trajectories import an_episode
-        import random
+        sys.dont_write_bytecode = True  # a later import would leave a bytecode file cut at the limit
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
         noise = random.Random(0)
         try:
             write_trajectories(
