@@ -18,6 +18,7 @@ from envsdk.algorithms.loss_settings import corrected_twice
 from envsdk.algorithms.policy_loss_args import PolicyLossArgs
 from envsdk.config import plugins
 from envsdk.config.advantage_checks import advantage_problems
+from envsdk.config.job_checks import job_problems
 from envsdk.config.models import (
     EMBEDDED_DEFAULT,
     ActorInfer,
@@ -59,6 +60,7 @@ def check(config: RunConfig, *, for_training: bool = True) -> list[Problem]:
         _plugin_settings,
         _correction,
         _folders,
+        job_problems,
     )
     if for_training:
         checks += (_engine_learns,)

@@ -30,6 +30,7 @@ from pydantic import (
 from envsdk import run_limits
 from envsdk.algorithms.args import AlgorithmArgs, AlgorithmKeys
 from envsdk.algorithms.group_filters import GroupFilterEntries
+from envsdk.config.job_models import BufferArgs, ExplorerArgs, Mode, SynchronizerArgs
 from envsdk.config.prices import Prices
 from envsdk.config.ranges import parse_index_list
 from envsdk.config.rlvr_models import DataArgs, RewardArgs, ValidationArgs
@@ -315,6 +316,9 @@ class RunConfig(AlgorithmKeys, Section):
 
     exp_name: Annotated[str, Field(pattern=NAME_PATTERN, max_length=200)]
     """Name of the run's folder under `output_dir`: letters, digits, `.`, `_` and `-`."""
+    mode: Mode = "both"
+    """Which program of a job this is: `both` plays and trains; `train` and `explore` do one of the two,
+    joined by `buffer`; `bench` evaluates and `serve` serves the weights that the trainer publishes."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 42
     """Everything random follows from it."""
     output_dir: FolderPath = Path("runs")
@@ -402,6 +406,12 @@ class RunConfig(AlgorithmKeys, Section):
     """The tiny policy behind `pretrain: embedded_default`."""
     ray: RayArgs = Field(default_factory=RayArgs)
     """The Ray runtime."""
+    buffer: BufferArgs = Field(default_factory=BufferArgs)
+    """What stands between explorers and trainer, where they are programs of their own."""
+    explorer: ExplorerArgs = Field(default_factory=ExplorerArgs)
+    """This explorer (`mode: explore`)."""
+    synchronizer: SynchronizerArgs = Field(default_factory=SynchronizerArgs)
+    """How weights come from the trainer to the other programs."""
 
     @property
     def run_folder(self) -> Path:

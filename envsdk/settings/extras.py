@@ -26,6 +26,7 @@ EXTRA_OF = {
     "pytest": "testing",
     "ray": "train",
     "safetensors": "train",
+    "sqlalchemy": "train",
     "starlette": "view",
     "tensorboard": "train",
     "torch": "train",

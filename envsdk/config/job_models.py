@@ -1,0 +1,77 @@
+"""The keys of a job whose trainer and explorers are programs of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from envsdk.config.section import Section
+from envsdk.settings.validation import NAME_PATTERN
+
+Mode = Literal["both", "train", "explore", "bench", "serve"]
+
+
+class ExperienceBufferArgs(Section):
+    """The database in which groups wait for the trainer, and how it chooses among them."""
+
+    name: str | None = None
+    """A label; `path` says which buffer it is."""
+    storage_type: Literal["sql", "queue", "file"] = "sql"
+    """All three are a database: what it holds outlives every program."""
+    path: str | None = None
+    """A database's URL, such as `postgresql://user@host/name`, or a SQLite file; when absent, `buffer.db` in
+    the run's folder."""
+    selection: Literal["oldest", "freshest", "priority"] = "oldest"
+    """Which ready groups a batch takes first. `priority`: those used least, and of these the freshest."""
+    max_uses: PositiveInt = 1
+    """How many batches may hold the same group, while it is within the bound on staleness."""
+    cool_down_steps: NonNegativeInt = 0
+    """Steps that a group rests between two of its uses."""
+    mixture: dict[str, PositiveFloat] = Field(default_factory=dict)
+    """Shares of a batch, by tag or by explorer; when absent, what comes is taken."""
+    mixture_by: Literal["tag", "explorer"] = "tag"
+    """What the names of `mixture` are."""
+
+
+class TrainerInput(Section):
+    """What the trainer learns from."""
+
+    experience_buffer: ExperienceBufferArgs = Field(default_factory=ExperienceBufferArgs)
+    """The database between explorers and trainer."""
+
+
+class BufferArgs(Section):
+    """What stands between explorers and trainer (`mode: train`, `mode: explore`)."""
+
+    trainer_input: TrainerInput = Field(default_factory=TrainerInput)
+    """What the trainer learns from."""
+    lease_s: PositiveFloat = 30.0
+    """A program that is not heard for so long counts as dead, and what it played is played by others."""
+    retry_s: PositiveFloat = 300.0
+    """How long a program tries again while the database is away, before it ends with an error."""
+    patience_s: PositiveFloat = 3600.0
+    """How long explorers wait for a trainer that is gone, and the trainer for explorers, before they end with
+    an error."""
+
+
+class ExplorerArgs(Section):
+    """One explorer of a job (`mode: explore`)."""
+
+    name: Annotated[str, Field(pattern=NAME_PATTERN, max_length=100)] = "explorer"
+    """Its name; no two explorers of a job have the same at a time."""
+
+
+class SynchronizerArgs(Section):
+    """How weights come from the trainer to the other programs."""
+
+    sync_method: Literal["checkpoint", "memory", "nccl"] = "checkpoint"
+    """`checkpoint`: through a folder that all can read. `memory`: through shared memory, on one machine.
+    `nccl`: a collective broadcast, by NCCL where all have GPUs and by gloo elsewhere."""
+    sync_interval: PositiveInt = 1
+    """Steps between two publications of weights. Versions, and with them staleness, count publications."""
+    sync_timeout: PositiveFloat = 1200.0
+    """Seconds after which a program that has not got the weights is told, and not waited for."""
+    path: Annotated[Path, Field(strict=False)] | None = None
+    """Folder of the published weights (`checkpoint`); when absent, `weights` in the run's folder."""
