@@ -257,7 +257,8 @@ SUM = "a, b = map(int, input().split())\n"
 CHEATS_WITH_INPUT = {
     "loops": ("while True: pass", "more than 1 s of CPU time"),
     "takes memory": ("x = [0] * 10**9", "MemoryError"),
-    "recurses": ("f = lambda: f()\nf()", "Error"),
+    # A slow machine reaches the limit on CPU time before the one on recursion.
+    "recurses": ("f = lambda: f()\nf()", ""),
     "forks": ("import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass", ""),
     "crashes": ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "signal 11"),
     "floods": ("while True: print('x' * 10000)", "printed much more"),
