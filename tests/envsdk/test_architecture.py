@@ -65,6 +65,7 @@ ORDER = [
     "datasets",
     "results",
     "tracking",
+    "buffer",
     "testing",
     "envs",
     "managers",
@@ -86,6 +87,9 @@ LINKED = {"envs", "managers", "trainers"}
 MOST_FLAT_MODULES = 27
 
 PURE_CORES = {
+    "envsdk/buffer/contract.py",
+    "envsdk/buffer/fairness.py",
+    "envsdk/buffer/selection.py",
     "envsdk/run_limits.py",
     "envsdk/inference/refusals.py",
     "envsdk/datasets/atif_documents.py",

@@ -1,0 +1,221 @@
+"""What passes between the buffer and the programs of a job. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from envsdk import run_limits
+from envsdk.failures import ConfigurationError, EnvsdkError
+from envsdk.trajectory import Task
+
+
+class GroupState(StrEnum):
+    """Where a group is."""
+
+    OPEN = "open"
+    """Its task was started, and no explorer plays it: its explorer left or died."""
+    LEASED = "leased"
+    """An explorer plays it."""
+    READY = "ready"
+    """It is complete and waits for a batch."""
+    TAKEN = "taken"
+    """It is in a batch that no checkpoint has trained yet."""
+    TRAINED = "trained"
+    """A checkpoint has learned from it."""
+    DROPPED = "dropped"
+    """It will not be trained; `reason` says why."""
+
+
+class DropReason(StrEnum):
+    """Why the buffer itself drops a group."""
+
+    TOO_OLD = "too old"
+    """Its oldest token was sampled more versions ago than `async_generation_ratio` allows."""
+    GIVEN_UP = "given up"
+    """Explorers that played it were lost, `max_group_attempts` times."""
+
+
+class Role(StrEnum):
+    """What a program of a job does."""
+
+    EXPLORER = "explorer"
+    TRAINER = "trainer"
+
+
+class JobStatus(StrEnum):
+    """What became of the trainer."""
+
+    WAITING = "waiting"
+    """None has begun."""
+    RUNNING = "running"
+    FINISHED = "finished"
+    """It took all its steps."""
+
+
+class Signal(StrEnum):
+    """What a program may wait for; each is a counter that rises when it happened."""
+
+    BATCH = "batch"
+    """Enough groups are ready for the batch that the trainer waits for."""
+    PLACES = "places"
+    """Groups may be claimed."""
+    VERSION = "version"
+    """Weights were published, or the job ended."""
+
+
+class LeaseLost(EnvsdkError):
+    """This program was not heard for so long that others took it for dead: it must join again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What all programs of a job agree on. The first to come writes them down; each later one is compared."""
+
+    seed: int
+    group_size: int
+    groups_per_batch: int
+    alpha: float
+    """`async_generation_ratio`."""
+    sync_interval: int = 1
+    """Steps per version."""
+    num_groups_redundancy: int = 0
+    max_group_attempts: int = 8
+
+    @property
+    def max_staleness(self) -> int:
+        """How many versions a token may be behind the trainer when its group is taken."""
+        return run_limits.max_staleness(self.alpha)
+
+    @property
+    def capacity_groups(self) -> int:
+        """Groups that may be leased, ready or in training at the same time."""
+        batch = self.groups_per_batch * self.group_size
+        return run_limits.capacity(self.alpha, batch) // self.group_size + self.num_groups_redundancy
+
+    def version_at(self, step: int) -> int:
+        """The version under which step `step` is trained."""
+        return step // self.sync_interval
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Terms:
+        return cls(**json.loads(text))
+
+    def check_same(self, other: Terms) -> None:
+        """ConfigurationError that names what `other`, of a program that wants to join, has differently."""
+        ours, theirs = asdict(self), asdict(other)
+        different = [
+            f"{_KEYS_OF_TERMS[name]} is {theirs[name]!r} here and {ours[name]!r} in the job"
+            for name in ours
+            if ours[name] != theirs[name]
+        ]
+        if different:
+            raise ConfigurationError(
+                f"this program does not fit its job: {'; '.join(different)}. Give all programs of a job the "
+                "same values, or the job another exp_name"
+            )
+
+
+_KEYS_OF_TERMS = {
+    "seed": "seed",
+    "group_size": "train_env_manager.group_size",
+    "groups_per_batch": "the number of groups in a batch (rollout_batch_size)",
+    "alpha": "async_generation_ratio",
+    "sync_interval": "synchronizer.sync_interval",
+    "num_groups_redundancy": "train_env_manager.num_groups_redundancy",
+    "max_group_attempts": "train_env_manager.max_group_attempts",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One start of a program, as the others know it."""
+
+    role: Role
+    name: str
+    incarnation: str
+    """Of this start: a program that is started again under its name is another one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimedGroup:
+    """A group that an explorer is to play."""
+
+    group_id: int
+    task: Task
+    attempt: int
+    """How many explorers lost it before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedGroup:
+    """A complete group, on its way into the buffer."""
+
+    group_id: int
+    payload: bytes
+    """Its trajectories, see `payload.pack`."""
+    num_trajectories: int
+    num_tokens: int
+    """Sampled ones."""
+    oldest_version: int | None
+    """Of its tokens; None when none was sampled."""
+    mean_reward: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """What a program learns when it renews its lease."""
+
+    status: JobStatus
+    step: int
+    """The trainer's present step."""
+    version: int
+    """The newest published version; -1 before the first."""
+    min_version: int
+    """Tokens sampled under an older one cannot be used."""
+    held: frozenset[int]
+    """Groups that this program plays, as far as the buffer knows."""
+    trainer_silent_s: float | None
+    """Seconds since the trainer's lease ran out, or since it left; None while it lives."""
+    explorers: int
+    """How many live."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedVersion:
+    """Weights that were published."""
+
+    version: int
+    step: int
+    location: Mapping[str, Any]
+    """Where they are, in the words of the `sync_method`."""
+    published_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenGroup:
+    """One group of a batch."""
+
+    group_id: int
+    payload: bytes
+    explorer: str
+    ready_at: float
+    """Unix time at which it was complete."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenBatch:
+    """The groups of one step, in the order of their ids."""
+
+    step: int
+    version: int
+    """The trainer's version when it was first taken."""
+    is_again: bool
+    """Whether an earlier process of the trainer had taken it."""
+    groups: Sequence[TakenGroup]
