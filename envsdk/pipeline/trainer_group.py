@@ -146,6 +146,10 @@ class TrainerGroup:
         """Every rank writes its part into `folder`, which all of them can reach."""
         await self._on_all("save", folder)
 
+    async def save_pretrained(self, folder: Path) -> None:
+        """Write a Hugging Face folder into the empty `folder`, which all ranks can reach."""
+        await self._on_all("save_pretrained", folder)
+
     async def load(self, folder: Path) -> None:
         await self._on_all("load", folder)
 

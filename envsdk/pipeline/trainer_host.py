@@ -93,6 +93,10 @@ class TrainerHost:
         self._trainer.save(folder / "trainer")
         self._trainer.save_pretrained(folder / "model")
 
+    def save_pretrained(self, folder: Path) -> None:
+        """The model as a Hugging Face folder."""
+        self._trainer.save_pretrained(folder)
+
     def load(self, folder: Path) -> None:
         self._trainer.load(folder / "trainer")
 

@@ -74,6 +74,7 @@ ORDER = [
     "warm_start",
     "view",
     "pipeline",
+    "job",
     "commands",
 ]
 """A room imports itself and rooms that stand before it, also inside functions."""
