@@ -26,6 +26,7 @@ from envsdk.failures import EnvsdkError, TrainerError
 from envsdk.pipeline.rank_placement import RankPlace, num_ranks_of, rank_resources
 from envsdk.pipeline.reservation import KEEP_DEVICES, PLACEMENT_TIMEOUT_S, Reservation
 from envsdk.pipeline.trainer_host import TrainerHost
+from envsdk.pipeline.weight_outlet import OutletReport, WeightOutlet
 from envsdk.pipeline.weight_update import TransferReport, WeightTransfer
 from envsdk.trainer import TrainBatch, TrainerConfig, TrainerRank
 
@@ -130,6 +131,11 @@ class TrainerGroup:
     async def send_weights(self, transfer: WeightTransfer) -> TransferReport:
         """Send the current weights to engines; every rank gives its part, rank 0 sends."""
         report: TransferReport = await self._on_all("send_weights", transfer)
+        return report
+
+    async def give_weights(self, outlet: WeightOutlet) -> OutletReport:
+        """Give the current weights to `outlet` in rank 0's process; every rank gives its part."""
+        report: OutletReport = await self._on_all("give_weights", outlet)
         return report
 
     async def node_id(self) -> str:
