@@ -474,11 +474,12 @@ class SqlBuffer:
             row = connection.execute(query).mappings().first()
         return None if row is None else _version(row)
 
-    def is_published(self, version: int) -> bool:
-        """Whether this version has been published, perhaps by an earlier process of the trainer."""
+    def step_of(self, version: int) -> int | None:
+        """The step at which this version was published, perhaps by an earlier process; None if it was not."""
         with self._reading() as connection:
-            query = sa.select(versions.c.version).where(versions.c.version == version)
-            return connection.execute(query).first() is not None
+            return connection.execute(
+                sa.select(versions.c.step).where(versions.c.version == version)
+            ).scalar()
 
     def view(self, member: Member | None = None) -> JobView:
         """How the job stands; `held` is of this member."""
@@ -687,10 +688,8 @@ class SqlBuffer:
             row.expires_at if row.left_at is None else min(row.left_at, row.expires_at) for row in trainer
         ]
         lives = any(row.left_at is None and row.expires_at >= now for row in trainer)
-        explorers = (
-            sa.select(sa.func.count())
-            .select_from(members)
-            .where(members.c.role == Role.EXPLORER, members.c.left_at.is_(None), members.c.expires_at >= now)
+        explorers = sa.select(members.c.name, members.c.version).where(
+            members.c.role == Role.EXPLORER, members.c.left_at.is_(None), members.c.expires_at >= now
         )
         terms = Terms.from_json(state["terms"])
         return JobView(
@@ -700,7 +699,7 @@ class SqlBuffer:
             min_version=state["version"] - terms.max_staleness,
             held=frozenset(held),
             trainer_silent_s=None if lives else now - max(ends, default=state["created_at"]),
-            explorers=int(connection.execute(explorers).scalar_one()),
+            explorer_versions={row.name: row.version for row in connection.execute(explorers)},
         )
 
     def _signal(self, connection: Connection, *which: Signal) -> None:

@@ -38,8 +38,8 @@ class ExplorerProgress:
             self.note(name)
         self._phase = name
 
-    def version(self, version: int, *, seconds: float) -> None:
-        """The engines have these weights, which took so long to load."""
+    def version(self, version: int) -> None:
+        """The engines have these weights."""
         if self._version < 0:
             self.note(f"playing with version {version} of the weights")
         self._version = version

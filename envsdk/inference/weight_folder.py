@@ -97,6 +97,6 @@ def _write(tensors: Mapping[str, Tensor], file: Path) -> None:
     from safetensors.torch import save_file
 
     try:
-        save_file(dict(tensors), file)
+        save_file(dict(tensors), file, metadata={"format": "pt"})  # transformers asks for it
     except (SafetensorError, OSError, KeyError) as error:
         raise EngineError(f"the new weights cannot be written to {file}: {error}") from error

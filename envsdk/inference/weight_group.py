@@ -21,33 +21,39 @@ from envsdk.inference.weight_buckets import Buffer, UpdateInterrupted
 from envsdk.net.rendezvous import address_towards, host_store, interface_of, join_store
 
 TIMEOUT = timedelta(seconds=30)
-"""How long a member waits for one that is there but does not answer."""
+"""How long a member waits for one that is there but does not answer; all members have the same."""
 
 
 class WeightGroup:
     """One process's membership."""
 
-    def __init__(self, store: TCPStore, address: str, *, rank: int, world_size: int) -> None:
+    def __init__(
+        self, store: TCPStore, address: str, *, rank: int, world_size: int, timeout: timedelta = TIMEOUT
+    ) -> None:
         self._store: TCPStore | None = store
         self._address = address
         self._rank = rank
         self._world_size = world_size
+        self._timeout = timeout
         self._group: Any = None  # a ProcessGroupGloo, of which PyTorch's types know half
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
     @classmethod
-    def host(cls, address: str, *, world_size: int) -> WeightGroup:
+    def host(cls, address: str, *, world_size: int, timeout: timedelta = TIMEOUT) -> WeightGroup:
         """Rank 0's; engines find it at `address` and `port`."""
-        store = host_store(address, 0, world_size, timeout=TIMEOUT, wait_for_all=False)
-        return cls(store, address, rank=0, world_size=world_size)
+        store = host_store(address, 0, world_size, timeout=timeout, wait_for_all=False)
+        return cls(store, address, rank=0, world_size=world_size, timeout=timeout)
 
     @classmethod
-    def join(cls, address: str, port: int, *, rank: int, world_size: int) -> WeightGroup:
+    def join(
+        cls, address: str, port: int, *, rank: int, world_size: int, timeout: timedelta = TIMEOUT
+    ) -> WeightGroup:
         """An engine's; waits for the others. UpdateInterrupted."""
         try:
-            store = join_store(address, port, world_size, timeout=TIMEOUT, wait_for_all=False)
+            store = join_store(address, port, world_size, timeout=timeout, wait_for_all=False)
             store.set(f"here/{rank}", "")
-            group = cls(store, address_towards(address, port), rank=rank, world_size=world_size)
+            own = address_towards(address, port)
+            group = cls(store, own, rank=rank, world_size=world_size, timeout=timeout)
             group._connect()
         except (RuntimeError, OSError) as error:
             raise UpdateInterrupted(f"the trainer cannot be met for the weights: {error}") from error
@@ -102,5 +108,5 @@ class WeightGroup:
             options._devices = [gloo.create_device(hostname=self._address)]
         else:
             options._devices = [gloo.create_device(interface=interface)]
-        options._timeout = TIMEOUT
+        options._timeout = self._timeout
         self._group = gloo(self._store, self._rank, self._world_size, options)

@@ -19,6 +19,7 @@ from envsdk.buffer.payload import from_bytes
 from envsdk.config.models import RunConfig
 from envsdk.failures import EnvsdkError, as_envsdk_error
 from envsdk.job.membership import Membership, selection_of
+from envsdk.job.weight_lag import WeightLag
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.pipeline.batch_source import Result
 from envsdk.pipeline.checkpoints import oldest_step
@@ -33,8 +34,10 @@ LOOK_AGAIN_S = 5.0
 class Publisher(Protocol):
     """Sends the trainer's weights to other programs, by one of the sync methods."""
 
-    lasts: bool
-    """Whether what it published is there when its process is gone."""
+    @property
+    def lasts(self) -> bool:
+        """Whether what it published is there when its process is gone."""
+        ...
 
     async def publish(self, version: int) -> Mapping[str, Any]:
         """Make the present weights available as `version`; returns where they are."""
@@ -60,6 +63,7 @@ class BufferedBatches:
         self._membership = Membership(config, Role.TRAINER, "trainer", say=say)
         self._selection = selection_of(config)
         self._version = 0
+        self._lag = WeightLag(config.synchronizer.sync_timeout)
         self._living: asyncio.Task[None] | None = None
         self._last_view: JobView | None = None
 
@@ -93,24 +97,29 @@ class BufferedBatches:
             answer.cancel()
 
     async def publish(self, version: int, *, step: int) -> dict[str, float]:
-        """Tell explorers that the trainer is at `step`; the weights too, every `sync_interval` steps."""
+        """Tell explorers that the trainer is at `step`; the weights too, every `sync_interval` steps.
+
+        The last weights of a run are published in any case.
+        """
         membership = self._membership
         terms, buffer = membership.terms, membership.buffer
         self._version = terms.version_at(step)
         location, began = None, time.monotonic()
-        if step % terms.sync_interval == 0:
-            number = self._version
-            is_published = await self.call(membership.client.call(lambda: buffer.is_published(number)))
-            if not (is_published and self._publisher.lasts):
+        is_due, is_last = step % terms.sync_interval == 0, step == self._config.max_steps
+        number = self._version + (is_last and not is_due)
+        if is_due or is_last:
+            at_step = await self.call(membership.client.call(lambda: buffer.step_of(number)))
+            if at_step != step or not self._publisher.lasts:
                 location = await self.call(self._publisher.publish(number))
         await self.call(
             membership.client.call(
-                lambda: buffer.publish(
-                    membership.me, step, self._version, location, selection=self._selection
-                )
+                lambda: buffer.publish(membership.me, step, number, location, selection=self._selection)
             )
         )
-        return {"weight_update/ship_s": time.monotonic() - began} if location is not None else {}
+        if location is None:
+            return {}
+        self._lag.published(number, now=time.monotonic())
+        return {"weight_update/ship_s": time.monotonic() - began}
 
     async def get_batch(self, step: int) -> RolloutBatch:
         """The batch of `step`, as soon as there are enough groups for it."""
@@ -143,7 +152,7 @@ class BufferedBatches:
     def _alone_since(self, since: float | None) -> float | None:
         """When the last explorer was seen to be gone; EnvsdkError when that is too long ago."""
         view, now = self._last_view, time.monotonic()
-        if view is None or view.explorers:
+        if view is None or view.explorer_versions:
             return None
         patience_s = self._config.buffer.patience_s
         if since is None:
@@ -199,7 +208,9 @@ class BufferedBatches:
     async def _live(self) -> None:
         while True:
             try:
-                self._last_view = await self._membership.renew(version=self._version)
+                view = self._last_view = await self._membership.renew(version=self._version)
+                for line in self._lag.slow(view.explorer_versions, now=time.monotonic()):
+                    self._say(line)
             except LeaseLost:
                 # Held up for longer than a lease: go on, unless another trainer has taken over.
                 await self._membership.join()

@@ -14,33 +14,22 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from envsdk.buffer.contract import ClaimedGroup, JobStatus, JobView, LeaseLost, PublishedVersion, Signal
 from envsdk.config.models import RunConfig
 from envsdk.display.explorer_progress import ExplorerProgress
 from envsdk.failures import EngineError, EnvsdkError, Interrupted
 from envsdk.job.membership import Membership
+from envsdk.job.version_folders import VersionGone
+from envsdk.job.weights import VersionReader
 from envsdk.managers.explorer_scheduler import ExplorerReport
 from envsdk.pipeline.rollout_cluster import RolloutCluster
-from envsdk.pipeline.weight_source import GivenWeights, Weights
+from envsdk.pipeline.weight_source import GivenWeights
 from envsdk.tracking.tracker import Tracker
 
 LOOK_AGAIN_S = 5.0
 """How long a signal is waited for before the buffer is asked without one."""
-
-
-class Reader(Protocol):
-    """Gets weights that the trainer has published, by one of the sync methods."""
-
-    async def fetch(self, published: PublishedVersion) -> Weights:
-        """Those of this version. EngineError when they are gone."""
-        ...
-
-    async def close(self) -> None:
-        """Free what is held."""
-        ...
 
 
 class Explorer:
@@ -52,7 +41,7 @@ class Explorer:
         cluster: RolloutCluster,
         *,
         membership: Membership,
-        reader: Reader,
+        reader: VersionReader,
         weights: GivenWeights,
         tracker: Tracker,
         display: ExplorerProgress,
@@ -123,7 +112,7 @@ class Explorer:
                     await self._load(newest)
                     failing_since = None
                     continue
-                except EngineError as error:
+                except VersionGone as error:
                     failing_since = self._not_loaded(newest, error, failing_since)
             if (await self._membership.client.call(buffer.view)).status is JobStatus.FINISHED:
                 self._display.note("the trainer has finished")
@@ -133,17 +122,16 @@ class Explorer:
             await self._timed("weights" if self._version < 0 else None, waiting)
 
     async def _load(self, published: PublishedVersion) -> None:
-        began = time.monotonic()
-        found = await self._reader.fetch(published)
-        checked = await asyncio.to_thread(self._weights.checked, found) if isinstance(found, Path) else found
+        fetched = await self._reader.fetch(published)
+        checked = await asyncio.to_thread(self._weights.checked, fetched.weights)
         async with self._cluster.engines.weights_moving():
             self._weights.hold(checked)
-        await self._cluster.publish(published.version)
-        self._version = published.version
-        self._display.version(published.version, seconds=time.monotonic() - began)
+        await self._cluster.publish(fetched.version)
+        self._version = fetched.version
+        self._display.version(fetched.version)
         self._has_weights.set()
 
-    def _not_loaded(self, newest: PublishedVersion, error: EngineError, since: float | None) -> float:
+    def _not_loaded(self, newest: PublishedVersion, error: VersionGone, since: float | None) -> float:
         """Say that this version cannot be had, and since when; EngineError when it is for too long."""
         now, limit_s = time.monotonic(), self._config.synchronizer.sync_timeout
         if since is None:

@@ -86,7 +86,7 @@ async def _explore(config: RunConfig, folder: Path, model: Path) -> None:
             config,
             cluster,
             membership=Membership(config, Role.EXPLORER, config.explorer.name, say=display.note),
-            reader=open_reader(config),
+            reader=open_reader(config, folder, say=display.note),
             weights=weights,
             tracker=tracker,
             display=display,
@@ -106,5 +106,5 @@ async def _explore(config: RunConfig, folder: Path, model: Path) -> None:
 
 
 def _buffered(config: RunConfig, folder: RunFolder, model: Path, trainers: Trainers, say: Say) -> BatchSource:
-    publisher = open_publisher(config, trainers.actor)
+    publisher = open_publisher(config, trainers.actor, model=model, say=say)
     return BufferedBatches(config, folder, publisher=publisher, say=say)

@@ -26,6 +26,7 @@ from envsdk.failures import EnvsdkError, TrainerError
 from envsdk.pipeline.rank_placement import RankPlace, num_ranks_of, rank_resources
 from envsdk.pipeline.reservation import KEEP_DEVICES, PLACEMENT_TIMEOUT_S, Reservation
 from envsdk.pipeline.trainer_host import TrainerHost
+from envsdk.pipeline.weight_outlet import OutletReport, WeightOutlet
 from envsdk.pipeline.weight_update import TransferReport, WeightTransfer
 from envsdk.trainer import TrainBatch, TrainerConfig, TrainerRank
 
@@ -132,6 +133,11 @@ class TrainerGroup:
         report: TransferReport = await self._on_all("send_weights", transfer)
         return report
 
+    async def give_weights(self, outlet: WeightOutlet) -> OutletReport:
+        """Give the current weights to `outlet` in rank 0's process; every rank gives its part."""
+        report: OutletReport = await self._on_all("give_weights", outlet)
+        return report
+
     async def node_id(self) -> str:
         """The node that rank 0 is on, which sends the weights."""
         node: str = await self._on_all("node_id")
@@ -145,10 +151,6 @@ class TrainerGroup:
     async def save(self, folder: Path) -> None:
         """Every rank writes its part into `folder`, which all of them can reach."""
         await self._on_all("save", folder)
-
-    async def save_pretrained(self, folder: Path) -> None:
-        """Write a Hugging Face folder into the empty `folder`, which all ranks can reach."""
-        await self._on_all("save_pretrained", folder)
 
     async def load(self, folder: Path) -> None:
         await self._on_all("load", folder)

@@ -10,8 +10,10 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
+from envsdk.failures import StorageError
 from envsdk.net.rendezvous import free_port
 from envsdk.pipeline.reservation import show_only
+from envsdk.pipeline.weight_outlet import OutletReport, WeightOutlet
 from envsdk.pipeline.weight_update import TransferReport, WeightSender, WeightTransfer
 from envsdk.plugins import load_plugin
 from envsdk.store.atomic import storage_error
@@ -75,6 +77,19 @@ class TrainerHost:
             return None
         return WeightSender(transfer).send(weights)
 
+    def give_weights(self, outlet: WeightOutlet) -> OutletReport | None:
+        """Rank 0's `outlet` takes the current weights, an adapter merged in."""
+        weights = iter(self._trainer.weights())
+        try:
+            if self._is_reporting_rank:
+                return OutletReport(location=outlet.take(weights))
+        except StorageError as error:
+            return OutletReport(location=None, problem=str(error))
+        finally:
+            for _ in weights:  # the other ranks take part in collecting each
+                pass
+        return None
+
     def has_adapter(self) -> bool:
         """The trainer trains an adapter alone."""
         return self._trainer.has_adapter
@@ -92,10 +107,6 @@ class TrainerHost:
                 raise storage_error("make", folder / name, error) from error
         self._trainer.save(folder / "trainer")
         self._trainer.save_pretrained(folder / "model")
-
-    def save_pretrained(self, folder: Path) -> None:
-        """The model as a Hugging Face folder."""
-        self._trainer.save_pretrained(folder)
 
     def load(self, folder: Path) -> None:
         self._trainer.load(folder / "trainer")

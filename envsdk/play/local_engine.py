@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from envsdk.failures import ConfigurationError, EngineError
-from envsdk.play.model import check_model, find_model_folder, max_positions
+from envsdk.play.model import check_model, find_model_folder, load_weights, max_positions
 from envsdk.play.options import in_python
 from envsdk.play.policy_form import PolicyForm
 from envsdk.play.source import DEFAULT_SEQUENCE_LENGTH
@@ -182,10 +182,7 @@ class LocalEngine:
             await self._load(weights, number)
 
     async def _load(self, weights: Mapping[str, Any] | str | Path, version: int) -> None:
-        from envsdk.inference.engine import PauseMode
-
-        engine = self._engine
-        assert engine is not None
+        assert self._engine is not None
         if isinstance(weights, Mapping):
             given: Any = _detached(weights)
         else:
@@ -193,14 +190,7 @@ class LocalEngine:
                 given = find_model_folder(Path(weights))
             except ConfigurationError as error:
                 raise in_python(error) from error
-        is_inflight = engine.abilities.inflight_update
-        if not is_inflight:
-            await engine.pause(PauseMode.WAIT)
-        try:
-            await engine.load_weights(given, version)
-        finally:
-            if not is_inflight:
-                await engine.resume()
+        await load_weights(self._engine, given, version)
         self._version = version
 
     async def _close(self) -> None:

@@ -25,6 +25,7 @@ from envsdk.store.model_files import content_digest, is_model_folder, model_prob
 if TYPE_CHECKING:
     from envsdk.chat import ChatTokenizer
     from envsdk.config import RunConfig
+    from envsdk.inference.engine import Engine, WeightReference
     from envsdk.inference.proxy import InferenceProxy
 
 
@@ -67,8 +68,15 @@ class ModelSource:
 @asynccontextmanager
 async def open_model(model: ModelSource) -> AsyncIterator[tuple[InferenceProxy, ChatTokenizer]]:
     """An engine of this process's own, for as long as the block runs."""
+    async with open_engine(model) as (_, proxy, chat):
+        yield proxy, chat
+
+
+@asynccontextmanager
+async def open_engine(model: ModelSource) -> AsyncIterator[tuple[Engine, InferenceProxy, ChatTokenizer]]:
+    """The same, with the engine itself, for whoever gives it other weights later."""
     from envsdk.chat import ChatTokenizer
-    from envsdk.inference.engine import Engine, EngineConfig
+    from envsdk.inference.engine import EngineConfig
     from envsdk.inference.proxy import InferenceProxy, LocalLink
 
     chat = ChatTokenizer.load(model.folder)
@@ -86,10 +94,24 @@ async def open_model(model: ModelSource) -> AsyncIterator[tuple[InferenceProxy, 
     try:
         await engine.start()
         proxy.start()
-        yield proxy, chat
+        yield engine, proxy, chat
     finally:
         await proxy.close()
         await engine.close()
+
+
+async def load_weights(engine: Engine, weights: WeightReference, version: int) -> None:
+    """Give a running engine other weights; its requests continue. EngineError when the weights do not fit."""
+    from envsdk.inference.engine import PauseMode
+
+    is_inflight = engine.abilities.inflight_update
+    if not is_inflight:
+        await engine.pause(PauseMode.WAIT)
+    try:
+        await engine.load_weights(weights, version)
+    finally:
+        if not is_inflight:
+            await engine.resume()
 
 
 TinyPolicyMaker = Callable[["RunConfig"], Path]

@@ -91,6 +91,7 @@ PURE_CORES = {
     "envsdk/buffer/contract.py",
     "envsdk/buffer/fairness.py",
     "envsdk/buffer/selection.py",
+    "envsdk/job/weight_lag.py",
     "envsdk/run_limits.py",
     "envsdk/inference/refusals.py",
     "envsdk/datasets/atif_documents.py",

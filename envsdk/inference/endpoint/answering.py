@@ -74,6 +74,8 @@ class Piece:
     logprobs: Sequence[float]
     top: Sequence[TopTokens] = ()
     """Of each token, where they are asked for."""
+    version: int
+    """Of the weights that sampled its last token."""
 
 
 _FAULTS_OF_REQUESTS = (ErrorKind.STRUCTURED_OUTPUT, ErrorKind.UNSUPPORTED_SAMPLING)
@@ -98,6 +100,11 @@ class Answer:
     top: Sequence[TopTokens]
     """Of each token, where they are asked for."""
     prompt_scores: PromptScores | None
+
+    @property
+    def version(self) -> int | None:
+        """Of the weights that sampled its last token; None when there is none."""
+        return self.version_spans[-1].version if self.version_spans else None
 
 
 class Answerer:
@@ -419,6 +426,7 @@ class _Reply:
                     token_ids=self.token_ids[first:],
                     logprobs=self.logprobs[first:],
                     top=self.top[first:],
+                    version=self.versions[-1],
                 )
             )
         if self.text.is_stopped:

@@ -133,6 +133,8 @@ class EndpointApp:
         self._idle_s = idle_s
         self.ignored: Counter[str] = Counter()
         """Fields of requests that were given and changed nothing, by their names."""
+        self.version: int | None = None
+        """Of the weights; None where nobody says."""
         self._created = int(time.time())
         model_routes: list[tuple[str, Handler, str]] = [
             ("/v1/chat/completions", self._chat, "POST"),
@@ -221,13 +223,14 @@ class EndpointApp:
         return JSONResponse(self._model_card())
 
     def _model_card(self) -> dict[str, Any]:
-        return {
+        card = {
             "id": self._model_name,
             "object": "model",
             "created": self._created,
             "owned_by": "envsdk",
             "max_model_len": self._answerer.sequence_length,
         }
+        return card if self.version is None else card | {"version": self.version}
 
     def _check_model(self, name: str) -> None:
         if name != self._model_name:

@@ -33,7 +33,8 @@ class Writer:
 
     def whole(self, prompts: Sequence[Prompt], answers: Sequence[tuple[Prompt, Answer]]) -> dict[str, Any]:
         """The answer to a request that does not stream; `answers` in the order of their choices."""
-        body = self._head("chat.completion" if self._is_chat else "text_completion")
+        versions = [answer.version for _, answer in answers if answer.version is not None]
+        body = self._head("chat.completion", max(versions, default=None))
         choices = [self._choice(index, *answer) for index, answer in enumerate(answers)]
         body |= {"choices": choices, "usage": self.usage(prompts, [answer for _, answer in answers])}
         if self._is_chat and self.fields.return_token_ids:
@@ -74,7 +75,7 @@ class Writer:
             return None
         choice: dict[str, Any] = {"delta": {"content": piece.text}} if self._is_chat else {"text": piece.text}
         choice |= self._token_details(piece.token_ids, piece.logprobs, piece.top)
-        return self._chunk(index, choice)
+        return self._chunk(index, choice, version=piece.version)
 
     def last(self, index: int, answer: Answer) -> dict[str, Any]:
         """The chunk that ends a choice, with what was held back."""
@@ -89,11 +90,11 @@ class Writer:
         else:
             choice = {"text": answer.rest}
         choice |= self._token_details((), (), ()) | self._version_spans(answer)
-        return self._chunk(index, choice, finish_reason=answer.finish_reason)
+        return self._chunk(index, choice, version=answer.version, finish_reason=answer.finish_reason)
 
     def usage_chunk(self, prompts: Sequence[Prompt], answers: Sequence[Answer]) -> dict[str, Any]:
         """The chunk after the last choice."""
-        body = self._head("chat.completion.chunk" if self._is_chat else "text_completion")
+        body = self._head("chat.completion.chunk")
         return body | {"choices": [], "usage": self.usage(prompts, answers)}
 
     def usage(self, prompts: Sequence[Prompt], answers: Sequence[Answer]) -> dict[str, int]:
@@ -106,11 +107,20 @@ class Writer:
             "total_tokens": num_prompt + num_sampled,
         }
 
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.reply_id, "object": kind, "created": self.created, "model": self.fields.model}
+    def _head(self, chat_kind: str, version: int | None = None) -> dict[str, Any]:
+        kind = chat_kind if self._is_chat else "text_completion"
+        head = {"id": self.reply_id, "object": kind, "created": self.created, "model": self.fields.model}
+        return head if version is None else head | {"system_fingerprint": f"version-{version}"}
 
-    def _chunk(self, index: int, choice: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
-        body = self._head("chat.completion.chunk" if self._is_chat else "text_completion")
+    def _chunk(
+        self,
+        index: int,
+        choice: dict[str, Any],
+        *,
+        version: int | None = None,
+        finish_reason: str | None = None,
+    ) -> dict[str, Any]:
+        body = self._head("chat.completion.chunk", version)
         choice = {"index": index, "logprobs": None, **choice, "finish_reason": finish_reason}
         body["choices"] = [choice]
         return body | ({"usage": None} if self.fields.includes_usage else {})

@@ -102,6 +102,10 @@ class Endpoint:
         """`http://HOST:PORT`."""
         return self._server.url
 
+    def tell_version(self, version: int) -> None:
+        """`/v1/models` names this version of the weights from now on. Replies name their own."""
+        self._app.version = version
+
     @property
     def ignored(self) -> Mapping[str, int]:
         """Fields that requests gave and that changed nothing: how often, by their names."""

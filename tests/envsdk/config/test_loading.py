@@ -56,7 +56,8 @@ def test_a_shipped_example_loads_by_its_bare_name(
         pytest.skip("needs ALFWorld's engine: make install-alfworld")
     monkeypatch.chdir(tmp_path)
     loaded = load_config(example)
-    assert loaded.config.exp_name == Path(example).stem
+    # The programs of a job share a folder.
+    assert loaded.config.exp_name == re.sub("_(trainer|explorer)$", "_job", Path(example).stem)
     assert load_config(Path(example).stem).config == loaded.config
 
 
@@ -67,6 +68,15 @@ def test_the_two_agentic_examples_differ_in_alpha_and_name_alone() -> None:
     different = {key for key in ours if ours[key] != theirs[key]}
     assert different == {"exp_name", "async_generation_ratio"}
     assert theirs["async_generation_ratio"] == 0
+
+
+@pytest.mark.parametrize("name", ["agentic", "rlvr"])
+def test_the_programs_of_a_shipped_job_differ_in_what_they_are_alone(name: str) -> None:
+    single, trainer, explorer = (
+        load_config(f"{name}_{part}.yaml").config.model_dump() for part in ("async", "trainer", "explorer")
+    )
+    assert {key for key in single if single[key] != trainer[key]} == {"exp_name", "mode"}
+    assert {key for key in trainer if trainer[key] != explorer[key]} == {"mode", "explorer"}
 
 
 def test_the_working_directory_comes_before_the_shipped_examples(

@@ -162,6 +162,22 @@ async def test_a_stream_of_slow_tokens_shows_the_first_before_the_last_is_sample
                 break
 
 
+async def test_replies_name_the_weights_of_their_last_token_and_the_model_those_it_has_now() -> None:
+    async with serving(latency=SLOW) as served:
+        models = f"{served.endpoint.base_url()}/models"
+        before = (await served.http.get(models)).json()["data"][0]
+        running = asyncio.ensure_future(served.chat(stream=True))
+        await served.running(1)
+        await served.engine.load_weights([], 7)
+        served.endpoint.tell_version(7)
+        during = events(await running)
+        after = (await served.chat()).json()
+        model = (await served.http.get(f"{models}/policy")).json()
+    assert "version" not in before
+    assert during[-1]["system_fingerprint"] == after["system_fingerprint"] == "version-7"
+    assert model["version"] == 7
+
+
 async def test_tools_are_called_whole_and_streamed() -> None:
     async with serving(reply=CALL) as served:
         whole = (await served.chat(tools=TOOLS)).json()["choices"][0]

@@ -1,0 +1,192 @@
+"""Weights go by broadcast between real processes that come, die and hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from envsdk.job.version_folders import VersionGone
+from envsdk.job.weight_server import WeightReader, WeightServer
+
+ROOT = Path(__file__).parents[3]
+ADDRESS, KEY = "127.0.0.1", "a job"
+BUCKET_BYTES = 1 << 16
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
+
+
+def weights_at(step: int) -> Iterator[tuple[str, NDArray[Any]]]:
+    rng = np.random.default_rng(step)
+    for index in range(8):
+        yield f"layer.{index}", rng.standard_normal((50, 20 * index + 1)).astype(np.float32)
+    yield "large", rng.standard_normal(40_000).astype(np.float32)
+    yield "scalar", np.array(step, np.float32)
+    yield "empty", np.zeros((0, 3), np.float16)
+
+
+def total(step: int) -> float:
+    return float(sum(np.float64(array).sum() for _, array in weights_at(step)))
+
+
+_READER = """
+import json, os, signal, sys
+import torch
+from envsdk.job import weight_server
+from envsdk.job.version_folders import VersionGone
+
+name, port, key, deed = sys.argv[1:]
+original = weight_server.read_buckets
+
+def read_buckets(buckets):
+    def counted():
+        for index, bucket in enumerate(buckets):
+            if index == 2 and deed:
+                print(json.dumps("now"), flush=True)
+                os.kill(os.getpid(), getattr(signal, deed))
+            yield bucket
+    return original(counted())
+
+weight_server.read_buckets = read_buckets
+reader = weight_server.WeightReader(name)
+print(json.dumps("ready"), flush=True)
+for line in sys.stdin:
+    try:
+        version, step, weights = reader.read("127.0.0.1", int(port), key, patience_s=30)
+        total = float(sum(tensor.double().sum() for tensor in weights.values()))
+        print(json.dumps([version, step, len(weights), total]), flush=True)
+    except VersionGone as error:
+        print(json.dumps(str(error)), flush=True)
+"""
+
+
+class Explorer:
+    """A process that reads when it is asked to."""
+
+    def __init__(self, name: str, server: WeightServer, deed: str = "") -> None:
+        command = [sys.executable, "-c", _READER, name, str(server.port), KEY, deed]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def ask(self) -> None:
+        assert self.process.stdin is not None
+        print("read", file=self.process.stdin, flush=True)
+
+    def answer(self) -> Any:
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+
+@contextmanager
+def explorers(server: WeightServer, *names: str, **deeds: str) -> Iterator[list[Explorer]]:
+    started = [Explorer(name, server, deeds.get(name, "")) for name in names]
+    try:
+        for explorer in started:
+            assert explorer.answer() == "ready"
+        yield started
+    finally:
+        for explorer in started:
+            explorer.process.kill()
+            explorer.process.communicate()
+
+
+@contextmanager
+def serving(*, timeout_s: float = 20) -> Iterator[WeightServer]:
+    server = WeightServer(ADDRESS, KEY, timeout_s=timeout_s)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def assert_got(answer: Any, version: int) -> None:
+    assert answer == [version, 10 * version, 11, pytest.approx(total(version))]
+
+
+def hold(server: WeightServer, version: int) -> None:
+    server.hold(version, 10 * version, weights_at(version), BUCKET_BYTES)
+
+
+def test_all_that_ask_get_every_weight_and_a_late_one_gets_the_newest() -> None:
+    with serving() as server, explorers(server, "a", "b", "late") as (a, b, late):
+        for explorer in (a, b):
+            explorer.ask()
+        hold(server, 1)
+        for explorer in (a, b):
+            assert_got(explorer.answer(), 1)
+        hold(server, 2)
+        for explorer in (a, b):
+            explorer.ask()
+        for explorer in (a, b):
+            assert_got(explorer.answer(), 2)
+        late.ask()
+        assert_got(late.answer(), 2)
+        assert server.take_news() == []
+
+
+@pytest.mark.parametrize("deed", ["SIGKILL", "SIGSTOP"])
+def test_one_that_dies_or_hangs_while_it_reads_is_named_and_the_other_gets_the_weights(deed: str) -> None:
+    with serving(timeout_s=1) as server, explorers(server, "a", "bad", bad=deed) as (a, bad):
+        news: list[str] = []
+        hold(server, 1)
+        bad.ask()
+        a.ask()
+        assert bad.answer() == "now"
+        answers = [a.answer()]
+        while isinstance(answers[-1], str):  # a round that broke
+            assert "cannot be had" in answers[-1]
+            a.ask()
+            answers.append(a.answer())
+        assert_got(answers[-1], 1)
+        until(lambda: bool(news.extend(server.take_news()) or news))
+        assert all(line.startswith("bad did not take the weights of version 1") for line in news)
+        hold(server, 2)
+        a.ask()
+        assert_got(a.answer(), 2)
+        if deed == "SIGSTOP":
+            os.kill(bad.process.pid, signal.SIGCONT)
+            bad.answer()
+
+
+def test_one_that_asks_and_ends_before_the_round_holds_up_nobody_for_long() -> None:
+    with serving(timeout_s=1) as server, explorers(server, "a", "gone") as (a, gone):
+        server._store.add("asks", 1)  # one that ended before it said who it is
+        gone.ask()
+        until(lambda: int(server._store.add("asks", 0)) == 2)
+        gone.process.kill()
+        hold(server, 1)
+        a.ask()
+        answer = a.answer()
+        if isinstance(answer, str):
+            a.ask()
+            answer = a.answer()
+        assert_got(answer, 1)
+
+
+def test_a_reader_says_so_when_the_trainer_is_gone_or_another_job_is_in_its_place() -> None:
+    with serving() as server:
+        hold(server, 1)
+        with pytest.raises(VersionGone, match=r"at 127\.0\.0\.1:\d+ are another job's"):
+            WeightReader("a").read(ADDRESS, server.port, "other", patience_s=5)
+        server._held = None
+        with pytest.raises(VersionGone, match="did not send them within 0"):
+            WeightReader("a").read(ADDRESS, server.port, KEY, patience_s=0)
