@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Engine
 
 from envsdk.buffer.contract import GroupState, Terms
 from envsdk.buffer.payload import from_bytes
+from envsdk.buffer.places import snapshot
 from envsdk.buffer.tables import batch_groups, batches, cursors, groups, job, members, payloads, versions
 from envsdk.failures import StorageError
 
@@ -19,12 +20,12 @@ _EXAMPLES = 5
 _G = groups.c
 
 
-def audit(engine: Engine, *, payloads: bool = False) -> list[str]:
+def audit(engine: Engine, *, decode: bool = False) -> list[str]:
     """Check everything in one read transaction, while the programs run.
 
-    With `payloads` the trajectories of ready and taken groups are decoded too, and compared with their rows.
+    With `decode` the trajectories of ready and taken groups are decoded too, and compared with their rows.
     """
-    with engine.connect().execution_options(reads_only=True) as connection:
+    with snapshot(engine) as connection:
         terms = Terms.from_json(connection.execute(sa.select(job.c.terms)).scalar_one())
         checks: list[Callable[[Connection, Terms], Iterator[str]]] = [
             _each_group_has_a_state,
@@ -36,7 +37,7 @@ def audit(engine: Engine, *, payloads: bool = False) -> list[str]:
             _what_is_played_has_a_player,
             _no_more_than_the_capacity,
         ]
-        if payloads:
+        if decode:
             checks.append(_trajectories_are_those_of_their_group)
         return [sentence for check in checks for sentence in check(connection, terms)]
 
@@ -183,7 +184,8 @@ def _trajectories_are_those_of_their_group(connection: Connection, terms: Terms)
         .join(payloads, payloads.c.group_id == _G.id)
         .where(_G.state.in_([GroupState.READY, GroupState.TAKEN]))
     )
-    damaged, other = [], []
+    damaged: list[int] = []
+    other: list[int] = []
     for row in connection.execution_options(yield_per=64).execute(query).mappings():
         try:
             found = from_bytes(row["data"])
@@ -203,7 +205,7 @@ def _trajectories_are_those_of_their_group(connection: Connection, terms: Terms)
 
 def _none(connection: Connection, what: str, query: sa.Select[tuple[int]]) -> Iterator[str]:
     """A sentence if the query finds ids of groups."""
-    ids = list(connection.execute(query.order_by(_G.id)).scalars())
+    ids = [int(row[0]) for row in connection.execute(query.order_by(_G.id))]
     if ids:
         yield _sentence(what, ids)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -90,7 +91,7 @@ def command(options: BufferOptions) -> int:
                 f"the database is {_bytes(freed.disk_bytes)} smaller"
             )
         if options.verify:
-            broken = audit(engine, payloads=True)
+            broken = audit(engine, decode=True)
             for sentence in broken:
                 tell(f"broken: {sentence}")
             is_kept = not broken
@@ -113,11 +114,13 @@ def _chosen(options: BufferOptions) -> Which:
 def _print(content: Content, place: str) -> None:
     terms = content.terms
     say(
-        f"{place}: job {content.name}, trainer {content.status}, step {content.step}, version {content.version}"
+        f"{place}: job {content.name}, trainer {content.status}, step {content.step}, "
+        f"version {_version(content.version)}"
     )
     say(
         f"{_groups(terms.groups_per_batch)} of {terms.group_size} per batch, at most {terms.capacity_groups} "
-        f"at a time, at most {terms.max_staleness} versions old; {_bytes(content.payload_bytes)} of trajectories"
+        f"at a time, at most {terms.max_staleness} versions old; {_bytes(content.payload_bytes)} of "
+        "trajectories"
     )
     # In a file or a pipe a row of a table stays one line.
     console = TerminalConsole(width=None if sys.stdout.isatty() else 240)
@@ -143,8 +146,10 @@ def tables_of(content: Content) -> list[Table]:
         _table("Dropped", ("reason", "groups"), reasons),
         _table(
             "Programs",
-            ("program", "name", "state", "heard", "version", "plays", "wants", "waited for places")
-            + ("for weights", "process"),
+            (
+                *("program", "name", "state", "heard", "version", "plays", "wants"),
+                *("waited for places", "for weights", "process"),
+            ),
             (
                 (
                     program.role,
@@ -190,7 +195,9 @@ def tables_of(content: Content) -> list[Table]:
 
 
 def _table(title: str, headers: Sequence[str], rows: Iterable[Sequence[str]], *, num_left: int = 1) -> Table:
-    table = Table(title=title, box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(
+        title=title, title_justify="left", box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
     for place, header in enumerate(headers):
         table.add_column(header, justify="left" if place < num_left else "right", overflow="fold")
     for row in rows:
@@ -201,9 +208,7 @@ def _table(title: str, headers: Sequence[str], rows: Iterable[Sequence[str]], *,
 def _by(name: str, counted: Mapping[Any, Mapping[GroupState, Total]]) -> Table:
     def cells(value: Any, totals: Mapping[GroupState, Total]) -> list[str]:
         numbers = [totals.get(state, Total()).num_groups for state in GroupState]
-        rewards = [total for total in totals.values() if total.num_trajectories]
-        groups = sum(total.num_groups for total in rewards)
-        mean = f"{sum(total.reward for total in rewards) / groups:.3f}" if groups else "-"
+        mean = _reward(functools.reduce(Total.plus, totals.values(), Total()))
         return [str(value), *(f"{number:,}" if number else "-" for number in numbers), mean]
 
     headers = (name, *(state.value for state in GroupState), "reward")
@@ -211,16 +216,19 @@ def _by(name: str, counted: Mapping[Any, Mapping[GroupState, Total]]) -> Table:
 
 
 def _total_cells(total: Total, now: float) -> list[str]:
-    mean = total.mean_reward
     return [
         f"{total.num_groups:,}",
         f"{total.num_trajectories:,}",
         f"{total.num_tokens:,}",
         _bytes(total.num_bytes),
-        "-" if mean is None else f"{mean:.3f}",
+        _reward(total),
         _seconds(now - total.last_at),
         _seconds(now - total.first_at),
     ]
+
+
+def _reward(total: Total) -> str:
+    return "-" if total.mean_reward is None else f"{total.mean_reward:.3f}"
 
 
 def _version(version: int) -> str:

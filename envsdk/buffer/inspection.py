@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Engine
 
 from envsdk.buffer.contract import GroupState, Terms
+from envsdk.buffer.places import snapshot
 from envsdk.buffer.tables import batch_groups, batches, groups, job, members, payloads, versions
 from envsdk.buffer.upkeep import Which
 
@@ -35,6 +36,8 @@ class Count:
     version: int | None
     """Of the oldest token; None before the group is complete."""
     num_groups: int
+    num_complete: int
+    """Groups that have trajectories, or had them."""
     num_trajectories: int
     num_tokens: int
     num_bytes: int
@@ -50,6 +53,7 @@ class Total:
     """Several counts together."""
 
     num_groups: int = 0
+    num_complete: int = 0
     num_trajectories: int = 0
     num_tokens: int = 0
     num_bytes: int = 0
@@ -59,12 +63,13 @@ class Total:
 
     @property
     def mean_reward(self) -> float | None:
-        """Of groups that have trajectories."""
-        return self.reward / self.num_groups if self.num_trajectories else None
+        """Of complete groups."""
+        return self.reward / self.num_complete if self.num_complete else None
 
-    def plus(self, count: Count) -> Total:
+    def plus(self, count: Count | Total) -> Total:
         return Total(
             num_groups=self.num_groups + count.num_groups,
+            num_complete=self.num_complete + count.num_complete,
             num_trajectories=self.num_trajectories + count.num_trajectories,
             num_tokens=self.num_tokens + count.num_tokens,
             num_bytes=self.num_bytes + count.num_bytes,
@@ -192,7 +197,7 @@ class Content:
 def inspect(engine: Engine, which: Which | None = None, *, now: float | None = None) -> Content:
     """Count the groups that fit, and list programs, versions and steps."""
     chosen = (which or Which()).where()
-    with engine.connect().execution_options(reads_only=True) as connection:
+    with snapshot(engine) as connection:
         state = connection.execute(sa.select(job)).mappings().one()
         return Content(
             name=state["name"],
@@ -212,20 +217,21 @@ def inspect(engine: Engine, which: Which | None = None, *, now: float | None = N
 
 def _counts(connection: Connection, chosen: sa.ColumnElement[bool]) -> list[Count]:
     g = groups.c
-    # When a group became open again is not written down: it is open since its last explorer began, or earlier.
-    since = sa.case(
+    # When a group became open again is not written down: its last explorer began before.
+    in_state = sa.case(
         (g.state.in_([GroupState.OPEN, GroupState.LEASED]), g.leased_at),
         (g.state == GroupState.READY, g.ready_at),
         (g.state == GroupState.TAKEN, g.taken_at),
         else_=g.ended_at,
     )
-    since = sa.func.coalesce(since, g.created_at)
+    since = sa.func.coalesce(in_state, g.created_at)
     keys = (g.state, g.tag, g.explorer, g.oldest_version)
     sums = (g.num_trajectories, g.num_tokens, g.num_bytes, g.mean_reward)
     query = (
         sa.select(
             *keys,
             sa.func.count(),
+            sa.func.count(sa.case((g.num_trajectories > 0, 1))),
             *(sa.func.sum(column) for column in sums),
             sa.func.min(since),
             sa.func.max(since),
@@ -234,24 +240,27 @@ def _counts(connection: Connection, chosen: sa.ColumnElement[bool]) -> list[Coun
         .group_by(*keys)
         .order_by(*keys)
     )
-    return [
-        Count(
-            state=state,
-            tag=tag,
-            explorer=explorer,
-            version=version,
-            num_groups=int(number),
-            num_trajectories=int(trajectories),
-            num_tokens=int(tokens),
-            num_bytes=int(size),
-            reward=float(reward),
-            first_at=float(first),
-            last_at=float(last),
+    found = []
+    for row in connection.execute(query):
+        state, tag, explorer, version, *numbers, reward, first, last = row
+        number, complete, trajectories, tokens, size = map(int, numbers)
+        found.append(
+            Count(
+                state=state,
+                tag=tag,
+                explorer=explorer,
+                version=version,
+                num_groups=number,
+                num_complete=complete,
+                num_trajectories=trajectories,
+                num_tokens=tokens,
+                num_bytes=size,
+                reward=float(reward),
+                first_at=float(first),
+                last_at=float(last),
+            )
         )
-        for state, tag, explorer, version, number, trajectories, tokens, size, reward, first, last in (
-            connection.execute(query)
-        )
-    ]
+    return found
 
 
 def _reasons(connection: Connection, chosen: sa.ColumnElement[bool]) -> dict[str, int]:

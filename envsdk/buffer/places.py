@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
 import sqlalchemy as sa
 import yaml
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, ProgrammingError
 
 from envsdk.buffer import tables
@@ -85,6 +85,16 @@ def opened(found: str, *, to_change: bool = False) -> Iterator[Engine]:
         engine.dispose()
 
 
+@contextmanager
+def snapshot(engine: Engine) -> Iterator[Connection]:
+    """One transaction that only reads, and sees the database as it was when it began."""
+    options: dict[str, object] = {"reads_only": True}
+    if engine.dialect.name == "postgresql":
+        options |= {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+    with engine.connect().execution_options(**options) as connection:
+        yield connection
+
+
 def _read_only(found: str) -> Engine:
     name = Path(url_of(found).database or "").absolute()
     # Without a log there is nothing to share with writers, and in a folder that cannot be written to SQLite
@@ -103,7 +113,7 @@ def _read_only(found: str) -> Engine:
 
 
 def _check(engine: Engine, found: str) -> None:
-    with closing(engine.connect().execution_options(reads_only=True)) as connection:
+    with snapshot(engine) as connection:
         try:
             row = connection.execute(sa.select(tables.job.c.format)).first()
         except (OperationalError, ProgrammingError) as error:

@@ -16,6 +16,7 @@ from sqlalchemy import Engine
 
 from envsdk.buffer.contract import GroupState, Signal
 from envsdk.buffer.payload import from_bytes
+from envsdk.buffer.places import snapshot
 from envsdk.buffer.tables import groups, job, payloads, signals
 from envsdk.failures import StorageError
 from envsdk.trajectory import Trajectory
@@ -100,7 +101,7 @@ def stored_trajectories(engine: Engine, which: Which) -> Iterator[Trajectory]:
             .order_by(payloads.c.group_id)
             .limit(_AT_ONCE)
         )
-        with engine.connect().execution_options(reads_only=True) as connection:
+        with snapshot(engine) as connection:
             rows = connection.execute(query).all()
         for row in rows:
             try:
