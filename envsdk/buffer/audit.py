@@ -6,6 +6,7 @@ broken = audit(engine)      # [] or one sentence for each promise that was broke
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine
@@ -203,7 +204,7 @@ def _trajectories_are_those_of_their_group(connection: Connection, terms: Terms)
         yield _sentence("hold other trajectories than their rows say", other)
 
 
-def _none(connection: Connection, what: str, query: sa.Select[tuple[int]]) -> Iterator[str]:
+def _none(connection: Connection, what: str, query: sa.Select[Any]) -> Iterator[str]:
     """A sentence if the query finds ids of groups."""
     ids = [int(row[0]) for row in connection.execute(query.order_by(_G.id))]
     if ids:
