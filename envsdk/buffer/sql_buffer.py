@@ -111,10 +111,10 @@ class SqlBuffer:
         Args:
             role: What the program does. A job has one trainer at a time.
             name: No two living programs of a role have the same.
-            tags: Digest of each tag's settings that an explorer plays with; all explorers have the same.
+            tags: Digest of each tag's settings that an explorer plays with, see `differing_tags`.
 
         Raises:
-            ConfigurationError: Another program lives under the name, or plays a tag with other settings.
+            ConfigurationError: Another program lives under the name.
         """
         with self._writing() as connection:
             state = self._lock(connection)
@@ -126,13 +126,7 @@ class SqlBuffer:
                     raise ConfigurationError(_already_there(role, row, now))
                 self._end_member(connection, row, now)
             known: dict[str, str] = json.loads(state["tags"])
-            for tag, digest in (tags or {}).items():
-                if known.get(tag, digest) != digest:
-                    raise ConfigurationError(
-                        f"custom_envs.{tag}: an explorer of this job plays this tag with other settings; "
-                        "use the same for all, or give it another name here"
-                    )
-            connection.execute(job.update().values(tags=json.dumps(known | dict(tags or {}))))
+            connection.execute(job.update().values(tags=json.dumps(dict(tags or {}) | known)))
             member = Member(role=role, name=name, incarnation=uuid.uuid4().hex)
             connection.execute(members.delete().where(same, members.c.name == name))
             connection.execute(
@@ -153,6 +147,12 @@ class SqlBuffer:
                 )
             )
         return member
+
+    def differing_tags(self, tags: Mapping[str, str]) -> list[str]:
+        """The tags whose digest is not the one of the explorer that played them first."""
+        with self._reading() as connection:
+            known: dict[str, str] = json.loads(connection.execute(sa.select(job.c.tags)).scalar_one())
+        return [tag for tag, digest in tags.items() if known.get(tag, digest) != digest]
 
     def renew(
         self,
@@ -370,13 +370,12 @@ class SqlBuffer:
             now = self._clock(connection)
             self._check_alive(connection, trainer)
             terms = Terms.from_json(state["terms"])
-            known = connection.execute(
-                sa.select(versions.c.version).where(versions.c.version == version)
-            ).first()
-            if location is not None and known is None:
+            if location is not None:
+                # A version that was published before may lie elsewhere now.
+                connection.execute(versions.delete().where(versions.c.version == version))
                 connection.execute(
                     versions.insert().values(
-                        version=version, step=step, location=json.dumps(location), published_at=now
+                        version=version, step=step, location=json.dumps(dict(location)), published_at=now
                     )
                 )
             newest = max(version, state["version"])
@@ -385,7 +384,7 @@ class SqlBuffer:
                 self._use_again(connection, step, newest - terms.max_staleness, selection)
             self._drop_the_old(connection, newest - terms.max_staleness, now)
             self._signal(connection, Signal.PLACES)
-            if newest != state["version"]:
+            if location is not None or newest != state["version"]:
                 self._signal(connection, Signal.VERSION)
 
     def take(
@@ -475,11 +474,12 @@ class SqlBuffer:
             row = connection.execute(query).mappings().first()
         return None if row is None else _version(row)
 
-    def is_published(self, version: int) -> bool:
-        """Whether this version has been published, perhaps by an earlier process of the trainer."""
+    def step_of(self, version: int) -> int | None:
+        """The step at which this version was published, perhaps by an earlier process; None if it was not."""
         with self._reading() as connection:
-            query = sa.select(versions.c.version).where(versions.c.version == version)
-            return connection.execute(query).first() is not None
+            return connection.execute(
+                sa.select(versions.c.step).where(versions.c.version == version)
+            ).scalar()
 
     def view(self, member: Member | None = None) -> JobView:
         """How the job stands; `held` is of this member."""
@@ -688,10 +688,8 @@ class SqlBuffer:
             row.expires_at if row.left_at is None else min(row.left_at, row.expires_at) for row in trainer
         ]
         lives = any(row.left_at is None and row.expires_at >= now for row in trainer)
-        explorers = (
-            sa.select(sa.func.count())
-            .select_from(members)
-            .where(members.c.role == Role.EXPLORER, members.c.left_at.is_(None), members.c.expires_at >= now)
+        explorers = sa.select(members.c.name, members.c.version).where(
+            members.c.role == Role.EXPLORER, members.c.left_at.is_(None), members.c.expires_at >= now
         )
         terms = Terms.from_json(state["terms"])
         return JobView(
@@ -701,7 +699,7 @@ class SqlBuffer:
             min_version=state["version"] - terms.max_staleness,
             held=frozenset(held),
             trainer_silent_s=None if lives else now - max(ends, default=state["created_at"]),
-            explorers=int(connection.execute(explorers).scalar_one()),
+            explorer_versions={row.name: row.version for row in connection.execute(explorers)},
         )
 
     def _signal(self, connection: Connection, *which: Signal) -> None:
