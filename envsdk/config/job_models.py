@@ -81,8 +81,8 @@ class ServeArgs(Section):
     """The endpoint of `mode: serve`. Clients give the token in the environment variable
     `ENVSDK_ENDPOINT_TOKEN`, or the one that is made up and shown."""
 
-    name: Annotated[str, Field(min_length=1)] = "policy"
-    """What requests give as `model`."""
+    name: Annotated[str, Field(pattern=NAME_PATTERN, max_length=100)] = "policy"
+    """What requests give as `model`. No two programs that serve a job have the same at a time."""
     host: str = "127.0.0.1"
     """Address to serve on. Anything but loopback sends the token and all texts unencrypted: only in a network
     you trust."""

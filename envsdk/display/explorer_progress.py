@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from rich.console import Console
 
@@ -13,62 +13,50 @@ LINE_EVERY_S = 5.0
 
 
 class ExplorerProgress:
-    """Counts what was delivered.
-
-    (phase | version | delivered | note)*
-    """
+    """(phase | note | started | delivered)*"""
 
     def __init__(self, name: str, *, console: Console | None = None) -> None:
         self._name = name
         self._console = console or TerminalConsole()
         self._phase = ""
-        self._version = -1
-        self._num_groups = self._num_episodes = self._num_succeeded = self._num_refused = 0
-        self._num_dropped = 0
+        self._counts: dict[str, float] = {}
+        """Since the last line."""
         self._since = time.monotonic()
-        """When the counts began."""
 
     def note(self, text: str) -> None:
         """A line for the user."""
         self._console.print(f"{self._name}: {text}", markup=False, highlight=False, soft_wrap=True)
 
     def phase(self, name: str) -> None:
-        """What it is doing from now on; said when it changes to waiting."""
-        if name != self._phase and name != "playing" and self._phase != "waiting for places":
+        """What it is doing from now on."""
+        if name != self._phase:
+            self._phase = name
             self.note(name)
-        self._phase = name
 
-    def version(self, version: int) -> None:
-        """The engines have these weights."""
-        if self._version < 0:
-            self.note(f"playing with version {version} of the weights")
-        self._version = version
+    def delivered(self, version: int, counts: Mapping[str, float]) -> None:
+        """What was handed in under this version of the weights.
 
-    def delivered(
-        self, sizes: Sequence[int], *, num_succeeded: int, num_refused: int, num_dropped: int
-    ) -> None:
-        """Groups of these sizes were handed in; some of them are not wanted, others will not come."""
-        self._num_groups += len(sizes)
-        self._num_episodes += sum(sizes)
-        self._num_succeeded += num_succeeded
-        self._num_refused += num_refused
-        self._num_dropped += num_dropped
-        now = time.monotonic()
-        if now - self._since >= LINE_EVERY_S and self._num_episodes:
-            self._line(now - self._since)
-            self._num_groups = self._num_episodes = self._num_succeeded = self._num_refused = 0
-            self._num_dropped = 0
-            self._since = now
+        `counts`: `groups`, `episodes`, `successes`, `refused`, `dropped` (groups) and `waited_s` for places.
+        """
+        for name, count in counts.items():
+            self._counts[name] = self._counts.get(name, 0) + count
+        seconds = time.monotonic() - self._since
+        if seconds >= LINE_EVERY_S and self._counts.get("episodes"):
+            self.note(_line(version, self._counts, seconds))
+            self._counts = {}
+            self._since = time.monotonic()
 
-    def _line(self, seconds: float) -> None:
-        parts = [
-            f"version {self._version}",
-            f"{self._num_groups} groups",
-            f"{self._num_episodes / seconds:.0f} episodes/s",
-            f"success {self._num_succeeded / self._num_episodes:.0%}",
-        ]
-        if self._num_refused:
-            parts.append(f"{self._num_refused} came too late")
-        if self._num_dropped:
-            parts.append(f"{self._num_dropped} dropped")
-        self.note(" | ".join(parts))
+
+def _line(version: int, counts: Mapping[str, float], seconds: float) -> str:
+    parts = [
+        f"version {version}",
+        f"{counts['groups']:.0f} groups",
+        f"{counts['episodes'] / seconds:.0f} episodes/s",
+        f"success {counts['successes'] / counts['episodes']:.0%}",
+        f"waited for places {min(1.0, counts['waited_s'] / seconds):.0%}",
+    ]
+    if counts["refused"]:
+        parts.append(f"{counts['refused']:.0f} came too late")
+    if counts["dropped"]:
+        parts.append(f"{counts['dropped']:.0f} dropped")
+    return " | ".join(parts)

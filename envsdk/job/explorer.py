@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from envsdk.job.membership import Membership
 from envsdk.job.version_folders import VersionGone
 from envsdk.job.weights import VersionReader
 from envsdk.managers.explorer_scheduler import ExplorerReport
+from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.pipeline.rollout_cluster import RolloutCluster
 from envsdk.pipeline.weight_source import GivenWeights
 from envsdk.tracking.tracker import Tracker
@@ -62,6 +63,9 @@ class Explorer:
         self._has_weights = asyncio.Event()
         self._waited = {"places": 0.0, "weights": 0.0}
         """Seconds so far."""
+        self._told_waited_s = 0.0
+        self._counts: dict[str, float] = {}
+        """Of the present version."""
         self._trainer_gone_since: float | None = None
         self._ended = asyncio.Event()
         self._stop = asyncio.Event()
@@ -75,8 +79,6 @@ class Explorer:
     async def run(self) -> None:
         """Join, play, leave. Raises Interrupted when it was asked to stop."""
         await self._membership.join()
-        self._display.phase("starting engines and workers")
-        await self._cluster.start()
         work = asyncio.ensure_future(self._work())
         waits = [asyncio.ensure_future(event.wait()) for event in (self._stop, self._ended)]
         try:
@@ -96,7 +98,10 @@ class Explorer:
     async def _work(self) -> None:
         try:
             async with asyncio.TaskGroup() as together:
-                for part in (self._live, self._follow_versions, self._deliver, self._claim):
+                together.create_task(self._live())
+                self._display.phase("starting engines and workers")
+                await self._cluster.start()
+                for part in (self._follow_versions, self._deliver, self._claim):
                     together.create_task(part())
         except* EnvsdkError as errors:
             raise _first(errors) from None
@@ -130,8 +135,10 @@ class Explorer:
         async with self._cluster.engines.weights_moving():
             self._weights.hold(weights)
         await self._cluster.publish(fetched.version)
+        if self._version < 0:
+            self._display.phase(f"playing, with version {fetched.version} of the weights")
+        self._log_version()
         self._version = fetched.version
-        self._display.version(fetched.version)
         self._has_weights.set()
 
     def _not_loaded(self, newest: PublishedVersion, error: VersionGone, since: float | None) -> float:
@@ -166,13 +173,11 @@ class Explorer:
             if claimed:
                 await self._play(claimed)
             else:
-                self._display.phase("waiting for places")
                 await self._timed(
                     "places", self._membership.changed(Signal.PLACES, seen, timeout_s=LOOK_AGAIN_S)
                 )
 
     async def _play(self, claimed: Sequence[ClaimedGroup]) -> None:
-        self._display.phase("playing")
         self._playing |= {group.group_id for group in claimed}
         left = list(self._wanted)
         for group in claimed:
@@ -197,12 +202,32 @@ class Explorer:
             refused = await self._membership.client.call(lambda: buffer.put(me, report.finished))
         if report.dropped:
             await self._membership.client.call(lambda: buffer.drop(me, report.dropped))
-        self._display.delivered(
-            [group.num_trajectories for group in report.finished],
-            num_succeeded=report.num_succeeded,
-            num_refused=len(refused),
-            num_dropped=len(report.dropped),
-        )
+        waited_s, self._told_waited_s = self._waited["places"] - self._told_waited_s, self._waited["places"]
+        counts: dict[str, float] = {
+            "groups": len(report.finished),
+            "episodes": sum(group.num_trajectories for group in report.finished),
+            "successes": report.num_succeeded,
+            "refused": len(refused),
+            "dropped": len(report.dropped),
+            "waited_s": waited_s,
+        }
+        self._display.delivered(self._version, counts)
+        if report.counted is not None:
+            self._count(counts, report.counted)
+
+    def _count(self, counts: Mapping[str, float], counted: RolloutBatch) -> None:
+        """Towards the metrics of this version."""
+        failures = {f"failures/{kind}": count for kind, count in counted.failures.items()}
+        more = {**counts, **failures, "discarded_tokens": counted.discarded_tokens}
+        for name, count in more.items():
+            self._counts[name] = self._counts.get(name, 0) + count
+
+    def _log_version(self) -> None:
+        """A row of metrics for the version that was played until now."""
+        if self._counts:
+            metrics = {f"explorer/{name}": float(count) for name, count in self._counts.items()}
+            self._tracker.log(self._version, metrics, time_unix_s=time.time())
+            self._counts = {}
 
     async def _live(self) -> None:
         while True:
@@ -260,6 +285,7 @@ class Explorer:
 
     async def close(self, *, patience_s: float = 5.0) -> None:
         """Leave the job and end the processes."""
+        self._log_version()
         ends: list[Callable[[], Awaitable[Any]]] = [self._membership.leave, self._reader.close]
         await self._cluster.close(*ends, patience_s=patience_s)
 

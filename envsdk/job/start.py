@@ -15,6 +15,7 @@ from envsdk.config.loading import LoadedConfig
 from envsdk.config.models import RunConfig
 from envsdk.config.start_checks import check_start
 from envsdk.display.explorer_progress import ExplorerProgress
+from envsdk.job import bench, serving
 from envsdk.job.buffered_batches import BufferedBatches
 from envsdk.job.explorer import Explorer
 from envsdk.job.membership import Membership
@@ -45,8 +46,10 @@ def run(loaded: LoadedConfig) -> None:
             single_program.run(loaded, _buffered)
         case "explore":
             explore(loaded)
-        case mode:
-            raise NotImplementedError(mode)
+        case "bench":
+            bench.run(loaded)
+        case "serve":
+            serving.run(loaded)
 
 
 def explorer_folder(config: RunConfig) -> Path:
