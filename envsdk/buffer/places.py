@@ -16,11 +16,10 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, Program
 
 from envsdk.buffer import tables
 from envsdk.buffer.connecting import BUSY_S, open_engine, url_of
+from envsdk.buffer.contract import BUFFER_FILE
 from envsdk.failures import ConfigurationError, StorageError
 from envsdk.settings.extras import require
 
-BUFFER_FILE = "buffer.db"
-"""A job's buffer, in its folder, when the configuration names no other."""
 _CONFIG_FILES = ("config.yaml", "explorers/*/config.yaml")
 
 
