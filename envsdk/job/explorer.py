@@ -14,6 +14,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from envsdk.buffer.contract import ClaimedGroup, JobStatus, JobView, LeaseLost, PublishedVersion, Signal
@@ -111,6 +112,10 @@ class Explorer:
         self._display.phase("waiting for the trainer's first weights")
         while True:
             seen = await self._membership.signal_number(Signal.VERSION)
+            if (await self._membership.client.call(buffer.view)).status is JobStatus.FINISHED:
+                self._display.note("the trainer has finished")
+                self._ended.set()
+                return
             newest = await self._membership.client.call(buffer.newest_version)
             if newest is not None and newest.version > self._version:
                 try:
@@ -119,18 +124,16 @@ class Explorer:
                     continue
                 except VersionGone as error:
                     failing_since = self._not_loaded(newest, error, failing_since)
-            if (await self._membership.client.call(buffer.view)).status is JobStatus.FINISHED:
-                self._display.note("the trainer has finished")
-                self._ended.set()
-                return
             waiting = self._membership.changed(Signal.VERSION, seen, timeout_s=LOOK_AGAIN_S)
             await self._timed("weights" if self._version < 0 else None, waiting)
 
     async def _load(self, published: PublishedVersion) -> None:
         fetched = await self._reader.fetch(published)
-        checked = await asyncio.to_thread(self._weights.checked, fetched.weights)
+        weights = fetched.weights
+        if isinstance(weights, Path):  # tensors are checked on their way to the engines, and not copied here
+            weights = await asyncio.to_thread(self._weights.checked, weights)
         async with self._cluster.engines.weights_moving():
-            self._weights.hold(checked)
+            self._weights.hold(weights)
         await self._cluster.publish(fetched.version)
         if self._version < 0:
             self._display.phase(f"playing, with version {fetched.version} of the weights")
