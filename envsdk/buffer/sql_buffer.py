@@ -176,13 +176,11 @@ class SqlBuffer:
         with self._writing() as connection:
             state = self._lock(connection)
             now = self._clock(connection)
-            self._check_alive(connection, member)
+            self._check_alive(connection, member, now)
             connection.execute(
                 members.update()
                 .where(members.c.role == member.role, members.c.name == member.name)
                 .values(
-                    seen_at=now,
-                    expires_at=now + self._lease_s,
                     version=version,
                     waited_places_s=waited_places_s,
                     waited_weights_s=waited_weights_s,
@@ -214,7 +212,7 @@ class SqlBuffer:
         with self._writing() as connection:
             state = self._lock(connection)
             now = self._clock(connection)
-            self._check_alive(connection, member)
+            self._check_alive(connection, member, now)
             again = sa.select(groups).where(groups.c.token == token, _is(GroupState.LEASED))
             given = connection.execute(again.order_by(groups.c.id)).mappings().all()
             if given:
@@ -326,7 +324,7 @@ class SqlBuffer:
         """
         with self._writing() as connection:
             self._lock(connection)
-            self._check_alive(connection, trainer)
+            self._check_alive(connection, trainer, self._clock(connection))
             ids = sa.select(batch_groups.c.group_id).where(batch_groups.c.step >= step)
             gone = connection.execute(
                 sa.select(sa.func.min(batch_groups.c.step)).where(
@@ -368,7 +366,7 @@ class SqlBuffer:
         with self._writing() as connection:
             state = self._lock(connection)
             now = self._clock(connection)
-            self._check_alive(connection, trainer)
+            self._check_alive(connection, trainer, now)
             terms = Terms.from_json(state["terms"])
             if location is not None:
                 # A version that was published before may lie elsewhere now.
@@ -403,7 +401,7 @@ class SqlBuffer:
         with self._writing() as connection:
             state = self._lock(connection)
             now = self._clock(connection)
-            self._check_alive(connection, trainer)
+            self._check_alive(connection, trainer, now)
             taken = connection.execute(sa.select(batches).where(batches.c.step == step)).mappings().first()
             if taken is not None:
                 return TakenBatch(
@@ -444,7 +442,7 @@ class SqlBuffer:
         with self._writing() as connection:
             self._lock(connection)
             now = self._clock(connection)
-            self._check_alive(connection, trainer)
+            self._check_alive(connection, trainer, now)
             connection.execute(
                 batches.update()
                 .where(batches.c.step < step, batches.c.trained_at.is_(None))
@@ -463,7 +461,7 @@ class SqlBuffer:
         """The trainer took all its steps: explorers may end."""
         with self._writing() as connection:
             self._lock(connection)
-            self._check_alive(connection, trainer)
+            self._check_alive(connection, trainer, self._clock(connection))
             connection.execute(job.update().values(status=JobStatus.FINISHED))
             self._signal(connection, *Signal)
 
@@ -519,12 +517,18 @@ class SqlBuffer:
         is_it = row is not None and row["incarnation"] == member.incarnation and row["left_at"] is None
         return row if is_it else None
 
-    def _check_alive(self, connection: Connection, member: Member) -> None:
+    def _check_alive(self, connection: Connection, member: Member, now: float) -> None:
+        """Every call is a sign of life; LeaseLost for one that others took for dead."""
         if self._row_of(connection, member) is None:
             raise LeaseLost(
                 f"the {member.role} {member.name!r} was not heard for more than buffer.lease_s "
                 f"({self._lease_s:g} s), or another was started in its place"
             )
+        connection.execute(
+            members.update()
+            .where(members.c.role == member.role, members.c.name == member.name)
+            .values(seen_at=now, expires_at=now + self._lease_s)
+        )
 
     def _end_the_silent(self, connection: Connection, now: float) -> None:
         silent = sa.select(members).where(members.c.left_at.is_(None), members.c.expires_at < now)
