@@ -17,7 +17,7 @@ from tests.system.jobs import Job
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 TOKEN = "a-token-that-is-long-enough"
-NUM_STEPS = 3
+NUM_STEPS = 2
 
 
 def test_the_programs_of_a_job_do_their_parts_and_end(
