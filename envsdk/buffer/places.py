@@ -74,7 +74,7 @@ def opened(found: str, *, to_change: bool = False) -> Iterator[Engine]:
     """
     require("the buffer", "sqlalchemy")
     is_file = url_of(found).get_backend_name() == "sqlite"
-    engine = open_engine(found) if to_change or not is_file else _read_only(found)
+    engine = open_engine(found, busy_s=BUSY_S) if to_change or not is_file else _read_only(found)
     try:
         _check(engine, found)
         yield engine
