@@ -78,7 +78,7 @@ class Sender:
 
 def decoder_weights(num_bytes: int) -> Iterator[tuple[str, NDArray[Any]]]:
     """Matrices of a decoder of about this size, an embedding that is a sixth of it and some norms."""
-    width = 512 if num_bytes < 200 * MB else 1024
+    width = 128 if num_bytes < 20 * MB else 512 if num_bytes < 200 * MB else 1024
     rng = np.random.default_rng(0)
     per_layer = (4 * width * width + 3 * width * 4 * width + 2 * width) * 4
     yield "model.embed_tokens.weight", rng.random((num_bytes // 6 // width // 4, width), np.float32)

@@ -56,6 +56,7 @@ _COMMANDS = {
     "check": ("envsdk.check", "Check that an environment keeps its contract."),
     "report": ("envsdk.report", "Write a run's report.html."),
     "view": ("envsdk.view", "Look at runs and data sets in a browser."),
+    "buffer": ("envsdk.buffer.__main__", "Look into the buffer between explorers and a trainer."),
     "envs": ("envsdk.envs.__main__", "List the environments that are installed, or play one by hand."),
 }
 """By name: the module whose `main` gets the arguments, and one line of help."""

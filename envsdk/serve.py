@@ -7,7 +7,6 @@ in no file and no log.
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from envsdk.display.model_command import command_of
-from envsdk.display.terminal import say
 from envsdk.failures import ConfigurationError
 from envsdk.settings.options import Argument, Option, Options
 from envsdk.warm_start import make_tiny_policy
@@ -24,8 +22,6 @@ from envsdk.warm_start import make_tiny_policy
 if TYPE_CHECKING:
     from envsdk.inference.endpoint.server import EndpointConfig
     from envsdk.play.model import ModelSource
-
-TOKEN_VARIABLE = "ENVSDK_ENDPOINT_TOKEN"
 
 
 class ServeOptions(Options):
@@ -60,15 +56,14 @@ def command(options: ServeOptions) -> None:
     """
     try:
         from envsdk.inference.endpoint.sampling import SamplingRules
-        from envsdk.inference.endpoint.server import EndpointConfig, check_token
+        from envsdk.inference.endpoint.server import EndpointConfig
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"envsdk serve needs {error.name}: pip install 'envsdk[endpoint]'"
         ) from error
-    from envsdk.play.model_server import find_model
+    from envsdk.play.model_server import find_model, given_token
 
-    token = os.environ.get(TOKEN_VARIABLE, "")
-    check_token(token)
+    token = given_token()
     model = find_model(options.source, options.overrides, options.model, make_tiny_policy=make_tiny_policy)
     is_fixed, generating = options.fixed_sampling, model.generating
     config = EndpointConfig(
@@ -87,21 +82,13 @@ def command(options: ServeOptions) -> None:
 
 
 async def _serve(model: ModelSource, config: EndpointConfig, out: Path | None) -> None:
-    from envsdk.play.model_server import serve_model
+    from envsdk.play.model_server import announce, serve_model
 
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    endpoint = None
-    try:
-        async with serve_model(model, config, out) as endpoint:
-            say(f"serving `{config.model_name}` ({model.folder}) at {endpoint.base_url()}", flush=True)
-            if not config.token:
-                say(f"token, shown only here: {endpoint.token}", flush=True)
-            await stop.wait()
-    finally:
-        if endpoint is not None and endpoint.ignored:
-            counts = ", ".join(f"{name} ({count})" for name, count in sorted(endpoint.ignored.items()))
-            say(f"ignored in requests, since it changes nothing: {counts}", flush=True)
+    async with serve_model(model, config, out) as endpoint:
+        announce(endpoint, str(model.folder))
+        await stop.wait()
 
 
 app, main = command_of(ServeOptions, command, name="envsdk serve")

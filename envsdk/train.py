@@ -62,7 +62,7 @@ def train(
 
     require("this run", *_needed_modules(loaded.config))
 
-    from envsdk.pipeline.run import run
+    from envsdk.job.start import run
 
     run(loaded)
 

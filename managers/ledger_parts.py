@@ -210,6 +210,11 @@ class SlotPool:
         times = [tag.starved_since for tag in self._tags.values() if tag.starved_since is not None]
         return min(times, default=None)
 
+    def room(self, tag: str) -> int:
+        """Idle slots of this tag, less the members that wait for one."""
+        found = self._tags[tag]
+        return len(found.idle) - sum(member.status is Status.PENDING for member in found.pending)
+
     def num_slots(self, tag: str) -> int:
         """Slots of this tag."""
         return sum(slot.tag == tag for slot in self._slots.values())

@@ -132,11 +132,15 @@ class CancelReason(StrEnum):
     SPARE = "spare member not needed"
     SURPLUS = "spare group not needed"
     LATE = "reported after the lease had ended"
+    UNASSIGNED = "another explorer plays the group"
 
     @property
     def is_waste(self) -> bool:
         """Whether a lease that ends for this reason was wasted. A run with nothing but waste stalls."""
-        return self not in (CancelReason.SPARE, CancelReason.SURPLUS, CancelReason.LATE)
+        return self not in _NO_WASTE
+
+
+_NO_WASTE = (CancelReason.SPARE, CancelReason.SURPLUS, CancelReason.LATE, CancelReason.UNASSIGNED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,13 +197,21 @@ class GroupReady:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupDropped:
+    """Command: this assigned group will not be delivered. Sent by an `AssignedLedger` alone."""
+
+    group_id: int
+    reason: CancelReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stalled:
     """Command: no batch will ever be ready. Sent once until something is delivered."""
 
     message: str
 
 
-Command = Grant | Cancel | Discard | GroupReady | Stalled
+Command = Grant | Cancel | Discard | GroupReady | GroupDropped | Stalled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,7 +96,7 @@ class RolloutScheduler:
 
     def __init__(self, setup: SchedulerSetup, state: LedgerState | None = None) -> None:
         self._setup = setup
-        self._ledger = RolloutLedger(setup.ledger, state)
+        self._ledger = self._new_ledger(state)
         self._ledger.suspend(time.monotonic())
         self._workers = WorkerGroup(setup.workers)
         self._slots = SlotActivity()
@@ -120,6 +120,9 @@ class RolloutScheduler:
         self._changed = asyncio.Event()
         """Set when a batch may be ready, or the run has failed."""
         self._tasks: list[asyncio.Task[None]] = []
+
+    def _new_ledger(self, state: LedgerState | None) -> RolloutLedger:
+        return RolloutLedger(self._setup.ledger, state)
 
     async def start(self) -> None:
         """Start the workers and wait until each has checked in."""
@@ -188,7 +191,7 @@ class RolloutScheduler:
         """
         now = time.monotonic()
         # Lease ids continue, so that a late report is not mistaken for one of this round.
-        self._ledger = RolloutLedger(self._setup.ledger, _from_the_first_task(self._ledger.state(), version))
+        self._ledger = self._new_ledger(_from_the_first_task(self._ledger.state(), version))
         self._has_published = True
         self._finished_trajectories.clear()
         for slot_id, lease_id in self._slots.begin_again():

@@ -183,8 +183,8 @@ class JobView:
     """Groups that this program plays, as far as the buffer knows."""
     trainer_silent_s: float | None
     """Seconds since the trainer's lease ran out, or since it left; None while it lives."""
-    explorers: int
-    """How many live."""
+    explorer_versions: Mapping[str, int]
+    """By living explorer, the version of the weights it plays with; -1 before its first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,6 +53,7 @@ from envsdk.buffer.tables import (
     signals,
     versions,
 )
+from envsdk.buffer.waking import CHANNEL
 from envsdk.failures import ConfigurationError, StorageError
 from envsdk.trajectory import Task
 
@@ -68,16 +69,20 @@ class SqlBuffer:
     ) -> None:
         self.engine = engine
         self._lease_s = lease_s
-        self._clock = clock or (lambda connection: time.time())
+        self._clock = clock or _time
 
     def create(self, name: str, terms: Terms) -> None:
         """Make the tables and the job, unless they are there.
 
-        ConfigurationError when the job there has other terms.
+        ConfigurationError when another job is there, or this one has other terms.
         """
-        tables.metadata.create_all(self.engine)
         with self._writing() as connection:
-            if connection.execute(sa.select(job.c.id)).first() is None:
+            if connection.dialect.name == "postgresql":
+                # Two programs that start at once would both find nothing.
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CREATING)))
+            tables.metadata.create_all(connection)
+            there = connection.execute(sa.select(job.c.name)).scalar()
+            if there is None:
                 connection.execute(
                     job.insert().values(
                         id=1,
@@ -93,6 +98,11 @@ class SqlBuffer:
                     )
                 )
                 connection.execute(signals.insert(), [{"name": signal, "number": 0} for signal in Signal])
+            elif there != name:
+                raise ConfigurationError(
+                    f"the buffer is that of another job, {there!r}: give this one, {name!r}, a database of "
+                    "its own (buffer.trainer_input.experience_buffer.path)"
+                )
             self.terms(connection).check_same(terms)
 
     def terms(self, connection: Connection | None = None) -> Terms:
@@ -111,10 +121,10 @@ class SqlBuffer:
         Args:
             role: What the program does. A job has one trainer at a time.
             name: No two living programs of a role have the same.
-            tags: Digest of each tag's settings that an explorer plays with; all explorers have the same.
+            tags: Digest of each tag's settings that an explorer plays with, see `differing_tags`.
 
         Raises:
-            ConfigurationError: Another program lives under the name, or plays a tag with other settings.
+            ConfigurationError: Another program lives under the name.
         """
         with self._writing() as connection:
             state = self._lock(connection)
@@ -126,13 +136,7 @@ class SqlBuffer:
                     raise ConfigurationError(_already_there(role, row, now))
                 self._end_member(connection, row, now)
             known: dict[str, str] = json.loads(state["tags"])
-            for tag, digest in (tags or {}).items():
-                if known.get(tag, digest) != digest:
-                    raise ConfigurationError(
-                        f"custom_envs.{tag}: an explorer of this job plays this tag with other settings; "
-                        "use the same for all, or give it another name here"
-                    )
-            connection.execute(job.update().values(tags=json.dumps(known | dict(tags or {}))))
+            connection.execute(job.update().values(tags=json.dumps(dict(tags or {}) | known)))
             member = Member(role=role, name=name, incarnation=uuid.uuid4().hex)
             connection.execute(members.delete().where(same, members.c.name == name))
             connection.execute(
@@ -153,6 +157,12 @@ class SqlBuffer:
                 )
             )
         return member
+
+    def differing_tags(self, tags: Mapping[str, str]) -> list[str]:
+        """The tags whose digest is not the one of the explorer that played them first."""
+        with self._reading() as connection:
+            known: dict[str, str] = json.loads(connection.execute(sa.select(job.c.tags)).scalar_one())
+        return [tag for tag, digest in tags.items() if known.get(tag, digest) != digest]
 
     def renew(
         self,
@@ -176,13 +186,11 @@ class SqlBuffer:
         with self._writing() as connection:
             state = self._lock(connection)
             now = self._clock(connection)
-            self._check_alive(connection, member)
+            self._check_alive(connection, member, now)
             connection.execute(
                 members.update()
                 .where(members.c.role == member.role, members.c.name == member.name)
                 .values(
-                    seen_at=now,
-                    expires_at=now + self._lease_s,
                     version=version,
                     waited_places_s=waited_places_s,
                     waited_weights_s=waited_weights_s,
@@ -214,7 +222,7 @@ class SqlBuffer:
         with self._writing() as connection:
             state = self._lock(connection)
             now = self._clock(connection)
-            self._check_alive(connection, member)
+            self._check_alive(connection, member, now)
             again = sa.select(groups).where(groups.c.token == token, _is(GroupState.LEASED))
             given = connection.execute(again.order_by(groups.c.id)).mappings().all()
             if given:
@@ -326,7 +334,7 @@ class SqlBuffer:
         """
         with self._writing() as connection:
             self._lock(connection)
-            self._check_alive(connection, trainer)
+            self._check_alive(connection, trainer, self._clock(connection))
             ids = sa.select(batch_groups.c.group_id).where(batch_groups.c.step >= step)
             gone = connection.execute(
                 sa.select(sa.func.min(batch_groups.c.step)).where(
@@ -368,15 +376,14 @@ class SqlBuffer:
         with self._writing() as connection:
             state = self._lock(connection)
             now = self._clock(connection)
-            self._check_alive(connection, trainer)
+            self._check_alive(connection, trainer, now)
             terms = Terms.from_json(state["terms"])
-            known = connection.execute(
-                sa.select(versions.c.version).where(versions.c.version == version)
-            ).first()
-            if location is not None and known is None:
+            if location is not None:
+                # A version that was published before may lie elsewhere now.
+                connection.execute(versions.delete().where(versions.c.version == version))
                 connection.execute(
                     versions.insert().values(
-                        version=version, step=step, location=json.dumps(location), published_at=now
+                        version=version, step=step, location=json.dumps(dict(location)), published_at=now
                     )
                 )
             newest = max(version, state["version"])
@@ -385,7 +392,7 @@ class SqlBuffer:
                 self._use_again(connection, step, newest - terms.max_staleness, selection)
             self._drop_the_old(connection, newest - terms.max_staleness, now)
             self._signal(connection, Signal.PLACES)
-            if newest != state["version"]:
+            if location is not None or newest != state["version"]:
                 self._signal(connection, Signal.VERSION)
 
     def take(
@@ -404,7 +411,7 @@ class SqlBuffer:
         with self._writing() as connection:
             state = self._lock(connection)
             now = self._clock(connection)
-            self._check_alive(connection, trainer)
+            self._check_alive(connection, trainer, now)
             taken = connection.execute(sa.select(batches).where(batches.c.step == step)).mappings().first()
             if taken is not None:
                 return TakenBatch(
@@ -445,7 +452,7 @@ class SqlBuffer:
         with self._writing() as connection:
             self._lock(connection)
             now = self._clock(connection)
-            self._check_alive(connection, trainer)
+            self._check_alive(connection, trainer, now)
             connection.execute(
                 batches.update()
                 .where(batches.c.step < step, batches.c.trained_at.is_(None))
@@ -464,7 +471,7 @@ class SqlBuffer:
         """The trainer took all its steps: explorers may end."""
         with self._writing() as connection:
             self._lock(connection)
-            self._check_alive(connection, trainer)
+            self._check_alive(connection, trainer, self._clock(connection))
             connection.execute(job.update().values(status=JobStatus.FINISHED))
             self._signal(connection, *Signal)
 
@@ -475,11 +482,12 @@ class SqlBuffer:
             row = connection.execute(query).mappings().first()
         return None if row is None else _version(row)
 
-    def is_published(self, version: int) -> bool:
-        """Whether this version has been published, perhaps by an earlier process of the trainer."""
+    def step_of(self, version: int) -> int | None:
+        """The step at which this version was published, perhaps by an earlier process; None if it was not."""
         with self._reading() as connection:
-            query = sa.select(versions.c.version).where(versions.c.version == version)
-            return connection.execute(query).first() is not None
+            return connection.execute(
+                sa.select(versions.c.step).where(versions.c.version == version)
+            ).scalar()
 
     def view(self, member: Member | None = None) -> JobView:
         """How the job stands; `held` is of this member."""
@@ -519,12 +527,18 @@ class SqlBuffer:
         is_it = row is not None and row["incarnation"] == member.incarnation and row["left_at"] is None
         return row if is_it else None
 
-    def _check_alive(self, connection: Connection, member: Member) -> None:
+    def _check_alive(self, connection: Connection, member: Member, now: float) -> None:
+        """Every call is a sign of life; LeaseLost for one that others took for dead."""
         if self._row_of(connection, member) is None:
             raise LeaseLost(
                 f"the {member.role} {member.name!r} was not heard for more than buffer.lease_s "
                 f"({self._lease_s:g} s), or another was started in its place"
             )
+        connection.execute(
+            members.update()
+            .where(members.c.role == member.role, members.c.name == member.name)
+            .values(seen_at=now, expires_at=now + self._lease_s)
+        )
 
     def _end_the_silent(self, connection: Connection, now: float) -> None:
         silent = sa.select(members).where(members.c.left_at.is_(None), members.c.expires_at < now)
@@ -688,10 +702,8 @@ class SqlBuffer:
             row.expires_at if row.left_at is None else min(row.left_at, row.expires_at) for row in trainer
         ]
         lives = any(row.left_at is None and row.expires_at >= now for row in trainer)
-        explorers = (
-            sa.select(sa.func.count())
-            .select_from(members)
-            .where(members.c.role == Role.EXPLORER, members.c.left_at.is_(None), members.c.expires_at >= now)
+        explorers = sa.select(members.c.name, members.c.version).where(
+            members.c.role == Role.EXPLORER, members.c.left_at.is_(None), members.c.expires_at >= now
         )
         terms = Terms.from_json(state["terms"])
         return JobView(
@@ -701,13 +713,26 @@ class SqlBuffer:
             min_version=state["version"] - terms.max_staleness,
             held=frozenset(held),
             trainer_silent_s=None if lives else now - max(ends, default=state["created_at"]),
-            explorers=int(connection.execute(explorers).scalar_one()),
+            explorer_versions={row.name: row.version for row in connection.execute(explorers)},
         )
 
     def _signal(self, connection: Connection, *which: Signal) -> None:
         connection.execute(
             signals.update().where(signals.c.name.in_(which)).values(number=signals.c.number + 1)
         )
+        if connection.dialect.name == "postgresql":
+            connection.execute(sa.select(sa.func.pg_notify(CHANNEL, "")))
+
+
+_CREATING = 7_105_212
+"""Of an advisory lock: any number that nobody else takes."""
+
+
+def _time(connection: Connection) -> float:
+    """The server's, where there is one: the machines of a job may disagree."""
+    if connection.dialect.name != "postgresql":
+        return time.time()
+    return float(connection.execute(sa.select(sa.extract("epoch", sa.func.clock_timestamp()))).scalar_one())
 
 
 @contextmanager

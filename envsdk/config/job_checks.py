@@ -20,6 +20,8 @@ def job_problems(config: RunConfig) -> Iterator[Problem]:
             f"{interval}, but `mode: both` publishes weights after every step; leave it out, or start the "
             "trainer and explorers as programs of their own (mode: train, mode: explore)",
         )
+    if config.mode == "bench" and not config.val_batch_size:
+        yield Problem(("val_batch_size",), "0, so that `mode: bench` has no held-out tasks to play")
     if buffer.cool_down_steps and buffer.max_uses == 1:
         yield Problem(
             (*_BUFFER, "cool_down_steps"), "does nothing while max_uses is 1: each group is used once"

@@ -75,3 +75,18 @@ class SynchronizerArgs(Section):
     """Seconds after which a program that has not got the weights is told, and not waited for."""
     path: Annotated[Path, Field(strict=False)] | None = None
     """Folder of the published weights (`checkpoint`); when absent, `weights` in the run's folder."""
+
+
+class ServeArgs(Section):
+    """The endpoint of `mode: serve`. Clients give the token in the environment variable
+    `ENVSDK_ENDPOINT_TOKEN`, or the one that is made up and shown."""
+
+    name: Annotated[str, Field(pattern=NAME_PATTERN, max_length=100)] = "policy"
+    """What requests give as `model`. No two programs that serve a job have the same at a time."""
+    host: str = "127.0.0.1"
+    """Address to serve on. Anything but loopback sends the token and all texts unencrypted: only in a network
+    you trust."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    """0 takes a free one."""
+    out: Annotated[Path, Field(strict=False)] | None = None
+    """Where ended sessions go as trajectories; without it nothing is kept."""

@@ -30,7 +30,7 @@ from pydantic import (
 from envsdk import run_limits
 from envsdk.algorithms.args import AlgorithmArgs, AlgorithmKeys
 from envsdk.algorithms.group_filters import GroupFilterEntries
-from envsdk.config.job_models import BufferArgs, ExplorerArgs, Mode, SynchronizerArgs
+from envsdk.config.job_models import BufferArgs, ExplorerArgs, Mode, ServeArgs, SynchronizerArgs
 from envsdk.config.prices import Prices
 from envsdk.config.ranges import parse_index_list
 from envsdk.config.rlvr_models import DataArgs, RewardArgs, ValidationArgs
@@ -412,6 +412,8 @@ class RunConfig(AlgorithmKeys, Section):
     """This explorer (`mode: explore`)."""
     synchronizer: SynchronizerArgs = Field(default_factory=SynchronizerArgs)
     """How weights come from the trainer to the other programs."""
+    serve: ServeArgs = Field(default_factory=ServeArgs)
+    """The endpoint of `mode: serve`."""
 
     @property
     def run_folder(self) -> Path:

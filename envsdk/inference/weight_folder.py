@@ -86,8 +86,11 @@ def copies(weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Tensor]]:
 
     for name, array in weights:
         try:
-            tensor = array if isinstance(array, torch.Tensor) else torch.from_numpy(np.array(array))
-            yield name, tensor.detach().to("cpu", copy=True).contiguous()
+            if isinstance(array, torch.Tensor):
+                tensor = array.detach().to("cpu", copy=True)
+            else:
+                tensor = torch.from_numpy(np.array(array))
+            yield name, tensor.contiguous()
         except (TypeError, ValueError, RuntimeError) as error:
             raise EngineError(f"weight `{name}` cannot be written: {error}") from error
 

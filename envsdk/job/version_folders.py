@@ -14,7 +14,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -85,7 +86,7 @@ def write_version(
     try:
         partial.mkdir()
         fill(partial)
-        files = {path.name: _sealed(path) for path in sorted(partial.iterdir())}
+        files = _sealed(sorted(partial.iterdir()))
         _write_manifest(partial, Manifest(version=version, step=step, number=number, files=files))
         remove_version(final)
         partial.rename(final)
@@ -168,11 +169,19 @@ def _write_manifest(folder: Path, manifest: Manifest) -> None:
     write_json_atomically(folder / MANIFEST, {"format": _FORMAT, **asdict(manifest)})
 
 
-def _sealed(path: Path) -> StoredFile:
-    """Force a file onto the disk, and describe it."""
+def _sealed(paths: Sequence[Path]) -> dict[str, StoredFile]:
+    """Force files onto the disk, and describe them meanwhile."""
+    with ThreadPoolExecutor(max_workers=1) as disk:
+        syncing = [disk.submit(_sync, path) for path in paths]
+        files = {path.name: _digest(path) for path in paths}
+        for each in syncing:
+            each.result()
+    return files
+
+
+def _sync(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
-    return _digest(path)
 
 
 def _digest(path: Path) -> StoredFile:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from envsdk.inference.weight_group import WeightGroup
 
-LOOK_S = 0.01
+LOOK_S = 0.005
 """How often both sides look for the other's answer."""
 GATHER_S = 1.0
 """How long those that ask wait for others that took part in the round before."""

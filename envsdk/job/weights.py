@@ -88,12 +88,14 @@ class VersionPublisher:
         StorageError when there is no room for them for `buffer.retry_s`.
         """
         outlet, retry_s = self._outlet(version), self._config.buffer.retry_s
-        deadline, pause = time.monotonic() + retry_s, PAUSE_S
+        failing_since, pause = None, PAUSE_S
         while (report := await self._trainer.give_weights(outlet)).location is None:
-            if time.monotonic() > deadline:
-                raise StorageError(f"version {version} of the weights is not published: {report.problem}")
-            if pause == PAUSE_S:
+            now = time.monotonic()
+            if failing_since is None:
+                failing_since = now
                 self._say(f"{report.problem} Trying for {retry_s:g} s more (buffer.retry_s)")
+            elif now - failing_since > retry_s:
+                raise StorageError(f"version {version} of the weights is not published: {report.problem}")
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
         location = {"method": self._args.sync_method, **report.location}
@@ -112,7 +114,8 @@ class VersionPublisher:
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     def _outlet(self, version: int) -> WeightOutlet:
-        step = version * self._args.sync_interval
+        # The last version of a run may come early.
+        step = min(version * self._args.sync_interval, self._config.max_steps)
         if self._args.sync_method == "nccl":
             return BroadcastOutlet(
                 key=self._key,

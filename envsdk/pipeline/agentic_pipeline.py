@@ -20,10 +20,10 @@ from envsdk.config.start_checks import prompt_notes
 from envsdk.display.progress import ProgressDisplay, Validation
 from envsdk.failures import Interrupted
 from envsdk.managers.rollout_batch import RolloutBatch
+from envsdk.pipeline.batch_source import BatchSource
 from envsdk.pipeline.batches import ModelScores, learnable, prepare_batch, token_ids
 from envsdk.pipeline.checkpoints import RunState, write_checkpoint
 from envsdk.pipeline.rollout_metrics import validation_metrics
-from envsdk.pipeline.rollouts import BatchSource
 from envsdk.pipeline.run_folder import RunFolder, earlier_validations
 from envsdk.pipeline.step_log import StepLog
 from envsdk.pipeline.trainers import Trainers
@@ -64,12 +64,11 @@ class AgenticPipeline:
         self.config = config
         self.folder = folder
         self.batches = batches
-        self.cluster = batches.cluster
         self.trainers = trainers
         self.display = display
         self.log = StepLog(
             config,
-            batches.cluster,
+            batches,
             first_step=folder.first_step,
             tracker=tracker,
             timeline=timeline,
@@ -105,6 +104,7 @@ class AgenticPipeline:
         await self.validate()
         self.log.run_done(self.step)
         await self.checkpoint()
+        await self.batches.finished()
 
     def is_due(self, every: int) -> bool:
         """Whether something that is done every `every` steps is due before the present step."""
@@ -114,11 +114,11 @@ class AgenticPipeline:
     async def start(self) -> None:
         """Start everything, and load what the run continues from."""
         self.display.phase("starting engines, workers and the trainer")
-        await self.cluster.start(*(group.start for group in self.trainers.groups))
+        await self.batches.start(*(group.start for group in self.trainers.groups))
         for note in (*algorithm_notes(self.config), *prompt_notes(self.config)):
             self.display.note(f"note: {note}")
         if self.folder.checkpoint is not None:
-            await self.cluster.call(self.trainers.actor.load(self.folder.checkpoint.folder.resolve()))
+            await self.batches.call(self.trainers.actor.load(self.folder.checkpoint.folder.resolve()))
             self.display.note(f"continuing {self.folder.path} from step {self.folder.first_step}")
         if self.folder.batches:
             self.display.note(f"{len(self.folder.batches)} batches on disk are trained first")
@@ -136,7 +136,7 @@ class AgenticPipeline:
     @_interruptible
     async def validate(self) -> None:
         """Play the held-out tasks under the present weights; training episodes wait meanwhile."""
-        if not self.config.val_batch_size:
+        if not self.batches.validates:
             return
         self.display.phase("evaluating on held-out tasks")
         with self.log.timed("validate", Track.VALIDATION, self.step):
@@ -170,11 +170,11 @@ class AgenticPipeline:
             if prepared.nothing_left:
                 self.display.note(f"step {self.step + 1}: {prepared.nothing_left}")
             else:
-                self.log.metrics |= await self.cluster.call(self._train_step(prepared.batch))
+                self.log.metrics |= await self.batches.call(self._train_step(prepared.batch))
 
     async def _train_step(self, batch: TrainBatch) -> dict[str, float]:
         """Train while no engine is given weights."""
-        async with self.cluster.engines.weights_moving():
+        async with self.batches.weights_moving():
             return await self.trainers.actor.train_step(batch)
 
     async def checkpoint(self) -> None:
@@ -198,6 +198,7 @@ class AgenticPipeline:
                 lambda folder: asyncio.run_coroutine_threadsafe(save(folder.resolve()), loop).result(),
             )
         self._checkpointed_step = self.step
+        await self.batches.checkpointed(self.step)
 
     def request_stop(self) -> None:
         """End as soon as nothing is lost, with a checkpoint; at the second request, end at once."""
@@ -208,7 +209,7 @@ class AgenticPipeline:
             self.display.note("stopping with a checkpoint; Ctrl-C again stops at once")
 
     async def _scores(self, trajectories: list[Trajectory]) -> ModelScores:
-        args, call, trainers = self.config.algorithm, self.cluster.call, self.trainers
+        args, call, trainers = self.config.algorithm, self.batches.call, self.trainers
         ids = token_ids(trajectories)
         reference_logprobs = logprobs = values = None
         if trainers.reference is not None:
@@ -221,7 +222,7 @@ class AgenticPipeline:
 
     async def close(self, *, patience_s: float) -> None:
         """End the processes of the run."""
-        await self.cluster.close(*(group.close for group in self.trainers.groups), patience_s=patience_s)
+        await self.batches.close(*(group.close for group in self.trainers.groups), patience_s=patience_s)
 
     async def unless_stopped(self, waiting: Awaitable[Result]) -> Result:
         """Wait, unless the user asks to stop first: then keep what was trained in a checkpoint, and end."""
@@ -240,6 +241,6 @@ class AgenticPipeline:
         while not answer.done():
             await asyncio.wait({answer}, timeout=0.5)
             if not answer.done():
-                ready = await self.cluster.num_ready()
+                ready = await self.batches.num_ready()
                 self.display.rollouts(ready=ready, needed=self.config.train_batch_size)
         return answer.result()

@@ -97,6 +97,11 @@ def find_checkpoint(run_dir: Path, resume: str) -> Checkpoint | None:
     return found[-1] if found else None
 
 
+def oldest_step(run_dir: Path) -> int:
+    """The earliest step that a run can still go back to; 0 without checkpoints."""
+    return min((each.state.step for each in _in_order(run_dir / FOLDER)), default=0)
+
+
 def _in_order(folder: Path) -> list[Checkpoint]:
     """Oldest first."""
     found = [_read(each) for each in folder.glob("step_*")]

@@ -18,15 +18,15 @@ LOCK_PATIENCE_S = 5.0
 
 
 @contextmanager
-def only_run_in(folder: Path) -> Iterator[None]:
-    """Keep a second process from playing or training in `folder`."""
+def only_run_in(folder: Path, taken: str = "another process is training in") -> Iterator[None]:
+    """Keep a second process out of `folder`; `taken` begins the message that it gets."""
     make_folder(folder)
     with ExitStack() as stack:
         try:
             stack.enter_context(locked(folder / ".lock", patience_s=LOCK_PATIENCE_S))
         except BlockingIOError:
             raise ConfigurationError(
-                f"another process is training in {folder}; wait for it, or choose another exp_name"
+                f"{taken} {folder}; wait for it, or choose another exp_name"
             ) from None
         yield
 

@@ -20,6 +20,7 @@ from envsdk.failures import EnvsdkError, as_envsdk_error
 from envsdk.inference.engine import EngineConfig
 from envsdk.inference.engine_demand import DemandConfig
 from envsdk.inference.engine_pool import PoolConfig
+from envsdk.managers.explorer_scheduler import ExplorerScheduler
 from envsdk.managers.ledger_types import LedgerState
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
@@ -50,23 +51,29 @@ class RolloutCluster:
         spec = _engines_spec(config, model, trainer_mappings)
         self.engines = EngineGroup(spec, weights, self._announce, say)
 
-        scheduler = _actor(RolloutScheduler)
-        self.rollout_scheduler = scheduler.remote(
-            SchedulerSetup(
-                ledger=train_ledger(config),
-                workers=worker_setups(
-                    config, config.train_env_manager, split="train", model=model, engines=self.engines.actors
+        self.rollout_scheduler: Any = None
+        if config.mode in ("both", "explore"):
+            scheduler = RolloutScheduler if config.mode == "both" else ExplorerScheduler
+            self.rollout_scheduler = _actor(scheduler).remote(
+                SchedulerSetup(
+                    ledger=train_ledger(config),
+                    workers=worker_setups(
+                        config,
+                        config.train_env_manager,
+                        split="train",
+                        model=model,
+                        engines=self.engines.actors,
+                    ),
+                    run_seed=config.seed,
+                    folder=trajectories,
+                    group_filters=config.group_filters,
+                    max_filtered_groups=config.filtered_groups_limit,
                 ),
-                run_seed=config.seed,
-                folder=trajectories,
-                group_filters=config.group_filters,
-                max_filtered_groups=config.filtered_groups_limit,
-            ),
-            state,
-        )
-        self.validation_scheduler = None
-        if config.val_batch_size:
-            self.validation_scheduler = scheduler.remote(
+                state,
+            )
+        self.validation_scheduler: Any = None
+        if config.val_batch_size and config.mode in ("both", "bench"):
+            self.validation_scheduler = _actor(RolloutScheduler).remote(
                 SchedulerSetup(
                     ledger=validation_ledger(config),
                     workers=worker_setups(
@@ -111,8 +118,8 @@ class RolloutCluster:
 
     def _name_of(self, died: ray.exceptions.RayActorError) -> str:
         names = ("the scheduler of rollouts", "the scheduler of evaluations")
-        for name, actor in zip(names, self._schedulers, strict=False):
-            if actor._actor_id.hex() == died.actor_id:
+        for name, actor in zip(names, (self.rollout_scheduler, self.validation_scheduler), strict=True):
+            if actor is not None and actor._actor_id.hex() == died.actor_id:
                 return name
         return "a process of the run"
 
@@ -122,7 +129,7 @@ class RolloutCluster:
         Rollouts begin with the first version they are told of.
         """
         report = await self.call(self.engines.publish(version))
-        if to_rollouts:
+        if to_rollouts and self.rollout_scheduler is not None:
             await self.tell(version)
         return report.metrics() if report is not None else {}
 
@@ -177,9 +184,8 @@ class RolloutCluster:
 
     @property
     def _schedulers(self) -> list[Any]:
-        """That of rollouts, and that of evaluations where there are any."""
-        found = [self.rollout_scheduler]
-        return found if self.validation_scheduler is None else [*found, self.validation_scheduler]
+        """That of rollouts and that of evaluations, where there are any."""
+        return [each for each in (self.rollout_scheduler, self.validation_scheduler) if each is not None]
 
 
 def _engines_spec(

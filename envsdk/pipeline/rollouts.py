@@ -8,17 +8,17 @@
 
     start -> (get_batch -> publish)* -> close
 
-`envsdk train` runs on the same `BatchSource`, with its own trainer for the weights. A batch is on disk before
-it is given out. `state()` says which batches were given out: whoever keeps it with the weights that learned
-from them continues exactly there, after any kill.
+`envsdk train` runs on the same `PlayedBatches`, with its own trainer for the weights. A batch is on disk
+before it is given out. `state()` says which batches were given out: whoever keeps it with the weights that
+learned from them continues exactly there, after any kill.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +38,7 @@ from envsdk.managers.ledger_types import LedgerState
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.managers.wiring import tag_setups
+from envsdk.pipeline.batch_source import EngineLook, Result
 from envsdk.pipeline.engine_group import Say
 from envsdk.pipeline.opening import begin, only_run_in
 from envsdk.pipeline.rollout_cluster import RolloutCluster
@@ -54,10 +55,10 @@ STATE_FORMAT = "envsdk.rollouts/1"
 _LOG = logging.getLogger("envsdk")
 
 
-class BatchSource:
+class PlayedBatches:
     """Batches of a run in their order: those that an earlier process left on disk, then new ones.
 
-    What `envsdk train` and `AsyncRollouts` have in common. Owner: one of them.
+    A `BatchSource`: what `envsdk train` and `AsyncRollouts` have in common. Owner: one of them.
     """
 
     def __init__(
@@ -124,6 +125,50 @@ class BatchSource:
         return batch
 
     @property
+    def validates(self) -> bool:
+        """Whether there are held-out tasks."""
+        return self._config.val_batch_size > 0
+
+    async def start(self, *also: Callable[[], Awaitable[None]]) -> None:
+        """Start engines and workers, and what `also` starts."""
+        await self.cluster.start(*also)
+
+    async def call(self, awaitable: Awaitable[Result]) -> Result:
+        """Wait for an actor's answer, or for the end of the engines."""
+        return await self.cluster.call(awaitable)
+
+    async def num_ready(self) -> int:
+        """Trajectories that are ready for the next batch."""
+        return await self.cluster.num_ready()
+
+    def weights_moving(self) -> AbstractAsyncContextManager[None]:
+        """No engine is given weights meanwhile."""
+        return self.cluster.engines.weights_moving()
+
+    async def look_at_engines(self) -> EngineLook:
+        """One look at all of them."""
+        engines = self.cluster.engines
+        busy = await self.call(engines.busy_stretches())
+        health = await self.call(engines.health())
+        return EngineLook(
+            busy=busy,
+            health=health,
+            num_engines=engines.num_engines,
+            num_serving=engines.num_serving,
+            num_restarts=engines.num_restarts,
+        )
+
+    async def checkpointed(self, step: int) -> None:
+        """The batch files hold the ledger."""
+
+    async def finished(self) -> None:
+        """Nobody else waits for the end."""
+
+    async def close(self, *also: Callable[[], Awaitable[None]], patience_s: float = 5.0) -> None:
+        """End everything, and what `also` ends."""
+        await self.cluster.close(*also, patience_s=patience_s)
+
+    @property
     def is_asked(self) -> bool:
         """Whether a batch was asked for that nobody has got."""
         return self._request is not None
@@ -184,7 +229,7 @@ class AsyncRollouts:
         self._stack = ExitStack()
         self._weights: GivenWeights | None = None
         self._model: Path | None = None
-        self._batches: BatchSource | None = None
+        self._batches: PlayedBatches | None = None
         self._folder: RunFolder | None = None
         self._step = 0 if self._state is None else int(self._state["step"])
         self._version = 0 if self._state is None else int(self._state["version"])
@@ -249,7 +294,7 @@ class AsyncRollouts:
         if not ray.is_initialized():  # else it is the caller's, who also ends it
             await asyncio.to_thread(self._stack.enter_context, ray_runtime(config.ray))
         self._model, self._weights = model, GivenWeights(model)
-        batches = self._batches = BatchSource(
+        batches = self._batches = PlayedBatches(
             config, folder, model=model, weights=self._weights, say=_LOG.warning
         )
         for note in (*(f"other settings than before: {change}" for change in changes), *prompt_notes(config)):
@@ -383,7 +428,7 @@ class AsyncRollouts:
         managers = [config.train_env_manager, *([config.val_env_manager] if config.val_batch_size else [])]
         return {tag: setup.shown for each in managers for tag, setup in tag_setups(config, each).items()}
 
-    def _started(self) -> BatchSource:
+    def _started(self) -> PlayedBatches:
         if self._batches is None:
             raise ConfigurationError("the rollouts are not started: use a `with` block, or call start()")
         return self._batches

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -20,8 +20,10 @@ from envsdk.display.terminal import say
 from envsdk.failures import EnvsdkError, Interrupted
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.pipeline.agentic_pipeline import AgenticPipeline
+from envsdk.pipeline.batch_source import BatchSource
+from envsdk.pipeline.engine_group import Say
 from envsdk.pipeline.opening import begin, only_run_in
-from envsdk.pipeline.rollouts import BatchSource
+from envsdk.pipeline.rollouts import PlayedBatches
 from envsdk.pipeline.run_end import close, ending_of, success_before_and_after
 from envsdk.pipeline.run_folder import RunFolder
 from envsdk.pipeline.trainers import Trainers
@@ -29,15 +31,25 @@ from envsdk.tracking import Ending, open_trackers
 from envsdk.tracking.timeline import Timeline
 from envsdk.view.export import REPORT, write_report_of_job
 
+OpenBatches = Callable[[RunConfig, RunFolder, Path, Trainers, Say], BatchSource]
+"""Makes the source of a run's batches, not started, for the model in a folder."""
 
-def run(loaded: LoadedConfig) -> None:
-    """Train as the configuration says. Raises EnvsdkError; Interrupted after Ctrl-C."""
+
+def run(loaded: LoadedConfig, open_batches: OpenBatches | None = None) -> None:
+    """Train as the configuration says. Raises EnvsdkError; Interrupted after Ctrl-C.
+
+    Without `open_batches`, the run plays its batches itself.
+    """
     config = loaded.config
     with only_run_in(config.run_folder):
-        _train(loaded)
+        _train(loaded, open_batches or _played)
 
 
-def _train(loaded: LoadedConfig) -> None:
+def _played(config: RunConfig, folder: RunFolder, model: Path, trainers: Trainers, say: Say) -> BatchSource:
+    return PlayedBatches(config, folder, model=model, weights=trainers.actor, say=say)
+
+
+def _train(loaded: LoadedConfig, open_batches: OpenBatches) -> None:
     """Start the run or continue it, unless it has all its steps."""
     config = loaded.config
     check_start(config)
@@ -50,10 +62,12 @@ def _train(loaded: LoadedConfig) -> None:
     model, changes = begin(loaded, folder)
     if_lost = [sys.executable, "-m", "envsdk.pipeline.lost_runtime", str(folder.path)]
     with ray_runtime(config.ray, if_lost=if_lost):
-        asyncio.run(_run(config, folder, model, changes))
+        asyncio.run(_run(config, folder, model, changes, open_batches))
 
 
-async def _run(config: RunConfig, folder: RunFolder, model: Path, changes: Sequence[str]) -> None:
+async def _run(
+    config: RunConfig, folder: RunFolder, model: Path, changes: Sequence[str], open_batches: OpenBatches
+) -> None:
     """Start the processes of the run, train, end them."""
     with ExitStack() as stack:
         display = stack.enter_context(ProgressDisplay(config.exp_name, max_steps=config.max_steps))
@@ -62,7 +76,7 @@ async def _run(config: RunConfig, folder: RunFolder, model: Path, changes: Seque
         stack.callback(tracker.close)
         tracker.rewind(folder.first_step - 1)
         trainers = Trainers.of(config, model)
-        batches = BatchSource(config, folder, model=model, weights=trainers.actor, say=display.note)
+        batches = open_batches(config, folder, model, trainers, display.note)
         pipeline = AgenticPipeline(
             config, folder, batches, trainers, tracker=tracker, timeline=timeline, display=display
         )
@@ -89,7 +103,8 @@ async def _run(config: RunConfig, folder: RunFolder, model: Path, changes: Seque
         tracker.end(Ending.FINISHED)
         await close(pipeline, tracker, timeline)
         report = write_report_of_job(folder.path)
-    say(success_before_and_after(pipeline.validations))
+    if batches.validates or pipeline.validations:
+        say(success_before_and_after(pipeline.validations))
     if report is not None:
         say(f"Report: {report}")
     say(f"Trajectories: envsdk view {folder.path}")

@@ -33,8 +33,12 @@ def success_before_and_after(validations: Mapping[int, Mapping[str, float]]) -> 
         return "No held-out tasks were played: val_batch_size is 0."
     first, last = validations[min(validations)], validations[max(validations)]
     names = [name for name in first if name.startswith("val/success/")]
+    names.sort(key=lambda name: (name != "val/success/mean", name))
+    if len(validations) == 1:
+        tags = [f"  {name.removeprefix('val/success/'):<28} {last[name]:6.1%}" for name in names]
+        return "\n".join([f"Held-out success, step {max(validations)}:", *tags])
     lines = [f"Held-out success, step {min(validations)} -> step {max(validations)}:"]
-    for name in sorted(names, key=lambda name: (name != "val/success/mean", name)):
+    for name in names:
         before, after = first[name], last.get(name, float("nan"))
         tag = name.removeprefix("val/success/")
         lines.append(f"  {tag:<28} {before:6.1%} -> {after:6.1%}   ({100 * (after - before):+.1f} points)")

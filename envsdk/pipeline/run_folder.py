@@ -106,11 +106,14 @@ class RunFolder:
         return folder
 
     def ledger_before(self, step: int) -> Mapping[str, Any] | None:
-        """`LedgerState.to_dict` after the batch before this step, from its file or else the checkpoint."""
+        """`LedgerState.to_dict` after the batch before this step, from its file or else the checkpoint.
+
+        None before the first, and in a job whose ledger is the buffer.
+        """
         batch = self.path / TRAJECTORIES / f"step_{step - 1:06d}.parquet"
         if batch.is_file():
-            state: dict[str, Any] = json.loads(read_metadata(batch)["ledger_state"])
-            return state
+            state = read_metadata(batch).get("ledger_state")
+            return None if state is None else dict(json.loads(state))
         if self.checkpoint is not None and step == self.first_step:
             return self.checkpoint.state.ledger
         return None

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from envsdk.config.models import RunConfig
 from envsdk.display.progress import ProgressDisplay, StepSummary
 from envsdk.managers.rollout_batch import RolloutBatch
+from envsdk.pipeline.batch_source import BatchSource
 from envsdk.pipeline.engine_metrics import EngineMetrics
-from envsdk.pipeline.rollout_cluster import RolloutCluster
 from envsdk.pipeline.rollout_metrics import num_sampled_tokens, rollout_metrics
 from envsdk.pipeline.run_cost import cost_meter
 from envsdk.tracking.cost import Usage, usage_of
@@ -27,7 +27,7 @@ class StepLog:
     def __init__(
         self,
         config: RunConfig,
-        cluster: RolloutCluster,
+        batches: BatchSource,
         *,
         first_step: int,
         tracker: Tracker,
@@ -35,7 +35,7 @@ class StepLog:
         display: ProgressDisplay,
     ) -> None:
         self._config = config
-        self._cluster = cluster
+        self._batches = batches
         self._first_step = first_step
         self._tracker = tracker
         self._timeline = timeline
@@ -94,15 +94,17 @@ class StepLog:
         return self._cost.step(self._metered_at - before)
 
     async def _generation_metrics(self, step: int, step_s: float, batch: RolloutBatch) -> Mapping[str, float]:
-        stretches = await self._cluster.call(self._cluster.engines.busy_stretches())
-        for start, end in stretches:
-            self._timeline.span(Track.GENERATION, "generate", start, end, step=step)
-        busy_s = sum(end - start for start, end in stretches) / max(1, self._cluster.engines.num_engines)
-        health = await self._cluster.call(self._cluster.engines.health())
         num_tokens = sum(map(num_sampled_tokens, batch.trajectories)) + batch.discarded_tokens
+        speed = {"rollout/tokens_per_s": num_tokens / step_s}
+        look = await self._batches.look_at_engines()
+        if look is None:
+            return speed
+        for start, end in look.busy:
+            self._timeline.span(Track.GENERATION, "generate", start, end, step=step)
+        busy_s = sum(end - start for start, end in look.busy) / max(1, look.num_engines)
         return {
-            "rollout/tokens_per_s": num_tokens / step_s,
+            **speed,
             "time/engine_idle_share": max(0.0, 1.0 - busy_s / step_s),
-            "engine/serving": float(self._cluster.engines.num_serving),
-            "engine/restarts": float(self._cluster.engines.num_restarts),
-        } | self._engine_metrics.step(health, time.monotonic())
+            "engine/serving": float(look.num_serving),
+            "engine/restarts": float(look.num_restarts),
+        } | self._engine_metrics.step(look.health, time.monotonic())

@@ -7,17 +7,23 @@ async with serve_model(model, EndpointConfig(...), out=Path("sessions")) as endp
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from envsdk.display.terminal import say
 from envsdk.failures import ConfigurationError
 from envsdk.play.model import ModelSource, TinyPolicyMaker, find_model_folder, model_source, open_model
 from envsdk.play.source import resolve_source
 
 if TYPE_CHECKING:
+    from envsdk.chat import ChatTokenizer
     from envsdk.inference.endpoint.server import Endpoint, EndpointConfig
+    from envsdk.inference.proxy import InferenceProxy
+
+TOKEN_VARIABLE = "ENVSDK_ENDPOINT_TOKEN"
 
 
 def find_model(
@@ -46,6 +52,15 @@ async def serve_model(
     model: ModelSource, config: EndpointConfig, out: Path | None
 ) -> AsyncIterator[Endpoint]:
     """The started endpoint; ended sessions are written to `out`, or not kept where it is None."""
+    async with open_model(model) as (proxy, chat), serve_proxy(proxy, chat, config, out) as endpoint:
+        yield endpoint
+
+
+@asynccontextmanager
+async def serve_proxy(
+    proxy: InferenceProxy, chat: ChatTokenizer, config: EndpointConfig, out: Path | None
+) -> AsyncIterator[Endpoint]:
+    """The same, in front of engines that run already."""
     from envsdk.inference.endpoint.recorder import SessionRecorder
     from envsdk.inference.endpoint.server import Endpoint
 
@@ -53,11 +68,30 @@ async def serve_model(
         recorder = None
         if out is not None:
             recorder = stack.enter_context(SessionRecorder(out, model_name=config.model_name))
-        async with open_model(model) as (proxy, chat):
-            on_ended = recorder.add if recorder is not None else None
-            endpoint = Endpoint(proxy, chat, config, on_ended=on_ended)
-            await endpoint.start()
-            try:
-                yield endpoint
-            finally:
-                await endpoint.close()
+        on_ended = recorder.add if recorder is not None else None
+        endpoint = Endpoint(proxy, chat, config, on_ended=on_ended)
+        await endpoint.start()
+        try:
+            yield endpoint
+        finally:
+            await endpoint.close()
+            if endpoint.ignored:
+                counts = ", ".join(f"{name} ({count})" for name, count in sorted(endpoint.ignored.items()))
+                say(f"ignored in requests, since it changes nothing: {counts}", flush=True)
+
+
+def given_token() -> str:
+    """The token in the environment variable, or an empty one. ConfigurationError when it is too short."""
+    from envsdk.inference.endpoint.server import check_token
+
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    check_token(token)
+    return token
+
+
+def announce(endpoint: Endpoint, what: str) -> None:
+    """Show where `what` is served, and a token that was made up: it is in no file and no log."""
+    config = endpoint.config
+    say(f"serving `{config.model_name}` ({what}) at {endpoint.base_url()}", flush=True)
+    if not config.token:
+        say(f"token, shown only here: {endpoint.token}", flush=True)

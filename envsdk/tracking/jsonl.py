@@ -17,6 +17,8 @@ from envsdk.store.atomic import write_atomically
 from envsdk.tracking.tracker import Tracker
 
 FILE_NAME = "metrics.jsonl"
+BENCH = "bench"
+"""Folder in a run's with the metrics of evaluations that another program made (`mode: bench`)."""
 
 
 class JsonlTracker(Tracker):
@@ -63,6 +65,23 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
         values = {name: math.nan if value is None else value for name, value in row.items()}
         steps.setdefault(row["step"], {}).update(values)
     return [steps[step] for step in sorted(steps)]
+
+
+def read_run_metrics(run_dir: Path) -> list[dict[str, float]]:
+    """The rows of a run, one per step in order: its own, with the evaluations of other programs."""
+    own, bench = (read_metrics(path) if path.is_file() else [] for path in metric_files(run_dir))
+    steps: dict[float, dict[str, float]] = {}
+    for row in bench:
+        # It has its own clock: what the run took is told by its own rows.
+        steps[row["step"]] = {name: value for name, value in row.items() if name != "time_unix_s"}
+    for row in own:
+        steps.setdefault(row["step"], {}).update(row)
+    return [steps[step] for step in sorted(steps)]
+
+
+def metric_files(run_dir: Path) -> tuple[Path, Path]:
+    """The run's own, and that of evaluations by another program; either may be missing."""
+    return run_dir / FILE_NAME, run_dir / BENCH / FILE_NAME
 
 
 def _rows(content: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:

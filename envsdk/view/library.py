@@ -292,8 +292,9 @@ class OpenSource:
     def run_files(self) -> RunFiles:
         """The run's small files, read again when something was written."""
         folder, trajectories = self.source.folder, self.source.trajectory_folder
-        names = (CONFIG_FILE, jsonl.FILE_NAME, timeline.FILE_NAME)
-        stamps = tuple(_stamp(path) for path in (*(folder / name for name in names), folder, trajectories))
+        names = (CONFIG_FILE, timeline.FILE_NAME)
+        paths = (*(folder / name for name in names), *tracking.metric_files(folder), folder, trajectories)
+        stamps = tuple(map(_stamp, paths))
         with self._lock:
             if self._run is None or self._run[0] != stamps:
                 self._run = stamps, self._read_run(folder)
@@ -303,7 +304,7 @@ class OpenSource:
         metrics, trace = folder / jsonl.FILE_NAME, folder / timeline.FILE_NAME
         has_trace = trace.is_file()
         config, problem = _read_config(folder / CONFIG_FILE)
-        rows = tracking.read_metrics(metrics) if metrics.is_file() else []
+        rows = tracking.read_run_metrics(folder)
         events = timeline.read_timeline(trace) if has_trace else []
         missing = {
             problem: bool(problem),

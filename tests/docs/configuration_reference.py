@@ -52,6 +52,7 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("`buffer.trainer_input.experience_buffer`", job_models.ExperienceBufferArgs),
     ("`explorer`", job_models.ExplorerArgs),
     ("`synchronizer`", job_models.SynchronizerArgs),
+    ("`serve`", job_models.ServeArgs),
 )
 
 _SINGULAR = {"policy_losses": "policy loss"}

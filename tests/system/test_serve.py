@@ -112,7 +112,8 @@ def test_a_token_is_made_up_and_shown_once(lake_model: Path) -> None:
 def test_a_short_token_is_refused_before_the_model_is_made(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from envsdk.serve import TOKEN_VARIABLE, main
+    from envsdk.play.model_server import TOKEN_VARIABLE
+    from envsdk.serve import main
 
     monkeypatch.setenv(TOKEN_VARIABLE, "short")
     assert main(["nowhere"]) == 2

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envsdk.failures import StorageError
@@ -46,6 +46,7 @@ def content(folder: Path) -> str:
     return found
 
 
+@settings(max_examples=25)
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4)), max_size=12),
     st.integers(1, 4),

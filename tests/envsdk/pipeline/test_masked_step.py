@@ -57,11 +57,11 @@ async def test_a_step_that_masks_leave_empty_trains_nothing_and_says_why(
 ) -> None:
     config = load_config("agentic_async.yaml", [f"output_dir={tmp_path}", "difficulty_mask=true"]).config
     trainer = CountingTrainer()
-    cluster = SimpleNamespace(call=call, engines=SimpleNamespace(weights_moving=nullcontext))
+    batches = SimpleNamespace(call=call, weights_moving=nullcontext)
     pipeline = AgenticPipeline(
         config,
         RunFolder.open(config),
-        SimpleNamespace(cluster=cluster),  # type: ignore[arg-type]
+        batches,  # type: ignore[arg-type]
         Trainers(trainer, None),  # type: ignore[arg-type]
         tracker=SimpleNamespace(),  # type: ignore[arg-type]
         timeline=Timeline(tmp_path / "timeline.json"),

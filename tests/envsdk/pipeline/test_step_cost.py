@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import pytest
 
@@ -16,26 +15,14 @@ from envsdk.tracking import Ending, open_trackers, read_metrics
 from envsdk.tracking.timeline import Timeline
 from tests.envsdk.tracking.episodes import episode
 
-Result = TypeVar("Result")
 ROOT = Path(__file__).parents[3]
 
 
-class Engines:
-    num_engines = num_serving = 1
-    num_restarts = 0
+class Batches:
+    """A source of batches without engines of its own."""
 
-    async def busy_stretches(self) -> list[tuple[float, float]]:
-        return []
-
-    async def health(self) -> dict[str, Any]:
-        return {}
-
-
-class FakeCluster:
-    engines = Engines()
-
-    async def call(self, answer: Awaitable[Result]) -> Result:
-        return await answer
+    async def look_at_engines(self) -> None:
+        return None
 
 
 async def play(folder: Path, first_step: int) -> None:
@@ -51,7 +38,7 @@ async def play(folder: Path, first_step: int) -> None:
     with Timeline(run_dir / "timeline.json") as timeline:
         log = StepLog(
             loaded.config,
-            cast(Any, FakeCluster()),
+            cast(Any, Batches()),
             first_step=first_step,
             tracker=cast(Any, tracker),
             timeline=timeline,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -13,9 +14,12 @@ import psutil
 import pytest
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
+from safetensors.numpy import load_file
 
 from envsdk.config import RayArgs
 from envsdk.failures import ConfigurationError, StorageError, TrainerError
+from envsdk.job.weight_outlets import BroadcastOutlet, FolderOutlet
+from envsdk.job.weight_server import WeightReader
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.pipeline.trainer_group import TrainerGroup, TrainerSpec
 from envsdk.trainer import TrainBatch, TrainerConfig, TrainSequence
@@ -156,6 +160,10 @@ async def test_two_ranks_learn_what_one_learns_and_listen_on_loopback_alone(
         alone, expected = await learn(group)
     async with running(spec("fsdp2_train", ranks=[0, 1], config=config)) as group:
         metrics, weights = await learn(group)
+        for found in await given_to_programs(group, model_folder, tmp_path):
+            assert found.keys() == weights.keys()
+            for name, array in weights.items():
+                np.testing.assert_array_equal(found[name], array)
         listening = {
             connection.laddr.ip
             for rank in ranks_alive()
@@ -176,6 +184,24 @@ async def test_two_ranks_learn_what_one_learns_and_listen_on_loopback_alone(
         np.testing.assert_allclose(weights[name], array, atol=1e-5)
     for one, other in zip(before, after, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+async def given_to_programs(group: TrainerGroup, model: Path, folder: Path) -> list[dict[str, Any]]:
+    """The present weights as programs of their own get them: from a folder, and by a broadcast."""
+    to_folder = FolderOutlet(folder=folder / "weights", model=model, version=1, step=2)
+    written = (await group.give_weights(to_folder)).location
+    broadcast = BroadcastOutlet(
+        key="job", towards=None, version=1, step=2, bucket_bytes=1 << 16, timeout_s=30.0
+    )
+    at = (await group.give_weights(broadcast)).location
+    assert written is not None
+    assert at is not None
+    read = WeightReader("a").read
+    version, step, received = await asyncio.to_thread(
+        read, at["address"], at["port"], at["key"], patience_s=30.0
+    )
+    assert (version, step) == (1, 2)
+    return [load_file(Path(written["folder"]) / "model.safetensors"), received]
 
 
 @pytest.fixture

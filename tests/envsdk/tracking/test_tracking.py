@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 
 from envsdk.failures import ConfigurationError, StorageError
 from envsdk.store.appendfile import AppendFile
-from envsdk.tracking import JsonlTracker, Tracker, TrackerGroup, load_tracker, open_trackers, read_metrics
+from envsdk.tracking import (
+    JsonlTracker,
+    Tracker,
+    TrackerGroup,
+    load_tracker,
+    open_trackers,
+    read_metrics,
+    read_run_metrics,
+)
 from envsdk.tracking.tensorboard import TensorBoardTracker
 
 NAMES = st.text(min_size=1, max_size=8).map(lambda text: f"reward/{text}")
@@ -118,6 +126,21 @@ def test_two_logs_of_one_step_are_one_row(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "metrics.jsonl") == [
         {"step": 3, "time_unix_s": 2.0, "reward/mean": 0.5, "val/success/mean": 0.7}
     ]
+
+
+def test_the_evaluations_of_another_program_join_the_rows_of_the_run(tmp_path: Path) -> None:
+    assert read_run_metrics(tmp_path) == []
+    (tmp_path / "bench").mkdir()
+    bench = JsonlTracker(tmp_path / "bench" / "metrics.jsonl")
+    bench.log(0, {"val/success/mean": 0.3, "version": 0.0}, time_unix_s=9.0)
+    bench.log(2, {"val/success/mean": 0.7, "version": 2.0}, time_unix_s=9.0)
+    tracker = JsonlTracker(tmp_path / "metrics.jsonl")
+    write_steps(tracker, 0, 1)
+    zero, one, two = read_run_metrics(tmp_path)
+    own = read_metrics(tmp_path / "metrics.jsonl")
+    assert zero == {"val/success/mean": 0.3, "version": 0.0} | own[0]
+    assert one == own[1]
+    assert two == {"step": 2, "val/success/mean": 0.7, "version": 2.0}
 
 
 def test_a_full_disk_leaves_whole_lines_and_names_the_file(

@@ -239,6 +239,23 @@ def test_a_run_that_goes_on_is_kept_up_with(tmp_path: Path) -> None:
     assert get(client, f"{at}/trajectories", use="train")["total"] == count + 8
 
 
+def test_evaluations_of_another_program_are_those_of_the_run(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    client = open_client(run, tmp_path / "cache")
+    at = f"/{get(client, '')['sources'][0]['id']}"
+    before = get(client, at)
+    (run / "bench").mkdir()
+    bench = JsonlTracker(run / "bench" / "metrics.jsonl")
+    bench.log(2, {"val/success/mean": 0.5}, time_unix_s=1e12)
+    bench.close()
+    (source,) = get(client, "")["sources"]
+    after = get(client, at)
+    assert source["id"] == at.removeprefix("/")
+    assert [2, 0.5] in after["curves"]["val/success/mean"]
+    assert after["curves"]["reward/mean"] == before["curves"]["reward/mean"]
+    assert after["facts"] == before["facts"]
+
+
 def test_a_collection_that_goes_on_says_how_far_it_is(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()

@@ -1,0 +1,329 @@
+"""What is in a buffer: read in one transaction, while its programs run.
+
+content = inspect(engine, Which(tags=("maze",)))
+content.counted("explorer")["node7"][GroupState.READY].num_groups
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import sqlalchemy as sa
+from sqlalchemy import Connection, Engine
+
+from envsdk.buffer.contract import GroupState, Terms
+from envsdk.buffer.places import snapshot
+from envsdk.buffer.tables import batch_groups, batches, groups, job, members, payloads, versions
+from envsdk.buffer.upkeep import Which
+
+NEWEST = 5
+"""Versions and steps that are listed."""
+
+Property = Literal["tag", "explorer", "version"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """Groups that have state, tag, explorer and version in common."""
+
+    state: str
+    tag: str
+    explorer: str
+    version: int | None
+    """Of the oldest token; None before the group is complete."""
+    num_groups: int
+    num_complete: int
+    """Groups that have trajectories, or had them."""
+    num_trajectories: int
+    num_tokens: int
+    num_bytes: int
+    reward: float
+    """The sum of the groups' mean rewards."""
+    first_at: float
+    """When the first of them came into its state, Unix time."""
+    last_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Total:
+    """Several counts together."""
+
+    num_groups: int = 0
+    num_complete: int = 0
+    num_trajectories: int = 0
+    num_tokens: int = 0
+    num_bytes: int = 0
+    reward: float = 0.0
+    first_at: float = float("inf")
+    last_at: float = 0.0
+
+    @property
+    def mean_reward(self) -> float | None:
+        """Of complete groups."""
+        return self.reward / self.num_complete if self.num_complete else None
+
+    def plus(self, count: Count | Total) -> Total:
+        return Total(
+            num_groups=self.num_groups + count.num_groups,
+            num_complete=self.num_complete + count.num_complete,
+            num_trajectories=self.num_trajectories + count.num_trajectories,
+            num_tokens=self.num_tokens + count.num_tokens,
+            num_bytes=self.num_bytes + count.num_bytes,
+            reward=self.reward + count.reward,
+            first_at=min(self.first_at, count.first_at),
+            last_at=max(self.last_at, count.last_at),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A program of the job, living or gone."""
+
+    role: str
+    name: str
+    host: str
+    pid: int
+    joined_at: float
+    seen_at: float
+    """When it last gave a sign of life."""
+    expires_at: float
+    left_at: float | None
+    version: int
+    """Of its weights; -1 before the first."""
+    wants: int
+    """Groups that it asked for last."""
+    waited_places_s: float
+    waited_weights_s: float
+    num_held: int
+    """Groups that it plays."""
+
+    def state(self, now: float) -> str:
+        """`lives`, `silent` (its lease ran out) or `left`."""
+        return "left" if self.left_at is not None else "lives" if self.expires_at >= now else "silent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """A version of the weights."""
+
+    version: int
+    step: int
+    method: str
+    published_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A batch that was taken."""
+
+    step: int
+    version: int
+    num_groups: int
+    waited_s: float
+    taken_at: float
+    trained_at: float | None
+    """When a checkpoint held it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """What `inspect` found."""
+
+    name: str
+    """Of the job."""
+    status: str
+    step: int
+    version: int
+    terms: Terms
+    read_at: float
+    counts: Sequence[Count]
+    reasons: Mapping[str, int]
+    """Dropped groups by reason, the most frequent first."""
+    payload_bytes: int
+    """Of all groups, whether or not they were chosen."""
+    programs: Sequence[Program]
+    newest_versions: Sequence[Published]
+    newest_steps: Sequence[Step]
+
+    def by_state(self) -> dict[GroupState, Total]:
+        """In the order of a group's life."""
+        found = {state: Total() for state in GroupState}
+        for count in self.counts:
+            found[GroupState(count.state)] = found[GroupState(count.state)].plus(count)
+        return {state: total for state, total in found.items() if total.num_groups}
+
+    def counted(self, by: Property) -> dict[Any, dict[GroupState, Total]]:
+        """By a property's value, and then by state; groups that have no such value are left out."""
+        found: dict[Any, dict[GroupState, Total]] = {}
+        for count in self.counts:
+            value = getattr(count, by)
+            if value not in (None, ""):
+                totals = found.setdefault(value, {})
+                state = GroupState(count.state)
+                totals[state] = totals.get(state, Total()).plus(count)
+        return dict(sorted(found.items()))
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything; times are Unix seconds."""
+
+        def totals(by_state: Mapping[GroupState, Total]) -> dict[str, Any]:
+            return {state.value: _total_json(total) for state, total in by_state.items()}
+
+        properties: tuple[Property, ...] = ("tag", "explorer", "version")
+        return {
+            "job": {"name": self.name, "status": self.status, "step": self.step, "version": self.version},
+            "terms": asdict(self.terms)
+            | {"max_staleness": self.terms.max_staleness, "capacity_groups": self.terms.capacity_groups},
+            "read_at": self.read_at,
+            "groups": totals(self.by_state()),
+            **{
+                f"groups_by_{each}": {str(value): totals(own) for value, own in self.counted(each).items()}
+                for each in properties
+            },
+            "dropped": dict(self.reasons),
+            "payload_bytes": self.payload_bytes,
+            "programs": [
+                asdict(program) | {"state": program.state(self.read_at)} for program in self.programs
+            ],
+            "versions": [asdict(version) for version in self.newest_versions],
+            "steps": [asdict(step) for step in self.newest_steps],
+        }
+
+
+def inspect(engine: Engine, which: Which | None = None, *, now: float | None = None) -> Content:
+    """Count the groups that fit, and list programs, versions and steps."""
+    chosen = (which or Which()).where()
+    with snapshot(engine) as connection:
+        state = connection.execute(sa.select(job)).mappings().one()
+        return Content(
+            name=state["name"],
+            status=state["status"],
+            step=state["step"],
+            version=state["version"],
+            terms=Terms.from_json(state["terms"]),
+            read_at=time.time() if now is None else now,
+            counts=_counts(connection, chosen),
+            reasons=_reasons(connection, chosen),
+            payload_bytes=_payload_bytes(connection),
+            programs=_programs(connection),
+            newest_versions=_newest_versions(connection),
+            newest_steps=_newest_steps(connection),
+        )
+
+
+def _counts(connection: Connection, chosen: sa.ColumnElement[bool]) -> list[Count]:
+    g = groups.c
+    # When a group became open again is not written down: its last explorer began before.
+    in_state = sa.case(
+        (g.state.in_([GroupState.OPEN, GroupState.LEASED]), g.leased_at),
+        (g.state == GroupState.READY, g.ready_at),
+        (g.state == GroupState.TAKEN, g.taken_at),
+        else_=g.ended_at,
+    )
+    since = sa.func.coalesce(in_state, g.created_at)
+    keys = (g.state, g.tag, g.explorer, g.oldest_version)
+    sums = (g.num_trajectories, g.num_tokens, g.num_bytes, g.mean_reward)
+    query = (
+        sa.select(
+            *keys,
+            sa.func.count(),
+            sa.func.count(sa.case((g.num_trajectories > 0, 1))),
+            *(sa.func.sum(column) for column in sums),
+            sa.func.min(since),
+            sa.func.max(since),
+        )
+        .where(chosen)
+        .group_by(*keys)
+        .order_by(*keys)
+    )
+    found = []
+    for row in connection.execute(query):
+        state, tag, explorer, version, *numbers, reward, first, last = row
+        number, complete, trajectories, tokens, size = map(int, numbers)
+        found.append(
+            Count(
+                state=state,
+                tag=tag,
+                explorer=explorer,
+                version=version,
+                num_groups=number,
+                num_complete=complete,
+                num_trajectories=trajectories,
+                num_tokens=tokens,
+                num_bytes=size,
+                reward=float(reward),
+                first_at=float(first),
+                last_at=float(last),
+            )
+        )
+    return found
+
+
+def _reasons(connection: Connection, chosen: sa.ColumnElement[bool]) -> dict[str, int]:
+    number = sa.func.count()
+    query = (
+        sa.select(groups.c.reason, number)
+        .where(chosen, groups.c.state == GroupState.DROPPED)
+        .group_by(groups.c.reason)
+        .order_by(number.desc(), groups.c.reason)
+    )
+    return {str(reason): int(count) for reason, count in connection.execute(query)}
+
+
+def _payload_bytes(connection: Connection) -> int:
+    return int(connection.execute(sa.select(sa.func.sum(sa.func.length(payloads.c.data)))).scalar() or 0)
+
+
+def _programs(connection: Connection) -> list[Program]:
+    held = (
+        sa.select(groups.c.incarnation, sa.func.count().label("num_held"))
+        .where(groups.c.state == GroupState.LEASED)
+        .group_by(groups.c.incarnation)
+        .subquery()
+    )
+    query = (
+        sa.select(members, sa.func.coalesce(held.c.num_held, 0).label("num_held"))
+        .outerjoin(held, held.c.incarnation == members.c.incarnation)
+        .order_by(members.c.role.desc(), members.c.name)
+    )
+    return [
+        Program(**{name: row[name] for name in Program.__slots__})
+        for row in connection.execute(query).mappings()
+    ]
+
+
+def _newest_versions(connection: Connection) -> list[Published]:
+    rows = connection.execute(sa.select(versions).order_by(versions.c.version.desc()).limit(NEWEST))
+    return [
+        Published(
+            version=row.version,
+            step=row.step,
+            method=str(json.loads(row.location).get("method", "")),
+            published_at=row.published_at,
+        )
+        for row in rows
+    ]
+
+
+def _newest_steps(connection: Connection, limit: int | None = NEWEST) -> list[Step]:
+    number = sa.select(sa.func.count()).where(batch_groups.c.step == batches.c.step).scalar_subquery()
+    rows = connection.execute(
+        sa.select(batches, number.label("num_groups")).order_by(batches.c.step.desc()).limit(limit)
+    )
+    return [Step(**{name: row[name] for name in Step.__slots__}) for row in rows.mappings()]
+
+
+def _total_json(total: Total) -> dict[str, Any]:
+    return {
+        "groups": total.num_groups,
+        "trajectories": total.num_trajectories,
+        "tokens": total.num_tokens,
+        "bytes": total.num_bytes,
+        "mean_reward": total.mean_reward,
+        "first_at": total.first_at,
+        "last_at": total.last_at,
+    }

@@ -1,0 +1,226 @@
+"""BufferedBatches: the batches of a trainer whose explorers are programs of their own.
+
+A `BatchSource`: groups come from the buffer, weights go to whoever reads them there. Each batch is also
+written into the run's folder, where viewer and data-set tools find it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Protocol
+
+import ray
+
+from envsdk.buffer.contract import JobView, LeaseLost, Role, Signal, TakenBatch
+from envsdk.buffer.payload import from_bytes
+from envsdk.config.models import RunConfig
+from envsdk.failures import EnvsdkError, as_envsdk_error
+from envsdk.job.membership import Membership, selection_of
+from envsdk.job.weight_lag import WeightLag
+from envsdk.managers.rollout_batch import RolloutBatch
+from envsdk.pipeline.batch_source import Result
+from envsdk.pipeline.checkpoints import oldest_step
+from envsdk.pipeline.run_folder import TRAJECTORIES, RunFolder
+from envsdk.pipeline.trainer_group import reason_of_death
+from envsdk.store.trajectories import write_trajectories
+
+LOOK_AGAIN_S = 5.0
+"""A trainer that waits looks so often whether explorers live."""
+
+
+class Publisher(Protocol):
+    """Sends the trainer's weights to other programs, by one of the sync methods."""
+
+    @property
+    def lasts(self) -> bool:
+        """Whether what it published is there when its process is gone."""
+        ...
+
+    async def publish(self, version: int) -> Mapping[str, Any]:
+        """Make the present weights available as `version`; returns where they are."""
+        ...
+
+    async def close(self) -> None:
+        """Free what is held."""
+        ...
+
+
+class BufferedBatches:
+    """Owner: the pipeline."""
+
+    validates = False
+
+    def __init__(
+        self, config: RunConfig, folder: RunFolder, *, publisher: Publisher, say: Callable[[str], None]
+    ) -> None:
+        self._config = config
+        self._folder = folder
+        self._publisher = publisher
+        self._say = say
+        self._membership = Membership(config, Role.TRAINER, "trainer", say=say)
+        self._selection = selection_of(config)
+        self._version = 0
+        self._lag = WeightLag(config.synchronizer.sync_timeout)
+        self._living: asyncio.Task[None] | None = None
+        self._last_view: JobView | None = None
+
+    async def start(self, *also: Callable[[], Awaitable[None]]) -> None:
+        """Join the job, and start what `also` starts."""
+        await self._membership.join()
+        me, step = self._membership.me, self._folder.first_step
+        await self._membership.client.call(lambda: self._membership.buffer.begin(me, step))
+        self._living = asyncio.create_task(self._live())
+        await self.call(asyncio.gather(*(start() for start in also)))
+
+    async def call(self, awaitable: Awaitable[Result]) -> Result:
+        """Wait for an answer, or for what ends the run."""
+        answer = asyncio.ensure_future(awaitable)
+        waited_for: set[asyncio.Future[Any]] = {answer, *([self._living] if self._living else [])}
+        try:
+            await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done() and self._living is not None:
+                self._living.result()
+            return await answer
+        except ray.exceptions.RayActorError as died:
+            if died.actor_init_failed:
+                raise as_envsdk_error(died, "a part of the run cannot be started") from died
+            raise EnvsdkError(
+                f"a process of the run died ({reason_of_death(died)}). The checkpoints in "
+                f"{self._config.run_folder} are whole: the same command continues from them"
+            ) from died
+        except (EnvsdkError, ray.exceptions.RayError) as error:
+            raise as_envsdk_error(error, "a part of the run failed") from error
+        finally:
+            answer.cancel()
+
+    async def publish(self, version: int, *, step: int) -> dict[str, float]:
+        """Tell explorers that the trainer is at `step`; the weights too, every `sync_interval` steps.
+
+        The last weights of a run are published in any case.
+        """
+        membership = self._membership
+        terms, buffer = membership.terms, membership.buffer
+        self._version = terms.version_at(step)
+        location, began = None, time.monotonic()
+        is_due, is_last = step % terms.sync_interval == 0, step == self._config.max_steps
+        number = self._version + (is_last and not is_due)
+        if is_due or is_last:
+            at_step = await self.call(membership.client.call(lambda: buffer.step_of(number)))
+            if at_step != step or not self._publisher.lasts:
+                location = await self.call(self._publisher.publish(number))
+        await self.call(
+            membership.client.call(
+                lambda: buffer.publish(membership.me, step, number, location, selection=self._selection)
+            )
+        )
+        if location is None:
+            return {}
+        self._lag.published(number, now=time.monotonic())
+        return {"weight_update/ship_s": time.monotonic() - began}
+
+    async def get_batch(self, step: int) -> RolloutBatch:
+        """The batch of `step`, as soon as there are enough groups for it."""
+        taken = await self.call(self._taken(step))
+        batch = await asyncio.to_thread(_read, taken)
+        await asyncio.to_thread(
+            write_trajectories,
+            self._folder.path / TRAJECTORIES / f"step_{step:06d}.parquet",
+            batch.trajectories,
+            metadata={"version": str(taken.version), "group_size": str(self._membership.terms.group_size)},
+        )
+        return batch
+
+    async def _taken(self, step: int) -> TakenBatch:
+        membership, began = self._membership, time.monotonic()
+        alone_since: float | None = None
+        while True:
+            seen = await membership.signal_number(Signal.BATCH)
+            waited_s = time.monotonic() - began
+            taken = await membership.client.call(
+                lambda waited_s=waited_s: membership.buffer.take(  # type: ignore[misc]
+                    membership.me, step, version=self._version, selection=self._selection, waited_s=waited_s
+                )
+            )
+            if taken is not None:
+                return taken
+            await membership.changed(Signal.BATCH, seen, timeout_s=LOOK_AGAIN_S)
+            alone_since = self._alone_since(alone_since)
+
+    def _alone_since(self, since: float | None) -> float | None:
+        """When the last explorer was seen to be gone; EnvsdkError when that is too long ago."""
+        view, now = self._last_view, time.monotonic()
+        if view is None or view.explorer_versions:
+            return None
+        patience_s = self._config.buffer.patience_s
+        if since is None:
+            self._say(f"no explorer plays; waiting for one, at most {patience_s:g} s (buffer.patience_s)")
+            return now
+        if now - since > patience_s:
+            raise EnvsdkError(
+                f"no explorer has played for {patience_s:g} s (buffer.patience_s): start one with mode: "
+                "explore, and this trainer again"
+            )
+        return since
+
+    async def num_ready(self) -> int:
+        """Trajectories in ready groups."""
+        membership = self._membership
+        groups = await self.call(membership.client.call(membership.buffer.num_ready))
+        return groups * membership.terms.group_size
+
+    async def validate(self, version: int, step: int) -> RolloutBatch:
+        """Never asked: `mode: bench` is a program of its own."""
+        raise NotImplementedError
+
+    @asynccontextmanager
+    async def weights_moving(self) -> AsyncIterator[None]:
+        """Published weights are copies."""
+        yield
+
+    async def checkpointed(self, step: int) -> None:
+        """What was taken before `step` is trained."""
+        membership = self._membership
+        keep_from = await asyncio.to_thread(oldest_step, self._folder.path)
+        await self.call(
+            membership.client.call(
+                lambda: membership.buffer.trained(membership.me, step, keep_from=keep_from)
+            )
+        )
+
+    async def look_at_engines(self) -> None:
+        """Explorers have them."""
+
+    async def finished(self) -> None:
+        """Explorers may end."""
+        membership = self._membership
+        await self.call(membership.client.call(lambda: membership.buffer.finish(membership.me)))
+
+    async def close(self, *also: Callable[[], Awaitable[None]], patience_s: float = 5.0) -> None:
+        """Leave the job, and end what `also` ends."""
+        if self._living is not None:
+            self._living.cancel()
+        closing = [self._publisher.close(), self._membership.leave(), *(end() for end in also)]
+        await asyncio.wait([asyncio.ensure_future(_quiet(each)) for each in closing], timeout=patience_s)
+
+    async def _live(self) -> None:
+        while True:
+            try:
+                view = self._last_view = await self._membership.renew(version=self._version)
+                for line in self._lag.slow(view.explorer_versions, now=time.monotonic()):
+                    self._say(line)
+            except LeaseLost:
+                # Held up for longer than a lease: go on, unless another trainer has taken over.
+                await self._membership.join()
+            await asyncio.sleep(self._membership.pause_s)
+
+
+def _read(taken: TakenBatch) -> RolloutBatch:
+    return RolloutBatch(version=taken.version, groups=[from_bytes(group.payload) for group in taken.groups])
+
+
+async def _quiet(work: Awaitable[None]) -> None:
+    with suppress(EnvsdkError, ray.exceptions.RayError):
+        await work

@@ -1,0 +1,299 @@
+"""Explorer: plays groups for a trainer that is a program of its own, for as long as the trainer goes on.
+
+    newest weights -> engines -> (claim -> play -> put)*, side by side with:
+        a new version -> weights -> engines
+        a sign of life every third of a lease; groups that others play by now are left
+
+It ends when the trainer has finished, with an error when that has been gone for too long, and when it is
+asked to: what it plays is then handed back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from envsdk.buffer.contract import ClaimedGroup, JobStatus, JobView, LeaseLost, PublishedVersion, Signal
+from envsdk.config.models import RunConfig
+from envsdk.display.explorer_progress import ExplorerProgress
+from envsdk.failures import EngineError, EnvsdkError, Interrupted
+from envsdk.job.membership import Membership
+from envsdk.job.version_folders import VersionGone
+from envsdk.job.weights import VersionReader
+from envsdk.managers.explorer_scheduler import ExplorerReport
+from envsdk.managers.rollout_batch import RolloutBatch
+from envsdk.pipeline.rollout_cluster import RolloutCluster
+from envsdk.pipeline.weight_source import GivenWeights
+from envsdk.tracking.tracker import Tracker
+
+LOOK_AGAIN_S = 5.0
+"""How long a signal is waited for before the buffer is asked without one."""
+
+
+class Explorer:
+    """One explorer. `run` returns when the trainer has finished."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        cluster: RolloutCluster,
+        *,
+        membership: Membership,
+        reader: VersionReader,
+        weights: GivenWeights,
+        tracker: Tracker,
+        display: ExplorerProgress,
+    ) -> None:
+        self._config = config
+        self._cluster = cluster
+        self._membership = membership
+        self._reader = reader
+        self._weights = weights
+        self._tracker = tracker
+        self._display = display
+        self._version = -1
+        self._playing: set[int] = set()
+        """Groups that were claimed, and neither put, dropped nor lost."""
+        self._wanted: Sequence[str] = ()
+        self._has_room = asyncio.Event()
+        self._has_weights = asyncio.Event()
+        self._waited = {"places": 0.0, "weights": 0.0}
+        """Seconds so far."""
+        self._told_waited_s = 0.0
+        self._counts: dict[str, float] = {}
+        """Of the present version."""
+        self._trainer_gone_since: float | None = None
+        self._ended = asyncio.Event()
+        self._stop = asyncio.Event()
+
+    def request_stop(self) -> None:
+        """Hand back what is played, and end; at the second request, end at once."""
+        if self._stop.is_set():
+            raise KeyboardInterrupt
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Join, play, leave. Raises Interrupted when it was asked to stop."""
+        await self._membership.join()
+        work = asyncio.ensure_future(self._work())
+        waits = [asyncio.ensure_future(event.wait()) for event in (self._stop, self._ended)]
+        try:
+            await asyncio.wait({work, *waits}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                await work
+        finally:
+            for task in (work, *waits):
+                task.cancel()
+            await asyncio.wait({work})
+        if self._stop.is_set():
+            raise Interrupted(
+                f"explorer {self._config.explorer.name} stopped; the {len(self._playing)} groups that it "
+                "played are handed back"
+            )
+
+    async def _work(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as together:
+                together.create_task(self._live())
+                self._display.phase("starting engines and workers")
+                await self._cluster.start()
+                for part in (self._follow_versions, self._deliver, self._claim):
+                    together.create_task(part())
+        except* EnvsdkError as errors:
+            raise _first(errors) from None
+
+    async def _follow_versions(self) -> None:
+        """Give the engines each version that is the newest when they can take one."""
+        buffer, failing_since = self._membership.buffer, None
+        self._display.phase("waiting for the trainer's first weights")
+        while True:
+            seen = await self._membership.signal_number(Signal.VERSION)
+            if (await self._membership.client.call(buffer.view)).status is JobStatus.FINISHED:
+                self._display.note("the trainer has finished")
+                self._ended.set()
+                return
+            newest = await self._membership.client.call(buffer.newest_version)
+            if newest is not None and newest.version > self._version:
+                try:
+                    await self._load(newest)
+                    failing_since = None
+                    continue
+                except VersionGone as error:
+                    failing_since = self._not_loaded(newest, error, failing_since)
+            waiting = self._membership.changed(Signal.VERSION, seen, timeout_s=LOOK_AGAIN_S)
+            await self._timed("weights" if self._version < 0 else None, waiting)
+
+    async def _load(self, published: PublishedVersion) -> None:
+        fetched = await self._reader.fetch(published)
+        weights = fetched.weights
+        if isinstance(weights, Path):  # tensors are checked on their way to the engines, and not copied here
+            weights = await asyncio.to_thread(self._weights.checked, weights)
+        async with self._cluster.engines.weights_moving():
+            self._weights.hold(weights)
+        await self._cluster.publish(fetched.version)
+        if self._version < 0:
+            self._display.phase(f"playing, with version {fetched.version} of the weights")
+        self._log_version()
+        self._version = fetched.version
+        self._has_weights.set()
+
+    def _not_loaded(self, newest: PublishedVersion, error: VersionGone, since: float | None) -> float:
+        """Say that this version cannot be had, and since when; EngineError when it is for too long."""
+        now, limit_s = time.monotonic(), self._config.synchronizer.sync_timeout
+        if since is None:
+            self._display.note(f"version {newest.version} of the weights cannot be had yet: {error}")
+            return now
+        if now - since > limit_s:
+            raise EngineError(
+                f"no weights could be had for {limit_s:g} s (synchronizer.sync_timeout): {error}"
+            ) from error
+        return since
+
+    async def _claim(self) -> None:
+        """Ask for groups whenever there is room."""
+        buffer, token = self._membership.buffer, uuid.uuid4().hex
+        await self._has_weights.wait()
+        while True:
+            await self._has_room.wait()
+            seen = await self._membership.signal_number(Signal.PLACES)
+            me, wanted, version = self._membership.me, list(self._wanted), self._version
+            try:
+                claimed = await self._membership.client.call(
+                    lambda me=me, wanted=wanted, version=version, token=token: buffer.claim(  # type: ignore[misc]
+                        me, wanted, version=version, token=token
+                    )
+                )
+            except LeaseLost:
+                claimed = []  # `_live` joins again
+            token = uuid.uuid4().hex
+            if claimed:
+                await self._play(claimed)
+            else:
+                await self._timed(
+                    "places", self._membership.changed(Signal.PLACES, seen, timeout_s=LOOK_AGAIN_S)
+                )
+
+    async def _play(self, claimed: Sequence[ClaimedGroup]) -> None:
+        self._playing |= {group.group_id for group in claimed}
+        left = list(self._wanted)
+        for group in claimed:
+            if group.task.tag in left:
+                left.remove(group.task.tag)
+        self._wants(left)
+        await self._cluster.call(self._cluster.rollout_scheduler.assign.remote(claimed))
+
+    async def _deliver(self) -> None:
+        """Put complete groups into the buffer, and say which will not come."""
+        while True:
+            report: ExplorerReport = await self._cluster.call(self._cluster.rollout_scheduler.report.remote())
+            self._wants(report.wanted)
+            await self._hand_in(report)
+
+    async def _hand_in(self, report: ExplorerReport) -> None:
+        buffer, me = self._membership.buffer, self._membership.me
+        # Before they are put: from then on the buffer no longer counts them as held.
+        self._playing -= {group.group_id for group in report.finished} | report.dropped.keys()
+        refused: list[int] = []
+        if report.finished:
+            refused = await self._membership.client.call(lambda: buffer.put(me, report.finished))
+        if report.dropped:
+            await self._membership.client.call(lambda: buffer.drop(me, report.dropped))
+        waited_s, self._told_waited_s = self._waited["places"] - self._told_waited_s, self._waited["places"]
+        counts: dict[str, float] = {
+            "groups": len(report.finished),
+            "episodes": sum(group.num_trajectories for group in report.finished),
+            "successes": report.num_succeeded,
+            "refused": len(refused),
+            "dropped": len(report.dropped),
+            "waited_s": waited_s,
+        }
+        self._display.delivered(self._version, counts)
+        if report.counted is not None:
+            self._count(counts, report.counted)
+
+    def _count(self, counts: Mapping[str, float], counted: RolloutBatch) -> None:
+        """Towards the metrics of this version."""
+        failures = {f"failures/{kind}": count for kind, count in counted.failures.items()}
+        more = {**counts, **failures, "discarded_tokens": counted.discarded_tokens}
+        for name, count in more.items():
+            self._counts[name] = self._counts.get(name, 0) + count
+
+    def _log_version(self) -> None:
+        """A row of metrics for the version that was played until now."""
+        if self._counts:
+            metrics = {f"explorer/{name}": float(count) for name, count in self._counts.items()}
+            self._tracker.log(self._version, metrics, time_unix_s=time.time())
+            self._counts = {}
+
+    async def _live(self) -> None:
+        while True:
+            before = set(self._playing)
+            try:
+                view = await self._membership.renew(version=self._version, waited=self._waited)
+            except LeaseLost as error:
+                self._display.note(f"{error}; joining again")
+                await self._membership.join()
+                await self._leave_groups(before)
+                continue
+            await self._leave_groups((before - view.held) & self._playing)
+            self._look_after_trainer(view)
+            await asyncio.sleep(self._membership.pause_s)
+
+    async def _leave_groups(self, lost: set[int]) -> None:
+        if lost:
+            self._display.note(f"{len(lost)} groups are played by others now")
+            self._playing -= lost
+            await self._cluster.call(self._cluster.rollout_scheduler.unassign.remote(sorted(lost)))
+
+    def _look_after_trainer(self, view: JobView) -> None:
+        """Say that the trainer is gone; EnvsdkError when it is for too long."""
+        patience_s, now = self._config.buffer.patience_s, time.monotonic()
+        if view.trainer_silent_s is None or view.status is JobStatus.FINISHED:
+            if self._trainer_gone_since is not None:
+                self._display.note("the trainer is there")
+            self._trainer_gone_since = None
+        elif self._trainer_gone_since is None:
+            self._trainer_gone_since = now
+            self._display.note(
+                f"no trainer is running; playing until the buffer is full, and waiting for one at most "
+                f"{patience_s:g} s (buffer.patience_s)"
+            )
+        elif now - self._trainer_gone_since > patience_s:
+            raise EnvsdkError(
+                f"no trainer has run for {patience_s:g} s (buffer.patience_s); what was played is in the "
+                "buffer. Start the trainer again, then this explorer"
+            )
+
+    def _wants(self, tags: Sequence[str]) -> None:
+        self._wanted = tags
+        if tags:
+            self._has_room.set()
+        else:
+            self._has_room.clear()
+
+    async def _timed(self, what: str | None, waiting: Awaitable[object]) -> None:
+        began = time.monotonic()
+        try:
+            await waiting
+        finally:
+            if what is not None:
+                self._waited[what] += time.monotonic() - began
+
+    async def close(self, *, patience_s: float = 5.0) -> None:
+        """Leave the job and end the processes."""
+        self._log_version()
+        ends: list[Callable[[], Awaitable[Any]]] = [self._membership.leave, self._reader.close]
+        await self._cluster.close(*ends, patience_s=patience_s)
+
+
+def _first(errors: BaseExceptionGroup[EnvsdkError]) -> EnvsdkError:
+    """The error that ended the others."""
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, EnvsdkError)
+    return error

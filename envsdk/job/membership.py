@@ -1,0 +1,122 @@
+"""Membership: one program's part in a job. It joins the buffer, says that it lives, and leaves.
+
+join -> (view every third of a lease)* -> leave
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+
+from envsdk.buffer.client import BufferClient
+from envsdk.buffer.connecting import open_engine
+from envsdk.buffer.contract import JobView, Member, Role, Signal, Terms
+from envsdk.buffer.selection import Selection
+from envsdk.buffer.sql_buffer import SqlBuffer
+from envsdk.config.models import RunConfig
+
+BUFFER_FILE = "buffer.db"
+
+
+def buffer_path(config: RunConfig) -> str:
+    """The buffer of the job: its URL or its file."""
+    return config.buffer.trainer_input.experience_buffer.path or str(
+        config.run_folder.resolve() / BUFFER_FILE
+    )
+
+
+def terms_of(config: RunConfig) -> Terms:
+    """What all programs of the job must agree on."""
+    manager = config.train_env_manager
+    return Terms(
+        seed=config.seed,
+        group_size=manager.group_size,
+        groups_per_batch=config.num_train_groups,
+        alpha=config.async_generation_ratio,
+        sync_interval=config.synchronizer.sync_interval,
+        num_groups_redundancy=manager.num_groups_redundancy,
+        max_group_attempts=manager.max_group_attempts,
+    )
+
+
+def selection_of(config: RunConfig) -> Selection:
+    """How the trainer chooses among ready groups."""
+    keys = config.buffer.trainer_input.experience_buffer
+    return Selection(
+        order=keys.selection,
+        max_uses=keys.max_uses,
+        cool_down_steps=keys.cool_down_steps,
+        mixture=keys.mixture,
+        mixture_by=keys.mixture_by,
+    )
+
+
+def tag_digests(config: RunConfig) -> dict[str, str]:
+    """A digest of the settings of each tag that training plays."""
+    return {
+        tag: hashlib.sha256(
+            json.dumps(config.custom_envs[tag].model_dump(mode="json"), sort_keys=True).encode()
+        ).hexdigest()[:16]
+        for tag in config.train_env_manager.tags
+    }
+
+
+class Membership:
+    """Owner: the program's own object; called from one event loop."""
+
+    def __init__(self, config: RunConfig, role: Role, name: str, *, say: Callable[[str], None]) -> None:
+        self._config = config
+        self._role = role
+        self._name = name
+        self._say = say
+        self.terms = terms_of(config)
+        self.buffer = SqlBuffer(open_engine(buffer_path(config)), lease_s=config.buffer.lease_s)
+        self.client = BufferClient(self.buffer, retry_s=config.buffer.retry_s, say=say)
+        self.member: Member | None = None
+        self.pause_s = config.buffer.lease_s / 3
+        """Between two signs of life."""
+        self._tags = tag_digests(config) if role is Role.EXPLORER else {}
+
+    @property
+    def me(self) -> Member:
+        """This program, once joined."""
+        assert self.member is not None
+        return self.member
+
+    async def join(self) -> None:
+        """Take part. ConfigurationError when the name is taken, or this program does not fit the job."""
+        buffer, config = self.buffer, self._config
+        await self.client.call(lambda: buffer.create(config.exp_name, self.terms))
+        self.member = await self.client.call(lambda: buffer.join(self._role, self._name, tags=self._tags))
+        for tag in await self.client.call(lambda: buffer.differing_tags(self._tags)):
+            self._say(
+                f"custom_envs.{tag}: another explorer of this job plays this tag with other settings; "
+                "batches will hold groups of both"
+            )
+
+    async def renew(self, *, version: int = -1, waited: Mapping[str, float] | None = None) -> JobView:
+        """This program lives; how the job stands. LeaseLost when it was taken for dead."""
+        waits = waited or {}
+        return await self.client.call(
+            lambda: self.buffer.renew(
+                self.me,
+                version=version,
+                waited_places_s=waits.get("places", 0.0),
+                waited_weights_s=waits.get("weights", 0.0),
+            )
+        )
+
+    async def changed(self, signal: Signal, seen: int, *, timeout_s: float) -> int:
+        """See `BufferClient.changed`."""
+        return await self.client.changed(signal, seen, timeout_s=timeout_s)
+
+    async def signal_number(self, signal: Signal) -> int:
+        return await self.client.call(lambda: self.buffer.signal_number(signal))
+
+    async def leave(self) -> None:
+        """Take part no longer; what this program holds is handed back. Idempotent."""
+        member, self.member = self.member, None
+        if member is not None:
+            await self.client.call(lambda: self.buffer.leave(member))
+        await self.client.close()

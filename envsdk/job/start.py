@@ -1,0 +1,113 @@
+"""Start one program of a job, by its `mode`.
+
+run(load_config("agentic_explorer.yaml"))
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+
+from envsdk.buffer.contract import Role
+from envsdk.config.loading import LoadedConfig
+from envsdk.config.models import RunConfig
+from envsdk.config.start_checks import check_start
+from envsdk.display.explorer_progress import ExplorerProgress
+from envsdk.job import bench, serving
+from envsdk.job.buffered_batches import BufferedBatches
+from envsdk.job.explorer import Explorer
+from envsdk.job.membership import Membership
+from envsdk.job.weights import open_publisher, open_reader
+from envsdk.managers.ray_runtime import ray_runtime
+from envsdk.pipeline import run as single_program
+from envsdk.pipeline.batch_source import BatchSource
+from envsdk.pipeline.engine_group import Say
+from envsdk.pipeline.opening import only_run_in
+from envsdk.pipeline.rollout_cluster import RolloutCluster
+from envsdk.pipeline.run_end import ending_of
+from envsdk.pipeline.run_folder import CONFIG_FILE, TRAJECTORIES, RunFolder
+from envsdk.pipeline.run_origin import initial_model
+from envsdk.pipeline.trainers import Trainers
+from envsdk.pipeline.weight_source import GivenWeights
+from envsdk.store.atomic import make_folder, write_atomically
+from envsdk.tracking import Ending, open_trackers
+
+EXPLORERS = "explorers"
+
+
+def run(loaded: LoadedConfig) -> None:
+    """Run the program that `mode` names. Raises EnvsdkError; Interrupted after Ctrl-C or SIGTERM."""
+    match loaded.config.mode:
+        case "both":
+            single_program.run(loaded)
+        case "train":
+            single_program.run(loaded, _buffered)
+        case "explore":
+            explore(loaded)
+        case "bench":
+            bench.run(loaded)
+        case "serve":
+            serving.run(loaded)
+
+
+def explorer_folder(config: RunConfig) -> Path:
+    """Where this explorer's own files go."""
+    return config.run_folder / EXPLORERS / config.explorer.name
+
+
+def explore(loaded: LoadedConfig) -> None:
+    """Play for the trainer of the job until it has finished."""
+    config = loaded.config
+    check_start(config)
+    folder = explorer_folder(config)
+    with only_run_in(folder):
+        model = initial_model(config)
+        make_folder(folder / TRAJECTORIES)
+        write_atomically(folder / CONFIG_FILE, loaded.resolved_yaml().encode())
+        with ray_runtime(config.ray):
+            asyncio.run(_explore(config, folder, model))
+
+
+async def _explore(config: RunConfig, folder: Path, model: Path) -> None:
+    with ExitStack() as stack:
+        display = ExplorerProgress(config.explorer.name)
+        tracker = open_trackers(["jsonl"], folder, {})
+        stack.callback(tracker.close)
+        weights = GivenWeights(model)
+        cluster = RolloutCluster(
+            config,
+            model=model,
+            trajectories=(folder / TRAJECTORIES).resolve(),
+            state=None,
+            weights=weights,
+            trainer_mappings=(),
+            say=display.note,
+        )
+        explorer = Explorer(
+            config,
+            cluster,
+            membership=Membership(config, Role.EXPLORER, config.explorer.name, say=display.note),
+            reader=open_reader(config, folder, say=display.note),
+            weights=weights,
+            tracker=tracker,
+            display=display,
+        )
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, explorer.request_stop)
+        try:
+            await explorer.run()
+        except BaseException as error:
+            tracker.end(*ending_of(error))
+            raise
+        else:
+            tracker.end(Ending.FINISHED)
+        finally:
+            await explorer.close()
+
+
+def _buffered(config: RunConfig, folder: RunFolder, model: Path, trainers: Trainers, say: Say) -> BatchSource:
+    publisher = open_publisher(config, trainers.actor, model=model, say=say)
+    return BufferedBatches(config, folder, publisher=publisher, say=say)

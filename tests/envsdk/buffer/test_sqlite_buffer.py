@@ -1,0 +1,68 @@
+"""The buffer's promises on SQLite."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import settings
+
+from envsdk.buffer.connecting import open_engine
+from envsdk.buffer.contract import Role, Terms
+from envsdk.buffer.sql_buffer import SqlBuffer
+from envsdk.failures import ConfigurationError
+from tests.envsdk.buffer.buffer_machine import BufferMachine
+
+
+class SqliteMachine(BufferMachine):
+    def new_engine(self) -> sa.Engine:
+        self.folder = tempfile.mkdtemp()
+        engine = open_engine(f"{self.folder}/buffer.db")
+        # No test cuts the power; waiting for the disk would take most of the time.
+        sa.event.listen(engine, "connect", lambda file, _: file.execute("PRAGMA synchronous = OFF"))
+        return engine
+
+    def teardown(self) -> None:
+        super().teardown()
+        if hasattr(self, "folder"):
+            shutil.rmtree(self.folder)
+
+
+SqliteMachine.TestCase.settings = settings(max_examples=15, stateful_step_count=30, deadline=None)
+TestSqliteBuffer = SqliteMachine.TestCase
+
+TERMS = Terms(seed=1, group_size=2, groups_per_batch=2, alpha=1.0)
+
+
+@pytest.fixture
+def buffer(tmp_path: Path) -> SqlBuffer:
+    made = SqlBuffer(open_engine(str(tmp_path / "buffer.db")), lease_s=30)
+    made.create("job", TERMS)
+    return made
+
+
+def test_a_second_explorer_of_the_same_name_is_told_where_the_first_one_runs(buffer: SqlBuffer) -> None:
+    buffer.join(Role.EXPLORER, "a")
+    with pytest.raises(ConfigurationError, match=r"an explorer named 'a' plays already \(process \d+ on "):
+        buffer.join(Role.EXPLORER, "a")
+    buffer.join(Role.EXPLORER, "b")
+
+
+def test_a_second_trainer_is_refused(buffer: SqlBuffer) -> None:
+    buffer.join(Role.TRAINER, "trainer")
+    with pytest.raises(ConfigurationError, match="this job has a trainer already"):
+        buffer.join(Role.TRAINER, "another")
+
+
+def test_other_terms_are_named_key_by_key(buffer: SqlBuffer) -> None:
+    with pytest.raises(ConfigurationError, match=r"group_size is 4 here and 2 in the job; async_generation"):
+        buffer.create("job", Terms(seed=1, group_size=4, groups_per_batch=2, alpha=2.0))
+
+
+def test_tags_with_other_settings_are_told(buffer: SqlBuffer) -> None:
+    buffer.join(Role.EXPLORER, "a", tags={"lake": "1", "rooms": "1"})
+    buffer.join(Role.EXPLORER, "b", tags={"lake": "2", "shop": "1"})
+    assert buffer.differing_tags({"lake": "2", "rooms": "1", "shop": "1"}) == ["lake"]
