@@ -53,6 +53,7 @@ from envsdk.buffer.tables import (
     signals,
     versions,
 )
+from envsdk.buffer.waking import CHANNEL
 from envsdk.failures import ConfigurationError, StorageError
 from envsdk.trajectory import Task
 
@@ -68,16 +69,20 @@ class SqlBuffer:
     ) -> None:
         self.engine = engine
         self._lease_s = lease_s
-        self._clock = clock or (lambda connection: time.time())
+        self._clock = clock or _time
 
     def create(self, name: str, terms: Terms) -> None:
         """Make the tables and the job, unless they are there.
 
-        ConfigurationError when the job there has other terms.
+        ConfigurationError when another job is there, or this one has other terms.
         """
-        tables.metadata.create_all(self.engine)
         with self._writing() as connection:
-            if connection.execute(sa.select(job.c.id)).first() is None:
+            if connection.dialect.name == "postgresql":
+                # Two programs that start at once would both find nothing.
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CREATING)))
+            tables.metadata.create_all(connection)
+            there = connection.execute(sa.select(job.c.name)).scalar()
+            if there is None:
                 connection.execute(
                     job.insert().values(
                         id=1,
@@ -93,6 +98,11 @@ class SqlBuffer:
                     )
                 )
                 connection.execute(signals.insert(), [{"name": signal, "number": 0} for signal in Signal])
+            elif there != name:
+                raise ConfigurationError(
+                    f"the buffer is that of another job, {there!r}: give this one, {name!r}, a database of "
+                    "its own (buffer.trainer_input.experience_buffer.path)"
+                )
             self.terms(connection).check_same(terms)
 
     def terms(self, connection: Connection | None = None) -> Terms:
@@ -710,6 +720,19 @@ class SqlBuffer:
         connection.execute(
             signals.update().where(signals.c.name.in_(which)).values(number=signals.c.number + 1)
         )
+        if connection.dialect.name == "postgresql":
+            connection.execute(sa.select(sa.func.pg_notify(CHANNEL, "")))
+
+
+_CREATING = 7_105_212
+"""Of an advisory lock: any number that nobody else takes."""
+
+
+def _time(connection: Connection) -> float:
+    """The server's, where there is one: the machines of a job may disagree."""
+    if connection.dialect.name != "postgresql":
+        return time.time()
+    return float(connection.execute(sa.select(sa.extract("epoch", sa.func.clock_timestamp()))).scalar_one())
 
 
 @contextmanager

@@ -5,7 +5,6 @@ join -> (view every third of a lease)* -> leave
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -120,4 +119,4 @@ class Membership:
         member, self.member = self.member, None
         if member is not None:
             await self.client.call(lambda: self.buffer.leave(member))
-        await asyncio.to_thread(self.buffer.engine.dispose)
+        await self.client.close()
