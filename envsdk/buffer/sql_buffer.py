@@ -69,7 +69,7 @@ class SqlBuffer:
     ) -> None:
         self.engine = engine
         self._lease_s = lease_s
-        self._clock = clock or _time
+        self._clock = clock or database_time
 
     def create(self, name: str, terms: Terms) -> None:
         """Make the tables and the job, unless they are there.
@@ -718,7 +718,7 @@ _CREATING = 7_105_212
 """Of an advisory lock: any number that nobody else takes."""
 
 
-def _time(connection: Connection) -> float:
+def database_time(connection: Connection) -> float:
     """The server's, where there is one: the machines of a job may disagree."""
     if connection.dialect.name != "postgresql":
         return time.time()

@@ -11,12 +11,10 @@ from collections.abc import Callable, Mapping
 
 from envsdk.buffer.client import BufferClient
 from envsdk.buffer.connecting import open_engine
-from envsdk.buffer.contract import JobView, Member, Role, Signal, Terms
+from envsdk.buffer.contract import BUFFER_FILE, JobView, Member, Role, Signal, Terms
 from envsdk.buffer.selection import Selection
 from envsdk.buffer.sql_buffer import SqlBuffer
 from envsdk.config.models import RunConfig
-
-BUFFER_FILE = "buffer.db"
 
 
 def buffer_path(config: RunConfig) -> str:
