@@ -624,13 +624,13 @@ class SqlBuffer:
         indexes = {tag: self._next_indexes(connection, tag, started.count(tag)) for tag in set(started)}
         tasks = [Task(tag=tag, split=TRAIN_SPLIT, index=next(indexes[tag])) for tag in started]
         if tasks:
-            ids = connection.execute(
+            made = connection.execute(
                 groups.insert().returning(groups.c.id, sort_by_parameter_order=True),
                 [_new_group(task, now) | lease for task in tasks],
             ).scalars()
             found += [
                 ClaimedGroup(group_id=group_id, task=task, attempt=0)
-                for group_id, task in zip(ids, tasks, strict=True)
+                for group_id, task in zip(made, tasks, strict=True)
             ]
         return found
 
