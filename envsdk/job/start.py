@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from envsdk.buffer.contract import Role
+from envsdk.buffer.places import BUFFER_FILE
 from envsdk.config.loading import LoadedConfig
 from envsdk.config.models import RunConfig
 from envsdk.config.start_checks import check_start
@@ -19,7 +20,7 @@ from envsdk.failures import ConfigurationError
 from envsdk.job import bench, serving
 from envsdk.job.buffered_batches import BufferedBatches
 from envsdk.job.explorer import Explorer
-from envsdk.job.membership import BUFFER_FILE, Membership
+from envsdk.job.membership import Membership
 from envsdk.job.weights import open_publisher, open_reader
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.pipeline import run as single_program
@@ -58,8 +59,8 @@ def _check_own_ledger(config: RunConfig) -> None:
     """ConfigurationError when the folder is a job's: which tasks were played stands in its buffer."""
     if (config.run_folder / EXPLORERS).is_dir() or (config.run_folder / BUFFER_FILE).is_file():
         raise ConfigurationError(
-            f"{config.run_folder} is the folder of a job with explorers of its own, and this is `mode: both`: "
-            "continue it with mode: train and mode: explore, or choose another exp_name (its weights are in "
+            f"{config.run_folder} is the folder of a job with explorers of its own, and this is `mode: "
+            "both`: continue it with mode: train and mode: explore, or choose another exp_name (its weights are in "
             "checkpoints/step_N/model, for `pretrain`)"
         )
 
@@ -68,9 +69,9 @@ def _check_no_ledger(folder: RunFolder) -> None:
     """ConfigurationError when the folder is that of a single program, whose ledger is in its files."""
     if folder.has_begun and folder.state is not None:
         raise ConfigurationError(
-            f"{folder.path} is the folder of a run that played for itself, and this is `mode: train`: continue "
-            "it with mode: both, or choose another exp_name (its weights are in checkpoints/step_N/model, for "
-            "`pretrain`)"
+            f"{folder.path} is the folder of a run that played for itself, and this is `mode: train`: "
+            "continue it with mode: both, or choose another exp_name (its weights are in "
+            "checkpoints/step_N/model, for `pretrain`)"
         )
 
 

@@ -24,7 +24,7 @@ def loaded(output_dir: Path, mode: str) -> LoadedConfig:
 
 def test_the_folder_of_a_job_is_not_continued_by_a_single_program(tmp_path: Path) -> None:
     open_engine(str(tmp_path / "run" / "buffer.db")).connect().close()
-    with pytest.raises(ConfigurationError, match="folder of a job with explorers of its own.*mode: train"):
+    with pytest.raises(ConfigurationError, match=r"folder of a job with explorers of its own.*mode: train"):
         run(loaded(tmp_path, "both"))
 
 
@@ -35,5 +35,5 @@ def test_the_folder_of_a_single_program_is_not_continued_by_a_jobs_trainer(tmp_p
     _check_no_ledger(folder)
     metadata = {"ledger_state": json.dumps(state.to_dict()), "version": "0", "group_size": "1"}
     write_trajectories(folder.path / "trajectories" / "step_000000.parquet", [], metadata=metadata)
-    with pytest.raises(ConfigurationError, match="that played for itself.*mode: both"):
+    with pytest.raises(ConfigurationError, match=r"that played for itself.*mode: both"):
         _check_no_ledger(RunFolder.open(config))
