@@ -10,8 +10,7 @@ import signal
 from contextlib import ExitStack
 from pathlib import Path
 
-from envsdk.buffer.contract import Role
-from envsdk.buffer.places import BUFFER_FILE
+from envsdk.buffer.contract import BUFFER_FILE, Role
 from envsdk.config.loading import LoadedConfig
 from envsdk.config.models import RunConfig
 from envsdk.config.start_checks import check_start
@@ -60,8 +59,8 @@ def _check_own_ledger(config: RunConfig) -> None:
     if (config.run_folder / EXPLORERS).is_dir() or (config.run_folder / BUFFER_FILE).is_file():
         raise ConfigurationError(
             f"{config.run_folder} is the folder of a job with explorers of its own, and this is `mode: "
-            "both`: continue it with mode: train and mode: explore, or choose another exp_name (its weights are in "
-            "checkpoints/step_N/model, for `pretrain`)"
+            "both`: continue it with mode: train and mode: explore, or choose another exp_name (its "
+            "weights are in checkpoints/step_N/model, for `pretrain`)"
         )
 
 
