@@ -621,38 +621,28 @@ class SqlBuffer:
         if found:
             ids = [group.group_id for group in found]
             connection.execute(groups.update().where(groups.c.id.in_(ids)).values(**lease))
-        for tag in started:
-            index = self._next_index(connection, tag)
-            row_id = connection.execute(
-                groups.insert()
-                .values(
-                    tag=tag,
-                    task_index=index,
-                    reason=None,
-                    attempt=0,
-                    uses=0,
-                    rests_until=0,
-                    num_trajectories=0,
-                    num_tokens=0,
-                    num_bytes=0,
-                    mean_reward=0.0,
-                    created_at=now,
-                    **lease,
-                )
-                .returning(groups.c.id)
-            ).scalar_one()
-            task = Task(tag=tag, split=TRAIN_SPLIT, index=index)
-            found.append(ClaimedGroup(group_id=row_id, task=task, attempt=0))
+        indexes = {tag: self._next_indexes(connection, tag, started.count(tag)) for tag in set(started)}
+        tasks = [Task(tag=tag, split=TRAIN_SPLIT, index=next(indexes[tag])) for tag in started]
+        if tasks:
+            made = connection.execute(
+                groups.insert().returning(groups.c.id, sort_by_parameter_order=True),
+                [_new_group(task, now) | lease for task in tasks],
+            ).scalars()
+            found += [
+                ClaimedGroup(group_id=group_id, task=task, attempt=0)
+                for group_id, task in zip(made, tasks, strict=True)
+            ]
         return found
 
-    def _next_index(self, connection: Connection, tag: str) -> int:
+    def _next_indexes(self, connection: Connection, tag: str, count: int) -> Iterator[int]:
+        """The next tasks of the tag, which nobody else gets."""
         query = sa.select(cursors.c.next_index).where(cursors.c.tag == tag)
-        index = connection.execute(query).scalar()
-        if index is None:
-            connection.execute(cursors.insert().values(tag=tag, next_index=1))
-            return 0
-        connection.execute(cursors.update().where(cursors.c.tag == tag).values(next_index=index + 1))
-        return int(index)
+        first = connection.execute(query).scalar()
+        if first is None:
+            connection.execute(cursors.insert().values(tag=tag, next_index=count))
+            return iter(range(count))
+        connection.execute(cursors.update().where(cursors.c.tag == tag).values(next_index=first + count))
+        return iter(range(first, first + count))
 
     def _rows(self, connection: Connection, ids: Sequence[int]) -> dict[int, RowMapping]:
         rows = connection.execute(sa.select(groups).where(groups.c.id.in_(ids))).mappings()
@@ -738,6 +728,21 @@ def database_time(connection: Connection) -> float:
 @contextmanager
 def _given(connection: Connection) -> Iterator[Connection]:
     yield connection
+
+
+def _new_group(task: Task, now: float) -> dict[str, Any]:
+    return {
+        "tag": task.tag,
+        "task_index": task.index,
+        "attempt": 0,
+        "uses": 0,
+        "rests_until": 0,
+        "num_trajectories": 0,
+        "num_tokens": 0,
+        "num_bytes": 0,
+        "mean_reward": 0.0,
+        "created_at": now,
+    }
 
 
 def _is(state: GroupState) -> sa.ColumnElement[bool]:

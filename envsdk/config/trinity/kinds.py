@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from envsdk.config.trinity.tasks import workflow_problem
+from envsdk.config.foreign.row import Place
+from envsdk.config.trinity.tasks import tasksets, workflow_problem
 from envsdk.settings.problems import KeyPath, Problem
 
 SECTIONS = frozenset(
@@ -114,6 +115,11 @@ def kind_problems(data: Mapping[str, Any]) -> list[Problem]:
         section = model.get(name)
         if isinstance(section, Mapping) and section.get("enable"):
             return [Problem(("model", name, "enable"), reason)]
+    if not tasksets(Place((), data, True)):
+        reason = (
+            "is missing: the trainer, too, says what is played; copy the section from the explorer's file"
+        )
+        return [Problem(("buffer", "explorer_input", "taskset"), reason)]
     return []
 
 

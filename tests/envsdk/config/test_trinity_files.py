@@ -393,6 +393,12 @@ def test_what_is_refused_says_what_to_do(override: str, key: str, words: str) ->
     assert "1 problem\n" in message
 
 
+def test_a_trainer_needs_the_tasks_too() -> None:
+    given = yaml.safe_load(FILE)["buffer"]
+    del given["explorer_input"]
+    assert "copy the section from the explorer's file" in refusal(buffer=given, mode="train")
+
+
 @pytest.mark.parametrize(
     ("override", "hint"),
     [
