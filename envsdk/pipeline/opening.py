@@ -25,9 +25,7 @@ def only_run_in(folder: Path, taken: str = "another process is training in") -> 
         try:
             stack.enter_context(locked(folder / ".lock", patience_s=LOCK_PATIENCE_S))
         except BlockingIOError:
-            raise ConfigurationError(
-                f"{taken} {folder}; wait for it, or choose another exp_name"
-            ) from None
+            raise ConfigurationError(f"{taken} {folder}; wait for it, or choose another exp_name") from None
         yield
 
 
