@@ -135,6 +135,10 @@ test-podman: install ## Run the tests of real containers with podman; no image i
 	@command -v podman > /dev/null || { echo "make: there is no podman. On Debian: apt-get install podman crun runc" >&2; exit 1; }
 	ENVSDK_CONTAINERS=podman $(BIN)/python -m pytest -m containers tests/envsdk/sandbox
 
+.PHONY: test-postgres
+test-postgres: install ## Run the tests of the buffer on a PostgreSQL server of their own, from the system's packages
+	$(BIN)/python -m tests.postgres_server $(BIN)/python -m pytest -m postgres tests
+
 .PHONY: test-docker
 test-docker: install ## Run the tests of real containers with docker; no image is downloaded
 	@docker version > /dev/null || { echo "make: docker does not answer: start its service" >&2; exit 1; }

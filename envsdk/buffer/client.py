@@ -8,6 +8,7 @@ await client.changed(Signal.BATCH, seen, timeout_s=1.0)
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -16,14 +17,13 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from envsdk.buffer.contract import Signal
 from envsdk.buffer.sql_buffer import SqlBuffer
+from envsdk.buffer.waking import Bell, bell_of
 from envsdk.failures import StorageError
 
 Result = TypeVar("Result")
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
-LOOK_S = 0.01
-"""How often a program that waits looks for a signal in SQLite."""
 
 
 class BufferClient:
@@ -34,6 +34,7 @@ class BufferClient:
         self._retry_s = retry_s
         self._say = say
         self._is_away = False
+        self._bell: Bell | None = None
 
     async def call(self, work: Callable[[], Result]) -> Result:
         """The answer of one method of the buffer.
@@ -68,17 +69,38 @@ class BufferClient:
 
     async def changed(self, signal: Signal, seen: int, *, timeout_s: float) -> int:
         """Wait until the signal's number is above `seen`, at most `timeout_s`; the number."""
+        if self._bell is None:
+            self._bell = bell_of(self.buffer.engine)
         deadline = time.monotonic() + timeout_s
         while (number := await self.call(lambda: self.buffer.signal_number(signal))) <= seen:
-            if time.monotonic() > deadline:
+            left = deadline - time.monotonic()
+            if left <= 0:
                 break
-            await asyncio.sleep(LOOK_S)
+            await self._bell.wait(timeout_s=left)
         return number
+
+    async def close(self) -> None:
+        """End the connections. Idempotent."""
+        if self._bell is not None:
+            await self._bell.close()
+        await asyncio.to_thread(self.buffer.engine.dispose)
 
 
 def _may_pass(error: DBAPIError) -> bool:
     """Whether it may work a moment later: a locked file, a full disk, a server that starts again."""
-    return isinstance(error, OperationalError) or error.connection_invalidated
+    if error.connection_invalidated:
+        return True
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    return isinstance(error, OperationalError) if code is None else code & 0xFF in _PASSING
+
+
+_PASSING = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+}
 
 
 def _reason(error: DBAPIError) -> str:

@@ -15,7 +15,6 @@ from envsdk.settings.extras import require
 from envsdk.store.atomic import make_folder
 
 BUSY_S = 5.0
-"""How long one statement waits for another program's transaction on SQLite."""
 
 
 def url_of(path: str) -> sa.URL:
@@ -38,9 +37,10 @@ def url_of(path: str) -> sa.URL:
     return url
 
 
-def open_engine(path: str) -> Engine:
+def open_engine(path: str, *, busy_s: float = BUSY_S) -> Engine:
     """Connections to the database; none is made yet.
 
+    `busy_s` is how long a statement waits for another program's transaction on SQLite.
     ConfigurationError for a URL that cannot be used here.
     """
     require("the buffer", "sqlalchemy")
@@ -50,7 +50,7 @@ def open_engine(path: str) -> Engine:
         return sa.create_engine(url, pool_pre_ping=True)
     assert url.database is not None
     make_folder(Path(url.database).parent)
-    engine = sa.create_engine(url, connect_args={"timeout": BUSY_S, "check_same_thread": False})
+    engine = sa.create_engine(url, connect_args={"timeout": busy_s, "check_same_thread": False})
     event.listen(engine, "connect", _prepare)
     event.listen(engine, "begin", _begin)
     return engine

@@ -12,6 +12,9 @@ from envsdk import run_limits
 from envsdk.failures import ConfigurationError, EnvsdkError
 from envsdk.trajectory import Task
 
+BUFFER_FILE = "buffer.db"
+"""A job's buffer, in its folder, when the configuration names no other."""
+
 
 class GroupState(StrEnum):
     """Where a group is."""

@@ -7,7 +7,6 @@ content.counted("explorer")["node7"][GroupState.READY].num_groups
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -17,6 +16,7 @@ from sqlalchemy import Connection, Engine
 
 from envsdk.buffer.contract import GroupState, Terms
 from envsdk.buffer.places import snapshot
+from envsdk.buffer.sql_buffer import database_time
 from envsdk.buffer.tables import batch_groups, batches, groups, job, members, payloads, versions
 from envsdk.buffer.upkeep import Which
 
@@ -205,7 +205,7 @@ def inspect(engine: Engine, which: Which | None = None, *, now: float | None = N
             step=state["step"],
             version=state["version"],
             terms=Terms.from_json(state["terms"]),
-            read_at=time.time() if now is None else now,
+            read_at=database_time(connection) if now is None else now,
             counts=_counts(connection, chosen),
             reasons=_reasons(connection, chosen),
             payload_bytes=_payload_bytes(connection),

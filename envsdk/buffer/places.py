@@ -16,11 +16,10 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, Program
 
 from envsdk.buffer import tables
 from envsdk.buffer.connecting import BUSY_S, open_engine, url_of
+from envsdk.buffer.contract import BUFFER_FILE
 from envsdk.failures import ConfigurationError, StorageError
 from envsdk.settings.extras import require
 
-BUFFER_FILE = "buffer.db"
-"""A job's buffer, in its folder, when the configuration names no other."""
 _CONFIG_FILES = ("config.yaml", "explorers/*/config.yaml")
 
 
@@ -75,7 +74,7 @@ def opened(found: str, *, to_change: bool = False) -> Iterator[Engine]:
     """
     require("the buffer", "sqlalchemy")
     is_file = url_of(found).get_backend_name() == "sqlite"
-    engine = open_engine(found) if to_change or not is_file else _read_only(found)
+    engine = open_engine(found, busy_s=BUSY_S) if to_change or not is_file else _read_only(found)
     try:
         _check(engine, found)
         yield engine

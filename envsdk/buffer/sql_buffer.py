@@ -53,6 +53,7 @@ from envsdk.buffer.tables import (
     signals,
     versions,
 )
+from envsdk.buffer.waking import CHANNEL
 from envsdk.failures import ConfigurationError, StorageError
 from envsdk.trajectory import Task
 
@@ -68,16 +69,20 @@ class SqlBuffer:
     ) -> None:
         self.engine = engine
         self._lease_s = lease_s
-        self._clock = clock or (lambda connection: time.time())
+        self._clock = clock or database_time
 
     def create(self, name: str, terms: Terms) -> None:
         """Make the tables and the job, unless they are there.
 
-        ConfigurationError when the job there has other terms.
+        ConfigurationError when another job is there, or this one has other terms.
         """
-        tables.metadata.create_all(self.engine)
         with self._writing() as connection:
-            if connection.execute(sa.select(job.c.id)).first() is None:
+            if connection.dialect.name == "postgresql":
+                # Two programs that start at once would both find nothing.
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CREATING)))
+            tables.metadata.create_all(connection)
+            there = connection.execute(sa.select(job.c.name)).scalar()
+            if there is None:
                 connection.execute(
                     job.insert().values(
                         id=1,
@@ -93,6 +98,11 @@ class SqlBuffer:
                     )
                 )
                 connection.execute(signals.insert(), [{"name": signal, "number": 0} for signal in Signal])
+            elif there != name:
+                raise ConfigurationError(
+                    f"the buffer is that of another job, {there!r}: give this one, {name!r}, a database of "
+                    "its own (buffer.trainer_input.experience_buffer.path)"
+                )
             self.terms(connection).check_same(terms)
 
     def terms(self, connection: Connection | None = None) -> Terms:
@@ -611,38 +621,28 @@ class SqlBuffer:
         if found:
             ids = [group.group_id for group in found]
             connection.execute(groups.update().where(groups.c.id.in_(ids)).values(**lease))
-        for tag in started:
-            index = self._next_index(connection, tag)
-            row_id = connection.execute(
-                groups.insert()
-                .values(
-                    tag=tag,
-                    task_index=index,
-                    reason=None,
-                    attempt=0,
-                    uses=0,
-                    rests_until=0,
-                    num_trajectories=0,
-                    num_tokens=0,
-                    num_bytes=0,
-                    mean_reward=0.0,
-                    created_at=now,
-                    **lease,
-                )
-                .returning(groups.c.id)
-            ).scalar_one()
-            task = Task(tag=tag, split=TRAIN_SPLIT, index=index)
-            found.append(ClaimedGroup(group_id=row_id, task=task, attempt=0))
+        indexes = {tag: self._next_indexes(connection, tag, started.count(tag)) for tag in set(started)}
+        tasks = [Task(tag=tag, split=TRAIN_SPLIT, index=next(indexes[tag])) for tag in started]
+        if tasks:
+            made = connection.execute(
+                groups.insert().returning(groups.c.id, sort_by_parameter_order=True),
+                [_new_group(task, now) | lease for task in tasks],
+            ).scalars()
+            found += [
+                ClaimedGroup(group_id=group_id, task=task, attempt=0)
+                for group_id, task in zip(made, tasks, strict=True)
+            ]
         return found
 
-    def _next_index(self, connection: Connection, tag: str) -> int:
+    def _next_indexes(self, connection: Connection, tag: str, count: int) -> Iterator[int]:
+        """The next tasks of the tag, which nobody else gets."""
         query = sa.select(cursors.c.next_index).where(cursors.c.tag == tag)
-        index = connection.execute(query).scalar()
-        if index is None:
-            connection.execute(cursors.insert().values(tag=tag, next_index=1))
-            return 0
-        connection.execute(cursors.update().where(cursors.c.tag == tag).values(next_index=index + 1))
-        return int(index)
+        first = connection.execute(query).scalar()
+        if first is None:
+            connection.execute(cursors.insert().values(tag=tag, next_index=count))
+            return iter(range(count))
+        connection.execute(cursors.update().where(cursors.c.tag == tag).values(next_index=first + count))
+        return iter(range(first, first + count))
 
     def _rows(self, connection: Connection, ids: Sequence[int]) -> dict[int, RowMapping]:
         rows = connection.execute(sa.select(groups).where(groups.c.id.in_(ids))).mappings()
@@ -710,11 +710,39 @@ class SqlBuffer:
         connection.execute(
             signals.update().where(signals.c.name.in_(which)).values(number=signals.c.number + 1)
         )
+        if connection.dialect.name == "postgresql":
+            connection.execute(sa.select(sa.func.pg_notify(CHANNEL, "")))
+
+
+_CREATING = 7_105_212
+"""Of an advisory lock: any number that nobody else takes."""
+
+
+def database_time(connection: Connection) -> float:
+    """The server's, where there is one: the machines of a job may disagree."""
+    if connection.dialect.name != "postgresql":
+        return time.time()
+    return float(connection.execute(sa.select(sa.extract("epoch", sa.func.clock_timestamp()))).scalar_one())
 
 
 @contextmanager
 def _given(connection: Connection) -> Iterator[Connection]:
     yield connection
+
+
+def _new_group(task: Task, now: float) -> dict[str, Any]:
+    return {
+        "tag": task.tag,
+        "task_index": task.index,
+        "attempt": 0,
+        "uses": 0,
+        "rests_until": 0,
+        "num_trajectories": 0,
+        "num_tokens": 0,
+        "num_bytes": 0,
+        "mean_reward": 0.0,
+        "created_at": now,
+    }
 
 
 def _is(state: GroupState) -> sa.ColumnElement[bool]:

@@ -6,7 +6,6 @@ freed = vacuum(engine)
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from sqlalchemy import Engine
 from envsdk.buffer.contract import GroupState, Signal
 from envsdk.buffer.payload import from_bytes
 from envsdk.buffer.places import snapshot
+from envsdk.buffer.sql_buffer import database_time
 from envsdk.buffer.tables import groups, job, payloads, signals
 from envsdk.failures import StorageError
 from envsdk.trajectory import Trajectory
@@ -77,7 +77,7 @@ def drop_by_hand(engine: Engine, which: Which) -> Dropped:
         connection.execute(
             groups.update()
             .where(droppable)
-            .values(state=GroupState.DROPPED, reason=BY_HAND, ended_at=time.time())
+            .values(state=GroupState.DROPPED, reason=BY_HAND, ended_at=database_time(connection))
         )
         if num_by_state:
             connection.execute(

@@ -45,7 +45,7 @@ def explain(loaded: LoadedConfig) -> str:
             "",
             "Derived",
             *_aligned(derived(loaded.config)),
-            *_others_keys("Keys of ROLL with other values here", loaded.remarks),
+            *_others_keys(f"Keys of {loaded.dialect} with other values here", loaded.remarks),
             *_others_keys("Keys without effect", loaded.without_effect),
             *_notes("Notes", algorithm_notes(loaded.config)),
             *_notes("Before this trains here", loaded.machine_notes),

@@ -1,7 +1,7 @@
 """YAML files and overrides in, a `RunConfig` out.
 
     find the file -> read it and what it extends -> merge -> overrides -> ${...}
-        -> ROLL's names -> prompts and rewards -> what environments know -> types -> checks
+        -> names of ROLL or Trinity-RFT -> prompts and rewards -> what environments know -> types -> checks
 
 OmegaConf merges and interpolates; nothing is executed. Every key remembers where it was written,
 for error messages and for `explain`.
@@ -20,16 +20,19 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from envsdk.config.checks import check, machine_problems
 from envsdk.config.env_defaults import fill_in
+from envsdk.config.foreign.row import Dialect
+from envsdk.config.foreign.translation import Translation, translate
 from envsdk.config.models import RunConfig
 from envsdk.config.presets import with_preset
 from envsdk.config.rlvr import count_rows, expand
 from envsdk.config.roll.defaults import DEFAULTS, files_of
+from envsdk.config.roll.dialect import ROLL
 from envsdk.config.roll.tags import TAGS_FILE, missing_tags
-from envsdk.config.roll.translation import Translation, is_without_effect, translate
+from envsdk.config.trinity.dialect import TRINITY, is_trinity_file
 from envsdk.failures import ConfigurationError
 from envsdk.settings.nearest import nearest
 from envsdk.settings.problems import KeyPath, Problem, describe, dotted
@@ -56,7 +59,9 @@ class LoadedConfig:
     without_effect: Mapping[str, tuple[str, str]]
     """Keys that are accepted and change nothing, dotted: where each was written, and why."""
     remarks: Mapping[str, tuple[str, str]]
-    """Keys of ROLL's whose values were converted: where each was written, and how."""
+    """Keys of another project whose values were converted: where each was written, and how."""
+    dialect: str
+    """The project whose keys `remarks` has."""
     machine_notes: Sequence[str]
     """What this machine lacks for the run; empty unless it was only to be explained."""
 
@@ -86,15 +91,18 @@ def load_config(
     path = find_config(source)
     reading = _Reading()
     merged = reading.read(path)
+    plain: Any = OmegaConf.to_container(merged, resolve=False)
+    dialect = TRINITY if is_trinity_file(plain) else ROLL
     for override in overrides:
         reading.override(merged, override)
     variables = _variables(merged) | reading.shared_keys
-    data = _resolve(merged, reading, str(source))
-    translation = _translate(data, variables, reading, str(source))
+    data = _resolve(merged, dialect, reading, str(source))
+    translation = _translate(data, dialect, variables, reading, str(source))
     data = translation.data
     if preset is not None:
         data, changed = with_preset(preset, data, lambda key: reading.written_at(key) == OVERRIDE)
         reading.added({key: f"preset {preset}" for key in changed if reading.written_at(key) != OVERRIDE})
+        translation.pending = {key: each for key, each in translation.pending.items() if key not in changed}
     if "exp_name" not in data:
         data["exp_name"] = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-.") or "run"
         reading.added({("exp_name",): "the file's name"})
@@ -123,6 +131,7 @@ def load_config(
             dotted(ignored.path): (reading.origin(ignored.path), ignored.reason)
             for ignored in translation.ignored
         },
+        dialect=dialect.name,
         remarks={dotted(key): (reading.origin(key), remark) for key, remark in translation.remarks.items()},
         machine_notes=machine_notes,
     )
@@ -361,9 +370,18 @@ def _texts(value: Any) -> Iterator[str]:
         yield from _texts(below)
 
 
-def _translate(data: Mapping[str, Any], variables: set[str], reading: _Reading, source: str) -> Translation:
+def _translate(
+    data: Mapping[str, Any], dialect: Dialect, variables: set[str], reading: _Reading, source: str
+) -> Translation:
     """The file in our keys, with the tags that it names and does not define."""
-    translation = translate(data, variables=variables, known=RunConfig.model_fields)
+    translation = translate(
+        data,
+        dialect,
+        variables=variables,
+        known=RunConfig.model_fields,
+        is_ours=_is_ours,
+        is_override=lambda key: reading.written_at(key) == OVERRIDE,
+    )
     if translation.problems:
         raise ConfigurationError(describe(translation.problems, source=source, origin=reading.origin))
     reading.added(
@@ -373,7 +391,7 @@ def _translate(data: Mapping[str, Any], variables: set[str], reading: _Reading, 
             if ours != theirs
         }
     )
-    reading.added(dict.fromkeys(translation.defaults, "ROLL's default"))
+    reading.added(dict.fromkeys(translation.defaults, f"{dialect.name}'s default"))
     for tag, env in missing_tags(translation.data).items():
         tags = translation.data.setdefault("custom_envs", {})
         if isinstance(tags, dict):
@@ -382,14 +400,26 @@ def _translate(data: Mapping[str, Any], variables: set[str], reading: _Reading, 
     return translation
 
 
-def _resolve(merged: DictConfig, reading: _Reading, source: str) -> dict[str, Any]:
+def _is_ours(path: KeyPath) -> bool:
+    """Whether the configuration has this key, or takes any in its section."""
+    model: Any = RunConfig
+    for part in path:
+        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+            return True
+        if part not in model.model_fields:
+            return False
+        model = model.model_fields[str(part)].annotation
+    return True
+
+
+def _resolve(merged: DictConfig, dialect: Dialect, reading: _Reading, source: str) -> dict[str, Any]:
     try:
         container = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         key = str(error.full_key or "")
-        if key and is_without_effect(tuple(key.split("."))):
+        if key and dialect.is_without_effect(tuple(key.split("."))):
             OmegaConf.update(merged, key, None)
-            return _resolve(merged, reading, source)
+            return _resolve(merged, dialect, reading, source)
         where = reading.origin(tuple(key.split(".")))
         place = f" ({where})" if where else ""
         raise ConfigurationError(f"{source}: {key}{place}: {_interpolation_problem(error)}") from error

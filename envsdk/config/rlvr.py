@@ -203,7 +203,12 @@ def _add_filters(expansion: Expansion, domains: Mapping[str, Mapping[str, Any]])
 
 def _add_tag(expansion: Expansion, tag: str, env_config: Mapping[str, Any], source: str) -> None:
     own = {"env_type": PROMPTS_ENV, "env_config": dict(env_config)}
-    expansion.add(("custom_envs", tag), own, source)
+    given = _mapping(expansion.data.get("custom_envs")).get(tag)
+    if isinstance(given, dict) and "env_type" not in given:  # a domain with a prompt or limits of its own
+        for name, value in own.items():
+            expansion.add(("custom_envs", tag, name), value, source)
+    else:
+        expansion.add(("custom_envs", tag), own, source)
 
 
 def _env_config(

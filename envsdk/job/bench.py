@@ -139,8 +139,8 @@ class Bench:
         step, began = found.step, time.monotonic()
         if missed := self._plan.missed(step, after=self._evaluated):
             _note(
-                f"fell behind: step {step} is evaluated in place of {', '.join(map(str, missed))}, whose "
-                "weights were replaced meanwhile"
+                f"step {step} is evaluated in place of {', '.join(map(str, missed))}, whose weights were "
+                "replaced before this program came to them"
             )
         weights = found.weights
         if isinstance(weights, Path):

@@ -24,8 +24,9 @@ class EvaluationPlan:
 
     def missed(self, step: int, *, after: int | None) -> list[int]:
         """Steps of versions that were due after `after`, and in whose place that of `step` is evaluated."""
-        if after is None or not self.eval_steps:
+        if not self.eval_steps:
             return []
+        after = -1 if after is None else after
         every, interval = self.eval_steps, self.sync_interval
         marks = range((after // every + 1) * every, step, every)
         return sorted({due for mark in marks if (due := -(-mark // interval) * interval) < step})

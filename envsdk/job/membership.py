@@ -5,19 +5,16 @@ join -> (view every third of a lease)* -> leave
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Mapping
 
 from envsdk.buffer.client import BufferClient
 from envsdk.buffer.connecting import open_engine
-from envsdk.buffer.contract import JobView, Member, Role, Signal, Terms
+from envsdk.buffer.contract import BUFFER_FILE, JobView, Member, Role, Signal, Terms
 from envsdk.buffer.selection import Selection
 from envsdk.buffer.sql_buffer import SqlBuffer
 from envsdk.config.models import RunConfig
-
-BUFFER_FILE = "buffer.db"
 
 
 def buffer_path(config: RunConfig) -> str:
@@ -120,4 +117,4 @@ class Membership:
         member, self.member = self.member, None
         if member is not None:
             await self.client.call(lambda: self.buffer.leave(member))
-        await asyncio.to_thread(self.buffer.engine.dispose)
+        await self.client.close()

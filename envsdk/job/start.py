@@ -10,11 +10,12 @@ import signal
 from contextlib import ExitStack
 from pathlib import Path
 
-from envsdk.buffer.contract import Role
+from envsdk.buffer.contract import BUFFER_FILE, Role
 from envsdk.config.loading import LoadedConfig
 from envsdk.config.models import RunConfig
 from envsdk.config.start_checks import check_start
 from envsdk.display.explorer_progress import ExplorerProgress
+from envsdk.failures import ConfigurationError
 from envsdk.job import bench, serving
 from envsdk.job.buffered_batches import BufferedBatches
 from envsdk.job.explorer import Explorer
@@ -41,6 +42,7 @@ def run(loaded: LoadedConfig) -> None:
     """Run the program that `mode` names. Raises EnvsdkError; Interrupted after Ctrl-C or SIGTERM."""
     match loaded.config.mode:
         case "both":
+            _check_own_ledger(loaded.config)
             single_program.run(loaded)
         case "train":
             single_program.run(loaded, _buffered)
@@ -50,6 +52,26 @@ def run(loaded: LoadedConfig) -> None:
             bench.run(loaded)
         case "serve":
             serving.run(loaded)
+
+
+def _check_own_ledger(config: RunConfig) -> None:
+    """ConfigurationError when the folder is a job's: which tasks were played stands in its buffer."""
+    if (config.run_folder / EXPLORERS).is_dir() or (config.run_folder / BUFFER_FILE).is_file():
+        raise ConfigurationError(
+            f"{config.run_folder} is the folder of a job with explorers of its own, and this is `mode: "
+            "both`: continue it with mode: train and mode: explore, or choose another exp_name (its "
+            "weights are in checkpoints/step_N/model, for `pretrain`)"
+        )
+
+
+def _check_no_ledger(folder: RunFolder) -> None:
+    """ConfigurationError when the folder is that of a single program, whose ledger is in its files."""
+    if folder.has_begun and folder.state is not None:
+        raise ConfigurationError(
+            f"{folder.path} is the folder of a run that played for itself, and this is `mode: train`: "
+            "continue it with mode: both, or choose another exp_name (its weights are in "
+            "checkpoints/step_N/model, for `pretrain`)"
+        )
 
 
 def explorer_folder(config: RunConfig) -> Path:
@@ -109,5 +131,6 @@ async def _explore(config: RunConfig, folder: Path, model: Path) -> None:
 
 
 def _buffered(config: RunConfig, folder: RunFolder, model: Path, trainers: Trainers, say: Say) -> BatchSource:
+    _check_no_ledger(folder)
     publisher = open_publisher(config, trainers.actor, model=model, say=say)
     return BufferedBatches(config, folder, publisher=publisher, say=say)

@@ -23,6 +23,7 @@ EXTRA_OF = {
     "pandas": "pandas",
     "peft": "lora",
     "psutil": "train",
+    "psycopg": "postgres",
     "pytest": "testing",
     "ray": "train",
     "safetensors": "train",

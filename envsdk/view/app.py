@@ -58,6 +58,7 @@ def make_app(library: Library, *, token: str, hosts: frozenset[str] | None) -> A
             "/api/sources/{source}/progress", _of_source(library, lambda one, _: one.progress(time.time()))
         ),
         of_source("/timeline", lambda one, _: one.timeline()),
+        of_source("/programs", lambda one, _: one.programs(time.time())),
         of_source("/failures", lambda one, _: one.failures()),
         of_source("/trajectories", _search),
         of_source("/trajectories/{key}", _trajectory),

@@ -108,11 +108,15 @@ def export_data(source: OpenSource, detail: Detail, *, now: float) -> dict[str, 
     for holder in (overview, failures):
         if "curves" in holder:
             holder["curves"] = _curves(holder["curves"], detail)
+    programs = source.programs(now)
+    if programs is not None and "problem" in programs:
+        programs = {"problem": "It could not be read when this page was made."}
     return {
         "format": FORMAT,
         "exported_at": now,
         "source": overview,
         "timeline": source.timeline(detail.max_spans),
+        "programs": programs,
         "failures": failures,
         "rows": [row_view(row) for row in rows],
         "trajectories": {view["key"]: view for view in views},

@@ -18,7 +18,9 @@ from typing import Any
 import yaml
 
 from envsdk import tracking
+from envsdk.buffer.contract import BUFFER_FILE
 from envsdk.failures import EnvsdkError, StorageError
+from envsdk.settings.extras import require
 from envsdk.store.shards import MANIFEST
 from envsdk.store.trajectories import read_rows
 from envsdk.tracking import jsonl, timeline
@@ -49,6 +51,8 @@ MAX_MEMBERS = 64
 _RESCAN_S = 2.0
 _INDEX_WAIT_S = 0.5
 _PATIENCE_S = 20.0
+_READ_SHARE = 10
+"""A job's buffer is not read for this many times as long as the last reading took."""
 
 
 class Library:
@@ -103,13 +107,16 @@ class OpenSource:
         self._index_error = ""
         self._lock = threading.Lock()
         self._run: tuple[tuple[Any, ...], RunFiles] | None = None
+        self._programs: dict[str, Any] | None = None
+        self._programs_until = 0.0
 
     def listed(self, now: float) -> dict[str, Any]:
         """One line of the list of sources."""
         about = {"id": self.source.source_id, "name": self.source.name, "kind": self.source.kind.value}
         if self.source.kind is Kind.RUN:
             run = self.run_files()
-            return about | progress_view(run, now) | headline_view(run.metrics)
+            about_run = progress_view(run, now) | headline_view(run.metrics)
+            return about | about_run | {"has_programs": self._has_programs(run)}
         written_at = self._written_at()
         return about | self._manifest_facts(now - written_at) | {"written_at": written_at}
 
@@ -150,6 +157,30 @@ class OpenSource:
     def timeline(self, max_spans: int = MAX_SPANS) -> dict[str, Any]:
         """`timeline_view` of the run so far."""
         return timeline_view(self.run_files().timeline if self.source.kind is Kind.RUN else [], max_spans)
+
+    def programs(self, now: float) -> dict[str, Any] | None:
+        """`programs_view` of a run whose explorers and trainer are programs of their own; None of others.
+
+        Read again when that took a small part of the time since; `{"problem": sentence}` when it cannot be.
+        """
+        if self.source.kind is not Kind.RUN or not self._has_programs(self.run_files()):
+            return None
+        with self._lock:
+            if self._programs is None or time.monotonic() > self._programs_until:
+                began = time.monotonic()
+                try:
+                    require("the page of a job's programs", "sqlalchemy")
+                    from envsdk.view.programs import read_programs
+
+                    self._programs = read_programs(self.source.folder, now)
+                except EnvsdkError as error:
+                    self._programs = {"problem": str(error)}
+                ended = time.monotonic()
+                self._programs_until = ended + _READ_SHARE * (ended - began)
+            return self._programs
+
+    def _has_programs(self, run: RunFiles) -> bool:
+        return run.config.get("mode") == "train" or (self.source.folder / BUFFER_FILE).is_file()
 
     def failures(self) -> dict[str, Any]:
         """Failed episodes by boundary, kind and tag, and how episodes ended."""

@@ -26,6 +26,7 @@ SCRIPTS = (
     "trajectory.js",
     "group.js",
     "timeline.js",
+    "programs.js",
     "failures.js",
     "main.js",
 )

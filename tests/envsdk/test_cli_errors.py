@@ -285,7 +285,7 @@ def test_train_hands_the_configuration_to_the_pipeline(monkeypatch: pytest.Monke
     from envsdk.config import LoadedConfig
 
     runs: list[LoadedConfig] = []
-    pipeline = ModuleType("envsdk.pipeline.run")
+    pipeline = ModuleType("envsdk.job.start")
     pipeline.run = runs.append  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, pipeline.__name__, pipeline)
     assert main(["train", "agentic_async.yaml", "max_steps=3"]) == 0
@@ -298,7 +298,7 @@ def test_a_pipeline_that_fails_fails_the_command(
     def run(loaded: object) -> None:
         raise EnvsdkError("nothing worked")
 
-    pipeline = ModuleType("envsdk.pipeline.run")
+    pipeline = ModuleType("envsdk.job.start")
     pipeline.run = run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, pipeline.__name__, pipeline)
     assert main(["train", "agentic_async.yaml"]) == 1

@@ -6,11 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from envsdk.config.foreign.row import Place
 from envsdk.config.ranges import parse_index_list
-from envsdk.config.roll.row import Place
-
-NULL = object()
-"""Stands for null in `ROLL_DEFAULTS`, where None stands for nothing."""
 
 REFERENCE_TRAINERS = {
     "megatron_infer": "megatron_train",

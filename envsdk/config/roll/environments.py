@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from envsdk.config.roll.row import Applies, Place, Row, converted, no_effect, refused
+from envsdk.config.foreign.row import Applies, Place, Row, converted, no_effect, refused
 from envsdk.settings.problems import KeyPath
 
 GRIDS = {
@@ -132,7 +132,7 @@ def _is_foreign_template(value: Any, place: Place) -> bool:
     own_names = {"observation", "turn_idx", "actions_left", "max_response_length"}
     return (
         isinstance(value, str)
-        and place.is_roll
+        and place.is_theirs
         and (
             "{{" in value
             or "{observation}" not in value
@@ -163,7 +163,7 @@ ENVIRONMENT_ROWS: tuple[Row, ...] = (
         "no manager names the tag",
         applies=_is_unplayed,
         condition="that nobody plays",
-        only_roll_files=True,
+        only_their_files=True,
     ),
     refused(
         f"{_ENV}.env_type",

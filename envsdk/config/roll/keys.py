@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from envsdk.config.foreign.row import NULL, Place, Row, converted, no_effect, refused, renamed
 from envsdk.config.roll import conversions as c
 from envsdk.config.roll import environments as e
-from envsdk.config.roll.row import Place, Row, converted, no_effect, refused, renamed
-
-NULL = c.NULL
 
 _ROLES = "actor_train|actor_infer|reference|critic"
 _TRAINERS = "actor_train|reference"
@@ -92,27 +90,27 @@ ROWS: tuple[Row, ...] = (
         "adv_estimator, reward_normalize_*, gamma, ...",
         c.estimator,
         "with the reward normalization that ROLL does before it",
-        only_roll_files=True,
+        only_their_files=True,
     ),
     *no_effect(
         "reward_normalization norm_mean_type norm_std_type step_reward_gamma step_reward_weight "
         "episode_reward_weight",
         "is part of adv_estimator's conversion",
-        only_roll_files=True,
+        only_their_files=True,
     ),
     *no_effect(
         "gamma",
         "is step_reward_gamma here",
-        only_roll_files=True,
+        only_their_files=True,
         applies=c.discounts_steps,
         condition="beside step_reinforce and gigpo",
     ),
     *no_effect("batch_adjust_mode", "batches need not be divisible by anything"),
-    *no_effect("add_token_level_kl", "decides whether init_kl_coef is used", only_roll_files=True),
+    *no_effect("add_token_level_kl", "decides whether init_kl_coef is used", only_their_files=True),
     *no_effect(
         "init_kl_coef target_kl kl_horizon kl_penalty",
         "has no effect in ROLL either: add_token_level_kl is not set, or init_kl_coef is 0",
-        only_roll_files=True,
+        only_their_files=True,
         applies=c.has_no_kl_reward,
         condition="without a KL penalty",
     ),
@@ -120,7 +118,7 @@ ROWS: tuple[Row, ...] = (
     *no_effect(
         "kl_horizon",
         "has no effect without target_kl",
-        only_roll_files=True,
+        only_their_files=True,
         applies=lambda v, p: p.get("target_kl") is None,
         condition="without target_kl",
     ),
@@ -128,23 +126,23 @@ ROWS: tuple[Row, ...] = (
     *no_effect(
         "kl_loss_coef",
         "has no effect in ROLL either: use_kl_loss is not set",
-        only_roll_files=True,
+        only_their_files=True,
         applies=lambda v, p: not p.get("use_kl_loss"),
         condition="without use_kl_loss",
     ),
     converted("dual_clip_loss", "dual_clip", c.dual_clip, "true: 1 + 2 * pg_clip"),
-    converted("pg_clip", "pg_clip_low, pg_clip_high", c.pg_clip, "", only_roll_files=True),
+    converted("pg_clip", "pg_clip_low, pg_clip_high", c.pg_clip, "", only_their_files=True),
     *no_effect("use_pg_clip_range", "decides between pg_clip and pg_clip_low, pg_clip_high"),
     *no_effect(
         "pg_clip_low pg_clip_high",
         "has no effect in ROLL either: use_pg_clip_range is not set",
-        only_roll_files=True,
+        only_their_files=True,
         applies=lambda v, p: not p.get("use_pg_clip_range"),
         condition="without use_pg_clip_range",
     ),
     converted("importance_sampling", "pg_variant", c.importance_sampling, "seq: segment_ppo"),
     converted("actor_train.pg_variant", "pg_variant, pg_args", c.pg_variant, "as top-level pg_variant"),
-    converted("pg_variant", "pg_variant, pg_args", c.pg_variant, "", only_roll_files=True),
+    converted("pg_variant", "pg_variant, pg_args", c.pg_variant, "", only_their_files=True),
     *no_effect(
         "tis_upper_bound cispo_epsilon_low cispo_epsilon_high cispo_use_unified_mask kimi15_tau "
         "topr_positive_weight topr_negative_weight",
@@ -246,7 +244,7 @@ ROWS: tuple[Row, ...] = (
     *no_effect(
         "actor_infer.infer_batch_size",
         "ROLL does not read it where it samples: max_running_requests is the limit",
-        only_roll_files=True,
+        only_their_files=True,
     ),
     # Roles.
     *no_effect("critic", "values come from a head on the policy: there is no second model"),
@@ -346,7 +344,7 @@ ROWS: tuple[Row, ...] = (
         "lr_scheduler_type, max_steps",
         c.scheduler,
         "decays to the run's last optimizer step",
-        only_roll_files=True,
+        only_their_files=True,
     ),
     # Trainers.
     converted(
@@ -451,7 +449,7 @@ ROWS: tuple[Row, ...] = (
     *no_effect(
         "actor_infer.strategy_args.strategy_config.max_model_len",
         "is sequence_length",
-        only_roll_files=True,
+        only_their_files=True,
     ),
     *no_effect(
         "actor_infer.strategy_args.strategy_config.sleep_level "

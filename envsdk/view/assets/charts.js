@@ -17,6 +17,11 @@
     return found;
   };
   View.ticks = ticks;
+  // Seconds, round in the unit that they are shown in.
+  View.timeTicks = (low, high, count) => {
+    const unit = high <= 120 ? 1 : high <= 7200 ? 60 : 3600;
+    return ticks(low / unit, high / unit, count).map((one) => one * unit).filter(Number.isInteger);
+  };
 
   const smoothed = (points) => {
     const half = Math.floor(points.length / 24);
@@ -35,8 +40,8 @@
 
   const SIZES = { wide: [1150, 260], large: [560, 240], small: [340, 150] };
 
-  // series: [{name, color, points: [[step, value]], sparse}]
-  View.lineChart = (title, series, { percent = false, size = "large", low = null, high = null, about = null } = {}) => {
+  // series: [{name, color, points: [[step, value]], sparse}]; with `overTime`, seconds instead of steps.
+  View.lineChart = (title, series, { percent = false, size = "large", low = null, high = null, about = null, overTime = false } = {}) => {
     const drawn = series.filter((one) => one.points.length);
     // Charts are scaled to their place, letters too: a wide one would be too small to read in a narrow window.
     if (size === "wide" && window.innerWidth < 800) size = "large";
@@ -59,8 +64,11 @@
     for (const tick of ticks(y0, y1, size === "small" ? 3 : 5)) {
       picture.append(svg("line", { class: "axis", x1: left, x2: right, y1: py(tick), y2: py(tick) }), svg("text", { x: left - 7, y: py(tick) + 4, "text-anchor": "end" }, label(tick)));
     }
-    for (const tick of ticks(x0, x1, { wide: 15, large: 7, small: 4 }[size])) {
-      if (Number.isInteger(tick)) picture.append(svg("text", { x: px(tick), y: height - 6, "text-anchor": "middle" }, View.number(tick)));
+    for (const tick of (overTime ? View.timeTicks : ticks)(x0, x1, { wide: 15, large: 7, small: 4 }[size])) {
+      if (Number.isInteger(tick)) {
+        const words = overTime ? View.seconds(tick) : View.number(tick);
+        picture.append(svg("text", { x: Math.min(px(tick), width - 2 - 3.3 * words.length), y: height - 6, "text-anchor": "middle" }, words));
+      }
     }
     for (const one of drawn) {
       if (one.sparse) {
@@ -83,7 +91,7 @@
       const x = px(steps[at]);
       cursor.setAttribute("x1", x); cursor.setAttribute("x2", x); cursor.setAttribute("visibility", "visible");
       const rows = drawn.flatMap((one) => one.points.filter(([step]) => step === steps[at]).map(([, value]) => [`${one.name}  ${percent ? View.percent(value) : View.minus(View.number(value))}`, one.color]));
-      View.showTip([`step ${View.count(steps[at])}`, ...rows], clientX === undefined ? box.left + x * box.width / width : clientX, clientY === undefined ? box.top : clientY);
+      View.showTip([overTime ? `after ${View.seconds(steps[at])}` : `step ${View.count(steps[at])}`, ...rows], clientX === undefined ? box.left + x * box.width / width : clientX, clientY === undefined ? box.top : clientY);
     };
     const hide = () => { cursor.setAttribute("visibility", "hidden"); View.hideTip(); };
     picture.addEventListener("pointermove", (event) => {
@@ -138,8 +146,9 @@
       h("div", { class: "legend wide" }, shown.map((part) => h("span", {}, h("i", { class: `b${part.color}` }), h("b", {}, View.percent(part.value / total, 0)), ` ${part.name} `, h("em", {}, format(part.value))))));
   };
 
-  // bars: [{label, parts: [{name, value, color}]}], one for each step.
+  // bars: [{label, tick, parts: [{name, value, color}]}], one for each step. Where some have no tick, all others show theirs.
   View.stackedBars = (title, bars, format, { size = "wide", legend = [] } = {}) => {
+    if (size === "wide" && window.innerWidth < 800) size = "large";
     const totals = bars.map((bar) => bar.parts.reduce((sum, part) => sum + part.value, 0));
     const high = Math.max(...totals, 1e-9);
     // Durations take room: 1 min 40 s.
@@ -151,7 +160,7 @@
       const y = bottom - tick / high * (bottom - top);
       picture.append(svg("line", { class: "axis", x1: left, x2: right, y1: y, y2: y }), svg("text", { x: left - 7, y: y + 4, "text-anchor": "end" }, format(tick)));
     }
-    const every = Math.max(1, Math.ceil(bars.length / (size === "wide" ? 16 : 8)));
+    const every = bars.some((bar) => bar.tick === null) ? 1 : Math.max(1, Math.ceil(bars.length / (size === "wide" ? 16 : 8)));
     bars.forEach((bar, at) => {
       let y = bottom;
       const group = svg("g", {});
@@ -164,7 +173,7 @@
       group.addEventListener("pointermove", (event) => View.showTip([bar.label, ...bar.parts.filter((part) => part.value > 0).map((part) => [`${part.name}  ${format(part.value)}`, part.color])], event.clientX, event.clientY));
       group.addEventListener("pointerleave", View.hideTip);
       picture.append(group);
-      if (at % every === 0) picture.append(svg("text", { x: left + (at + 0.5) * slot, y: height - 6, "text-anchor": "middle" }, bar.tick));
+      if (at % every === 0 && bar.tick !== null) picture.append(svg("text", { x: left + (at + 0.5) * slot, y: height - 6, "text-anchor": "middle" }, bar.tick));
     });
     const names = legend.map((one) => h("span", {}, h("i", { class: `b${one.color}` }), one.name));
     return h("figure", { class: `card chart ${size}` }, h("figcaption", {}, title), names.length ? h("div", { class: "legend" }, names) : null, picture);

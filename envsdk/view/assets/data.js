@@ -16,10 +16,11 @@
   const fromPage = (path, params) => {
     const [, , , part, ...rest] = path.split("/");
     const name = rest.map(decodeURIComponent).join("/");
-    const { source, rows, trajectories, groups, timeline, failures } = held;
+    const { source, rows, trajectories, groups, timeline, programs, failures } = held;
     if (path === "/sources") return { folder: "", sources: [source] };
     if (!part) return source;
     if (part === "timeline") return timeline;
+    if (part === "programs" && programs) return programs;
     if (part === "failures") return failures;
     if (part === "progress") return { ...source, indexing: { ...IDLE, trajectories: rows.length }, stamp: "" };
     if (part === "trajectories" && !name) return { ...View.findRows(rows, trajectories, params || {}), indexing: { ...IDLE, trajectories: rows.length } };

@@ -3,8 +3,8 @@
 (() => {
   const { h } = View;
   const FAST_MS = 2000, SLOW_MS = 15000;
-  const TABS = [["", "Overview"], ["trajectories", "Trajectories"], ["timeline", "Timeline"], ["failures", "Failures"], ["metrics", "Metrics"]];
-  const KEYS = [["1 … 5", "the tabs"], ["/", "search"], ["j  k", "next, previous row or trajectory"], ["Enter", "open"], ["n  p", "next, previous page of a list"], ["u", "back to the list"], ["g", "the trajectory’s group"], ["c", "color tokens by something else"], ["← →", "along a chart, the timeline, or a reply’s tokens"], ["?", "this list"]];
+  const TABS = [["", "Overview"], ["trajectories", "Trajectories"], ["timeline", "Timeline"], ["failures", "Failures"], ["metrics", "Metrics"], ["programs", "Programs"]];
+  const KEYS = [["1 … 6", "the tabs"], ["/", "search"], ["j  k", "next, previous row or trajectory"], ["Enter", "open"], ["n  p", "next, previous page of a list"], ["u", "back to the list"], ["g", "the trajectory’s group"], ["c", "color tokens by something else"], ["← →", "along a chart, the timeline, or a reply’s tokens"], ["?", "this list"]];
   let current = null, place = null, only = null, names = new Map(), stamp = null, turn = 0;
 
   const parse = () => {
@@ -18,7 +18,7 @@
     if (where.source) {
       children.push(h("span", { class: "name" }, names.get(where.source) || ""));
       const active = { t: "trajectories", group: "trajectories", task: "trajectories" }[where.part] || where.part;
-      children.push(h("nav", { class: "tabs", "aria-label": "Pages" }, TABS.filter(([part]) => part !== "metrics" && part !== "timeline" || isRun(where.source)).map(([part, word]) =>
+      children.push(h("nav", { class: "tabs", "aria-label": "Pages" }, TABS.filter(([part]) => (part === "programs" ? withPrograms.has(where.source) : part !== "metrics" && part !== "timeline" || isRun(where.source))).map(([part, word]) =>
         h("a", { href: `#/s/${where.source}${part ? `/${part}` : ""}`, "aria-current": active === part ? "page" : null }, word))));
     }
     children.push(h("span", { class: "gap" }));
@@ -27,14 +27,14 @@
     document.getElementById("bar").replaceChildren(...children);
   };
 
-  const kinds = new Map();
+  const kinds = new Map(), withPrograms = new Set();
   const isRun = (id) => kinds.get(id) !== "data";
 
   const pageFor = (where) => {
     const { source, part, rest, params } = where;
     if (!source) return View.sourcesPage();
     const pages = {
-      "": () => View.overviewPage(source), metrics: () => View.metricsPage(source), timeline: () => View.timelinePage(source), failures: () => View.failuresPage(source),
+      "": () => View.overviewPage(source), metrics: () => View.metricsPage(source), timeline: () => View.timelinePage(source), failures: () => View.failuresPage(source), programs: () => View.programsPage(source),
       trajectories: () => View.trajectoriesPage(source, params), t: () => View.trajectoryPage(source, decodeURIComponent(rest.join("/")), params),
       group: () => View.groupPage(source, rest.join("/")), task: () => View.taskPage(source, rest.join("/")),
     };
@@ -44,7 +44,10 @@
   const learnNames = async () => {
     const { sources } = await View.data.get("/sources");
     names = new Map(sources.map((source) => [source.id, source.name]));
-    for (const source of sources) kinds.set(source.id, source.kind);
+    for (const source of sources) {
+      kinds.set(source.id, source.kind);
+      if (source.has_programs) withPrograms.add(source.id);
+    }
     only = sources.length === 1 ? sources[0].id : null;
   };
 
@@ -86,7 +89,7 @@
           const mine = turn;
           const progress = await View.data.get(`/sources/${place.source}/progress`);
           if (progress.state === "running" || progress.indexing.is_running) wait = FAST_MS;
-          if (mine === turn && (current.isIndexing || progress.stamp !== stamp || (progress.state === "running" && place.part === ""))) {
+          if (mine === turn && (current.isIndexing || progress.stamp !== stamp || (progress.state === "running" && ["", "programs"].includes(place.part)))) {
             stamp = progress.stamp;
             await current.update();
           }

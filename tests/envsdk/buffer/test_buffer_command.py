@@ -265,7 +265,7 @@ def test_a_job_that_is_just_starting_is_said(job: Path, run: Run) -> None:
 
 
 def test_a_locked_buffer_is_said(job: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("envsdk.buffer.connecting.BUSY_S", 0.01)
+    monkeypatch.setattr("envsdk.buffer.places.BUSY_S", 0.01)
     with closing(sqlite3.connect(job / "buffer.db", isolation_level=None)) as other:
         other.execute("begin immediate")
         code, _, err = run(job, "--drop", "--state", "ready")

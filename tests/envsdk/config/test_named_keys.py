@@ -14,7 +14,8 @@ import pytest
 from envsdk import registry
 from envsdk.algorithms.group_filters import filter_settings
 from envsdk.config import RunConfig, plugins
-from envsdk.config.roll.keys import ROWS
+from envsdk.config.roll.keys import ROWS as ROLL_ROWS
+from envsdk.config.trinity.keys import ROWS as TRINITY_ROWS
 from envsdk.failures import ConfigurationError
 from envsdk.plugins import load_plugin, plugin_names
 from envsdk.settings.validation import key_paths
@@ -22,8 +23,8 @@ from envsdk.settings.validation import key_paths
 ROOT = Path(__file__).parents[3]
 ROOMS = ("envsdk/algorithms", "envsdk/config", "managers", "trainers")
 """Their messages and docstrings speak of a run's keys; other rooms name much that is no key."""
-OF_ROLL = "envsdk/config/roll/"
-"""Speaks of ROLL's keys too."""
+OF_OTHER_PROJECTS = ("envsdk/config/roll/", "envsdk/config/trinity/")
+"""Speak of those projects' keys too."""
 SNAKE = re.compile(r"\b[a-z][a-z0-9]*(?:_[a-z0-9]+)+\b")
 SETTING = re.compile(r"^([a-z_]+(?:\.[a-zA-Z_]+)*)(?:: |=(?!=))")
 
@@ -56,7 +57,7 @@ def keys() -> frozenset[str]:
     for group in entry_points().groups:
         if group.startswith("envsdk."):
             found |= {word for entry in entry_points(group=group) for word in re.findall(r"\w+", entry.name)}
-    found |= {word for row in ROWS for word in SNAKE.findall(row.key)}
+    found |= {word for row in (*ROLL_ROWS, *TRINITY_ROWS) for word in SNAKE.findall(row.key)}
     return frozenset(found | {path.stem for path in (ROOT / "examples").rglob("*.yaml")})
 
 
@@ -104,7 +105,7 @@ def identifiers() -> frozenset[str]:
 def in_rooms() -> Iterator[tuple[str, ast.Module]]:
     for file, tree in product().items():
         where = file.relative_to(ROOT).as_posix()
-        if where.startswith(ROOMS) and not where.startswith(OF_ROLL):
+        if where.startswith(ROOMS) and not where.startswith(OF_OTHER_PROJECTS):
             yield where, tree
 
 

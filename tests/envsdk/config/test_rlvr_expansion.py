@@ -53,6 +53,14 @@ def test_a_domain_becomes_a_tag_that_asks_its_rows() -> None:
     assert found.origins[("custom_envs", "code")] == "follows from rewards.code"
 
 
+def test_a_domain_may_have_a_system_prompt_and_limits_of_its_own() -> None:
+    own = {"code": {"agent_system_template": "Write Python."}, "math_rule": {"env_type": "own/Env-v1"}}
+    found = expand(keys(custom_envs=own), count_rows=count_rows).data["custom_envs"]
+    assert found["code"]["agent_system_template"] == "Write Python."
+    assert (found["code"]["env_type"], found["code"]["env_config"]["files"]) == (PROMPTS_ENV, ["train.jsonl"])
+    assert found["math_rule"] == {"env_type": "own/Env-v1"}
+
+
 def test_prompts_are_measured_with_the_models_tokens(tmp_path: Path) -> None:
     data = expand(keys(pretrain=str(tmp_path)), count_rows=count_rows).data
     for env in data["custom_envs"].values():

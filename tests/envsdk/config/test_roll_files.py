@@ -12,7 +12,7 @@ from envsdk.config.loading import LoadedConfig
 from envsdk.config.roll.keys import ROWS
 from envsdk.config.roll.tags import shipped_tags
 from envsdk.failures import ConfigurationError
-from tests.envsdk.config.roll_pages import table
+from tests.envsdk.config.dialect_pages import table
 
 PAGE = Path(__file__).parents[3] / "docs" / "coming-from-roll.md"
 REFERENCE = sorted((Path(__file__).parent / "reference").glob("roll-*.yaml"))
@@ -197,7 +197,13 @@ def test_what_is_refused_says_what_to_do(tmp_path: Path, more: str, key: str, wo
 
 def test_a_value_given_twice_in_both_names_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="means the same as trackers"):
-        agentic(tmp_path, "trackers=[jsonl]")
+        agentic(tmp_path, more="trackers: [jsonl]\n")
+
+
+def test_an_override_in_our_names_replaces_what_the_file_says_in_theirs(tmp_path: Path) -> None:
+    loaded = agentic(tmp_path, "trackers=[jsonl]")
+    assert loaded.config.trackers == ["jsonl"]
+    assert loaded.provenance["trackers"] == "override"
 
 
 def test_the_preset_keeps_tags_and_rewards_and_yields_to_overrides(tmp_path: Path) -> None:
@@ -228,10 +234,10 @@ def test_the_files_that_rolls_documents_print_explain_unchanged(path: Path) -> N
 
 
 def test_the_page_lists_every_key_of_the_table() -> None:
-    assert table() in PAGE.read_text(), "write what `table()` returns into the page"
+    assert table(ROWS, "ROLL") in PAGE.read_text(), "write what `table()` returns into the page"
 
 
 def test_no_row_stands_for_a_key_that_is_ours_without_a_condition() -> None:
     ours = set(RunConfig.model_fields)
-    rows = [row.key for row in ROWS if row.applies is None and not row.only_roll_files]
+    rows = [row.key for row in ROWS if row.applies is None and not row.only_their_files]
     assert not ours & set(rows)

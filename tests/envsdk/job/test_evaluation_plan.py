@@ -33,6 +33,10 @@ def test_one_that_falls_behind_takes_the_newest_and_names_those_it_missed() -> N
     assert evaluated(plan, [0, 35, 36], 40) == ([0, 35, 40], [10, 20, 30])
 
 
+def test_one_that_starts_late_names_those_before() -> None:
+    assert evaluated(EvaluationPlan(10, 1), [25], 30) == ([25, 30], [0, 10, 20])
+
+
 def test_eval_steps_0_evaluates_the_first_and_the_last_version() -> None:
     assert evaluated(EvaluationPlan(0, 1), list(range(30)), 30) == ([0, 30], [])
 
@@ -54,10 +58,10 @@ def test_what_a_single_program_evaluates_is_evaluated_missed_or_in_the_next_vers
 ) -> None:
     versions = [version * interval for version in range(number)]
     last = number * interval
-    looks = [step for step, is_seen in zip(versions, seen, strict=False) if is_seen or step == 0]
+    looks = [step for step, is_seen in zip(versions, seen, strict=False) if is_seen]
     done, missed = evaluated(EvaluationPlan(eval_steps, interval), looks, last)
     assert done == sorted(set(done))
-    assert (done[0], done[-1]) == (0, last)
+    assert done[-1] == last
     assert not set(done) & set(missed)
     due = {-(-mark // interval) * interval for mark in range(0, last + 1, eval_steps)}
     assert {step for step in due if step < last} <= set(done) | set(missed)

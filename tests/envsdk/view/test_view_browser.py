@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -559,3 +560,32 @@ def test_the_pages_of_a_report_fit_a_narrow_window(watch: Open, report: str) -> 
             go(page, fragment)
         assert page.evaluate("document.documentElement.scrollWidth") <= 380, fragment
         assert page.locator("main img, main script").count() == 0
+
+
+def test_a_job_of_several_programs_has_a_page_for_them_served_and_in_its_report(
+    watch: Open, serve: Serve, run: Path, tmp_path: Path
+) -> None:
+    from tests.envsdk.buffer.buffer_jobs import play
+
+    folder = tmp_path / "runs" / "job"
+    shutil.copytree(run, folder)
+    play(str(folder / "buffer.db"))
+    for address in (serve(folder), write_report(folder).as_uri()):
+        page = watch(address)
+        page.get_by_role("link", name="Programs").click()
+        expect(page.get_by_role("heading", name="Explorers")).to_be_visible()
+        expect(page.get_by_role("row", name=re.compile("^east silent .* 2 0 6 . 0.5"))).to_be_visible()
+        expect(page.get_by_role("row", name=re.compile("^west left"))).to_be_visible()
+        for chart in ("Groups in the buffer", "Groups per minute", "Seconds that each program waited"):
+            expect(page.get_by_role("img", name=re.compile(f"^{chart}"))).to_be_visible()
+        page.get_by_role("img", name=re.compile("^Groups in the buffer")).locator(".catch").last.hover()
+        expect(page.locator("#tip")).to_contain_text("being played  2")
+    narrow = watch(serve(folder), "programs", viewport={"width": 390, "height": 800})
+    expect(narrow.get_by_role("heading", name="Explorers")).to_be_visible()
+    assert narrow.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_a_run_of_one_program_has_no_page_of_programs(watch: Open, address: str) -> None:
+    page = watch(address)
+    expect(page.get_by_role("link", name="Metrics")).to_be_visible()
+    expect(page.get_by_role("link", name="Programs")).to_have_count(0)

@@ -1,14 +1,19 @@
-"""The table of ROLL's keys as the page shows it."""
+"""Another project's keys as the page about its files shows them."""
 
-from envsdk.config.roll.keys import ROWS
-from envsdk.config.roll.row import Row
+from collections.abc import Sequence
+
+from envsdk.config.foreign.row import Row
 
 
-def table() -> str:
-    """Markdown, one line per row of the code's table; rows of one reason share a line."""
-    lines = ["| key of ROLL's | here | |", "| --- | --- | --- |"]
+def table(rows: Sequence[Row], project: str, *, without: str = "") -> str:
+    """Markdown, one line per row of the code's table; rows of one reason share a line.
+
+    Keys that hold the text `without` are left out."""
+    lines = [f"| key of {project}'s | here | |", "| --- | --- | --- |"]
     merged: dict[tuple[str, str], list[str]] = {}
-    for row in ROWS:
+    for row in rows:
+        if without and without in row.key:
+            continue
         merged.setdefault((_here(row), row.reason), []).append(_key(row))
     lines += [f"| {', '.join(keys)} | {here} | {_cell(reason)} |" for (here, reason), keys in merged.items()]
     return "\n".join(lines)

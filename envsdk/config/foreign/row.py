@@ -1,14 +1,16 @@
-"""One row of the table of ROLL's keys."""
+"""One row of a table of another project's keys."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from envsdk.settings.problems import KeyPath
+from envsdk.settings.problems import KeyPath, Problem
 
 ANY = "*"
+NULL = object()
+"""Stands for null among a dialect's defaults, where None stands for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +21,8 @@ class Place:
     """Where the key stands."""
     data: Mapping[str, Any]
     """The file as it was written, interpolated."""
-    is_roll: bool
-    """Whether the file is one of ROLL's."""
+    is_theirs: bool
+    """Whether the file is one of the other project's."""
 
     def get(self, *path: str, default: Any = None) -> Any:
         """The value at `path`; `default` where the file has none."""
@@ -46,14 +48,14 @@ class Place:
 
 
 Convert = Callable[[Any, Place], Mapping[str, Any]]
-"""Our keys, dotted, for a value of ROLL's; ValueError says why there are none. `*` in a key stands for what
+"""Our keys, dotted, for a value of theirs; ValueError says why there are none. `*` in a key stands for what
 the row's own `*` matched."""
 Applies = Callable[[Any, Place], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What becomes of one key of ROLL's."""
+    """What becomes of one key of the other project's."""
 
     key: str
     """Dotted; `*` is any name, `a|b` one of two."""
@@ -68,7 +70,7 @@ class Row:
     """When the row holds; the next row that matches is tried otherwise. None: always."""
     condition: str = ""
     """`applies`, in words."""
-    only_roll_files: bool = False
+    only_their_files: bool = False
     """Whether the name means something else in files of ours."""
 
     @property
@@ -78,15 +80,60 @@ class Row:
     def match(self, path: KeyPath) -> tuple[str, ...] | None:
         """What the pattern's `*` and `a|b` stand for; None where the key is another."""
         parts = self.key.split(".")
-        if len(parts) != len(path):
+        return _found(parts, path) if len(parts) == len(path) else None
+
+    def matches_section(self, path: KeyPath) -> bool:
+        """Whether the key can stand in this section, at any depth."""
+        parts = self.key.split(".")
+        return len(parts) > len(path) and _found(parts[: len(path)], path) is not None
+
+
+def _found(patterns: Sequence[str], path: KeyPath) -> tuple[str, ...] | None:
+    found: list[str] = []
+    for pattern, part in zip(patterns, path, strict=True):
+        if pattern == ANY or ("|" in pattern and part in pattern.split("|")):
+            found.append(str(part))
+        elif pattern != part:
             return None
-        found: list[str] = []
-        for pattern, part in zip(parts, path, strict=True):
-            if pattern == ANY or ("|" in pattern and part in pattern.split("|")):
-                found.append(str(part))
-            elif pattern != part:
-                return None
-        return tuple(found)
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """The keys of another project's files."""
+
+    name: str
+    """As messages name the project."""
+    is_theirs: Callable[[Mapping[str, Any]], bool]
+    """Whether a file has keys that only theirs have. In others, rows that are marked so do not hold."""
+    rows: Sequence[Row]
+    """The table. The first row that matches a key and applies to its value decides."""
+    defaults: Mapping[str, Callable[[Place], Any]] = field(default_factory=dict)
+    """Our keys that one of their files may leave out and mean something else by than ours: the value; None:
+    as in ours."""
+    kind_problems: Callable[[Mapping[str, Any]], list[Problem]]
+    """Why a file as a whole cannot be used: one problem, at the key that shows it; none if it can."""
+    pending: Callable[[Mapping[str, Any]], Mapping[KeyPath, str]]
+    """Our keys that training needs and a file lacks, while it can be explained without: what to do."""
+    sections: frozenset[str] = frozenset()
+    """Top-level sections of their files alone: what is unknown in them is named, and none of them stays."""
+
+    def is_without_effect(self, path: KeyPath) -> bool:
+        """Whether nobody reads the key, or a section around it, in any file."""
+        ends = range(1, len(path) + 1)
+        return any(
+            row.is_without_effect and row.applies is None and row.match(path[:end]) is not None
+            for end in ends
+            for row in self.rows
+        )
+
+    def names_beside(self, path: KeyPath) -> set[str]:
+        """Their keys that can stand where `path` does."""
+        return {
+            row.key.split(".")[len(path) - 1]
+            for row in self.rows
+            if row.matches_section(path[:-1]) and row.key.count(".") >= len(path) - 1
+        }
 
 
 def filled(key: str, found: tuple[str, ...]) -> KeyPath:

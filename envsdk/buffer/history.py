@@ -1,0 +1,178 @@
+"""How a job went, by the times in its buffer: how full it was, and what each explorer brought.
+
+history = read_history(engine)
+history.depth["ready"][-1]      # groups that are ready now
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import sqlalchemy as sa
+from sqlalchemy import Connection, Engine
+
+from envsdk.buffer.contract import GroupState
+from envsdk.buffer.inspection import Step
+from envsdk.buffer.places import snapshot
+from envsdk.buffer.tables import batch_groups, batches, groups, job, members
+
+NUM_TIMES = 120
+RECENT_S = 300.0
+"""The latest seconds for which rates are given."""
+STAGES = ("played", "ready", "taken")
+"""Where a group can be before its end. Played: open or leased."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brought:
+    """What one explorer has brought."""
+
+    explorer: str
+    num_ready: int
+    """Complete groups that it has stored."""
+    num_recent: int
+    """Of these, in the last `RECENT_S`."""
+    num_dropped: int
+    """Groups that it played last and that were dropped."""
+    mean_lag: float | None
+    """Versions between a group's oldest token and the trainer, when the group was taken."""
+    by_time: Sequence[int]
+    """Groups stored between the times of the history."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What `read_history` found. `times` are the ends of intervals of equal length."""
+
+    began_at: float
+    """When the first group was claimed, Unix time."""
+    interval_s: float
+    times: Sequence[float]
+    """Seconds since `began_at`."""
+    depth: Mapping[str, Sequence[int]]
+    """By stage, the number of groups at each of `times`. A group that was used several times counts as taken
+    since its last use."""
+    brought: Sequence[Brought]
+    """By the explorers' names."""
+    steps: Sequence[Step]
+    """All of them, in order."""
+
+
+def read_history(engine: Engine, *, num_times: int = NUM_TIMES) -> History:
+    """The history so far, in one read transaction, while the programs run."""
+    g = groups.c
+    with snapshot(engine) as connection:
+        began_at = _first_time(connection)
+        interval_s = max(_last_time(connection) - began_at, 1.0) / num_times
+        bins = _Bins(connection, began_at=began_at, interval_s=interval_s, num_times=num_times)
+        was_ready, was_taken = g.ready_at.is_not(None), g.taken_at.is_not(None)
+        no_longer_played = sa.func.coalesce(g.ready_at, g.ended_at)
+        no_longer_ready = sa.func.coalesce(g.taken_at, g.ended_at)
+        in_and_out = {
+            "played": (bins.count(g.created_at), bins.count(no_longer_played)),
+            "ready": (
+                bins.count(g.ready_at),
+                bins.count(no_longer_ready, was_ready),
+            ),
+            "taken": (bins.count(g.taken_at), bins.count(g.ended_at, was_taken)),
+        }
+        return History(
+            began_at=began_at,
+            interval_s=interval_s,
+            times=[interval_s * (at + 1) for at in range(num_times)],
+            depth={
+                stage: list(accumulate(came - went for came, went in zip(*ins_and_outs, strict=True)))
+                for stage, ins_and_outs in in_and_out.items()
+            },
+            brought=_brought(connection, bins, began_at + interval_s * num_times - RECENT_S),
+            steps=_steps(connection),
+        )
+
+
+class _Bins:
+    """Counts groups by the interval in which a time of theirs lies."""
+
+    def __init__(self, connection: Connection, *, began_at: float, interval_s: float, num_times: int) -> None:
+        self._connection = connection
+        self._began_at = began_at
+        self._interval_s = interval_s
+        self._num_times = num_times
+
+    def count(self, time: sa.ColumnElement[float], *where: sa.ColumnElement[bool]) -> list[int]:
+        return self.count_by(sa.literal(""), time, *where).get("", [0] * self._num_times)
+
+    def count_by(
+        self, name: sa.ColumnElement[str], time: sa.ColumnElement[float], *where: sa.ColumnElement[bool]
+    ) -> dict[str, list[int]]:
+        place = (time - self._began_at) / self._interval_s
+        # A cast cuts off in SQLite, which may have no `floor`, and rounds in PostgreSQL.
+        is_sqlite = self._connection.dialect.name == "sqlite"
+        at = sa.cast(place if is_sqlite else sa.func.floor(place), sa.Integer).label("at")
+        chosen = sa.select(name.label("name"), at).where(time.is_not(None), *where).subquery()
+        query = sa.select(chosen.c.name, chosen.c.at, sa.func.count()).group_by(chosen.c.name, chosen.c.at)
+        found: dict[str, list[int]] = {}
+        for owner, where_, number in self._connection.execute(query):
+            counts = found.setdefault(owner, [0] * self._num_times)
+            counts[min(max(0, where_), self._num_times - 1)] += number
+        return found
+
+
+def _first_time(connection: Connection) -> float:
+    claimed_at = connection.execute(sa.select(sa.func.min(groups.c.created_at))).scalar()
+    return float(claimed_at or connection.execute(sa.select(job.c.created_at)).scalar_one())
+
+
+def _last_time(connection: Connection) -> float:
+    g = groups.c
+    queries = [
+        sa.select(*(sa.func.max(each) for each in (g.created_at, g.ready_at, g.taken_at, g.ended_at))),
+        sa.select(sa.func.max(members.c.seen_at), sa.func.max(members.c.left_at)),
+        sa.select(sa.func.max(batches.c.taken_at)),
+    ]
+    times = [time for query in queries for time in connection.execute(query).one() if time is not None]
+    return float(max(times, default=0.0))
+
+
+def _brought(connection: Connection, bins: _Bins, recent_from: float) -> list[Brought]:
+    g = groups.c
+    query = (
+        sa.select(
+            g.explorer,
+            sa.func.count(g.ready_at),
+            sa.func.count(sa.case((g.ready_at > recent_from, 1))),
+            sa.func.count(sa.case((g.state == GroupState.DROPPED, 1))),
+            sa.func.avg(batches.c.version - g.oldest_version),
+        )
+        .outerjoin(batches, batches.c.step == g.step)
+        .group_by(g.explorer)
+        .order_by(g.explorer)
+    )
+    by_time = bins.count_by(g.explorer, g.ready_at)
+    return [
+        Brought(
+            explorer=explorer,
+            num_ready=num_ready,
+            num_recent=num_recent,
+            num_dropped=num_dropped,
+            mean_lag=None if lag is None else float(lag),
+            by_time=by_time.get(explorer, []),
+        )
+        for explorer, num_ready, num_recent, num_dropped, lag in connection.execute(query)
+        if explorer
+    ]
+
+
+def _steps(connection: Connection) -> list[Step]:
+    held = (
+        sa.select(batch_groups.c.step, sa.func.count().label("num_groups"))
+        .group_by(batch_groups.c.step)
+        .subquery()
+    )
+    rows = connection.execute(
+        sa.select(batches, sa.func.coalesce(held.c.num_groups, 0).label("num_groups"))
+        .outerjoin(held, held.c.step == batches.c.step)
+        .order_by(batches.c.step)
+    )
+    return [Step(**{name: row[name] for name in Step.__slots__}) for row in rows.mappings()]

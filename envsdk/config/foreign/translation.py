@@ -1,0 +1,218 @@
+"""Apply another project's table to a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+from envsdk.config.foreign.row import NULL, Dialect, Place, Row, filled
+from envsdk.settings.nearest import suggest
+from envsdk.settings.problems import KeyPath, Problem, dotted
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """A key that has no effect."""
+
+    path: KeyPath
+    reason: str
+
+
+@dataclass(slots=True)
+class Translation:
+    """A file in our keys."""
+
+    data: dict[str, Any]
+    sources: dict[KeyPath, KeyPath] = field(default_factory=dict)
+    """Our key -> the key that the user wrote."""
+    defaults: list[KeyPath] = field(default_factory=list)
+    """Keys that the project's files may leave out and mean something else then than ours."""
+    remarks: dict[KeyPath, str] = field(default_factory=dict)
+    """The key that the user wrote -> what its translation does."""
+    ignored: list[Ignored] = field(default_factory=list)
+    pending: dict[KeyPath, str] = field(default_factory=dict)
+    """Keys that training needs and the file lacks, while it can be explained without: what to do."""
+    problems: list[Problem] = field(default_factory=list)
+
+
+def translate(
+    data: Mapping[str, Any],
+    dialect: Dialect,
+    *,
+    variables: Collection[str],
+    known: Collection[str],
+    is_ours: Callable[[KeyPath], bool],
+    is_override: Callable[[KeyPath], bool],
+) -> Translation:
+    """The file in our keys.
+
+    Args:
+        data: The file, interpolated, its types not checked.
+        dialect: The project whose keys are translated.
+        variables: Top-level keys that are there for `${...}` to read.
+        known: Our own top-level keys.
+        is_ours: Whether a key is one of ours.
+        is_override: Whether the user gave a key of ours on top of the file; it then replaces the file's.
+    """
+    is_theirs = dialect.is_theirs(data)
+    result = Translation(deepcopy(dict(data)))
+    result.problems = dialect.kind_problems(data)
+    if result.problems:
+        return result
+    result.pending = dict(dialect.pending(data))
+    values: dict[KeyPath, tuple[KeyPath, Any]] = {}
+    for path, value, row, found in list(_rows_of(data, dialect, is_theirs=is_theirs)):
+        place = Place(path, data, is_theirs)
+        _remove(result.data, path)
+        if row.is_refused:
+            result.problems.append(Problem(path, row.reason))
+            continue
+        if row.convert is None:
+            result.ignored.append(Ignored(path, row.reason))
+            continue
+        try:
+            ours = row.convert(value, place)
+        except ValueError as error:
+            result.problems.append(Problem(path, str(error)))
+            continue
+        if row.reason:
+            result.remarks[path] = row.reason
+        values |= {filled(key, found): (path, converted) for key, converted in ours.items()}
+    if is_theirs:
+        result.problems += _unknown(result.data, dialect, is_ours)
+        for name in dialect.sections & result.data.keys():
+            if _is_blank(result.data[name]):
+                del result.data[name]
+            else:
+                _strip(result.data[name], (name,), is_ours)
+    for path, (source, value) in values.items():
+        _put(result, path, value, source, is_override)
+    for name in [name for name in result.data if name not in known and name in variables]:
+        result.ignored.append(Ignored((name,), "is there for ${...} to read"))
+        del result.data[name]
+    if is_theirs:
+        for key, default in dialect.defaults.items():
+            path = tuple(key.split("."))
+            try:
+                value = default(Place(path, data, is_theirs))
+            except ValueError as error:
+                result.problems.append(Problem(path, str(error)))
+                continue
+            if value is not None and _set(result.data, path, None if value is NULL else value, replace=False):
+                result.defaults.append(path)
+    # Keys that are converted together have one problem together.
+    result.problems = list({problem.message: problem for problem in reversed(result.problems)}.values())[::-1]
+    return result
+
+
+def _rows_of(
+    data: Mapping[str, Any], dialect: Dialect, *, is_theirs: bool
+) -> Iterator[tuple[KeyPath, Any, Row, tuple[str, ...]]]:
+    def visit(section: Any, prefix: KeyPath) -> Iterator[Any]:
+        for name, value in _items(section):
+            path = (*prefix, name)
+            for row in dialect.rows:
+                if row.only_their_files and not is_theirs:
+                    continue
+                found = row.match(path)
+                if found is None:
+                    continue
+                if row.applies is None or row.applies(value, Place(path, data, is_theirs)):
+                    yield path, value, row, found
+                    break
+            else:
+                yield from visit(value, path)
+
+    return visit(data, ())
+
+
+def _items(section: Any) -> Iterator[tuple[Any, Any]]:
+    """The keys of a mapping with their values, and the sections in a list with their numbers."""
+    if isinstance(section, Mapping):
+        yield from section.items()
+    elif isinstance(section, list):
+        yield from ((i, each) for i, each in enumerate(section) if isinstance(each, Mapping))
+
+
+def _unknown(
+    data: Mapping[str, Any], dialect: Dialect, is_ours: Callable[[KeyPath], bool]
+) -> Iterator[Problem]:
+    """Keys in the project's sections that neither its table nor ours have."""
+
+    def visit(section: Any, prefix: KeyPath) -> Iterator[Problem]:
+        for name, value in _items(section):
+            path = (*prefix, name)
+            if is_ours(path) and not isinstance(value, Mapping):
+                continue
+            if any(row.matches_section(path) for row in dialect.rows) or is_ours(path):
+                if isinstance(value, Mapping | list):
+                    yield from visit(value, path)
+                elif value is not None:
+                    yield Problem(path, "must be a section with keys")
+            else:
+                hint = suggest(str(name), dialect.names_beside(path), known=f"keys of {dialect.name} there")
+                yield Problem(path, f"unknown key; {hint}")
+
+    for name in dialect.sections & data.keys():
+        yield from visit(data[name], (name,))
+
+
+def _is_blank(value: Any) -> bool:
+    """Whether all keys of a section are translated."""
+    if isinstance(value, Mapping):
+        return all(_is_blank(below) for below in value.values())
+    return isinstance(value, list) and all(isinstance(each, Mapping) and _is_blank(each) for each in value)
+
+
+def _strip(section: Any, prefix: KeyPath, is_ours: Callable[[KeyPath], bool]) -> None:
+    """Remove the project's sections that are translated."""
+    for name, value in list(section.items()) if isinstance(section, dict) else []:
+        path = (*prefix, name)
+        if not is_ours(path) and _is_blank(value):
+            del section[name]
+        else:
+            _strip(value, path, is_ours)
+
+
+def _put(
+    result: Translation,
+    path: KeyPath,
+    value: Any,
+    source: KeyPath,
+    is_override: Callable[[KeyPath], bool],
+) -> None:
+    if _set(result.data, path, value, replace=False):
+        result.sources[path] = source
+    elif _at(result.data, path) != value and not is_override(path):
+        message = f"means the same as {dotted(path)}, which the file has too, with another value; keep one"
+        result.problems.append(Problem(source, message))
+
+
+def _set(data: dict[str, Any], path: KeyPath, value: Any, *, replace: bool) -> bool:
+    section: Any = data
+    for part in path[:-1]:
+        if section.get(part) is None:
+            section[part] = {}
+        section = section[part]
+        if not isinstance(section, dict):
+            return False
+    if not replace and path[-1] in section:
+        return False
+    section[path[-1]] = value
+    return True
+
+
+def _at(data: Mapping[str, Any], path: KeyPath) -> Any:
+    value: Any = data
+    for part in path:
+        value = value[part] if isinstance(value, Mapping) and part in value else None
+    return value
+
+
+def _remove(data: dict[str, Any], path: KeyPath) -> None:
+    section: Any = data
+    for part in path[:-1]:
+        section = section[part]
+    del section[path[-1]]

@@ -1,0 +1,134 @@
+"""Which files are Trinity-RFT's, and which of them envsdk has no way to run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from envsdk.config.foreign.row import Place
+from envsdk.config.trinity.tasks import tasksets, workflow_problem
+from envsdk.settings.problems import KeyPath, Problem
+
+SECTIONS = frozenset(
+    [
+        "algorithm",
+        "model",
+        "cluster",
+        "buffer",
+        "explorer",
+        "trainer",
+        "synchronizer",
+        "monitor",
+        "log",
+        "data_processor",
+        "service",
+    ]
+)
+
+_MARKS: tuple[tuple[str, str], ...] = (
+    ("algorithm", "algorithm_type"),
+    ("buffer", "explorer_input"),
+    ("buffer", "batch_size"),
+    ("buffer", "train_batch_size"),
+    ("buffer", "total_epochs"),
+    ("buffer", "total_steps"),
+    ("cluster", "gpu_per_node"),
+    ("explorer", "rollout_model"),
+    ("explorer", "runner_per_model"),
+)
+"""Keys that only Trinity's files have. `mode`, `buffer.trainer_input`, `explorer.name` and `synchronizer` are
+ours too."""
+_OURS = ("rollout_batch_size", "train_env_manager", "custom_envs", "rewards")
+"""Keys that Trinity's files never have, and some of which every file of ours has, or a file it extends."""
+
+_IMAGES = "is for images or video, and envsdk trains on text alone: take a file for a text model"
+_BOTH_LOSSES = (
+    "{} trains on a file of demonstrations beside its own experiences, which is not there: imitate them "
+    "first (`envsdk sft`), then train the result with algorithm_type: grpo"
+)
+_DISTILLS = (
+    "{} belongs to distillation, which is not there: train on the teacher's responses with "
+    "`envsdk collect` and `envsdk sft`"
+)
+_OTHER_ALGORITHMS: Mapping[str, str] = {
+    "sft": "{} is `envsdk sft`, which trains on collected episodes and on files of chats",
+    "cpt": "{} (training on plain text) is not there; for chats there is `envsdk sft`",
+    "dpo": "{} is not there: train with rewards, or imitate the chosen answers with `envsdk sft`",
+    "raft": "{} is not there: collect episodes and imitate the best (`envsdk collect`, `envsdk sft`)",
+    "mix": _BOTH_LOSSES,
+    "mix_chord": _BOTH_LOSSES,
+    "on_policy_distill": _DISTILLS,
+    "jsd": _DISTILLS,
+    "asymre": "{} is not there: opmd has the same loss, with the mean as its baseline",
+    "rec": "{} is not there: take grpo, or cispo, which clips on one side",
+    "sppo": "{} is not there: take grpo",
+    "sapo": "{} is not there: take gspo",
+}
+_IMAGE_KEYS = ("image_key", "video_key")
+_IMAGE_WORKFLOW = re.compile(r"(^|_)mm_workflow$")
+_IMAGE_MODEL = re.compile(r"(?i)(^|[/._-])(vl|omni)([._-]|$)")
+
+
+def is_trinity_file(data: Mapping[str, Any]) -> bool:
+    """Whether a file, before overrides, has a key that only Trinity's files have, and none that shows that it
+    is one of ours."""
+    if any(key in data for key in _OURS):
+        return False
+    return any(isinstance(data.get(top), Mapping) and name in data[top] for top, name in _MARKS)
+
+
+def kind_problems(data: Mapping[str, Any]) -> list[Problem]:
+    """Why the file as a whole cannot be used: one problem, at the key that shows it; none if it can."""
+    if data.get("stages"):
+        return [
+            Problem(
+                ("stages",),
+                "stages are not there: make each one a file; a first stage that imitates is `envsdk sft`, "
+                "whose folder the next one takes as model.model_path",
+            )
+        ]
+    for path, value in _leaves(data, ()):
+        name = path[-1]
+        if (
+            (name in _IMAGE_KEYS and value)
+            or (name == "enable_multimodal" and value is True)
+            or (name == "default_workflow_type" and _IMAGE_WORKFLOW.search(str(value)))
+            or (path == ("model", "model_path") and _IMAGE_MODEL.search(str(value)))
+        ):
+            return [Problem(path, _IMAGES)]
+    algorithm = data.get("algorithm")
+    kind = algorithm.get("algorithm_type") if isinstance(algorithm, Mapping) else None
+    if kind in _OTHER_ALGORITHMS:
+        return [Problem(("algorithm", "algorithm_type"), _OTHER_ALGORITHMS[str(kind)].format(kind))]
+    if (problem := workflow_problem(data)) is not None:
+        return [problem]
+    model = data.get("model")
+    model = model if isinstance(model, Mapping) else {}
+    for name, reason in (
+        ("tinker", "training by Tinker's service is not there: take fsdp2 or megatron on GPUs of your own"),
+        (
+            "external_model",
+            "to evaluate a model behind an API, take `envsdk evaluate` with an OpenAI endpoint",
+        ),
+    ):
+        section = model.get(name)
+        if isinstance(section, Mapping) and section.get("enable"):
+            return [Problem(("model", name, "enable"), reason)]
+    if not tasksets(Place((), data, True)):
+        reason = (
+            "is missing: the trainer, too, says what is played; copy the section from the explorer's file"
+        )
+        return [Problem(("buffer", "explorer_input", "taskset"), reason)]
+    return []
+
+
+def _leaves(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    if isinstance(value, Mapping):
+        for name, below in value.items():
+            yield from _leaves(below, (*path, name))
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for i, below in enumerate(value):
+            yield from _leaves(below, (*path, i))
+    elif path:
+        yield path, value

@@ -1,0 +1,61 @@
+"""The buffer's promises on PostgreSQL: `make test-postgres`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import settings
+
+from envsdk.buffer import tables
+from envsdk.buffer.client import BufferClient
+from envsdk.buffer.connecting import open_engine
+from envsdk.buffer.contract import FinishedGroup, Role, Signal, Terms
+from envsdk.buffer.sql_buffer import SqlBuffer
+from tests.envsdk.buffer.buffer_machine import BufferMachine
+
+URL = os.environ.get("ENVSDK_POSTGRES", "")
+pytestmark = [
+    pytest.mark.postgres,
+    pytest.mark.skipif(not URL, reason="needs a server of PostgreSQL: make test-postgres"),
+]
+
+
+def empty_engine() -> sa.Engine:
+    engine = open_engine(URL)
+    tables.metadata.drop_all(engine)
+    return engine
+
+
+class PostgresMachine(BufferMachine):
+    def new_engine(self) -> sa.Engine:
+        return empty_engine()
+
+
+PostgresMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestPostgresBuffer = PostgresMachine.TestCase
+
+
+async def test_the_trainer_is_woken_by_the_group_that_completes_its_batch() -> None:
+    buffer = SqlBuffer(empty_engine(), lease_s=30)
+    buffer.create("job", Terms(seed=1, group_size=2, groups_per_batch=2, alpha=1.0))
+    trainer = buffer.join(Role.TRAINER, "trainer")
+    buffer.begin(trainer, 0)
+    buffer.publish(trainer, 0, 0, {})
+    explorer = buffer.join(Role.EXPLORER, "a")
+    claimed = buffer.claim(explorer, ["lake"] * 2, version=0, token="one")
+    assert buffer.take(trainer, 0, version=0) is None
+
+    client = BufferClient(buffer, retry_s=5, say=print)
+    seen = buffer.signal_number(Signal.BATCH)
+    waiting = asyncio.create_task(client.changed(Signal.BATCH, seen, timeout_s=60))
+    for group in claimed:
+        finished = FinishedGroup(
+            group_id=group.group_id, payload=b"x", num_trajectories=2, num_tokens=1, oldest_version=0
+        )
+        assert await client.call(lambda finished=finished: buffer.put(explorer, [finished])) == []  # type: ignore[misc]
+    assert await waiting == seen + 1
+    assert buffer.take(trainer, 0, version=0) is not None
+    await client.close()

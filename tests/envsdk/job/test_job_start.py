@@ -1,0 +1,39 @@
+"""A folder is continued in the way in which it began."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from envsdk.buffer.connecting import open_engine
+from envsdk.config import load_config
+from envsdk.config.loading import LoadedConfig
+from envsdk.failures import ConfigurationError
+from envsdk.job.start import _check_no_ledger, run
+from envsdk.managers.ledger import RolloutLedger
+from envsdk.managers.ledger_types import LedgerConfig
+from envsdk.pipeline.run_folder import RunFolder
+from envsdk.store.trajectories import write_trajectories
+
+
+def loaded(output_dir: Path, mode: str) -> LoadedConfig:
+    return load_config("agentic_async.yaml", [f"output_dir={output_dir}", f"mode={mode}", "exp_name=run"])
+
+
+def test_the_folder_of_a_job_is_not_continued_by_a_single_program(tmp_path: Path) -> None:
+    open_engine(str(tmp_path / "run" / "buffer.db")).connect().close()
+    with pytest.raises(ConfigurationError, match=r"folder of a job with explorers of its own.*mode: train"):
+        run(loaded(tmp_path, "both"))
+
+
+def test_the_folder_of_a_single_program_is_not_continued_by_a_jobs_trainer(tmp_path: Path) -> None:
+    config = loaded(tmp_path, "train").config
+    state = RolloutLedger(LedgerConfig(batch_size=1, group_size=1, alpha=0, tag_weights={"a": 1})).state()
+    folder = RunFolder.open(config)
+    _check_no_ledger(folder)
+    metadata = {"ledger_state": json.dumps(state.to_dict()), "version": "0", "group_size": "1"}
+    write_trajectories(folder.path / "trajectories" / "step_000000.parquet", [], metadata=metadata)
+    with pytest.raises(ConfigurationError, match=r"that played for itself.*mode: both"):
+        _check_no_ledger(RunFolder.open(config))
