@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine
@@ -16,13 +16,14 @@ from sqlalchemy import Connection, Engine
 from envsdk.buffer.contract import GroupState
 from envsdk.buffer.inspection import Step
 from envsdk.buffer.places import snapshot
-from envsdk.buffer.tables import batch_groups, batches, groups, job, members
+from envsdk.buffer.tables import batch_groups, batches, groups, job, members, versions
 
 NUM_TIMES = 120
 RECENT_S = 300.0
 """The latest seconds for which rates are given."""
-STAGES = ("played", "ready", "taken")
-"""Where a group can be before its end. Played: open or leased."""
+STAGES = ("played", "ready", "training")
+"""What takes places of the capacity. Played: open or leased. Training: in a batch, until the weights after it
+are published or the next batch is taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,7 @@ class History:
     times: Sequence[float]
     """Seconds since `began_at`."""
     depth: Mapping[str, Sequence[int]]
-    """By stage, the number of groups at each of `times`. A group that was used several times counts as taken
+    """By stage, the number of groups at each of `times`. One that was used several times is no longer ready
     since its last use."""
     brought: Sequence[Brought]
     """By the explorers' names."""
@@ -67,7 +68,7 @@ def read_history(engine: Engine, *, num_times: int = NUM_TIMES) -> History:
         began_at = _first_time(connection)
         interval_s = max(_last_time(connection) - began_at, 1.0) / num_times
         bins = _Bins(connection, began_at=began_at, interval_s=interval_s, num_times=num_times)
-        was_ready, was_taken = g.ready_at.is_not(None), g.taken_at.is_not(None)
+        was_ready = g.ready_at.is_not(None)
         no_longer_played = sa.func.coalesce(g.ready_at, g.ended_at)
         no_longer_ready = sa.func.coalesce(g.taken_at, g.ended_at)
         in_and_out = {
@@ -76,8 +77,8 @@ def read_history(engine: Engine, *, num_times: int = NUM_TIMES) -> History:
                 bins.count(g.ready_at),
                 bins.count(no_longer_ready, was_ready),
             ),
-            "taken": (bins.count(g.taken_at), bins.count(g.ended_at, was_taken)),
         }
+        steps = _steps(connection)
         return History(
             began_at=began_at,
             interval_s=interval_s,
@@ -85,9 +86,10 @@ def read_history(engine: Engine, *, num_times: int = NUM_TIMES) -> History:
             depth={
                 stage: list(accumulate(came - went for came, went in zip(*ins_and_outs, strict=True)))
                 for stage, ins_and_outs in in_and_out.items()
-            },
+            }
+            | {"training": _in_training(steps, _publications(connection), bins)},
             brought=_brought(connection, bins, began_at + interval_s * num_times - RECENT_S),
-            steps=_steps(connection),
+            steps=steps,
         )
 
 
@@ -98,10 +100,14 @@ class _Bins:
         self._connection = connection
         self._began_at = began_at
         self._interval_s = interval_s
-        self._num_times = num_times
+        self.num_times = num_times
+
+    def place(self, time: float) -> int:
+        """The number of the interval that a time lies in."""
+        return min(max(0, int((time - self._began_at) / self._interval_s)), self.num_times - 1)
 
     def count(self, time: sa.ColumnElement[float], *where: sa.ColumnElement[bool]) -> list[int]:
-        return self.count_by(sa.literal(""), time, *where).get("", [0] * self._num_times)
+        return self.count_by(sa.literal(""), time, *where).get("", [0] * self.num_times)
 
     def count_by(
         self, name: sa.ColumnElement[str], time: sa.ColumnElement[float], *where: sa.ColumnElement[bool]
@@ -114,9 +120,27 @@ class _Bins:
         query = sa.select(chosen.c.name, chosen.c.at, sa.func.count()).group_by(chosen.c.name, chosen.c.at)
         found: dict[str, list[int]] = {}
         for owner, where_, number in self._connection.execute(query):
-            counts = found.setdefault(owner, [0] * self._num_times)
-            counts[min(max(0, where_), self._num_times - 1)] += number
+            counts = found.setdefault(owner, [0] * self.num_times)
+            counts[min(max(0, where_), self.num_times - 1)] += number
         return found
+
+
+def _publications(connection: Connection) -> dict[int, float]:
+    """When the weights before each step were published."""
+    first = sa.select(versions.c.step, sa.func.min(versions.c.published_at)).group_by(versions.c.step)
+    return {step: float(at) for step, at in connection.execute(first)}
+
+
+def _in_training(steps: Sequence[Step], published_at: Mapping[int, float], bins: _Bins) -> list[int]:
+    changes = [0] * bins.num_times
+    for step, following in zip_longest(steps, steps[1:]):
+        changes[bins.place(step.taken_at)] += step.num_groups
+        ends = [published_at.get(step.step + 1), None if following is None else following.taken_at]
+        known = [end for end in ends if end is not None]
+        # A trainer that went back has published a version before it took the batch again.
+        if known:
+            changes[bins.place(max(step.taken_at, min(known)))] -= step.num_groups
+    return list(accumulate(changes))
 
 
 def _first_time(connection: Connection) -> float:

@@ -75,13 +75,15 @@ def _about(program: Program, content: Content) -> dict[str, Any]:
 
 def _rates(program: Program, brought: Brought | None, history: History, now: float) -> dict[str, Any]:
     until = history.began_at + (history.times[-1] if history.times else 0.0)
-    recent_s = min(RECENT_S, max(1.0, until - program.joined_at))
-    lives = program.state(now) == "lives"
+    lived_s = max(1.0, (until if program.left_at is None else program.left_at) - program.joined_at)
+    number, seconds = (0, lived_s) if brought is None else (brought.num_ready, lived_s)
+    if brought is not None and program.state(now) == "lives" and lived_s > RECENT_S:
+        number, seconds = brought.num_recent, RECENT_S
     return {
         "ready": 0 if brought is None else brought.num_ready,
         "dropped": 0 if brought is None else brought.num_dropped,
         "lag": None if brought is None else brought.mean_lag,
-        "per_min": 60 * brought.num_recent / recent_s if brought is not None and lives else None,
+        "per_min": 60 * number / seconds,
         "waited_places_s": program.waited_places_s,
         "waited_weights_s": program.waited_weights_s,
     }

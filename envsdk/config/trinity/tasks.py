@@ -146,12 +146,26 @@ def eval_workflow(value: Any, place: Place) -> Ours:
     return {}
 
 
+class _About(ValueError):
+    """What is wrong with one of the keys that say how responses are scored."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(message)
+        self.key = key
+
+
 def reward(value: Any, place: Place) -> Ours:
-    """Workflow and reward function of the task set as a domain of `rewards`."""
+    """Workflow and reward function of the task set as a domain of `rewards`, where the user gives none."""
     name = domain(place)
-    if place.get("rewards", name, "worker_cls"):
-        return {}  # given on top of the file
-    prompt, settings = _reward(_training(place), place)
+    is_given = bool(place.get("rewards", name, "worker_cls"))
+    prompt = ""
+    settings: dict[str, Any] = {}
+    if not is_given:
+        try:
+            prompt, settings = _reward(_training(place), place)
+        except _About as error:
+            if error.key == place.path[-1]:
+                raise
     ours = {f"rewards.{name}.{key}": each for key, each in settings.items()}
     asks = {name: _system_prompt(_training(place)) or prompt}
     if _evaluation(place):
@@ -167,11 +181,12 @@ def _reward(taskset: Mapping[str, Any], place: Place, *, is_eval: bool = False) 
     function = taskset.get("default_reward_fn_type") or shared.get("default_reward_fn_type")
     kind = str(workflow or "simple_workflow").removeprefix("async_")
     if kind not in _WORKFLOWS:
-        raise ValueError(_no_workflow(kind))
+        raise _About("default_workflow_type", _no_workflow(kind))
     if function is not None and function not in _REWARDS:
-        raise ValueError(
+        raise _About(
+            "default_reward_fn_type",
             f"the reward {function} is not there: write it as a class of a few lines (docs/rewards.md), and "
-            f"set rewards.{domain(place)}.worker_cls=package.module:Class"
+            f"set rewards.{domain(place)}.worker_cls=package.module:Class",
         )
     own = dict(taskset.get("workflow_args") or {})
     settings = dict(taskset.get("reward_fn_args") or {})
@@ -179,23 +194,28 @@ def _reward(taskset: Mapping[str, Any], place: Place, *, is_eval: bool = False) 
     with_think, penalty = own.pop("with_think", False), own.pop("format_score_coef", 0.1)
     named = settings.pop("reward_name", None)
     if settings.pop("enable_overlong_penalty", False):
-        raise ValueError(
+        raise _About(
+            "reward_fn_args",
             "enable_overlong_penalty counts tokens, and no reward here does: set it to false, or give "
-            f"rewards.{domain(place)} with `worker_cls: sum` and `length`, which counts characters or words"
+            f"rewards.{domain(place)} with `worker_cls: sum` and `length`, which counts characters or words",
         )
     for name in ("penalty_factor", "max_response_length", "cache_length"):
         settings.pop(name, None)
     if own or settings:
-        raise ValueError(f"has {', '.join(map(str, (*own, *settings)))}, which is not there for {kind}")
+        raise _About(
+            "workflow_args" if own else "reward_fn_args",
+            f"has {', '.join(map(str, own or settings))}, which is not there for {kind}",
+        )
     if kind == "math_rm_workflow" and (function, named) != ("rm_gallery_reward", "math_verify_reward"):
-        raise ValueError(
-            "a reward model is a server that you start: take the reward `judge` (docs/rewards.md)"
+        raise _About(
+            "default_workflow_type",
+            "a reward model is a server that you start: take the reward `judge` (docs/rewards.md)",
         )
     if function == "format_reward":
         return "", {"worker_cls": "format", "met": 0.1, "missed": -0.1}
     if function == "math_dapo_reward":
         boxed = _PROMPTS["boxed"] if kind in _BOXED else ""
-        return boxed, _sum(2.0, {})
+        return boxed, _sum(2.0, {"tags": [], "met": -1.0, "missed": -1.0})  # 1 or -1
     if kind in _BOXED or function == "math_boxed_reward":
         form = {"pattern": _THINK_FIRST, "met": 0.0, "missed": -penalty} if with_think else {}
         prompt = "" if kind not in _BOXED else _PROMPTS["think_boxed" if with_think else "boxed"]

@@ -2,7 +2,7 @@
 "use strict";
 (() => {
   const { h } = View;
-  const STAGES = [["taken", "in a batch", "1"], ["ready", "ready", "0"], ["played", "being played", "wait"]];
+  const STAGES = [["training", "trained on", "1"], ["ready", "ready", "0"], ["played", "being played", "wait"]];
   const WAITS = [["groups", "for groups", "0"], ["places", "for places", "1"], ["weights", "for weights", "3"]];
   const PILLS = { lives: "good", silent: "bad", left: "even" };
   const MAX_BARS = 40;
@@ -13,7 +13,7 @@
       ["trainer", `${job.status}, step ${View.count(job.step)}`], ["newest version", job.version < 0 ? "none" : View.count(job.version)],
       ["explorers", `${job.explorers.filter((one) => one.state === "lives").length} of ${job.explorers.length} live`],
       ["open, being played, ready", `${View.count(state("open"))}, ${View.count(state("leased"))}, ${View.count(state("ready"))}`],
-      ["in a batch", View.count(state("taken"))], ["trained", View.count(state("trained"))],
+      ["taken, in no checkpoint yet", View.count(state("taken"))], ["trained", View.count(state("trained"))],
       ["dropped", View.count(state("dropped")) + (job.reasons.length ? ` (${job.reasons.map(([reason, count]) => `${reason}: ${View.count(count)}`).join(", ")})` : "")],
     ];
     return h("dl", { class: "facts" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
@@ -21,7 +21,7 @@
 
   const HEADERS = ["Explorer", "State", "Heard", "Version", "Behind", "Groups", "Per minute", "Lag when taken", "Dropped", "Plays", "Waited for places", "For weights"];
   const explorersTable = (job) => View.card(h("h2", {}, "Explorers"),
-    h("p", { class: "quiet" }, `Behind: versions between an explorer’s weights and the newest. Lag: versions between a group’s oldest token and the trainer, on average; at most ${View.count(job.max_staleness)}. Per minute: over the last five.`),
+    h("p", { class: "quiet" }, `Behind: versions between an explorer’s weights and the newest. Lag: versions between a group’s oldest token and the trainer, on average; at most ${View.count(job.max_staleness)}. Per minute: over the last five, or over the time of an explorer that is gone.`),
     h("div", { class: "scroll" }, h("table", {},
       h("thead", {}, h("tr", {}, HEADERS.map((word, at) => h("th", { class: at > 1 ? "right" : null }, word)))),
       h("tbody", {}, job.explorers.map((one) => h("tr", {},
@@ -32,7 +32,7 @@
   const depthChart = (job) => {
     const ticks = new Map(View.timeTicks(0, job.times.at(-1), window.innerWidth < 800 ? 5 : 12).map((tick) => [job.times.findIndex((time) => time >= tick), View.seconds(tick)]));
     const bars = job.times.map((time, at) => ({ label: `after ${View.seconds(time)}`, tick: ticks.get(at) || null, parts: STAGES.map(([stage, name, color]) => ({ name, color, value: job.depth[stage][at] })) }));
-    return View.stackedBars(`Groups in the buffer, over time (played and ready: at most ${View.count(job.capacity)})`, bars, View.count, { legend: STAGES.map(([, name, color]) => ({ name, color })) });
+    return View.stackedBars(`Groups in the buffer, over time: at most ${View.count(job.capacity)}`, bars, View.count, { legend: STAGES.map(([, name, color]) => ({ name, color })) });
   };
 
   const rateChart = (job) => {

@@ -30,11 +30,9 @@ def history_of(path: Path, **options: int) -> tuple[History, list[sa.RowMapping]
 
 def stage_at(row: sa.RowMapping, time: float) -> str | None:
     """Where a group was just before a time."""
-    ended = row["ended_at"] is not None and row["ended_at"] < time
-    if row["created_at"] >= time or ended:
+    ends = [row["taken_at"], row["ended_at"]]
+    if row["created_at"] >= time or any(end is not None and end < time for end in ends):
         return None
-    if row["taken_at"] is not None and row["taken_at"] < time:
-        return "taken"
     return "ready" if row["ready_at"] is not None and row["ready_at"] < time else "played"
 
 
@@ -43,9 +41,8 @@ def check_depth(history: History, rows: list[sa.RowMapping]) -> None:
     times = [*history.times[:-1], history.times[-1] + 1]
     for at, time in enumerate(times):
         stages = [stage_at(row, history.began_at + time) for row in rows]
-        assert {stage: counts[at] for stage, counts in history.depth.items()} == {
-            stage: stages.count(stage) for stage in ("played", "ready", "taken")
-        }
+        for stage in ("played", "ready"):
+            assert history.depth[stage][at] == stages.count(stage)
 
 
 def test_the_depth_at_a_time_is_the_number_of_groups_in_each_state(played: Path) -> None:
@@ -54,8 +51,16 @@ def test_the_depth_at_a_time_is_the_number_of_groups_in_each_state(played: Path)
     assert {stage: counts[-1] for stage, counts in history.depth.items()} == {
         "played": 2,
         "ready": 1,
-        "taken": 2,
+        "training": 2,
     }
+
+
+def test_a_batch_is_trained_on_until_the_next_weights_are_published(played: Path) -> None:
+    history, _ = history_of(played, num_times=78)
+    # Batches are taken after 16, 42 and 68 s, weights published after 26 and 52 s.
+    counts = history.depth["training"]
+    changes = [at + 1 for at in range(1, 78) if counts[at] != counts[at - 1]]
+    assert changes == [17, 27, 43, 53, 69]
 
 
 def test_what_explorers_brought_and_steps_are_counted(played: Path) -> None:

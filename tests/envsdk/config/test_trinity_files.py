@@ -238,10 +238,22 @@ def test_a_boxed_workflow_and_a_prompt_of_the_files_own() -> None:
     assert loaded.custom_envs["gsm8k"].agent_system_template == "Be brief."
 
 
+def test_a_right_answer_is_worth_1_and_a_wrong_one_less_1_with_math_dapo_reward() -> None:
+    loaded = config("buffer.explorer_input.default_reward_fn_type=math_dapo_reward")
+    parts = loaded.custom_envs["gsm8k"].env_config["reward"]["parts"]
+    assert (parts["answer"]["weight"], parts["form"]["met"], parts["form"]["missed"]) == (2.0, -1.0, -1.0)
+    assert parts["form"]["tags"] == []
+
+
 def test_a_reward_given_on_top_takes_the_place_of_one_that_is_not_there() -> None:
     reward = "buffer.explorer_input.default_reward_fn_type=countdown_reward"
-    assert "rewards.gsm8k.worker_cls=package.module:Class" in refusal(reward)
-    assert config(reward, "rewards.gsm8k.worker_cls=exact").rewards["gsm8k"].worker_cls == "exact"
+    message = refusal(reward)
+    assert "buffer.explorer_input.default_reward_fn_type (override): the reward countdown_reward" in message
+    assert "rewards.gsm8k.worker_cls=package.module:Class" in message
+    prompt = "buffer.explorer_input.taskset.format.system_prompt=Be brief."
+    loaded = config(reward, prompt, "rewards.gsm8k.worker_cls=exact")
+    assert loaded.rewards["gsm8k"].worker_cls == "exact"
+    assert loaded.custom_envs["gsm8k"].agent_system_template == "Be brief."
 
 
 @pytest.mark.parametrize(
@@ -378,6 +390,8 @@ def test_reuse_is_for_programs_of_their_own() -> None:
             "ALFWorld",
         ),
         ("buffer.explorer_input.default_workflow_type=my.own.Flow", "default_workflow_type", "environment"),
+        ("buffer.explorer_input.taskset.workflow_args={turns: 3}", "taskset.workflow_args", "has turns"),
+        ("buffer.explorer_input.taskset.reward_fn_args={x: 3}", "taskset.reward_fn_args", "has x"),
         ("buffer.trainer_input.auxiliary_buffers={sft: {path: x}}", "auxiliary_buffers", "envsdk sft"),
         ("data_processor.experience_pipeline.operators=[{name: x}]", "operators", "group_filters"),
         ("explorer.auxiliary_models=[{model_path: x}]", "auxiliary_models", "judge"),

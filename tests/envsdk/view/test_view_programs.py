@@ -37,7 +37,7 @@ def test_explorers_are_shown_with_versions_rates_and_waits(job: Path) -> None:
     assert (east["ready"], east["held"], east["waited_places_s"]) == (6, 1, 4.0)
     # Six groups in 78 seconds.
     assert east["per_min"] == pytest.approx(60 * 6 / 78)
-    assert (west["state"], west["per_min"]) == ("left", None)
+    assert (west["state"], west["per_min"]) == ("left", pytest.approx(60 * 4 / 78))
     # Groups of the steps 0, 1 and 2 with tokens of the versions 0, 0 and 1.
     assert east["lag"] == pytest.approx(0.5)
 
@@ -47,7 +47,7 @@ def test_the_page_says_how_full_the_buffer_was_and_who_waited(job: Path) -> None
     assert {stage: counts[-1] for stage, counts in programs["depth"].items()} == {
         "played": 2,
         "ready": 1,
-        "taken": 2,
+        "training": 2,
     }
     assert programs["waits"] == [
         {"name": "trainer", "groups": 21.0},
