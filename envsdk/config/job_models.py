@@ -68,7 +68,8 @@ class SynchronizerArgs(Section):
 
     sync_method: Literal["checkpoint", "memory", "nccl"] = "checkpoint"
     """`checkpoint`: through a folder that all can read. `memory`: through shared memory, on one machine.
-    `nccl`: a collective broadcast, by NCCL where all have GPUs and by gloo elsewhere."""
+    `nccl`: a collective broadcast to the programs that ask. Its bytes go by gloo, because trainers give their
+    weights in memory of the CPU."""
     sync_interval: PositiveInt = 1
     """Steps between two publications of weights. Versions, and with them staleness, count publications."""
     sync_timeout: PositiveFloat = 1200.0

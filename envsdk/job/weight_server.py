@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import queue
 import re
+import socket
 import threading
 import time
 import zlib
@@ -146,6 +147,7 @@ class WeightServer:
             lane.put(None)
         for thread in self._threads:
             thread.join(timeout=MEET_S)
+        del self._store  # and with it the port
 
     def _listen(self) -> None:
         """Collect those that ask into rounds."""
@@ -275,11 +277,14 @@ class WeightReader:
         """Version, step and tensors of what the server holds now. Blocks; VersionGone when it fails."""
         from envsdk.inference.weight_tensors import as_tensors
 
-        where = f"the trainer's weights at {address}:{port}"
+        where = f"the trainer at {address}:{port}"
         try:
+            # A store that is not there would be waited for, with a page of warnings.
+            with socket.create_connection((address, port), timeout=STORE_TIMEOUT.total_seconds()):
+                pass
             store = join_store(address, port, 1, timeout=STORE_TIMEOUT, wait_for_all=False)
             if not store.check([f"key/{key}"]):
-                raise VersionGone(f"{where} are another job's: the trainer is gone")
+                raise VersionGone(f"{where} is another job's: this job's is gone")
             number = int(store.add("asks", 1))
             store.set(f"ask/{number}", self._name)
             plan = self._plan(store, number, patience_s)
@@ -291,8 +296,10 @@ class WeightReader:
             finally:
                 self.close_group()
             store.set(f"got/{number}", "")
-        except (EngineError, RuntimeError) as error:
-            raise VersionGone(f"{where} cannot be had: {_first_line(error)}") from error
+        except VersionGone:
+            raise
+        except (EngineError, RuntimeError, OSError) as error:
+            raise VersionGone(f"{where} gave no weights: {_first_line(error)}") from error
         return plan.version, plan.step, weights
 
     def close(self) -> None:

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from envsdk.buffer.contract import PublishedVersion
 from envsdk.config.loading import load_config
 from envsdk.failures import ConfigurationError, EngineError, StorageError
 from envsdk.inference import weight_folder
-from envsdk.job import weight_outlets, weight_server, weights
+from envsdk.job import weight_outlets, weights
 from envsdk.job.version_folders import VersionGone
 from envsdk.job.weights import FetchedVersion, VersionReader, open_publisher, open_reader
 from envsdk.pipeline.trainer_host import TrainerHost
@@ -131,6 +130,7 @@ async def test_a_late_reader_gets_the_newest_and_what_was_fetched_outlives_what_
     job.assert_holds(first, 1)
     for reader in (early, late):
         await reader.close()
+    assert list((job.config.run_folder / "explorers").rglob("version_*")) == []
     assert job.said == []
 
 
@@ -241,11 +241,10 @@ async def test_a_trainer_that_is_gone_is_said_to_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_folder: Path
 ) -> None:
     job = Job(tmp_path, monkeypatch, model_folder, "nccl")
-    monkeypatch.setattr(weight_server, "STORE_TIMEOUT", timedelta(seconds=1))
     row = await job.publish(1)
     await job.publisher.close()
     weight_outlets._servers.pop(row.location["key"]).close()
-    with pytest.raises(VersionGone, match=r"the trainer's weights at .* cannot be had"):
+    with pytest.raises(VersionGone, match=r"the trainer at .* gave no weights"):
         await job.reader().fetch(row)
 
 
