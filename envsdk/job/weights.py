@@ -188,8 +188,9 @@ class VersionReader:
         return FetchedVersion(version=version, step=step, weights=weights, seconds=seconds)
 
     async def close(self) -> None:
-        """End what is under way. Idempotent."""
+        """End what is under way, and let go of the versions that are held. Idempotent."""
         self._broadcast.close()
+        await asyncio.to_thread(shutil.rmtree, self._keep, ignore_errors=True)
 
     def _fetch(self, published: PublishedVersion) -> tuple[int, int, Weights]:
         location = published.location

@@ -130,6 +130,7 @@ async def test_a_late_reader_gets_the_newest_and_what_was_fetched_outlives_what_
     job.assert_holds(first, 1)
     for reader in (early, late):
         await reader.close()
+    assert list((job.config.run_folder / "explorers").rglob("version_*")) == []
     assert job.said == []
 
 
