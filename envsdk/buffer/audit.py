@@ -212,5 +212,5 @@ def _none(connection: Connection, what: str, query: sa.Select[Any]) -> Iterator[
 
 
 def _sentence(what: str, ids: list[int]) -> str:
-    shown = ", ".join(map(str, ids[:_EXAMPLES])) + (" ..." if len(ids) > _EXAMPLES else "")
-    return f"{len(ids)} groups {what}: {shown}"
+    more = f" ... ({len(ids)} in all)" if len(ids) > _EXAMPLES else ""
+    return f"groups that {what}: {', '.join(map(str, ids[:_EXAMPLES]))}{more}"

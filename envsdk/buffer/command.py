@@ -95,7 +95,7 @@ def command(options: BufferOptions) -> int:
             for sentence in broken:
                 tell(f"broken: {sentence}")
             is_kept = not broken
-            tell("every promise was kept" if is_kept else f"{len(broken)} promises were broken")
+            tell("every promise was kept" if is_kept else f"promises that were broken: {len(broken)}")
         if options.as_json:
             say(json.dumps({"path": shown_place(found), **inspect(engine, which).to_json()}, indent=2))
         elif not (options.export or options.drop or options.vacuum or options.verify):

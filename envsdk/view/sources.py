@@ -18,6 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
+from envsdk.buffer.contract import BUFFER_FILE
 from envsdk.failures import ConfigurationError
 from envsdk.store.shards import FORMAT, MANIFEST
 from envsdk.tracking import jsonl, timeline
@@ -178,7 +179,9 @@ def run_source(folder: Path) -> Source:
 
 def kind_of(folder: Path) -> Kind | None:
     """What `folder` itself is; None when it is neither a run nor a data set."""
-    if (folder / TRAJECTORY_FOLDER).is_dir() or any((folder / name).is_file() for name in _RUN_FILES[1:]):
+    # A job's trainer may come after its explorers: its folder then has the buffer alone.
+    run_files = (*_RUN_FILES[1:], BUFFER_FILE)
+    if (folder / TRAJECTORY_FOLDER).is_dir() or any((folder / name).is_file() for name in run_files):
         return Kind.RUN
     if _is_collection(folder / MANIFEST) or next(folder.glob("*.parquet"), None) is not None:
         return Kind.DATA

@@ -400,18 +400,18 @@ ROWS: tuple[Row, ...] = (
         "explorer.max_retry_times", "train_env_manager.max_group_attempts", c.retries, "and the first try"
     ),
     *no_effect("explorer.env_vars", "set variables of the environment before the run starts"),
-    renamed("explorer.eval_interval", "eval_steps"),
+    renamed("explorer.eval_interval", "eval_steps", "beside programs of their own, mode: bench evaluates"),
     *no_effect(
         "explorer.eval_on_startup", "an evaluation is made before and after, where there are files for it"
     ),
+    *no_effect("explorer.bench_on_latest_checkpoint", "mode: bench evaluates the newest version each time"),
     *no_effect(
-        "explorer.bench_on_latest_checkpoint", "mode: bench evaluates each version once, the newest first"
+        "explorer.service_status_check_interval explorer.min_running_model_num",
+        "engines that die are started again, while requests wait",
     ),
-    *no_effect(
-        "explorer.proxy_port explorer.listen_address explorer.service_status_check_interval "
-        "explorer.min_running_model_num explorer.db_url",
-        "mode: serve has keys of its own",
-    ),
+    *no_effect("explorer.db_url", "serve.out keeps ended sessions"),
+    renamed("explorer.proxy_port", "serve.port"),
+    renamed("explorer.listen_address", "serve.host"),
     converted(
         "explorer.over_rollout.ratio",
         "train_env_manager.num_groups_redundancy",
@@ -588,7 +588,7 @@ ROWS: tuple[Row, ...] = (
     ),
     *no_effect("monitor.detailed_stats monitor.cache_dir", "metrics go to metrics.jsonl in full"),
     *no_effect("monitor.enable_ray_timeline", "`timeline.json` is in the run's folder"),
-    *no_effect("log", "messages go to the terminal, and `log.txt` in the run's folder"),
+    *no_effect("log", "messages go to the terminal"),
     *no_effect("stages", "is empty"),
 )
 

@@ -171,7 +171,7 @@ def test_a_damaged_group_is_named_and_no_file_is_left(job: Path, run: Run) -> No
     assert not (job / "all.parquet").exists()
     code, out, _ = run(job, "--verify")
     assert code == 1
-    assert "broken: 1 groups are damaged: 10" in out
+    assert "broken: groups that are damaged: 10\npromises that were broken: 1\n" in out
 
 
 def test_vacuum_removes_what_is_trained_and_says_how_much(job: Path, run: Run) -> None:

@@ -358,6 +358,16 @@ def test_generation_runs_ahead_where_weights_may_be_older(
     assert (loaded.async_generation_ratio, loaded.synchronizer.sync_interval) == (ratio, ours)
 
 
+def test_waiting_and_serving_have_keys_of_ours() -> None:
+    loaded = config(
+        "mode=serve",
+        "explorer.proxy_port=8010",
+        "explorer.listen_address=127.0.0.1",
+        "buffer.trainer_input.experience_buffer.max_read_timeout=7200",
+    )
+    assert (loaded.serve.port, loaded.serve.host, loaded.buffer.patience_s) == (8010, "127.0.0.1", 7200)
+
+
 def test_reuse_is_for_programs_of_their_own() -> None:
     key = "buffer.trainer_input.experience_buffer.replay_buffer"
     asked = f"{key}={{enable: true, priority_fn_args: {{use_count_limit: 3}}}}"

@@ -80,6 +80,14 @@ def test_a_buffer_that_cannot_be_read_is_said_and_spoils_nothing_else(job: Path,
     assert data["programs"] == {"problem": "It could not be read when this page was made."}
 
 
+def test_a_job_whose_trainer_has_not_come_is_shown_by_its_buffer(job: Path, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "early").mkdir(parents=True)
+    shutil.copy(job / "buffer.db", tmp_path / "runs" / "early")
+    source = source_of(tmp_path / "runs")
+    assert source.overview(0.0)["has_programs"]
+    assert (source.programs(0.0) or {})["explorers"]
+
+
 def test_a_trainer_that_has_not_joined_yet_has_no_figures(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "tiny")
     (folder / "config.yaml").write_text("mode: train\n")
