@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import ray
 
-from envsdk.buffer.contract import JobView, LeaseLost, Role, Signal, TakenBatch
+from envsdk.buffer.contract import JobView, LeaseLost, Member, Role, Signal, TakenBatch
 from envsdk.buffer.payload import from_bytes
 from envsdk.config.models import RunConfig
 from envsdk.failures import EnvsdkError, as_envsdk_error
@@ -66,12 +66,13 @@ class BufferedBatches:
         self._lag = WeightLag(config.synchronizer.sync_timeout)
         self._living: asyncio.Task[None] | None = None
         self._last_view: JobView | None = None
+        self._joining = asyncio.Lock()
 
     async def start(self, *also: Callable[[], Awaitable[None]]) -> None:
         """Join the job, and start what `also` starts."""
         await self._membership.join()
-        me, step = self._membership.me, self._folder.first_step
-        await self._membership.client.call(lambda: self._membership.buffer.begin(me, step))
+        step = self._folder.first_step
+        await self._as_member(lambda me: self._membership.buffer.begin(me, step))
         self._living = asyncio.create_task(self._live())
         await self.call(asyncio.gather(*(start() for start in also)))
 
@@ -112,9 +113,7 @@ class BufferedBatches:
             if at_step != step or not self._publisher.lasts:
                 location = await self.call(self._publisher.publish(number))
         await self.call(
-            membership.client.call(
-                lambda: buffer.publish(membership.me, step, number, location, selection=self._selection)
-            )
+            self._as_member(lambda me: buffer.publish(me, step, number, location, selection=self._selection))
         )
         if location is None:
             return {}
@@ -139,9 +138,9 @@ class BufferedBatches:
         while True:
             seen = await membership.signal_number(Signal.BATCH)
             waited_s = time.monotonic() - began
-            taken = await membership.client.call(
-                lambda waited_s=waited_s: membership.buffer.take(  # type: ignore[misc]
-                    membership.me, step, version=self._version, selection=self._selection, waited_s=waited_s
+            taken = await self._as_member(
+                lambda me, waited_s=waited_s: membership.buffer.take(  # type: ignore[misc]
+                    me, step, version=self._version, selection=self._selection, waited_s=waited_s
                 )
             )
             if taken is not None:
@@ -184,11 +183,7 @@ class BufferedBatches:
         """What was taken before `step` is trained."""
         membership = self._membership
         keep_from = await asyncio.to_thread(oldest_step, self._folder.path)
-        await self.call(
-            membership.client.call(
-                lambda: membership.buffer.trained(membership.me, step, keep_from=keep_from)
-            )
-        )
+        await self.call(self._as_member(lambda me: membership.buffer.trained(me, step, keep_from=keep_from)))
 
     async def look_at_engines(self) -> None:
         """Explorers have them."""
@@ -196,7 +191,7 @@ class BufferedBatches:
     async def finished(self) -> None:
         """Explorers may end."""
         membership = self._membership
-        await self.call(membership.client.call(lambda: membership.buffer.finish(membership.me)))
+        await self.call(self._as_member(membership.buffer.finish))
 
     async def close(self, *also: Callable[[], Awaitable[None]], patience_s: float = 5.0) -> None:
         """Leave the job, and end what `also` ends."""
@@ -207,14 +202,27 @@ class BufferedBatches:
 
     async def _live(self) -> None:
         while True:
-            try:
-                view = self._last_view = await self._membership.renew(version=self._version)
-                for line in self._lag.slow(view.explorer_versions, now=time.monotonic()):
-                    self._say(line)
-            except LeaseLost:
-                # Held up for longer than a lease: go on, unless another trainer has taken over.
-                await self._membership.join()
+            view = self._last_view = await self._as_member(
+                lambda me: self._membership.buffer.renew(me, version=self._version)
+            )
+            for line in self._lag.slow(view.explorer_versions, now=time.monotonic()):
+                self._say(line)
             await asyncio.sleep(self._membership.pause_s)
+
+    async def _as_member(self, work: Callable[[Member], Result]) -> Result:
+        """The answer of one method of the buffer.
+
+        A trainer that was held up for longer than a lease, or whose database was away for so long, goes on.
+        ConfigurationError when another has taken over.
+        """
+        while True:
+            me = self._membership.me
+            try:
+                return await self._membership.client.call(lambda: work(me))
+            except LeaseLost:
+                async with self._joining:
+                    if self._membership.me is me:  # no other call has joined meanwhile
+                        await self._membership.join()
 
 
 def _read(taken: TakenBatch) -> RolloutBatch:
