@@ -1,7 +1,8 @@
-"""Trajectories of a group as bytes: an Arrow stream with the columns of a trajectory file."""
+"""Trajectories of a group as bytes: a digest, and an Arrow stream with the columns of a trajectory file."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ from envsdk.failures import StorageError
 from envsdk.store.trajectories import from_record_batch, to_record_batch
 from envsdk.trajectory import Trajectory
 
+_DIGEST_BYTES = 16
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 
 
@@ -30,19 +32,27 @@ def pack(group_id: int, trajectories: Sequence[Trajectory]) -> FinishedGroup:
 
 
 def to_bytes(trajectories: Sequence[Trajectory]) -> bytes:
-    """The trajectories as an Arrow stream."""
+    """The trajectories as an Arrow stream, behind its digest."""
     batch = to_record_batch(trajectories)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=_OPTIONS) as writer:
         writer.write_batch(batch)
     data: bytes = sink.getvalue().to_pybytes()
-    return data
+    return _digest(data) + data
+
+
+def _digest(data: bytes | memoryview) -> bytes:
+    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
 
 
 def from_bytes(data: bytes) -> list[Trajectory]:
     """The inverse of `to_bytes`. StorageError for bytes that are not what was written."""
+    # Checked before it is read: Arrow trusts what it is given, and ends the process over a damaged offset.
+    stored, stream = data[:_DIGEST_BYTES], memoryview(data)[_DIGEST_BYTES:]
+    if _digest(stream) != stored:
+        raise StorageError("a group in the buffer is damaged: its bytes are not those that were put")
     try:
-        with pa.ipc.open_stream(data) as reader:
+        with pa.ipc.open_stream(pa.py_buffer(stream)) as reader:
             return [trajectory for batch in reader for trajectory in from_record_batch(batch)]
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise StorageError(f"a group in the buffer is damaged ({type(error).__name__}: {error})") from error

@@ -30,7 +30,8 @@ class ExperienceBufferArgs(Section):
     cool_down_steps: NonNegativeInt = 0
     """Steps that a group rests between two of its uses."""
     mixture: dict[str, PositiveFloat] = Field(default_factory=dict)
-    """Shares of a batch, by tag or by explorer; when absent, what comes is taken."""
+    """Shares of a batch, by tag or by explorer; when absent, what comes is taken. When the buffer is full
+    and nobody plays what is lacking, others make it up."""
     mixture_by: Literal["tag", "explorer"] = "tag"
     """What the names of `mixture` are."""
 

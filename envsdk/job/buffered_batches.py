@@ -17,7 +17,7 @@ import ray
 from envsdk.buffer.contract import JobView, LeaseLost, Member, Role, Signal, TakenBatch
 from envsdk.buffer.payload import from_bytes
 from envsdk.config.models import RunConfig
-from envsdk.failures import EnvsdkError, as_envsdk_error
+from envsdk.failures import EnvsdkError, StorageError, as_envsdk_error
 from envsdk.job.membership import Membership, selection_of
 from envsdk.job.weight_lag import WeightLag
 from envsdk.managers.rollout_batch import RolloutBatch
@@ -226,7 +226,15 @@ class BufferedBatches:
 
 
 def _read(taken: TakenBatch) -> RolloutBatch:
-    return RolloutBatch(version=taken.version, groups=[from_bytes(group.payload) for group in taken.groups])
+    groups = []
+    for group in taken.groups:
+        try:
+            groups.append(from_bytes(group.payload))
+        except StorageError as error:
+            raise StorageError(
+                f"group {group.group_id} of the batch of step {taken.step}: {error}"
+            ) from error
+    return RolloutBatch(version=taken.version, groups=groups)
 
 
 async def _quiet(work: Awaitable[None]) -> None:

@@ -11,9 +11,12 @@ import sqlalchemy as sa
 from envsdk.buffer.audit import audit
 from envsdk.buffer.connecting import open_engine
 from envsdk.buffer.contract import ClaimedGroup, FinishedGroup, GroupState, Role, Terms
+from envsdk.buffer.payload import from_bytes, to_bytes
 from envsdk.buffer.selection import Selection
 from envsdk.buffer.sql_buffer import SqlBuffer
 from envsdk.buffer.tables import groups
+from envsdk.failures import StorageError
+from tests.envsdk.view.view_runs import make_trajectory
 
 HALVES = Selection(mixture={"a": 1, "z": 1})
 
@@ -114,3 +117,17 @@ def test_a_group_is_used_again_when_a_checkpoint_was_written_in_between(tmp_path
     buffer.publish(trainer, 2, 2, {}, selection=often)
     assert buffer.num_ready() == 0
     assert audit(buffer.engine) == []
+
+
+def test_a_payload_with_one_flipped_bit_is_told() -> None:
+    whole = to_bytes(
+        [make_trajectory(number, tag="a", group=0, version=0, success=True) for number in (0, 1)]
+    )
+    assert len(from_bytes(whole)) == 2
+    for place in range(0, len(whole), 7):
+        damaged = bytearray(whole)
+        damaged[place] ^= 4
+        with pytest.raises(StorageError, match="is damaged"):
+            from_bytes(bytes(damaged))
+    with pytest.raises(StorageError, match="is damaged"):
+        from_bytes(whole[:5])
