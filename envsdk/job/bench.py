@@ -45,7 +45,7 @@ def run(loaded: LoadedConfig) -> None:
     config = loaded.config
     check_start(config)
     folder = config.run_folder / BENCH
-    with only_run_in(folder, "another process evaluates in"):
+    with only_run_in(folder, taken="another process evaluates in"):
         model = initial_model(config)
         make_folder(config.run_folder / TRAJECTORIES)
         write_atomically(folder / CONFIG_FILE, loaded.resolved_yaml().encode())

@@ -42,7 +42,7 @@ def run(loaded: LoadedConfig) -> None:
     check_start(config)
     given_token()  # before anything is loaded
     folder = config.run_folder / SERVE / config.serve.name
-    with only_run_in(folder, "another process serves in"):
+    with only_run_in(folder, taken="another process serves in", key="serve.name"):
         model = model_source(resolve_source(config), initial_model(config), False, config.seed)
         asyncio.run(_serve(config, folder, model))
 

@@ -84,7 +84,7 @@ def explore(loaded: LoadedConfig) -> None:
     config = loaded.config
     check_start(config)
     folder = explorer_folder(config)
-    with only_run_in(folder):
+    with only_run_in(folder, taken="another process plays in", key="explorer.name"):
         model = initial_model(config)
         make_folder(folder / TRAJECTORIES)
         write_atomically(folder / CONFIG_FILE, loaded.resolved_yaml().encode())

@@ -18,14 +18,16 @@ LOCK_PATIENCE_S = 5.0
 
 
 @contextmanager
-def only_run_in(folder: Path, taken: str = "another process is training in") -> Iterator[None]:
-    """Keep a second process out of `folder`; `taken` begins the message that it gets."""
+def only_run_in(
+    folder: Path, *, taken: str = "another process is training in", key: str = "exp_name"
+) -> Iterator[None]:
+    """Keep a second process out of `folder`: it is told who is there by `taken`, and to change `key`."""
     make_folder(folder)
     with ExitStack() as stack:
         try:
             stack.enter_context(locked(folder / ".lock", patience_s=LOCK_PATIENCE_S))
         except BlockingIOError:
-            raise ConfigurationError(f"{taken} {folder}; wait for it, or choose another exp_name") from None
+            raise ConfigurationError(f"{taken} {folder}; wait for it, or choose another {key}") from None
         yield
 
 
