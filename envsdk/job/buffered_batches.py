@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import ray
 
 from envsdk.buffer.contract import JobView, LeaseLost, Member, Role, Signal, TakenBatch
-from envsdk.buffer.payload import from_bytes
+from envsdk.buffer.payload import from_all_bytes
 from envsdk.config.models import RunConfig
 from envsdk.failures import EnvsdkError, as_envsdk_error
 from envsdk.job.membership import Membership, selection_of
@@ -236,7 +236,9 @@ class BufferedBatches:
 
 
 def _read(taken: TakenBatch) -> RolloutBatch:
-    return RolloutBatch(version=taken.version, groups=[from_bytes(group.payload) for group in taken.groups])
+    return RolloutBatch(
+        version=taken.version, groups=from_all_bytes([group.payload for group in taken.groups])
+    )
 
 
 async def _quiet(work: Awaitable[None]) -> None:
