@@ -528,7 +528,14 @@ class SqlBuffer:
         return row if is_it else None
 
     def _check_alive(self, connection: Connection, member: Member, now: float) -> None:
-        """Every call is a sign of life; LeaseLost for one that others took for dead."""
+        """Every call is a sign of life; LeaseLost for one that others took for dead.
+
+        When nobody was heard for a lease, the database was away: nobody is taken for dead for one lease more.
+        """
+        living = members.c.left_at.is_(None)
+        heard_at = connection.execute(sa.select(sa.func.max(members.c.seen_at)).where(living)).scalar()
+        if heard_at is not None and now - heard_at > self._lease_s:
+            connection.execute(members.update().where(living).values(expires_at=now + self._lease_s))
         if self._row_of(connection, member) is None:
             raise LeaseLost(
                 f"the {member.role} {member.name!r} was not heard for more than buffer.lease_s "

@@ -10,11 +10,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, Protocol
 
 import ray
 
-from envsdk.buffer.contract import JobView, LeaseLost, Role, Signal, TakenBatch
+from envsdk.buffer.contract import JobView, LeaseLost, Member, Role, Signal, TakenBatch
 from envsdk.buffer.payload import from_bytes
 from envsdk.config.models import RunConfig
 from envsdk.failures import EnvsdkError, as_envsdk_error
@@ -62,6 +63,7 @@ class BufferedBatches:
         self._say = say
         self._membership = Membership(config, Role.TRAINER, "trainer", say=say)
         self._selection = selection_of(config)
+        self._step = folder.first_step
         self._version = 0
         self._lag = WeightLag(config.synchronizer.sync_timeout)
         self._living: asyncio.Task[None] | None = None
@@ -70,8 +72,8 @@ class BufferedBatches:
     async def start(self, *also: Callable[[], Awaitable[None]]) -> None:
         """Join the job, and start what `also` starts."""
         await self._membership.join()
-        me, step = self._membership.me, self._folder.first_step
-        await self._membership.client.call(lambda: self._membership.buffer.begin(me, step))
+        step = self._step
+        await self._ask(lambda me: self._membership.buffer.begin(me, step))
         self._living = asyncio.create_task(self._live())
         await self.call(asyncio.gather(*(start() for start in also)))
 
@@ -112,10 +114,9 @@ class BufferedBatches:
             if at_step != step or not self._publisher.lasts:
                 location = await self.call(self._publisher.publish(number))
         await self.call(
-            membership.client.call(
-                lambda: buffer.publish(membership.me, step, number, location, selection=self._selection)
-            )
+            self._ask(lambda me: buffer.publish(me, step, number, location, selection=self._selection))
         )
+        self._step = step
         if location is None:
             return {}
         self._lag.published(number, now=time.monotonic())
@@ -139,9 +140,13 @@ class BufferedBatches:
         while True:
             seen = await membership.signal_number(Signal.BATCH)
             waited_s = time.monotonic() - began
-            taken = await membership.client.call(
-                lambda waited_s=waited_s: membership.buffer.take(  # type: ignore[misc]
-                    membership.me, step, version=self._version, selection=self._selection, waited_s=waited_s
+            taken = await self._ask(
+                partial(
+                    membership.buffer.take,
+                    step=step,
+                    version=self._version,
+                    selection=self._selection,
+                    waited_s=waited_s,
                 )
             )
             if taken is not None:
@@ -184,11 +189,7 @@ class BufferedBatches:
         """What was taken before `step` is trained."""
         membership = self._membership
         keep_from = await asyncio.to_thread(oldest_step, self._folder.path)
-        await self.call(
-            membership.client.call(
-                lambda: membership.buffer.trained(membership.me, step, keep_from=keep_from)
-            )
-        )
+        await self.call(self._ask(lambda me: membership.buffer.trained(me, step, keep_from=keep_from)))
 
     async def look_at_engines(self) -> None:
         """Explorers have them."""
@@ -196,7 +197,7 @@ class BufferedBatches:
     async def finished(self) -> None:
         """Explorers may end."""
         membership = self._membership
-        await self.call(membership.client.call(lambda: membership.buffer.finish(membership.me)))
+        await self.call(self._ask(membership.buffer.finish))
 
     async def close(self, *also: Callable[[], Awaitable[None]], patience_s: float = 5.0) -> None:
         """Leave the job, and end what `also` ends."""
@@ -205,15 +206,32 @@ class BufferedBatches:
         closing = [self._publisher.close(), self._membership.leave(), *(end() for end in also)]
         await asyncio.wait([asyncio.ensure_future(_quiet(each)) for each in closing], timeout=patience_s)
 
+    async def _ask(self, work: Callable[[Member], Result]) -> Result:
+        """The buffer's answer to this trainer, which joins again where it was taken for dead.
+
+        EnvsdkError when another trainer has gone on in its place.
+        """
+        membership = self._membership
+        while True:
+            me = membership.me
+            try:
+                return await membership.client.call(partial(work, me))
+            except LeaseLost as error:
+                await membership.join_again(me)
+                now_at = (await membership.client.call(membership.buffer.view)).step
+                if now_at not in (self._step, self._step + 1):  # it may have been told of the next step
+                    raise EnvsdkError(
+                        f"{error}; that one has gone on, and this one ends. What it did after its last "
+                        "checkpoint does not count"
+                    ) from error
+
     async def _live(self) -> None:
         while True:
-            try:
-                view = self._last_view = await self._membership.renew(version=self._version)
-                for line in self._lag.slow(view.explorer_versions, now=time.monotonic()):
-                    self._say(line)
-            except LeaseLost:
-                # Held up for longer than a lease: go on, unless another trainer has taken over.
-                await self._membership.join()
+            version = self._version
+            view = await self._ask(lambda me: self._membership.buffer.renew(me, version=version))  # noqa: B023
+            self._last_view = view
+            for line in self._lag.slow(view.explorer_versions, now=time.monotonic()):
+                self._say(line)
             await asyncio.sleep(self._membership.pause_s)
 
 

@@ -232,11 +232,12 @@ class Explorer:
     async def _live(self) -> None:
         while True:
             before = set(self._playing)
+            me = self._membership.me
             try:
                 view = await self._membership.renew(version=self._version, waited=self._waited)
             except LeaseLost as error:
                 self._display.note(f"{error}; joining again")
-                await self._membership.join()
+                await self._membership.join_again(me)
                 await self._leave_groups(before)
                 continue
             await self._leave_groups((before - view.held) & self._playing)

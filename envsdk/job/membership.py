@@ -5,6 +5,7 @@ join -> (view every third of a lease)* -> leave
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -72,6 +73,7 @@ class Membership:
         self.buffer = SqlBuffer(open_engine(buffer_path(config)), lease_s=config.buffer.lease_s)
         self.client = BufferClient(self.buffer, retry_s=config.buffer.retry_s, say=say)
         self.member: Member | None = None
+        self._joining = asyncio.Lock()
         self.pause_s = config.buffer.lease_s / 3
         """Between two signs of life."""
         self._tags = tag_digests(config) if role is Role.EXPLORER else {}
@@ -92,6 +94,12 @@ class Membership:
                 f"custom_envs.{tag}: another explorer of this job plays this tag with other settings; "
                 "batches will hold groups of both"
             )
+
+    async def join_again(self, lost: Member) -> None:
+        """Take part again, after the lease of `lost` ran out; nothing to do if this was done meanwhile."""
+        async with self._joining:
+            if self.member is lost:
+                await self.join()
 
     async def renew(self, *, version: int = -1, waited: Mapping[str, float] | None = None) -> JobView:
         """This program lives; how the job stands. LeaseLost when it was taken for dead."""
