@@ -205,6 +205,9 @@ class SqlBuffer:
             self._lock(connection)
             row = self._row_of(connection, member)
             if row is not None:
+                # What is handed back was not lost, and does not count towards giving a group up.
+                self._reopen(connection, groups.c.incarnation == member.incarnation)
+                self._signal(connection, Signal.PLACES)
                 self._end_member(connection, row, self._clock(connection))
 
     def claim(self, member: Member, tags: Sequence[str], *, version: int, token: str) -> list[ClaimedGroup]:
@@ -312,15 +315,8 @@ class SqlBuffer:
         """Groups that this explorer will not finish: others play them."""
         with self._writing() as connection:
             self._lock(connection)
-            connection.execute(
-                groups.update()
-                .where(
-                    groups.c.id.in_(list(group_ids)),
-                    groups.c.incarnation == member.incarnation,
-                    _is(GroupState.LEASED),
-                )
-                .values(state=GroupState.OPEN, incarnation="", token="")
-            )
+            ids = groups.c.id.in_(list(group_ids))
+            self._reopen(connection, sa.and_(ids, groups.c.incarnation == member.incarnation))
             self._signal(connection, Signal.PLACES)
 
     def begin(self, trainer: Member, step: int) -> None:
@@ -576,6 +572,13 @@ class SqlBuffer:
             .values(state=GroupState.OPEN, incarnation="", token="", attempt=groups.c.attempt + 1)
         )
         self._signal(connection, Signal.PLACES)
+
+    def _reopen(self, connection: Connection, which: sa.ColumnElement[bool]) -> None:
+        connection.execute(
+            groups.update()
+            .where(_is(GroupState.LEASED), which)
+            .values(state=GroupState.OPEN, incarnation="", token="")
+        )
 
     def _num_places(
         self, connection: Connection, state: RowMapping, terms: Terms, member: Member, now: float
