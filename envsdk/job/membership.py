@@ -84,10 +84,15 @@ class Membership:
         assert self.member is not None
         return self.member
 
-    async def join(self) -> None:
-        """Take part. ConfigurationError when the name is taken, or this program does not fit the job."""
+    async def check(self) -> None:
+        """ConfigurationError when this program does not fit its job, which is made if it is not there."""
         buffer, config = self.buffer, self._config
         await self.client.call(lambda: buffer.create(config.exp_name, self.terms))
+
+    async def join(self) -> None:
+        """Take part. ConfigurationError when the name is taken, or this program does not fit the job."""
+        buffer = self.buffer
+        await self.check()
         self.member = await self.client.call(lambda: buffer.join(self._role, self._name, tags=self._tags))
         for tag in await self.client.call(lambda: buffer.differing_tags(self._tags)):
             self._say(
