@@ -28,7 +28,7 @@ from envsdk.buffer import tables
 from envsdk.buffer.client import BufferClient
 from envsdk.buffer.connecting import open_engine
 from envsdk.buffer.contract import FinishedGroup, Role, Signal, Terms
-from envsdk.buffer.payload import from_bytes, pack
+from envsdk.buffer.payload import from_all_bytes, pack, pack_all
 from envsdk.buffer.sql_buffer import SqlBuffer
 from envsdk.store.trajectories import write_trajectories
 from envsdk.trajectory import Outcome, Task, TokenArrays, Trajectory, Turn
@@ -158,8 +158,7 @@ def _trainer(place: str, steps: int, ends: Any) -> None:
                 if batch is not None:
                     break
                 await client.changed(Signal.BATCH, seen, timeout_s=60)
-            for group in batch.groups:
-                from_bytes(group.payload)
+            from_all_bytes([group.payload for group in batch.groups])
             ends.put(("batch", time.time()))
         await client.close()
 
@@ -234,14 +233,19 @@ def bounds(folder: Path, num_groups: int, like: FinishedGroup, batch: list[Traje
     began = time.perf_counter()
     for _ in range(200):
         pack(0, batch)
-    packing = (time.perf_counter() - began) / 200
+    packing_one = (time.perf_counter() - began) / 200
     began = time.perf_counter()
-    for _ in range(200):
-        from_bytes(like.payload)
-    reading = (time.perf_counter() - began) / 200
+    for _ in range(20):
+        pack_all([(0, batch)] * GROUPS_PER_BATCH)
+    packing = (time.perf_counter() - began) / 20 / GROUPS_PER_BATCH
+    began = time.perf_counter()
+    for _ in range(20):
+        from_all_bytes([like.payload] * GROUPS_PER_BATCH)
+    reading = (time.perf_counter() - began) / 20 / GROUPS_PER_BATCH
     return {
         "write and fsync, groups/s": num_groups / write,
         "batch file, groups/s": GROUPS_PER_BATCH / parquet,
+        "pack one group, us per trajectory": 1e6 * packing_one / GROUP_SIZE,
         "pack, us per trajectory": 1e6 * packing / GROUP_SIZE,
         "unpack, us per trajectory": 1e6 * reading / GROUP_SIZE,
     }

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from envsdk.buffer.contract import ClaimedGroup, FinishedGroup
-from envsdk.buffer.payload import pack
+from envsdk.buffer.payload import pack_all
 from envsdk.managers.assigned_ledger import AssignedLedger
 from envsdk.managers.ledger_types import Command, GroupDropped, LedgerState
 from envsdk.managers.rollout_batch import RolloutBatch, RolloutTally
@@ -104,8 +104,8 @@ class ExplorerScheduler(RolloutScheduler):
 
 def _packed(groups: Iterable[tuple[int, Sequence[Trajectory]]]) -> list[FinishedGroup]:
     """Each trajectory is named after its group: leases are counted by every explorer for itself."""
-    return [
-        pack(
+    named = [
+        (
             group_id,
             [
                 replace(member, trajectory_id=f"{member.task.split}-{group_id}.{position}")
@@ -114,3 +114,4 @@ def _packed(groups: Iterable[tuple[int, Sequence[Trajectory]]]) -> list[Finished
         )
         for group_id, members in groups
     ]
+    return pack_all(named) if named else []

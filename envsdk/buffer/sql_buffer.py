@@ -205,8 +205,10 @@ class SqlBuffer:
             self._lock(connection)
             row = self._row_of(connection, member)
             if row is not None:
-                # It says so itself: that is no sign that its groups are what ends explorers.
-                self._end_member(connection, row, self._clock(connection), num_lost=0)
+                # What is handed back was not lost, and does not count towards giving a group up.
+                self._reopen(connection, groups.c.incarnation == member.incarnation)
+                self._signal(connection, Signal.PLACES)
+                self._end_member(connection, row, self._clock(connection))
 
     def claim(self, member: Member, tags: Sequence[str], *, version: int, token: str) -> list[ClaimedGroup]:
         """Groups to play, as many of `tags` as there are places for this explorer now, in their order.
@@ -315,15 +317,8 @@ class SqlBuffer:
         """Groups that this explorer will not finish: others play them."""
         with self._writing() as connection:
             self._lock(connection)
-            connection.execute(
-                groups.update()
-                .where(
-                    groups.c.id.in_(list(group_ids)),
-                    groups.c.incarnation == member.incarnation,
-                    _is(GroupState.LEASED),
-                )
-                .values(state=GroupState.OPEN, incarnation="", token="")
-            )
+            ids = groups.c.id.in_(list(group_ids))
+            self._reopen(connection, sa.and_(ids, groups.c.incarnation == member.incarnation))
             self._signal(connection, Signal.PLACES)
 
     def begin(self, trainer: Member, step: int) -> None:
@@ -537,7 +532,14 @@ class SqlBuffer:
         return row if is_it else None
 
     def _check_alive(self, connection: Connection, member: Member, now: float) -> None:
-        """Every call is a sign of life; LeaseLost for one that others took for dead."""
+        """Every call is a sign of life; LeaseLost for one that others took for dead.
+
+        When nobody was heard for a lease, the database was away: nobody is taken for dead for one lease more.
+        """
+        living = members.c.left_at.is_(None)
+        heard_at = connection.execute(sa.select(sa.func.max(members.c.seen_at)).where(living)).scalar()
+        if heard_at is not None and now - heard_at > self._lease_s:
+            connection.execute(members.update().where(living).values(expires_at=now + self._lease_s))
         if self._row_of(connection, member) is None:
             raise LeaseLost(
                 f"the {member.role} {member.name!r} was not heard for more than buffer.lease_s "
@@ -570,14 +572,21 @@ class SqlBuffer:
         if not held:
             return
         terms = self.terms(connection)
-        given_up = [each.id for each in held if each.attempt + num_lost >= terms.max_group_attempts]
+        given_up = [each.id for each in held if each.attempt + 1 >= terms.max_group_attempts]
         self._drop(connection, given_up, DropReason.GIVEN_UP, now)
         connection.execute(
             groups.update()
             .where(_is(GroupState.LEASED), groups.c.incarnation == row["incarnation"])
-            .values(state=GroupState.OPEN, incarnation="", token="", attempt=groups.c.attempt + num_lost)
+            .values(state=GroupState.OPEN, incarnation="", token="", attempt=groups.c.attempt + 1)
         )
         self._signal(connection, Signal.PLACES)
+
+    def _reopen(self, connection: Connection, which: sa.ColumnElement[bool]) -> None:
+        connection.execute(
+            groups.update()
+            .where(_is(GroupState.LEASED), which)
+            .values(state=GroupState.OPEN, incarnation="", token="")
+        )
 
     def _num_places(
         self, connection: Connection, state: RowMapping, terms: Terms, member: Member, now: float

@@ -10,14 +10,15 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, Protocol
 
 import ray
 
 from envsdk.buffer.contract import JobView, LeaseLost, Member, Role, Signal, TakenBatch
-from envsdk.buffer.payload import from_bytes
+from envsdk.buffer.payload import from_all_bytes
 from envsdk.config.models import RunConfig
-from envsdk.failures import EnvsdkError, StorageError, as_envsdk_error
+from envsdk.failures import EnvsdkError, as_envsdk_error
 from envsdk.job.membership import Membership, selection_of
 from envsdk.job.weight_lag import WeightLag
 from envsdk.managers.rollout_batch import RolloutBatch
@@ -61,17 +62,17 @@ class BufferedBatches:
         self._say = say
         self._membership = Membership(config, Role.TRAINER, "trainer", say=say)
         self._selection = selection_of(config)
+        self._step = folder.first_step
         self._version = 0
         self._lag = WeightLag(config.synchronizer.sync_timeout)
         self._living: asyncio.Task[None] | None = None
         self._last_view: JobView | None = None
-        self._joining = asyncio.Lock()
 
     async def start(self, *also: Callable[[], Awaitable[None]]) -> None:
         """Join the job, and start what `also` starts."""
         await self._membership.join()
-        step = self._folder.first_step
-        await self._as_member(lambda me: self._membership.buffer.begin(me, step))
+        step = self._step
+        await self._ask(lambda me: self._membership.buffer.begin(me, step))
         self._living = asyncio.create_task(self._live())
         await self.call(asyncio.gather(*(start() for start in also)))
 
@@ -113,8 +114,9 @@ class BufferedBatches:
             if not is_there:
                 location = await self.call(self._publisher.publish(number))
         await self.call(
-            self._as_member(lambda me: buffer.publish(me, step, number, location, selection=self._selection))
+            self._ask(lambda me: buffer.publish(me, step, number, location, selection=self._selection))
         )
+        self._step = step
         if location is None:
             return {}
         self._lag.published(number, now=time.monotonic())
@@ -138,9 +140,13 @@ class BufferedBatches:
         while True:
             seen = await membership.signal_number(Signal.BATCH)
             waited_s = time.monotonic() - began
-            taken = await self._as_member(
-                lambda me, waited_s=waited_s: membership.buffer.take(  # type: ignore[misc]
-                    me, step, version=self._version, selection=self._selection, waited_s=waited_s
+            taken = await self._ask(
+                partial(
+                    membership.buffer.take,
+                    step=step,
+                    version=self._version,
+                    selection=self._selection,
+                    waited_s=waited_s,
                 )
             )
             if taken is not None:
@@ -183,7 +189,7 @@ class BufferedBatches:
         """What was taken before `step` is trained."""
         membership = self._membership
         keep_from = await asyncio.to_thread(oldest_step, self._folder.path)
-        await self.call(self._as_member(lambda me: membership.buffer.trained(me, step, keep_from=keep_from)))
+        await self.call(self._ask(lambda me: membership.buffer.trained(me, step, keep_from=keep_from)))
 
     async def look_at_engines(self) -> None:
         """Explorers have them."""
@@ -191,7 +197,7 @@ class BufferedBatches:
     async def finished(self) -> None:
         """Explorers may end."""
         membership = self._membership
-        await self.call(self._as_member(membership.buffer.finish))
+        await self.call(self._ask(membership.buffer.finish))
 
     async def close(self, *also: Callable[[], Awaitable[None]], patience_s: float = 5.0) -> None:
         """Leave the job, and end what `also` ends."""
@@ -200,41 +206,39 @@ class BufferedBatches:
         closing = [self._publisher.close(), self._membership.leave(), *(end() for end in also)]
         await asyncio.wait([asyncio.ensure_future(_quiet(each)) for each in closing], timeout=patience_s)
 
+    async def _ask(self, work: Callable[[Member], Result]) -> Result:
+        """The buffer's answer to this trainer, which joins again where it was taken for dead.
+
+        EnvsdkError when another trainer has gone on in its place.
+        """
+        membership = self._membership
+        while True:
+            me = membership.me
+            try:
+                return await membership.client.call(partial(work, me))
+            except LeaseLost as error:
+                await membership.join_again(me)
+                now_at = (await membership.client.call(membership.buffer.view)).step
+                if now_at not in (self._step, self._step + 1):  # it may have been told of the next step
+                    raise EnvsdkError(
+                        f"{error}; that one has gone on, and this one ends. What it did after its last "
+                        "checkpoint does not count"
+                    ) from error
+
     async def _live(self) -> None:
         while True:
-            view = self._last_view = await self._as_member(
-                lambda me: self._membership.buffer.renew(me, version=self._version)
-            )
+            version = self._version
+            view = await self._ask(lambda me: self._membership.buffer.renew(me, version=version))  # noqa: B023
+            self._last_view = view
             for line in self._lag.slow(view.explorer_versions, now=time.monotonic()):
                 self._say(line)
             await asyncio.sleep(self._membership.pause_s)
 
-    async def _as_member(self, work: Callable[[Member], Result]) -> Result:
-        """The answer of one method of the buffer.
-
-        A trainer that was held up for longer than a lease, or whose database was away for so long, goes on.
-        ConfigurationError when another has taken over.
-        """
-        while True:
-            me = self._membership.me
-            try:
-                return await self._membership.client.call(lambda me=me: work(me))  # type: ignore[misc]
-            except LeaseLost:
-                async with self._joining:
-                    if self._membership.me is me:  # no other call has joined meanwhile
-                        await self._membership.join()
-
 
 def _read(taken: TakenBatch) -> RolloutBatch:
-    groups = []
-    for group in taken.groups:
-        try:
-            groups.append(from_bytes(group.payload))
-        except StorageError as error:
-            raise StorageError(
-                f"group {group.group_id} of the batch of step {taken.step}: {error}"
-            ) from error
-    return RolloutBatch(version=taken.version, groups=groups)
+    return RolloutBatch(
+        version=taken.version, groups=from_all_bytes([group.payload for group in taken.groups])
+    )
 
 
 async def _quiet(work: Awaitable[None]) -> None:

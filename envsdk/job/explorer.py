@@ -232,13 +232,14 @@ class Explorer:
     async def _live(self) -> None:
         while True:
             before = set(self._playing)
+            me = self._membership.me
             try:
                 view = await self._membership.renew(version=self._version, waited=self._waited)
             except LeaseLost as error:
                 self._display.note(f"{error}; joining again")
                 # Before it joins: afterwards it may be given one of them again, and must play that.
                 await self._leave_groups(set(self._playing))
-                await self._membership.join()
+                await self._membership.join_again(me)
                 continue
             await self._leave_groups((before - view.held) & self._playing)
             self._look_after_trainer(view)

@@ -5,6 +5,7 @@ join -> (view every third of a lease)* -> leave
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -72,6 +73,7 @@ class Membership:
         self.buffer = SqlBuffer(open_engine(buffer_path(config)), lease_s=config.buffer.lease_s)
         self.client = BufferClient(self.buffer, retry_s=config.buffer.retry_s, say=say)
         self.member: Member | None = None
+        self._joining = asyncio.Lock()
         self.pause_s = config.buffer.lease_s / 3
         """Between two signs of life."""
         self._tags = tag_digests(config) if role is Role.EXPLORER else {}
@@ -82,16 +84,27 @@ class Membership:
         assert self.member is not None
         return self.member
 
-    async def join(self) -> None:
-        """Take part. ConfigurationError when the name is taken, or this program does not fit the job."""
+    async def check(self) -> None:
+        """ConfigurationError when this program does not fit its job, which is made if it is not there."""
         buffer, config = self.buffer, self._config
         await self.client.call(lambda: buffer.create(config.exp_name, self.terms))
+
+    async def join(self) -> None:
+        """Take part. ConfigurationError when the name is taken, or this program does not fit the job."""
+        buffer = self.buffer
+        await self.check()
         self.member = await self.client.call(lambda: buffer.join(self._role, self._name, tags=self._tags))
         for tag in await self.client.call(lambda: buffer.differing_tags(self._tags)):
             self._say(
                 f"custom_envs.{tag}: another explorer of this job plays this tag with other settings; "
                 "batches will hold groups of both"
             )
+
+    async def join_again(self, lost: Member) -> None:
+        """Take part again, after the lease of `lost` ran out; nothing to do if this was done meanwhile."""
+        async with self._joining:
+            if self.member is lost:
+                await self.join()
 
     async def renew(self, *, version: int = -1, waited: Mapping[str, float] | None = None) -> JobView:
         """This program lives; how the job stands. LeaseLost when it was taken for dead."""

@@ -41,6 +41,8 @@ EXPLORERS = "explorers"
 
 def run(loaded: LoadedConfig) -> None:
     """Run the program that `mode` names. Raises EnvsdkError; Interrupted after Ctrl-C or SIGTERM."""
+    if loaded.config.mode != "both":
+        asyncio.run(_check_fits(loaded.config))
     match loaded.config.mode:
         case "both":
             _check_own_ledger(loaded.config)
@@ -54,6 +56,15 @@ def run(loaded: LoadedConfig) -> None:
             bench.run(loaded)
         case "serve":
             serving.run(loaded)
+
+
+async def _check_fits(config: RunConfig) -> None:
+    """ConfigurationError when the job has other terms: before anything is made or started."""
+    membership = Membership(config, Role.EXPLORER, config.explorer.name, say=say)
+    try:
+        await membership.check()
+    finally:
+        await membership.client.close()
 
 
 def _check_own_ledger(config: RunConfig) -> None:

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from envsdk.buffer.audit import audit
 from envsdk.buffer.connecting import open_engine
 from envsdk.buffer.contract import ClaimedGroup, FinishedGroup, GroupState, Role, Terms
-from envsdk.buffer.payload import from_bytes, to_bytes
+from envsdk.buffer.payload import from_bytes, pack
 from envsdk.buffer.selection import Selection
 from envsdk.buffer.sql_buffer import SqlBuffer
 from envsdk.buffer.tables import groups
@@ -120,9 +120,9 @@ def test_a_group_is_used_again_when_a_checkpoint_was_written_in_between(tmp_path
 
 
 def test_a_payload_with_one_flipped_bit_is_told() -> None:
-    whole = to_bytes(
-        [make_trajectory(number, tag="a", group=0, version=0, success=True) for number in (0, 1)]
-    )
+    whole = pack(
+        1, [make_trajectory(number, tag="a", group=0, version=0, success=True) for number in (0, 1)]
+    ).payload
     assert len(from_bytes(whole)) == 2
     for place in range(0, len(whole), 7):
         damaged = bytearray(whole)

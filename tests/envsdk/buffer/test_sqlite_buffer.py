@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from hypothesis import settings
 
 from envsdk.buffer.connecting import open_engine
-from envsdk.buffer.contract import Role, Terms
+from envsdk.buffer.contract import LeaseLost, Role, Terms
 from envsdk.buffer.sql_buffer import SqlBuffer
 from envsdk.failures import ConfigurationError
 from tests.envsdk.buffer.buffer_machine import BufferMachine
@@ -66,3 +66,22 @@ def test_tags_with_other_settings_are_told(buffer: SqlBuffer) -> None:
     buffer.join(Role.EXPLORER, "a", tags={"lake": "1", "rooms": "1"})
     buffer.join(Role.EXPLORER, "b", tags={"lake": "2", "shop": "1"})
     assert buffer.differing_tags({"lake": "2", "rooms": "1", "shop": "1"}) == ["lake"]
+
+
+def test_a_database_that_was_away_takes_nobody_for_dead(tmp_path: Path) -> None:
+    now = [1000.0]
+    buffer = SqlBuffer(open_engine(str(tmp_path / "b.db")), lease_s=30, clock=lambda connection: now[0])
+    buffer.create("job", TERMS)
+    trainer, explorer = buffer.join(Role.TRAINER, "trainer"), buffer.join(Role.EXPLORER, "a")
+    buffer.begin(trainer, 0)
+    buffer.publish(trainer, 0, 0, {})
+    (claimed,) = buffer.claim(explorer, ["lake"], version=0, token="one")
+    now[0] += 100  # nobody could be heard
+    buffer.renew(trainer)
+    assert buffer.renew(explorer).held == {claimed.group_id}
+    for _ in range(4):  # now the explorer is silent alone
+        now[0] += 10
+        view = buffer.renew(trainer)
+    assert view.explorer_versions == {}
+    with pytest.raises(LeaseLost):
+        buffer.renew(explorer)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from envsdk.buffer.connecting import open_engine
+from envsdk.buffer.sql_buffer import SqlBuffer
 from envsdk.config import load_config
 from envsdk.config.loading import LoadedConfig
 from envsdk.failures import ConfigurationError
+from envsdk.job.membership import buffer_path, terms_of
 from envsdk.job.start import _check_no_ledger, run
 from envsdk.managers.ledger import RolloutLedger
 from envsdk.managers.ledger_types import LedgerConfig
@@ -37,3 +40,14 @@ def test_the_folder_of_a_single_program_is_not_continued_by_a_jobs_trainer(tmp_p
     write_trajectories(folder.path / "trajectories" / "step_000000.parquet", [], metadata=metadata)
     with pytest.raises(ConfigurationError, match=r"that played for itself.*mode: both"):
         _check_no_ledger(RunFolder.open(config))
+
+
+def test_a_program_with_another_seed_is_refused_before_its_policy_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = loaded(tmp_path, "train").config
+    buffer = SqlBuffer(open_engine(buffer_path(config)), lease_s=30)
+    buffer.create(config.exp_name, replace(terms_of(config), seed=7))
+    monkeypatch.setattr("envsdk.job.start.initial_model", pytest.fail)
+    with pytest.raises(ConfigurationError, match="seed is 42 here and 7 in the job"):
+        run(loaded(tmp_path, "explore"))
