@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -41,8 +42,8 @@ _ORDERS: Mapping[str, Callable[[ReadyGroup], tuple[float, ...]]] = {
 def choose(ready: Sequence[ReadyGroup], count: int, selection: Selection) -> list[int] | None:
     """The ids of `count` groups, in ascending order; None while there are too few.
 
-    With a mixture, each name gets its share of the batch, remainders to the largest fractions; a batch waits
-    until each has enough.
+    With a mixture, each name gets its share of the batch, remainders to the largest fractions; None until
+    each has enough, see `fill`.
     """
     ordered = sorted(ready, key=_ORDERS[selection.order])
     if not selection.mixture:
@@ -54,6 +55,28 @@ def choose(ready: Sequence[ReadyGroup], count: int, selection: Selection) -> lis
             return None
         chosen += own[:share]
     return sorted(chosen)
+
+
+def lacking_of(ready: Sequence[ReadyGroup], count: int, selection: Selection) -> list[str]:
+    """The names of the mixture that have fewer groups than their share of `count`."""
+    have = Counter(getattr(group, selection.mixture_by) for group in ready)
+    return [name for name, share in shares_of(count, selection.mixture).items() if have[name] < share]
+
+
+def fill(ready: Sequence[ReadyGroup], count: int, selection: Selection) -> list[int] | None:
+    """As `choose`, for a mixture that cannot come about: what names lack is made up from the others."""
+    ordered = sorted(ready, key=_ORDERS[selection.order])
+    if len(ordered) < count:
+        return None
+    shares = shares_of(count, selection.mixture)
+    own: list[int] = []
+    for group in ordered:
+        name = getattr(group, selection.mixture_by)
+        if shares.get(name, 0) > 0:
+            shares[name] -= 1
+            own.append(group.group_id)
+    others = [group.group_id for group in ordered if group.group_id not in own]
+    return sorted(own + others[: count - len(own)])
 
 
 def shares_of(count: int, mixture: Mapping[str, float]) -> dict[str, int]:

@@ -41,7 +41,7 @@ from envsdk.buffer.contract import (
     Terms,
 )
 from envsdk.buffer.fairness import grant
-from envsdk.buffer.selection import ReadyGroup, Selection, choose
+from envsdk.buffer.selection import ReadyGroup, Selection, choose, fill, lacking_of
 from envsdk.buffer.tables import (
     batch_groups,
     batches,
@@ -205,10 +205,8 @@ class SqlBuffer:
             self._lock(connection)
             row = self._row_of(connection, member)
             if row is not None:
-                # What is handed back was not lost, and does not count towards giving a group up.
-                self._reopen(connection, groups.c.incarnation == member.incarnation)
-                self._signal(connection, Signal.PLACES)
-                self._end_member(connection, row, self._clock(connection))
+                # It says so itself: that is no sign that its groups are what ends explorers.
+                self._end_member(connection, row, self._clock(connection), num_lost=0)
 
     def claim(self, member: Member, tags: Sequence[str], *, version: int, token: str) -> list[ClaimedGroup]:
         """Groups to play, as many of `tags` as there are places for this explorer now, in their order.
@@ -226,7 +224,9 @@ class SqlBuffer:
             state = self._lock(connection)
             now = self._clock(connection)
             self._check_alive(connection, member, now)
-            again = sa.select(groups).where(groups.c.token == token, _is(GroupState.LEASED))
+            again = sa.select(groups).where(
+                groups.c.token == token, groups.c.incarnation == member.incarnation, _is(GroupState.LEASED)
+            )
             given = connection.execute(again.order_by(groups.c.id)).mappings().all()
             if given:
                 return [_claimed(row) for row in given]
@@ -315,8 +315,15 @@ class SqlBuffer:
         """Groups that this explorer will not finish: others play them."""
         with self._writing() as connection:
             self._lock(connection)
-            ids = groups.c.id.in_(list(group_ids))
-            self._reopen(connection, sa.and_(ids, groups.c.incarnation == member.incarnation))
+            connection.execute(
+                groups.update()
+                .where(
+                    groups.c.id.in_(list(group_ids)),
+                    groups.c.incarnation == member.incarnation,
+                    _is(GroupState.LEASED),
+                )
+                .values(state=GroupState.OPEN, incarnation="", token="")
+            )
             self._signal(connection, Signal.PLACES)
 
     def begin(self, trainer: Member, step: int) -> None:
@@ -420,6 +427,12 @@ class SqlBuffer:
             ).mappings()
             ready = [_ready(row, version) for row in rows]
             chosen = choose(ready, terms.groups_per_batch, selection)
+            if (
+                chosen is None
+                and selection.mixture
+                and self._lacks_for_good(connection, terms, ready, selection)
+            ):
+                chosen = fill(ready, terms.groups_per_batch, selection)
             if chosen is None:
                 connection.execute(job.update().values(awaits_batch=True))
                 return None
@@ -548,7 +561,7 @@ class SqlBuffer:
         for row in connection.execute(silent).mappings().all():
             self._end_member(connection, row, now)
 
-    def _end_member(self, connection: Connection, row: RowMapping, now: float) -> None:
+    def _end_member(self, connection: Connection, row: RowMapping, now: float, *, num_lost: int = 1) -> None:
         """It left, or is gone: what it plays is open again."""
         if row["left_at"] is None:
             connection.execute(
@@ -564,21 +577,14 @@ class SqlBuffer:
         if not held:
             return
         terms = self.terms(connection)
-        given_up = [each.id for each in held if each.attempt + 1 >= terms.max_group_attempts]
+        given_up = [each.id for each in held if each.attempt + num_lost >= terms.max_group_attempts]
         self._drop(connection, given_up, DropReason.GIVEN_UP, now)
         connection.execute(
             groups.update()
             .where(_is(GroupState.LEASED), groups.c.incarnation == row["incarnation"])
-            .values(state=GroupState.OPEN, incarnation="", token="", attempt=groups.c.attempt + 1)
+            .values(state=GroupState.OPEN, incarnation="", token="", attempt=groups.c.attempt + num_lost)
         )
         self._signal(connection, Signal.PLACES)
-
-    def _reopen(self, connection: Connection, which: sa.ColumnElement[bool]) -> None:
-        connection.execute(
-            groups.update()
-            .where(_is(GroupState.LEASED), which)
-            .values(state=GroupState.OPEN, incarnation="", token="")
-        )
 
     def _num_places(
         self, connection: Connection, state: RowMapping, terms: Terms, member: Member, now: float
@@ -603,6 +609,19 @@ class SqlBuffer:
         wanted = {name: int(number) for name, number in connection.execute(alive).all()}
         free = terms.capacity_groups - num_training - num_waiting - sum(held_by.values())
         return grant(max(0, free), member.name, held_by, wanted)
+
+    def _lacks_for_good(
+        self, connection: Connection, terms: Terms, ready: Sequence[ReadyGroup], selection: Selection
+    ) -> bool:
+        """Whether the mixture cannot come about: there is no place left, and nobody plays what is lacking."""
+        by = groups.c.tag if selection.mixture_by == "tag" else groups.c.explorer
+        played = sa.select(by, sa.func.count()).where(_is(GroupState.LEASED)).group_by(by)
+        leased = {name: int(number) for name, number in connection.execute(played).all()}
+        num_new = sum(group.uses == 0 for group in ready)
+        if num_new + sum(leased.values()) < terms.capacity_groups:
+            return False
+        lacking = lacking_of(ready, terms.groups_per_batch, selection)
+        return not any(leased.get(name) for name in lacking)
 
     def _lease(
         self, connection: Connection, member: Member, tags: Sequence[str], token: str, now: float
@@ -677,15 +696,27 @@ class SqlBuffer:
 
     def _use_again(self, connection: Connection, step: int, min_version: int, selection: Selection) -> None:
         """Groups of the batches before `step` are ready again, if they may be used more often."""
+        # By their batches: of all the groups that were ever trained, only those can be young enough.
+        recent = (
+            sa.select(batch_groups.c.group_id)
+            .join(batches, batches.c.step == batch_groups.c.step)
+            .where(batches.c.version >= min_version)
+        )
         connection.execute(
             groups.update()
             .where(
-                _is(GroupState.TAKEN),
+                groups.c.id.in_(recent),
+                groups.c.id.in_(sa.select(payloads.c.group_id)),
+                groups.c.state.in_([GroupState.TAKEN, GroupState.TRAINED]),
                 groups.c.step < step,
                 groups.c.uses < selection.max_uses,
                 groups.c.oldest_version >= min_version,
             )
-            .values(state=GroupState.READY, rests_until=groups.c.step + 1 + selection.cool_down_steps)
+            .values(
+                state=GroupState.READY,
+                rests_until=groups.c.step + 1 + selection.cool_down_steps,
+                ended_at=None,
+            )
         )
 
     def _view(self, connection: Connection, state: RowMapping, member: Member | None, now: float) -> JobView:

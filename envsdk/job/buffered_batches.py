@@ -35,9 +35,8 @@ LOOK_AGAIN_S = 5.0
 class Publisher(Protocol):
     """Sends the trainer's weights to other programs, by one of the sync methods."""
 
-    @property
-    def lasts(self) -> bool:
-        """Whether what it published is there when its process is gone."""
+    def still_has(self, version: int) -> bool:
+        """Whether an earlier process published this version where others still find it."""
         ...
 
     async def publish(self, version: int) -> Mapping[str, Any]:
@@ -111,7 +110,8 @@ class BufferedBatches:
         number = self._version + (is_last and not is_due)
         if is_due or is_last:
             at_step = await self.call(membership.client.call(lambda: buffer.step_of(number)))
-            if at_step != step or not self._publisher.lasts:
+            is_there = at_step == step and await asyncio.to_thread(self._publisher.still_has, number)
+            if not is_there:
                 location = await self.call(self._publisher.publish(number))
         await self.call(
             self._ask(lambda me: buffer.publish(me, step, number, location, selection=self._selection))

@@ -237,8 +237,9 @@ class Explorer:
                 view = await self._membership.renew(version=self._version, waited=self._waited)
             except LeaseLost as error:
                 self._display.note(f"{error}; joining again")
+                # Before it joins: afterwards it may be given one of them again, and must play that.
+                await self._leave_groups(set(self._playing))
                 await self._membership.join_again(me)
-                await self._leave_groups(before)
                 continue
             await self._leave_groups((before - view.held) & self._playing)
             self._look_after_trainer(view)

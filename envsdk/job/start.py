@@ -10,7 +10,7 @@ import signal
 from contextlib import ExitStack
 from pathlib import Path
 
-from envsdk.buffer.contract import BUFFER_FILE, Role
+from envsdk.buffer.contract import BUFFER_FILE, JobStatus, Role
 from envsdk.config.loading import LoadedConfig
 from envsdk.config.models import RunConfig
 from envsdk.config.start_checks import check_start
@@ -49,6 +49,7 @@ def run(loaded: LoadedConfig) -> None:
             single_program.run(loaded)
         case "train":
             single_program.run(loaded, _buffered)
+            asyncio.run(_end_of_job(loaded.config))
         case "explore":
             explore(loaded)
         case "bench":
@@ -84,6 +85,25 @@ def _check_no_ledger(folder: RunFolder) -> None:
             "continue it with mode: both, or choose another exp_name (its weights are in "
             "checkpoints/step_N/model, for `pretrain`)"
         )
+
+
+async def _end_of_job(config: RunConfig) -> None:
+    """Tell explorers that all steps are trained, in case the trainer was killed before it could."""
+    folder = RunFolder.open(config)
+    if folder.state is not None:
+        return  # a single program's
+    membership = Membership(config, Role.TRAINER, "trainer", say=say)
+    buffer, call = membership.buffer, membership.client.call
+    try:
+        await call(lambda: buffer.create(config.exp_name, membership.terms))
+        if (await call(buffer.view)).status is JobStatus.FINISHED:
+            return
+        with only_run_in(config.run_folder):
+            await membership.join()
+            await call(lambda: buffer.trained(membership.me, folder.first_step))
+            await call(lambda: buffer.finish(membership.me))
+    finally:
+        await membership.leave()
 
 
 def explorer_folder(config: RunConfig) -> Path:

@@ -23,7 +23,14 @@ from envsdk.buffer.connecting import url_of
 from envsdk.buffer.contract import PublishedVersion
 from envsdk.config.models import RunConfig
 from envsdk.failures import ConfigurationError, StorageError
-from envsdk.job.version_folders import KEEP_LAST, VersionGone, hold_version, remove_version
+from envsdk.job.version_folders import (
+    KEEP_LAST,
+    VersionGone,
+    folder_name,
+    hold_version,
+    read_manifest,
+    remove_version,
+)
 from envsdk.job.weight_outlets import BroadcastOutlet, FolderOutlet, machine_id
 from envsdk.job.weight_server import WeightReader
 from envsdk.pipeline.weight_outlet import OutletReport, WeightOutlet
@@ -81,6 +88,15 @@ class VersionPublisher:
     def lasts(self) -> bool:
         """Whether what it published is there when its process is gone."""
         return self._args.sync_method == "checkpoint"
+
+    def still_has(self, version: int) -> bool:
+        """Whether an earlier process published this version where others still find it."""
+        if not self.lasts:
+            return False
+        try:
+            return read_manifest(self._folder / folder_name(version)).version == version
+        except VersionGone:
+            return False
 
     async def publish(self, version: int) -> Mapping[str, Any]:
         """Make the trainer's present weights available as `version`; returns where, as plain JSON.

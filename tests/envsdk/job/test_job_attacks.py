@@ -1,0 +1,103 @@
+"""Faults of a job's trainer that once ended it, or left its explorers waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envsdk.buffer.contract import FinishedGroup, JobStatus, Member, Role
+from envsdk.config import load_config
+from envsdk.config.loading import LoadedConfig
+from envsdk.job.buffered_batches import BufferedBatches
+from envsdk.job.start import run
+from envsdk.job.version_folders import write_version
+from envsdk.job.weights import open_publisher
+from envsdk.pipeline.checkpoints import RunState, write_checkpoint
+from envsdk.pipeline.run_folder import RunFolder
+from tests.envsdk.job.trainer_stand_in import TrainerStandIn
+
+
+@pytest.fixture
+def loaded(tmp_path: Path) -> LoadedConfig:
+    overrides = [f"output_dir={tmp_path}", "exp_name=job", "max_steps=1", "buffer.lease_s=30"]
+    return load_config("agentic_trainer.yaml", overrides)
+
+
+class Nowhere:
+    """Keeps no weights."""
+
+    def still_has(self, version: int) -> bool:
+        return False
+
+    async def publish(self, version: int) -> Mapping[str, Any]:
+        return {"number": version}
+
+    async def close(self) -> None:
+        return
+
+
+async def test_a_trainer_that_was_taken_for_dead_goes_on(loaded: LoadedConfig) -> None:
+    config = loaded.config
+    folder = RunFolder.open(config)
+    batches = BufferedBatches(config, folder, publisher=Nowhere(), say=print)
+    await batches.start()
+    buffer = batches._membership.buffer
+    assert batches._living is not None
+    batches._living.cancel()
+    batches._living = None  # held up: it does not say that it lives
+
+    def dead() -> None:
+        buffer.leave(batches._membership.me)  # as an explorer would note it, once the database is back
+
+    dead()
+    await batches.publish(0, step=0)
+    explorer = buffer.join(Role.EXPLORER, "e")
+    _put(batches, explorer)
+    dead()
+    assert (await batches._taken(0)).step == 0
+    dead()
+    await batches.checkpointed(1)
+    dead()
+    await batches.finished()
+    assert buffer.view().status is JobStatus.FINISHED
+    await batches.close()
+
+
+def _put(batches: BufferedBatches, explorer: Member) -> None:
+    claimed = batches._membership.buffer.claim(explorer, ["FrozenLake"] * 100, version=0, token="1")
+    finished = [
+        FinishedGroup(group_id=each.group_id, payload=b"", num_trajectories=1, num_tokens=1, oldest_version=0)
+        for each in claimed
+    ]
+    assert batches._membership.buffer.put(explorer, finished) == []
+
+
+def test_a_trainer_killed_after_its_last_checkpoint_still_ends_the_job(loaded: LoadedConfig) -> None:
+    config = loaded.config
+    killed = TrainerStandIn(config)
+    killed.buffer.publish(killed.me, 0, 0, {})
+    write_checkpoint(
+        config.run_folder,
+        RunState(step=1, seed=config.seed, kl_coef=0.0, ledger=None),
+        lambda folder: (folder / "model").mkdir(),
+    )
+    killed.leave()
+
+    run(loaded)
+
+    assert killed.buffer.view().status is JobStatus.FINISHED
+    killed.buffer.engine.dispose()
+
+
+def test_weights_that_are_gone_are_published_again(loaded: LoadedConfig) -> None:
+    publisher = open_publisher(loaded.config, None, model=Path("unused"), say=print)  # type: ignore[arg-type]
+    assert not publisher.still_has(3)
+    folder = write_version(
+        loaded.config.run_folder / "weights", 3, 3, lambda into: (into / "config.json").touch() or None
+    )
+    assert publisher.still_has(3)
+    (folder / "version.json").write_text("{")
+    assert not publisher.still_has(3)
