@@ -205,10 +205,8 @@ class SqlBuffer:
             self._lock(connection)
             row = self._row_of(connection, member)
             if row is not None:
-                # What is handed back was not lost, and does not count towards giving a group up.
-                self._reopen(connection, groups.c.incarnation == member.incarnation)
-                self._signal(connection, Signal.PLACES)
-                self._end_member(connection, row, self._clock(connection))
+                # It says so itself: that is no sign that its groups are what ends explorers.
+                self._end_member(connection, row, self._clock(connection), num_lost=0)
 
     def claim(self, member: Member, tags: Sequence[str], *, version: int, token: str) -> list[ClaimedGroup]:
         """Groups to play, as many of `tags` as there are places for this explorer now, in their order.
@@ -317,8 +315,15 @@ class SqlBuffer:
         """Groups that this explorer will not finish: others play them."""
         with self._writing() as connection:
             self._lock(connection)
-            ids = groups.c.id.in_(list(group_ids))
-            self._reopen(connection, sa.and_(ids, groups.c.incarnation == member.incarnation))
+            connection.execute(
+                groups.update()
+                .where(
+                    groups.c.id.in_(list(group_ids)),
+                    groups.c.incarnation == member.incarnation,
+                    _is(GroupState.LEASED),
+                )
+                .values(state=GroupState.OPEN, incarnation="", token="")
+            )
             self._signal(connection, Signal.PLACES)
 
     def begin(self, trainer: Member, step: int) -> None:
@@ -572,21 +577,14 @@ class SqlBuffer:
         if not held:
             return
         terms = self.terms(connection)
-        given_up = [each.id for each in held if each.attempt + 1 >= terms.max_group_attempts]
+        given_up = [each.id for each in held if each.attempt + num_lost >= terms.max_group_attempts]
         self._drop(connection, given_up, DropReason.GIVEN_UP, now)
         connection.execute(
             groups.update()
             .where(_is(GroupState.LEASED), groups.c.incarnation == row["incarnation"])
-            .values(state=GroupState.OPEN, incarnation="", token="", attempt=groups.c.attempt + 1)
+            .values(state=GroupState.OPEN, incarnation="", token="", attempt=groups.c.attempt + num_lost)
         )
         self._signal(connection, Signal.PLACES)
-
-    def _reopen(self, connection: Connection, which: sa.ColumnElement[bool]) -> None:
-        connection.execute(
-            groups.update()
-            .where(_is(GroupState.LEASED), which)
-            .values(state=GroupState.OPEN, incarnation="", token="")
-        )
 
     def _num_places(
         self, connection: Connection, state: RowMapping, terms: Terms, member: Member, now: float
