@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import ray
 
 from envsdk.buffer.contract import JobView, LeaseLost, Member, Role, Signal, TakenBatch
-from envsdk.buffer.payload import from_all_bytes
+from envsdk.buffer.payload import from_all_bytes, from_bytes
 from envsdk.config.models import RunConfig
-from envsdk.failures import EnvsdkError, as_envsdk_error
+from envsdk.failures import EnvsdkError, StorageError, as_envsdk_error
 from envsdk.job.membership import Membership, selection_of
 from envsdk.job.weight_lag import WeightLag
 from envsdk.managers.rollout_batch import RolloutBatch
@@ -236,9 +236,19 @@ class BufferedBatches:
 
 
 def _read(taken: TakenBatch) -> RolloutBatch:
-    return RolloutBatch(
-        version=taken.version, groups=from_all_bytes([group.payload for group in taken.groups])
-    )
+    try:
+        groups = from_all_bytes([group.payload for group in taken.groups])
+    except StorageError:
+        for group in taken.groups:
+            try:
+                from_bytes(group.payload)
+            except StorageError as error:
+                raise StorageError(
+                    f"group {group.group_id} in the batch of step {taken.step}: {error}. Put the database back "
+                    "from a copy, or begin another exp_name with the newest checkpoint's model as `pretrain`"
+                ) from error
+        raise
+    return RolloutBatch(version=taken.version, groups=groups)
 
 
 async def _quiet(work: Awaitable[None]) -> None:
