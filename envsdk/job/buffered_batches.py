@@ -244,8 +244,9 @@ def _read(taken: TakenBatch) -> RolloutBatch:
                 from_bytes(group.payload)
             except StorageError as error:
                 raise StorageError(
-                    f"group {group.group_id} in the batch of step {taken.step}: {error}. Put the database back "
-                    "from a copy, or begin another exp_name with the newest checkpoint's model as `pretrain`"
+                    f"group {group.group_id} in the batch of step {taken.step}: {error}. Put the "
+                    "database back from a copy, or begin another exp_name with the newest checkpoint's "
+                    "model as `pretrain`"
                 ) from error
         raise
     return RolloutBatch(version=taken.version, groups=groups)
