@@ -56,6 +56,8 @@ class Explorer:
         self._tracker = tracker
         self._display = display
         self._version = -1
+        self._loaded_at = 0.0
+        """When the version was published."""
         self._playing: set[int] = set()
         """Groups that were claimed, and neither put, dropped nor lost."""
         self._wanted: Sequence[str] = ()
@@ -117,7 +119,7 @@ class Explorer:
                 self._ended.set()
                 return
             newest = await self._membership.client.call(buffer.newest_version)
-            if newest is not None and newest.version > self._version:
+            if newest is not None and self._is_news(newest):
                 try:
                     await self._load(newest)
                     failing_since = None
@@ -126,6 +128,11 @@ class Explorer:
                     failing_since = self._not_loaded(newest, error, failing_since)
             waiting = self._membership.changed(Signal.VERSION, seen, timeout_s=LOOK_AGAIN_S)
             await self._timed("weights" if self._version < 0 else None, waiting)
+
+    def _is_news(self, newest: PublishedVersion) -> bool:
+        """A version may be published anew, by a trainer that went back: it then has other weights."""
+        is_anew = newest.version == self._version and newest.published_at != self._loaded_at
+        return newest.version > self._version or is_anew
 
     async def _load(self, published: PublishedVersion) -> None:
         fetched = await self._reader.fetch(published)
@@ -138,7 +145,7 @@ class Explorer:
         if self._version < 0:
             self._display.phase(f"playing, with version {fetched.version} of the weights")
         self._log_version()
-        self._version = fetched.version
+        self._version, self._loaded_at = fetched.version, published.published_at
         self._has_weights.set()
 
     def _not_loaded(self, newest: PublishedVersion, error: VersionGone, since: float | None) -> float:
