@@ -50,14 +50,15 @@ class BufferClient:
                     raise StorageError(f"the buffer cannot be used: {_reason(error)}") from error
                 if time.monotonic() - began > self._retry_s:
                     raise StorageError(
-                        f"the buffer does not answer for {self._retry_s:g} s (buffer.retry_s): "
+                        f"the buffer {self._place} does not answer for {self._retry_s:g} s (buffer.retry_s): "
                         f"{_reason(error)}. Nothing that was put into it is lost: start this program "
                         "again when it is back"
                     ) from error
                 if not self._is_away:
                     self._is_away = True
                     self._say(
-                        f"the buffer does not answer ({_reason(error)}); trying for {self._retry_s:g} s more"
+                        f"the buffer {self._place} does not answer ({_reason(error)}); trying for "
+                        f"{self._retry_s:g} s more (buffer.retry_s)"
                     )
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_S)
@@ -66,6 +67,12 @@ class BufferClient:
                 self._is_away = False
                 self._say("the buffer answers again")
             return answer
+
+    @property
+    def _place(self) -> str:
+        url = self.buffer.engine.url
+        plain = url.set(drivername=url.get_backend_name())
+        return (url.database if plain.drivername == "sqlite" else None) or plain.render_as_string()
 
     async def changed(self, signal: Signal, seen: int, *, timeout_s: float) -> int:
         """Wait until the signal's number is above `seen`, at most `timeout_s`; the number."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ BUSY_S = 5.0
 def url_of(path: str) -> sa.URL:
     """The URL that `path` means: one itself, or a SQLite file."""
     if "://" not in path:
+        if re.match(r"[a-z+]+(://?|//)", path):
+            raise ConfigurationError(f"{path} is neither a file nor a URL, which would have `://`")
         return sa.URL.create("sqlite", database=str(Path(path).expanduser()))
     try:
         url = make_url(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 
 from rich.console import Console
 
@@ -25,7 +26,10 @@ class ExplorerProgress:
 
     def note(self, text: str) -> None:
         """A line for the user."""
-        self._console.print(f"{self._name}: {text}", markup=False, highlight=False, soft_wrap=True)
+        # An explorer goes on when nobody reads what it says. Rich ends a program then, and leads the output
+        # to nowhere, which would stop the event loop in the middle of a call.
+        with suppress(SystemExit):
+            self._console.print(f"{self._name}: {text}", markup=False, highlight=False, soft_wrap=True)
 
     def phase(self, name: str) -> None:
         """What it is doing from now on."""

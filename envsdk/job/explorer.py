@@ -267,9 +267,9 @@ class Explorer:
             self._trainer_gone_since = None
         elif self._trainer_gone_since is None:
             self._trainer_gone_since = now
+            plays = "" if self._version < 0 else "playing until the buffer is full, and "
             self._display.note(
-                f"no trainer is running; playing until the buffer is full, and waiting for one at most "
-                f"{patience_s:g} s (buffer.patience_s)"
+                f"no trainer is running; {plays}waiting for one at most {patience_s:g} s (buffer.patience_s)"
             )
         elif now - self._trainer_gone_since > patience_s:
             raise EnvsdkError(

@@ -67,7 +67,7 @@ async def test_a_file_that_stays_locked_ends_the_program_with_an_error(buffer: S
     client = BufferClient(buffer, retry_s=0.1, say=lambda line: None)
     holder = sqlite3.connect(file, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
-    with pytest.raises(StorageError, match=r"does not answer for 0\.1 s \(buffer\.retry_s\)"):
+    with pytest.raises(StorageError, match=r"buffer\.db does not answer for 0\.1 s \(buffer\.retry_s\)"):
         await client.call(lambda: buffer.join(Role.EXPLORER, "a"))
     holder.close()
 
@@ -87,3 +87,9 @@ async def test_what_will_not_pass_is_not_waited_for(no_database: Path) -> None:
 def test_the_buffer_of_another_job_is_refused(buffer: SqlBuffer) -> None:
     with pytest.raises(ConfigurationError, match="that of another job, 'job': give this one, 'mine'"):
         buffer.create("mine", TERMS)
+
+
+@pytest.mark.parametrize("path", ["postgres//host/name", "postgresql:/host/name", "mysql://host/name"])
+def test_what_is_neither_a_file_nor_a_url_of_a_database_is_told(path: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"neither a file nor a URL|SQLite or PostgreSQL"):
+        open_engine(path)
