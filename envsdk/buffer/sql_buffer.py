@@ -473,7 +473,12 @@ class SqlBuffer:
                 .values(state=GroupState.TRAINED, ended_at=now)
             )
             if keep_from is not None:
-                old = sa.select(groups.c.id).where(_is(GroupState.TRAINED), groups.c.step < keep_from)
+                # Of the few that still have a payload, not of all that were ever trained.
+                old = sa.select(groups.c.id).where(
+                    groups.c.id.in_(sa.select(payloads.c.group_id)),
+                    _is(GroupState.TRAINED),
+                    groups.c.step < keep_from,
+                )
                 connection.execute(payloads.delete().where(payloads.c.group_id.in_(old)))
 
     def finish(self, trainer: Member) -> None:
