@@ -215,6 +215,11 @@ class SlotPool:
         found = self._tags[tag]
         return len(found.idle) - sum(member.status is Status.PENDING for member in found.pending)
 
+    @property
+    def has_idle_slot(self) -> bool:
+        """Whether any slot is idle."""
+        return any(tag.idle for tag in self._tags.values())
+
     def num_slots(self, tag: str) -> int:
         """Slots of this tag."""
         return sum(slot.tag == tag for slot in self._slots.values())
@@ -259,7 +264,7 @@ class ProgressGuard:
             f"no batch could be delivered while {self._num_wasted} trajectories were thrown away in a row: "
             f"{reasons}. The limit is {config.max_fruitless_batches} x rollout_batch_size "
             f"{config.batch_size}. Look at the recorded failures, shorten the episodes, loosen "
-            "group_filters, or raise async_generation_ratio"
+            "group_filters, or raise async_generation_ratio or max_staleness"
         )
 
     def _starved_message(self, tag: str, num_slots: int) -> str:

@@ -28,6 +28,8 @@ class RolloutBatch:
     """Groups dropped since the last batch, by group filter."""
     discarded_tokens: int = 0
     """Sampled tokens thrown away since the last batch."""
+    depth: float | None = None
+    """Batches that generation might run ahead, where the run finds that by itself."""
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -62,6 +64,7 @@ class RolloutTally:
         groups: Sequence[Sequence[Trajectory]],
         counts: LedgerCounts,
         filtered: Mapping[str, int],
+        depth: float | None = None,
     ) -> RolloutBatch:
         """A batch with these groups and everything that was counted."""
         succeeded = {
@@ -79,6 +82,7 @@ class RolloutTally:
             },
             filtered=filtered,
             discarded_tokens=self._discarded_tokens,
+            depth=depth,
         )
 
     def failure_note(self) -> str:
