@@ -64,7 +64,7 @@ else
 fi 2>/dev/null
 """
 """Kills all but the first process, this shell and $keep. One call stops all processes at once, so that none
-can fork away from it; a process whose fork was under way then is seen late, hence two looks that find none."""
+can fork away from it; one whose fork was under way then is seen late, hence two looks."""
 
 _RUN = f"""\
 exec 2>&1
