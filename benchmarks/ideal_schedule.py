@@ -16,11 +16,13 @@ import heapq
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from itertools import count
 from statistics import NormalDist
+from typing import Any
 
+from envsdk.managers.depth import depth_control
 from envsdk.managers.ledger import RolloutLedger
 from envsdk.managers.ledger_types import Cancel, Command, Grant, Lease, LedgerConfig, LedgerCounts
 
@@ -53,6 +55,10 @@ class ScheduleResult:
     """Finished or cancelled episodes that were not delivered, over all that ended; warm-up included."""
     staleness: tuple[int, ...]
     """Staleness of each delivered trajectory; empty for schedules without the ledger."""
+    wait_share: float | None = None
+    """Share of the time that the trainer waited, after the warm-up."""
+    depth: float | None = None
+    """How many batches generation ran ahead on average, after the warm-up."""
     counts: LedgerCounts | None = None
 
 
@@ -70,6 +76,10 @@ def simulate(
     once, and every token of an episode is of the version its lease was granted under.
     """
     ledger = RolloutLedger(config)
+    control = depth_control(config, config.alpha)
+    wait_began = 0.0
+    waits: list[float] = []
+    depths: list[float] = []
     dealt = [tag for tag, weight in config.tag_weights.items() for _ in range(weight)]
     slots = {f"slot{i}": dealt[i * len(dealt) // num_slots] for i in range(num_slots)}
 
@@ -104,18 +114,27 @@ def simulate(
             is_training = False
             step_ends.append(now)
             carry_out(ledger.publish(ledger.version + 1, now))
+            wait_began = now
         elif lease.lease_id in running:
             running.remove(lease.lease_id)
             carry_out(ledger.finished(lease.lease_id, now, oldest_version=lease.version))
         else:
             continue
         if not is_training:
+            had_idle_slot = ledger.has_idle_slot
             batch, commands = ledger.take(config.batch_size, now)
             if batch is not None:
                 is_training = True
                 staleness += [batch.version - version_of[lease_id] for lease_id in batch.lease_ids]
                 heapq.heappush(ends, (now + train_s, next(tie), None))
+                waits.append(now - wait_began)
+                depths.append(ledger.alpha)
             carry_out(commands)
+            if batch is not None and control is not None:
+                lasted_s = waits[-1] + train_s
+                alpha = control.observe(waited_s=waits[-1], lasted_s=lasted_s, had_idle_slot=had_idle_slot)
+                if alpha is not None:
+                    carry_out(ledger.set_depth(alpha, now))
 
     counts = ledger.counts
     ended = counts.started - counts.open
@@ -123,8 +142,38 @@ def simulate(
         wall_s_per_step=(step_ends[-1] - step_ends[warmup - 1]) / num_steps,
         waste=(ended - counts.delivered) / ended,
         staleness=tuple(staleness),
+        wait_share=sum(waits[warmup:]) / (step_ends[-1] - step_ends[warmup - 1]),
+        depth=statistics.mean(depths[warmup:]),
         counts=counts,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How far generation runs ahead, and how old a sample may be."""
+
+    alpha: float
+    max_staleness: int
+    max_wait_share: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Pace:
+        """`ALPHA` or `ALPHA/MAX_STALENESS`; `auto/MAX_STALENESS` finds the depth by itself."""
+        depth, _, bound = text.partition("/")
+        if depth == "auto":
+            return cls(alpha=1, max_staleness=int(bound), max_wait_share=0.1)
+        return cls(alpha=float(depth), max_staleness=int(bound) if bound else math.ceil(float(depth)))
+
+    @property
+    def warmup(self) -> int:
+        """Steps that are not measured: until as much is in the works as there will be."""
+        return self.max_staleness + 3 if self.max_wait_share is None else 6 * self.max_staleness
+
+    def config(self, batch_size: int, group_size: int, tag: str, **others: Any) -> LedgerConfig:
+        """Of a ledger that keeps to it."""
+        return LedgerConfig(
+            batch_size=batch_size, group_size=group_size, tag_weights={tag: 1}, **asdict(self), **others
+        )
 
 
 def simulate_group_queues(
@@ -266,18 +315,12 @@ def _plain_result(
 
 
 def _all_schedules(
-    alpha: int, durations: Durations, options: argparse.Namespace
+    pace: Pace, durations: Durations, options: argparse.Namespace
 ) -> dict[str, ScheduleResult]:
     """The same draws under every schedule; without staleness they are all the same one."""
     slots = options.num_groups * options.group_size
-    warmup = alpha + 3
-    config = LedgerConfig(
-        batch_size=slots,
-        group_size=options.group_size,
-        alpha=alpha,
-        tag_weights={"episode": 1},
-        episode_deadline_s=1e9,
-    )
+    alpha, warmup = int(pace.alpha), pace.warmup
+    config = pace.config(slots, options.group_size, "episode", episode_deadline_s=1e9)
     results = {
         "ledger": simulate(
             config,
@@ -288,7 +331,7 @@ def _all_schedules(
             warmup,
         )
     }
-    if alpha:
+    if alpha == pace.max_staleness:
         others = {
             "pool without cancelling": simulate_plain_pool,
             "queue per env group": simulate_group_queues,
@@ -314,6 +357,13 @@ def main() -> None:
     parser.add_argument("--train-s", type=float, default=10.0, help="training step, seconds (default 10)")
     parser.add_argument("--num-steps", type=int, default=40, help="steps measured (default 40)")
     parser.add_argument("--seeds", type=int, default=3, help="runs averaged (default 3)")
+    parser.add_argument(
+        "--alpha",
+        nargs="+",
+        default=["0", "1", "1/2", "2", "2/4", "4", "4/8", "auto/4", "auto/8"],
+        metavar="ALPHA[/MAX_STALENESS]",
+        help="depths, each with its bound on staleness (default: alpha); `auto/8` finds the depth by itself",
+    )
     options = parser.parse_args()
 
     print(
@@ -323,12 +373,16 @@ def main() -> None:
     )
     for sigma, cap in ((0.5, math.inf), (0.86, 20.0)):
         print(f"\nsigma {sigma}" + (f", cut at {cap:g} times the median" if math.isfinite(cap) else ""))
-        print("alpha  schedule                  s/step  x synchronous  thrown away  max staleness")
+        print(
+            "alpha/max_staleness  schedule                  s/step  x synchronous  thrown away  "
+            "trainer waits  depth  staleness, mean and max"
+        )
         synchronous_s = None
-        for alpha in (0, 1, 2, 4):
+        for text in options.alpha:
+            pace = Pace.parse(text)
             runs = [
                 _all_schedules(
-                    alpha,
+                    pace,
                     lognormal_durations(mean_s=options.mean_s, sigma=sigma, cap_over_median=cap, seed=seed),
                     options,
                 )
@@ -337,12 +391,22 @@ def main() -> None:
             for name in runs[0]:
                 step_s = statistics.mean(run[name].wall_s_per_step for run in runs)
                 waste = statistics.mean(run[name].waste for run in runs)
-                oldest = max((age for run in runs for age in run[name].staleness), default=None)
                 synchronous_s = synchronous_s or step_s
                 print(
-                    f"{alpha:5d}  {name:24s} {step_s:7.2f} {synchronous_s / step_s:14.2f} {waste:12.1%} "
-                    f"{'-' if oldest is None else oldest:>14}"
+                    f"{text:>19}  {name:24s} {step_s:7.2f} {synchronous_s / step_s:14.2f} {waste:12.1%} "
+                    f"{_of_the_ledger([run[name] for run in runs])}",
+                    flush=True,
                 )
+
+
+def _of_the_ledger(runs: Sequence[ScheduleResult]) -> str:
+    """What only schedules with the ledger know: the trainer's wait, depth and staleness."""
+    ages = [age for run in runs for age in run.staleness]
+    if not ages:
+        return ""
+    waits = statistics.mean(run.wait_share or 0.0 for run in runs)
+    depth = statistics.mean(run.depth or 0.0 for run in runs)
+    return f"{waits:14.1%} {depth:6.2f} {statistics.mean(ages):12.2f} and {max(ages)}"
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import ray
-from ideal_schedule import simulate, simulate_group_queues
+from ideal_schedule import Pace, simulate, simulate_group_queues
 from orchestration import SPEC, actor, publish_weights, worker_setups, write_toy_tokenizer
 
 from envsdk.config.models import RayArgs
@@ -50,12 +50,15 @@ class Row:
     """One pair of sigma and alpha; seconds per step."""
 
     sigma: float
-    alpha: int
+    pace: str
+    """Alpha and, after a slash, the bound on staleness where it is another."""
     measured_s: float
     ideal_s: float
     group_queues_s: float | None
     """None without asynchrony, where every schedule is the same."""
     max_staleness: int
+    waste: float
+    """Leases that ended without delivery, over all that ended; warm-up included."""
     load_average: float
 
 
@@ -67,8 +70,8 @@ def duration_s(latency: LognormalLatency, task: Task, member: int, attempt: int)
 
 async def run(
     config: LedgerConfig, latency: LognormalLatency, options: argparse.Namespace, model: Path, warmup: int
-) -> tuple[float, int]:
-    """Seconds per step of a real run, and the largest staleness delivered."""
+) -> tuple[float, int, float]:
+    """Seconds per step of a real run, the largest staleness delivered, and the share thrown away."""
     engine = actor(EngineHost).remote(
         "mock",
         EngineConfig(
@@ -97,24 +100,27 @@ async def run(
         step_ends.append(time.perf_counter())
     await scheduler.close.remote()
     ray.kill(engine)
-    return (step_ends[-1] - step_ends[warmup - 1]) / options.num_steps, max_staleness
+    counts = batch.ledger_counts
+    ended = sum(number for name, number in counts.items() if name != "started")
+    waste = 1 - counts["delivered"] / ended
+    return (step_ends[-1] - step_ends[warmup - 1]) / options.num_steps, max_staleness, waste
 
 
-async def compare(sigma: float, alpha: int, options: argparse.Namespace, model: Path) -> Row:
+async def compare(sigma: float, text: str, options: argparse.Namespace, model: Path) -> Row:
     """A real run beside simulations of the same draws."""
     latency = LognormalLatency(kind="lognormal", mean_s=options.mean_s, sigma=sigma)
-    config = LedgerConfig(
-        batch_size=options.num_groups * GROUP_SIZE,
-        group_size=GROUP_SIZE,
-        alpha=alpha,
-        tag_weights={TAG: 1},
+    pace = Pace.parse(text)
+    alpha, warmup = int(pace.alpha), pace.warmup
+    config = pace.config(
+        options.num_groups * GROUP_SIZE,
+        GROUP_SIZE,
+        TAG,
         episode_deadline_s=3600.0,
         max_group_attempts=100,
         max_fruitless_batches=100,
     )
-    warmup = alpha + 3
     load_average = os.getloadavg()[0]
-    measured_s, max_staleness = await run(config, latency, options, model, warmup)
+    measured_s, max_staleness, waste = await run(config, latency, options, model, warmup)
     ideal = simulate(
         config,
         config.batch_size,
@@ -124,7 +130,7 @@ async def compare(sigma: float, alpha: int, options: argparse.Namespace, model: 
         warmup,
     )
     queues_s = None
-    if alpha:
+    if alpha and alpha == pace.max_staleness:
         queues_s = simulate_group_queues(
             num_groups=options.num_groups,
             group_size=GROUP_SIZE,
@@ -138,11 +144,12 @@ async def compare(sigma: float, alpha: int, options: argparse.Namespace, model: 
         ).wall_s_per_step
     return Row(
         sigma=sigma,
-        alpha=alpha,
+        pace=text,
         measured_s=measured_s,
         ideal_s=ideal.wall_s_per_step,
         group_queues_s=queues_s,
         max_staleness=max_staleness,
+        waste=waste,
         load_average=load_average,
     )
 
@@ -154,7 +161,13 @@ def main() -> int:
     parser.add_argument("--train-s", type=float, help="training step, seconds (default: the mean episode)")
     parser.add_argument("--num-steps", type=int, default=12, help="steps measured (default 12)")
     parser.add_argument("--sigma", type=float, nargs="+", default=[0.5, 0.86])
-    parser.add_argument("--alpha", type=int, nargs="+", default=[0, 1, 2, 4])
+    parser.add_argument(
+        "--alpha",
+        nargs="+",
+        default=["0", "1", "1/2", "2", "2/4", "4", "auto/4"],
+        metavar="ALPHA[/MAX_STALENESS]",
+        help="depths, each with its bound on staleness (default: alpha); `auto/4` finds the depth by itself",
+    )
     parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args()
     if options.train_s is None:
@@ -167,7 +180,8 @@ def main() -> int:
     print(
         f"{options.num_groups} groups of {GROUP_SIZE} per batch, as many slots; lognormal episodes of mean "
         f"{options.mean_s:g} s, training {options.train_s:g} s; {options.num_steps} steps\n\n"
-        "sigma  alpha   s/step   ideal  over ideal  x synchronous  ideal x  group queues x  staleness  load"
+        "sigma   alpha   s/step   ideal  over ideal  x synchronous  ideal x  group queues x  staleness  "
+        "thrown away  load"
     )
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder, ray_runtime(RayArgs()):
@@ -185,9 +199,9 @@ def main() -> int:
                 )
                 queues = f"{synchronous.ideal_s / row.group_queues_s:.2f}" if row.group_queues_s else "-"
                 print(
-                    f"{sigma:5.2f} {alpha:6d} {row.measured_s:8.3f} {row.ideal_s:7.3f} "
+                    f"{sigma:5.2f} {alpha:>7} {row.measured_s:8.3f} {row.ideal_s:7.3f} "
                     f"{over:11.1%} {speed:14.2f} {ideal_speed:8.2f} {queues:>15} "
-                    f"{row.max_staleness:10d} {row.load_average:5.1f}",
+                    f"{row.max_staleness:10d} {row.waste:12.1%} {row.load_average:5.1f}",
                     flush=True,
                 )
     worst = max(row.measured_s / row.ideal_s for row in rows)

@@ -19,9 +19,12 @@ def capacity(async_generation_ratio: float, batch_size: int) -> int:
     return math.floor((1 + Fraction(str(async_generation_ratio))) * batch_size)
 
 
-def max_staleness(async_generation_ratio: float) -> int:
-    """How many weight versions a delivered sample may be behind the trainer."""
-    return math.ceil(async_generation_ratio)
+def staleness_bound(async_generation_ratio: float, max_staleness: int | None) -> int:
+    """How many weight versions a delivered sample may be behind the trainer: `max_staleness`.
+
+    The default is as many as generation runs ahead, rounded up.
+    """
+    return math.ceil(async_generation_ratio) if max_staleness is None else max_staleness
 
 
 def required_group_size(group_size: int, min_group_size: int | None) -> int:

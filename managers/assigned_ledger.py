@@ -80,7 +80,7 @@ class AssignedLedger(RolloutLedger):
 
     def deliver(self, now: float) -> tuple[list[BatchGroup], list[Command]]:
         """Every group that is ready, in the order of completion."""
-        self._sweep(self._ready.values(), self.version - self.config.max_staleness)
+        self._sweep(self._ready.values(), self.version - self.config.staleness_bound)
         delivered = [self._deliver(group) for group in list(self._ready.values())]
         if delivered:
             self._guard.delivered()

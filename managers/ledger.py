@@ -49,6 +49,9 @@ class RolloutLedger:
     def __init__(self, config: LedgerConfig, state: LedgerState | None = None) -> None:
         self.config = config
         self.version = 0
+        self.alpha = config.alpha
+        """How many batches generation may run ahead now."""
+        self._capacity_groups = config.capacity_groups(config.alpha)
         self._task_sampler = TaskSampler(config.tag_weights, config.split)
         self._pool = SlotPool(config.tag_weights)
         self._guard = ProgressGuard(config)
@@ -92,9 +95,18 @@ class RolloutLedger:
         return self._pool.num_waiting
 
     @property
+    def has_idle_slot(self) -> bool:
+        """Whether a slot has nothing to play: more groups could be open."""
+        return self._pool.has_idle_slot
+
+    @property
     def is_suspended(self) -> bool:
         """Whether `suspend` was called last, not `resume`."""
         return self._suspended_at is not None
+
+    def active_s(self, now: float) -> float:
+        """The clock that stands still while the ledger is suspended."""
+        return (now if self._suspended_at is None else self._suspended_at) - self._suspended_s
 
     def next_deadline(self) -> float | None:
         """When `tick` is next needed, on the caller's clock; None when only another event can change that."""
@@ -130,6 +142,7 @@ class RolloutLedger:
                 )
                 for group in self._groups.values()
             ),
+            alpha=self.alpha,
         )
 
     def add_slots(self, slots: Mapping[str, str], now: float) -> list[Command]:
@@ -210,7 +223,7 @@ class RolloutLedger:
             raise ValueError(f"version {version} was published after version {self.version}")
         self.version = version
         self._groups_in_training = 0
-        self._sweep(self._groups.values(), version - self.config.max_staleness)
+        self._sweep(self._groups.values(), version - self.config.staleness_bound)
         return self._advance(now)
 
     def tick(self, now: float) -> list[Command]:
@@ -223,6 +236,17 @@ class RolloutLedger:
                     break
                 self._commands.append(self._cancel(member, CancelReason.DEADLINE))
                 self._record(member, CancelReason.DEADLINE, None)
+        return self._advance(now)
+
+    def set_depth(self, alpha: float, now: float) -> list[Command]:
+        """Generation may run ahead by `alpha` batches from now on. Groups that are open beyond that stay."""
+        if self.config.alpha == 0 or not 0 < alpha <= self.config.staleness_bound:
+            raise ValueError(
+                f"alpha cannot become {alpha}: it must be above 0 and at most {self.config.staleness_bound}, "
+                "and the ledger asynchronous from the start"
+            )
+        self.alpha = alpha
+        self._capacity_groups = self.config.capacity_groups(alpha)
         return self._advance(now)
 
     def suspend(self, now: float) -> list[Command]:
@@ -244,14 +268,14 @@ class RolloutLedger:
         A delivered batch counts towards the capacity until the next `publish`.
         """
         num_groups, rest = divmod(num_trajectories, self.config.group_size)
-        if rest or not 0 < num_groups <= self.config.capacity_groups:
+        if rest or not 0 < num_groups <= self._capacity_groups:
             raise ValueError(
                 f"cannot take {num_trajectories} trajectories: it must be a positive multiple of group_size "
-                f"{self.config.group_size} and at most {self.config.capacity_groups} groups"
+                f"{self.config.group_size} and at most {self._capacity_groups} groups"
             )
         if len(self._ready) < num_groups:
             return None, []
-        self._sweep(self._ready.values(), self.version - self.config.max_staleness)
+        self._sweep(self._ready.values(), self.version - self.config.staleness_bound)
         if len(self._ready) < num_groups:
             return None, self._advance(now)
 
@@ -276,7 +300,7 @@ class RolloutLedger:
         """How many groups may be open now."""
         if self.config.alpha == 0 and self._groups_in_training >= self.config.groups_per_batch:
             return 0
-        capacity = self.config.capacity_groups + self.config.num_groups_redundancy
+        capacity = self._capacity_groups + self.config.num_groups_redundancy
         return capacity - self._groups_in_training
 
     def _add_group(self, group_id: int, task: Task, attempt: int) -> None:
@@ -368,7 +392,7 @@ class RolloutLedger:
             for group in list(self._groups.values()):
                 self._drop_group(group, LeaseEnd.CANCELLED, CancelReason.SURPLUS)
         else:
-            self._sweep(self._groups.values(), self.version + 1 - self.config.max_staleness)
+            self._sweep(self._groups.values(), self.version + 1 - self.config.staleness_bound)
 
     def _record(self, member: GroupMember, failure: CancelReason | None, oldest_version: int | None) -> None:
         """A running member's episode ended, with a result or with a failure."""
@@ -502,6 +526,9 @@ class RolloutLedger:
         self._next_group_id = state.next_group_id
         self._next_lease_id = state.next_lease_id
         self._ends = {end: state.ends[end.value] for end in LeaseEnd}
+        if self.config.max_wait_share is not None and state.alpha is not None:
+            self.alpha = min(state.alpha, self.config.staleness_bound)
+            self._capacity_groups = self.config.capacity_groups(self.alpha)
         self._task_sampler.restore(state.cursors, state.shares, state.tag_weights)
         for group in state.unfinished:
             if group.tag in self.config.tag_weights:

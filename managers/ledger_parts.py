@@ -235,6 +235,11 @@ class SlotPool:
         """Members of all tags that wait for a slot."""
         return sum(member.status is Status.PENDING for tag in self._tags.values() for member in tag.pending)
 
+    @property
+    def has_idle_slot(self) -> bool:
+        """Whether any slot is idle."""
+        return any(tag.idle for tag in self._tags.values())
+
     def num_slots(self, tag: str) -> int:
         """Slots of this tag that take leases."""
         return sum(slot.tag == tag and not slot.is_retired for slot in self._slots.values())
@@ -279,7 +284,7 @@ class ProgressGuard:
             f"no batch could be delivered while {self._num_wasted} trajectories were thrown away in a row: "
             f"{reasons}. The limit is {config.max_fruitless_batches} x rollout_batch_size "
             f"{config.batch_size}. Look at the recorded failures, shorten the episodes, loosen "
-            "group_filters, or raise async_generation_ratio"
+            "group_filters, or raise async_generation_ratio or max_staleness"
         )
 
     def _starved_message(self, tag: str, num_slots: int) -> str:

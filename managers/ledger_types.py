@@ -27,9 +27,14 @@ class LedgerConfig:
     """Trajectories in each delivered group."""
     alpha: float
     """`async_generation_ratio`: how many batches generation may run ahead of training. May be fractional;
-    0 is synchronous."""
+    0 is synchronous. Where `max_wait_share` is given, the ledger begins with this depth."""
     tag_weights: Mapping[str, int]
     """Share of each tag among the started groups; only the ratios matter."""
+    max_staleness: int | None = None
+    """Weight versions that a delivered token may be behind the trainer. None: alpha, rounded up."""
+    max_wait_share: float | None = None
+    """Share of its time that the trainer may wait for rollouts: `DepthControl` sets the depth accordingly.
+    None: alpha is the depth."""
     split: str = "train"
     group_size_redundancy: int = 0
     """Extra members started per group; the first `group_size` to finish are delivered."""
@@ -61,6 +66,14 @@ class LedgerConfig:
             math.isfinite(self.alpha) and self.alpha >= 0,
             f"async_generation_ratio is {self.alpha}; it must be a finite number >= 0",
         )
+        require(
+            self.max_staleness is None or self.max_staleness >= (self.alpha > 0),
+            f"max_staleness is {self.max_staleness}; it must be at least 1 in an asynchronous run",
+        )
+        require(
+            self.max_wait_share is None or (0 < self.max_wait_share < 1 and self.alpha > 0),
+            f"max_wait_share is {self.max_wait_share}; it must be between 0 and 1, in an asynchronous run",
+        )
         require(bool(self.tag_weights), "no tags: name at least one under the env manager's `tags`")
         for tag, weight in self.tag_weights.items():
             require(weight >= 1, f"tag {tag!r} has {weight} groups; give it at least 1 or remove the tag")
@@ -89,19 +102,18 @@ class LedgerConfig:
         return self.group_size + self.group_size_redundancy
 
     @property
-    def max_staleness(self) -> int:
-        """How many versions a delivered token may be behind the trainer."""
-        return run_limits.max_staleness(self.alpha)
+    def staleness_bound(self) -> int:
+        """`max_staleness`, or its default."""
+        return run_limits.staleness_bound(self.alpha, self.max_staleness)
 
     @property
     def min_valid(self) -> int:
         """`min_group_size`, or its default."""
         return run_limits.required_group_size(self.group_size, self.min_group_size)
 
-    @property
-    def capacity_groups(self) -> int:
-        """Groups that may be open or in training at the same time, without `num_groups_redundancy`."""
-        return run_limits.capacity(self.alpha, self.batch_size) // self.group_size
+    def capacity_groups(self, alpha: float) -> int:
+        """Groups that may be open or in training at this depth, without `num_groups_redundancy`."""
+        return run_limits.capacity(alpha, self.batch_size) // self.group_size
 
 
 class LeaseEnd(StrEnum):
@@ -123,7 +135,7 @@ class LeaseEnd(StrEnum):
 class CancelReason(StrEnum):
     """Why a lease was cancelled or its result discarded."""
 
-    TOO_OLD = "too old for async_generation_ratio"
+    TOO_OLD = "too old for async_generation_ratio or max_staleness"
     DEADLINE = "past the episode deadline"
     EPISODE_FAILED = "episode failed"
     WORKER_LOST = "worker lost"
@@ -288,6 +300,8 @@ class LedgerState:
     ends: Mapping[str, int]
     """Number of leases by `LeaseEnd`."""
     unfinished: tuple[UnfinishedGroup, ...]
+    alpha: float | None = None
+    """The depth. None in states of ledgers whose depth could not change."""
 
     def to_dict(self) -> dict[str, Any]:
         """The state as plain JSON types."""

@@ -30,6 +30,8 @@ class RolloutBatch:
     """Sampled tokens thrown away since the last batch."""
     workers: Mapping[str, int] = field(default_factory=dict)
     """Where their number changes: `playing` now, `added` and `retired` since the start of the process."""
+    depth: float | None = None
+    """Batches that generation might run ahead, where the run finds that by itself."""
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -64,6 +66,7 @@ class RolloutTally:
         groups: Sequence[Sequence[Trajectory]],
         counts: LedgerCounts,
         filtered: Mapping[str, int],
+        depth: float | None = None,
     ) -> RolloutBatch:
         """A batch with these groups and everything that was counted."""
         succeeded = {
@@ -81,6 +84,7 @@ class RolloutTally:
             },
             filtered=filtered,
             discarded_tokens=self._discarded_tokens,
+            depth=depth,
         )
 
     def failure_note(self) -> str:

@@ -33,6 +33,7 @@ from envsdk.failures import (
     as_envsdk_error,
 )
 from envsdk.managers.batch_files import BatchFiles
+from envsdk.managers.depth import depth_control
 from envsdk.managers.env_host import timed_out
 from envsdk.managers.env_worker import (
     Control,
@@ -141,6 +142,9 @@ class RolloutScheduler:
             )
         self._me: Any = None
         """This actor's handle, once started."""
+        self._depth = depth_control(setup.ledger, self._ledger.alpha)
+        self._last_batch_at: float | None = None
+        """On the ledger's clock, which stops while suspended."""
         self._has_published = False
         self._fatal: EnvsdkError | None = None
         self._changed = asyncio.Event()
@@ -198,9 +202,11 @@ class RolloutScheduler:
         """
         if self._files:
             self._files.begin(step)
+        asked_at = self._ledger.active_s(time.monotonic())
         while True:
             self._raise_if_fatal()
             self._changed.clear()
+            had_idle_slot = self._ledger.has_idle_slot
             taken, commands = self._ledger.take(batch_size, time.monotonic())
             if taken is not None:
                 break
@@ -211,10 +217,24 @@ class RolloutScheduler:
         state = self._ledger.state()
         batch = self._assemble(taken)
         self._execute(commands)
+        self._set_depth(asked_at, time.monotonic(), had_idle_slot=had_idle_slot)
         self._restarts.reset()
         if self._files:
             await self._files.write_batch(batch, step, state)
         return batch
+
+    def _set_depth(self, asked_at: float, now: float, *, had_idle_slot: bool) -> None:
+        """After a batch: let generation run ahead further, or less far, if that is for the run to find."""
+        before, self._last_batch_at = self._last_batch_at, self._ledger.active_s(now)
+        if self._depth is None or before is None:
+            return
+        alpha = self._depth.observe(
+            waited_s=self._last_batch_at - asked_at,
+            lasted_s=self._last_batch_at - before,
+            had_idle_slot=had_idle_slot,
+        )
+        if alpha is not None:
+            self._execute(self._ledger.set_depth(alpha, now))
 
     async def begin_again(self, version: int) -> None:
         """Start the task list from its first task, under `version`: the next batch has the same tasks again.
@@ -403,8 +423,9 @@ class RolloutScheduler:
     def _assemble(self, taken: Batch) -> RolloutBatch:
         groups = [[self._delivered(group, lease) for lease in group.lease_ids] for group in taken.groups]
         tally, self._tally = self._tally, RolloutTally()
-        batch = tally.batch(taken.version, groups, self._ledger.counts, self._filters.delivered())
-        return replace(batch, workers=self._pool.counts)
+        depth = None if self._depth is None else self._depth.alpha
+        counts, filtered = self._ledger.counts, self._filters.delivered()
+        return replace(tally.batch(taken.version, groups, counts, filtered, depth), workers=self._pool.counts)
 
     def _delivered(self, group: BatchGroup, lease_id: int) -> Trajectory:
         """The trajectory of a lease; one without turns when its worker never reported it."""

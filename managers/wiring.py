@@ -141,7 +141,9 @@ def train_ledger(config: RunConfig) -> LedgerConfig:
     return LedgerConfig(
         batch_size=config.train_batch_size,
         group_size=manager.group_size,
-        alpha=config.async_generation_ratio,
+        alpha=config.first_depth,
+        max_staleness=config.staleness_bound,
+        max_wait_share=config.wait_share,
         tag_weights=manager.groups_per_tag,
         group_size_redundancy=manager.group_size_redundancy,
         num_groups_redundancy=manager.num_groups_redundancy,

@@ -127,11 +127,11 @@ def _each_group_is_in_as_many_batches_as_it_says(connection: Connection, terms: 
 def _no_group_was_too_old(connection: Connection, terms: Terms) -> Iterator[str]:
     yield from _none(
         connection,
-        f"were more than {terms.max_staleness} versions old when they were taken",
+        f"were more than {terms.staleness_bound} versions old when they were taken",
         sa.select(_G.id)
         .join(batch_groups, batch_groups.c.group_id == _G.id)
         .join(batches, batches.c.step == batch_groups.c.step)
-        .where(_G.oldest_version < batches.c.version - terms.max_staleness),
+        .where(_G.oldest_version < batches.c.version - terms.staleness_bound),
     )
     newest = connection.execute(sa.select(job.c.version)).scalar_one()
     yield from _none(

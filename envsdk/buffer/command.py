@@ -119,7 +119,7 @@ def _print(content: Content, place: str) -> None:
     )
     say(
         f"{_groups(terms.groups_per_batch)} of {terms.group_size} per batch, at most {terms.capacity_groups} "
-        f"at a time, at most {terms.max_staleness} versions old; {_bytes(content.payload_bytes)} of "
+        f"at a time, at most {terms.staleness_bound} versions old; {_bytes(content.payload_bytes)} of "
         "trajectories"
     )
     # In a file or a pipe a row of a table stays one line.

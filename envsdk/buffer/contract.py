@@ -37,7 +37,7 @@ class DropReason(StrEnum):
     """Why the buffer itself drops a group."""
 
     TOO_OLD = "too old"
-    """Its oldest token was sampled more versions ago than `async_generation_ratio` allows."""
+    """Its oldest token was sampled more versions ago than `max_staleness` allows."""
     GIVEN_UP = "given up"
     """Explorers that played it were lost, `max_group_attempts` times."""
 
@@ -83,15 +83,17 @@ class Terms:
     groups_per_batch: int
     alpha: float
     """`async_generation_ratio`."""
+    max_staleness: int | None = None
+    """Versions that a token may be behind the trainer when its group is taken; None: alpha, rounded up."""
     sync_interval: int = 1
     """Steps per version."""
     num_groups_redundancy: int = 0
     max_group_attempts: int = 8
 
     @property
-    def max_staleness(self) -> int:
-        """How many versions a token may be behind the trainer when its group is taken."""
-        return run_limits.max_staleness(self.alpha)
+    def staleness_bound(self) -> int:
+        """`max_staleness`, or its default."""
+        return run_limits.staleness_bound(self.alpha, self.max_staleness)
 
     @property
     def capacity_groups(self) -> int:
@@ -130,6 +132,7 @@ _KEYS_OF_TERMS = {
     "group_size": "train_env_manager.group_size",
     "groups_per_batch": "the number of groups in a batch (rollout_batch_size)",
     "alpha": "async_generation_ratio",
+    "max_staleness": "max_staleness",
     "sync_interval": "synchronizer.sync_interval",
     "num_groups_redundancy": "train_env_manager.num_groups_redundancy",
     "max_group_attempts": "train_env_manager.max_group_attempts",

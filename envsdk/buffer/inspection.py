@@ -177,7 +177,7 @@ class Content:
         return {
             "job": {"name": self.name, "status": self.status, "step": self.step, "version": self.version},
             "terms": asdict(self.terms)
-            | {"max_staleness": self.terms.max_staleness, "capacity_groups": self.terms.capacity_groups},
+            | {"max_staleness": self.terms.staleness_bound, "capacity_groups": self.terms.capacity_groups},
             "read_at": self.read_at,
             "groups": totals(self.by_state()),
             **{

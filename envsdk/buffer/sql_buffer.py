@@ -237,7 +237,7 @@ class SqlBuffer:
                 .values(wants=len(tags), version=version)
             )
             terms = Terms.from_json(state["terms"])
-            if state["status"] == JobStatus.FINISHED or version < state["version"] - terms.max_staleness:
+            if state["status"] == JobStatus.FINISHED or version < state["version"] - terms.staleness_bound:
                 return []
             num_given = self._num_places(connection, state, terms, member, now)
             return self._lease(connection, member, tags[:num_given], token, now)
@@ -253,7 +253,7 @@ class SqlBuffer:
             state = self._lock(connection)
             now = self._clock(connection)
             terms = Terms.from_json(state["terms"])
-            oldest_allowed = state["version"] - terms.max_staleness
+            oldest_allowed = state["version"] - terms.staleness_bound
             rows = self._rows(connection, [each.group_id for each in finished])
             stored = []
             for group in finished:
@@ -392,8 +392,8 @@ class SqlBuffer:
             newest = max(version, state["version"])
             connection.execute(job.update().values(step=step, version=newest))
             if selection.max_uses > 1:
-                self._use_again(connection, step, newest - terms.max_staleness, selection)
-            self._drop_the_old(connection, newest - terms.max_staleness, now)
+                self._use_again(connection, step, newest - terms.staleness_bound, selection)
+            self._drop_the_old(connection, newest - terms.staleness_bound, now)
             self._signal(connection, Signal.PLACES)
             if location is not None or newest != state["version"]:
                 self._signal(connection, Signal.VERSION)
@@ -421,7 +421,7 @@ class SqlBuffer:
                     step=step, version=taken["version"], is_again=True, groups=_taken(connection, step)
                 )
             terms = Terms.from_json(state["terms"])
-            self._drop_the_old(connection, version - terms.max_staleness, now)
+            self._drop_the_old(connection, version - terms.staleness_bound, now)
             rows = connection.execute(
                 sa.select(groups).where(_is(GroupState.READY), groups.c.rests_until <= step)
             ).mappings()
@@ -746,7 +746,7 @@ class SqlBuffer:
             status=JobStatus(state["status"]),
             step=state["step"],
             version=state["version"],
-            min_version=state["version"] - terms.max_staleness,
+            min_version=state["version"] - terms.staleness_bound,
             held=frozenset(held),
             trainer_silent_s=None if lives else now - max(ends, default=state["created_at"]),
             explorer_versions={row.name: row.version for row in connection.execute(explorers)},

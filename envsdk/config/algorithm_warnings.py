@@ -15,7 +15,7 @@ def algorithm_notes(config: RunConfig) -> list[str]:
     found = loss_settings.notes(
         config,
         one_optimizer_step=config.ppo_epochs == 1 and mini_batch >= config.train_batch_size,
-        max_staleness=config.max_staleness,
+        max_staleness=config.staleness_bound,
         truncated_sampling=sampling.is_truncated or is_structured,
     )
     if infer.settings.get("logprobs") == "raw" and sampling.temperature not in (0, 1):

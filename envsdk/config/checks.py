@@ -51,6 +51,7 @@ def check(config: RunConfig, *, for_training: bool = True) -> list[Problem]:
     checks: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
         _managers,
         _batches,
+        _depth,
         _algorithm,
         advantage_problems,
         _engines,
@@ -74,6 +75,41 @@ def machine_problems(config: RunConfig, *, for_training: bool = True) -> list[Pr
     if for_training:
         checks += (_memory,)
     return [problem for each in checks for problem in each(config)]
+
+
+def _depth(config: RunConfig) -> Iterator[Problem]:
+    bound, ratio = config.max_staleness, config.async_generation_ratio
+    if ratio == "auto":
+        if not bound:
+            yield Problem(
+                ("async_generation_ratio",),
+                "`auto` needs to know how old a sample may be: set max_staleness, for example to 4",
+            )
+        if config.mode in ("train", "explore"):
+            yield Problem(
+                ("async_generation_ratio",),
+                f"`auto` is for `mode: both`; give the programs of a job (mode: {config.mode}) a number",
+            )
+        return
+    if config.max_wait_share is not None:
+        yield Problem(
+            ("max_wait_share",),
+            f"does nothing with async_generation_ratio={ratio:g}; leave it out, or set that to `auto`",
+        )
+    if bound is None:
+        return
+    if ratio == 0 and bound:
+        yield Problem(
+            ("max_staleness",),
+            f"{bound} does nothing with async_generation_ratio=0: a synchronous run trains on samples of its "
+            "own version; leave it out",
+        )
+    elif ratio > 0 and not bound:
+        yield Problem(
+            ("max_staleness",),
+            f"0 with async_generation_ratio={ratio:g}: everything played ahead would be thrown away; set "
+            "async_generation_ratio=0 for a synchronous run, or max_staleness to at least 1",
+        )
 
 
 def _named_managers(config: RunConfig) -> tuple[tuple[str, EnvManagerArgs], ...]:
@@ -476,7 +512,7 @@ def _memory(config: RunConfig) -> Iterator[Problem]:
         return
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     trajectories = (
-        f"trajectories at the same time ((1 + {config.async_generation_ratio:g}) x "
+        f"trajectories at the same time ((1 + {config.largest_depth:g}) x "
         f"rollout_batch_size={config.rollout_batch_size})"
     )
     pieces: list[tuple[KeyPath, str, int, int]] = [

@@ -71,13 +71,9 @@ def _notes(title: str, found: Sequence[str]) -> Iterator[str]:
 
 def derived(config: RunConfig) -> list[tuple[str, str]]:
     """What follows from the keys: label and value."""
-    alpha = config.async_generation_ratio
-    staleness = config.max_staleness
+    staleness = config.staleness_bound
     return [
-        (
-            "pipeline",
-            "synchronous" if alpha == 0 else f"asynchronous, generation runs {alpha:g} batches ahead",
-        ),
+        ("pipeline", _pipeline(config)),
         ("max staleness", f"{staleness} weight version{'' if staleness == 1 else 's'}"),
         ("capacity", _capacity(config)),
         ("training batch", f"{config.num_train_groups} groups of {config.train_env_manager.group_size}"),
@@ -99,6 +95,16 @@ def derived(config: RunConfig) -> list[tuple[str, str]]:
         ("value head", "yes" if config.needs_values else "no"),
         ("run folder", str(config.run_folder)),
     ]
+
+
+def _pipeline(config: RunConfig) -> str:
+    if config.wait_share is not None:
+        return (
+            f"asynchronous, generation runs up to {config.largest_depth:g} batches ahead, as few as keep the "
+            f"trainer's wait under {config.wait_share:.0%}"
+        )
+    depth = config.largest_depth
+    return "synchronous" if depth == 0 else f"asynchronous, generation runs {depth:g} batches ahead"
 
 
 def _prompt_rows(config: RunConfig) -> Iterator[tuple[str, str]]:

@@ -338,6 +338,18 @@ class WarmStartArgs(Section):
     """Of the demonstrations, the initial weights and the order of training."""
 
 
+def _number_or_auto(value: Any) -> Any:
+    """One message in place of one per type of the union."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value == "auto" or (is_number and math.isfinite(value) and value >= 0):
+        return value
+    raise ValueError("must be a finite number of at least 0, or auto")
+
+
+DEFAULT_WAIT_SHARE = 0.1
+"""Of `max_wait_share`."""
+
+
 class RayArgs(Section):
     """The Ray runtime."""
 
@@ -366,8 +378,17 @@ class RunConfig(AlgorithmKeys, Section):
     resume: str = "auto"
     """`auto` continues the newest complete checkpoint, `never` starts anew; or a checkpoint folder."""
 
-    async_generation_ratio: NonNegativeFloat = 0.0
-    """Alpha: batches that generation may run ahead of training. 0 is synchronous; fractions are fine."""
+    async_generation_ratio: Annotated[
+        NonNegativeFloat | Literal["auto"], BeforeValidator(_number_or_auto)
+    ] = 0.0
+    """Alpha: batches that generation may run ahead of training. 0 is synchronous; fractions are fine; `auto`:
+    as few as `max_wait_share` needs."""
+    max_staleness: NonNegativeInt | None = None
+    """Weight versions that a trained sample may be behind the trainer; `async_generation_ratio` rounded up
+    when absent. Twice as many throw little away under a long tail."""
+    max_wait_share: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of its time that the trainer may wait for rollouts, with `async_generation_ratio: auto`; 0.1
+    when absent."""
     rollout_batch_size: PositiveInt
     """Trajectories per training step; prompts, where `num_return_sequences_in_group` is given."""
     num_return_sequences_in_group: PositiveInt | None = None
@@ -461,14 +482,35 @@ class RunConfig(AlgorithmKeys, Section):
         return self.output_dir.expanduser() / self.exp_name
 
     @property
-    def max_staleness(self) -> int:
+    def has_automatic_depth(self) -> bool:
+        """Whether the run finds by itself how far generation runs ahead."""
+        return self.async_generation_ratio == "auto"
+
+    @property
+    def largest_depth(self) -> float:
+        """Batches that generation may ever run ahead of training."""
+        ratio = self.async_generation_ratio
+        return float(self.max_staleness or 1) if ratio == "auto" else ratio
+
+    @property
+    def first_depth(self) -> float:
+        """Batches that generation may run ahead at the start."""
+        return min(1.0, self.largest_depth) if self.has_automatic_depth else self.largest_depth
+
+    @property
+    def wait_share(self) -> float | None:
+        """`max_wait_share`, or its default; None where the depth is given."""
+        return (self.max_wait_share or DEFAULT_WAIT_SHARE) if self.has_automatic_depth else None
+
+    @property
+    def staleness_bound(self) -> int:
         """Weight versions a delivered sample may be behind the trainer."""
-        return run_limits.max_staleness(self.async_generation_ratio)
+        return run_limits.staleness_bound(self.largest_depth, self.max_staleness)
 
     @property
     def capacity(self) -> int:
         """Trajectories leased or waiting at the same time, spares not counted."""
-        return run_limits.capacity(self.async_generation_ratio, self.train_batch_size)
+        return run_limits.capacity(self.largest_depth, self.train_batch_size)
 
     @property
     def train_batch_size(self) -> int:

@@ -125,6 +125,8 @@ def _add_training(
     if not isinstance(prompts, int) or group_size is None or not isinstance(data["train_env_manager"], dict):
         return
     alpha = data.get("async_generation_ratio", 0)
+    if alpha == "auto":
+        alpha = data.get("max_staleness", 0)
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha) or alpha < 0:
         return
     spare = data["train_env_manager"].get("num_groups_redundancy", 0)

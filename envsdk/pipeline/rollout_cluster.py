@@ -204,7 +204,7 @@ def _engines_spec(
                 max_running=infer.infer_batch_size,
                 strategy_config=infer.settings,
                 seed=config.seed + index,
-                reproducible=config.async_generation_ratio == 0,
+                reproducible=config.largest_depth == 0,
             )
             for index in range(most)
         },

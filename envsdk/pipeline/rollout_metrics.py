@@ -24,6 +24,8 @@ def rollout_metrics(batch: RolloutBatch) -> dict[str, float]:
         "rollout/zero_variance_groups_share": _mean(map(_has_no_variance, batch.groups)),
         "waste/tokens": float(batch.discarded_tokens),
     }
+    if batch.depth is not None:
+        metrics["rollout/depth"] = batch.depth
     metrics |= _turn_metrics(played)
     metrics |= {f"ledger/{name}": float(count) for name, count in batch.ledger_counts.items()}
     metrics |= {f"filter/{name}": float(count) for name, count in batch.filtered.items()}

@@ -35,7 +35,7 @@ def programs_view(content: Content, history: History) -> dict[str, Any]:
         "step": content.step,
         "version": content.version,
         "capacity": content.terms.capacity_groups,
-        "max_staleness": content.terms.max_staleness,
+        "max_staleness": content.terms.staleness_bound,
         "states": {state.value: total.num_groups for state, total in content.by_state().items()},
         "reasons": list(content.reasons.items()),
         "trainer": [_about(each, content) for each in trainers],

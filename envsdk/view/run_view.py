@@ -154,7 +154,8 @@ def headlines_view(run: RunFiles) -> list[dict[str, str]]:
         reused = max(0.0, 1 - computed[-1] / prompts[-1])
         found.append(headline(percent(reused), "prefixes reused", about))
     if stale := run.known("staleness/max"):
-        bound = run.config.get("async_generation_ratio")
+        given, alpha = run.config.get("max_staleness"), run.config.get("async_generation_ratio")
+        bound = given if given is not None else alpha
         about = (
             f"the bound is {math.ceil(bound)}" if isinstance(bound, int | float) else "largest of all samples"
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from ledger_model import CheckedLedger, LedgerFactory
@@ -12,8 +14,11 @@ from envsdk.managers.ledger_types import LedgerConfig
 DEADLINE_S = 100.0
 
 configs = st.builds(
-    lambda group_size, num_groups, min_group_size, **rest: LedgerConfig(
+    lambda group_size, num_groups, min_group_size, alpha, more, **rest: LedgerConfig(
         batch_size=group_size * num_groups,
+        alpha=alpha,
+        max_staleness=None if more is None or alpha == 0 else max(1, math.ceil(alpha) + more),
+        max_wait_share=0.1 if alpha else None,
         group_size=group_size,
         min_group_size=None if min_group_size is None else min(min_group_size, group_size),
         episode_deadline_s=DEADLINE_S,
@@ -24,6 +29,7 @@ configs = st.builds(
     num_groups=st.integers(1, 3),
     min_group_size=st.sampled_from([None, None, 0, 1, 4]),
     alpha=st.sampled_from([0, 0.5, 1, 1.5, 2]),
+    more=st.sampled_from([None, None, -1, 1, 2]),
     tag_weights=st.sampled_from([{"a": 1}, {"a": 2, "b": 1}]),
     group_size_redundancy=st.sampled_from([0, 0, 1, 2]),
     num_groups_redundancy=st.sampled_from([0, 0, 1]),
@@ -141,6 +147,11 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(step=st.sampled_from([0, 1, 1, 1, 2]))
     def weights_are_published(self, step: int) -> None:
         self.model.publish(self.model.version + step)
+
+    @precondition(lambda self: self.model.config.alpha > 0)
+    @rule(alpha=st.sampled_from([0.25, 0.5, 1, 2, 3]))
+    def the_depth_changes(self, alpha: float) -> None:
+        self.model.set_depth(min(alpha, self.model.bound))
 
     @rule(part=st.booleans(), publish=st.booleans())
     def a_batch_is_taken(self, part: bool, publish: bool) -> None:

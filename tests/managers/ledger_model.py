@@ -78,6 +78,9 @@ class CheckedLedger:
         self.group_of_task: dict[tuple[str, int], int] = {}
         self.handed_over: dict[tuple[int, int], int] = {}
         """By group and member, the attempt that was handed over and not yet played again."""
+        self.alpha = config.alpha
+        self.bound = math.ceil(config.alpha) if config.max_staleness is None else config.max_staleness
+        self.known_groups: set[int] = set()
         self.num_wasted = 0
         self.stalls: list[str] = []
         self.is_broken = False
@@ -145,9 +148,13 @@ class CheckedLedger:
         self.version = version
         self.groups_in_training = self.leases_in_training = 0
         self._send("publish", version)
-        horizon = version - math.ceil(self.config.alpha)
+        horizon = version - self.bound
         too_old = [r for r in self._open(Phase.RUNNING) if r.lease.version < horizon]
         self.promise(3, not too_old, "an episode too old to be delivered still runs after a publication")
+
+    def set_depth(self, alpha: float) -> None:
+        self.alpha = alpha
+        self._send("set_depth", alpha)
 
     def tick(self) -> None:
         self._send("tick")
@@ -166,7 +173,7 @@ class CheckedLedger:
 
     def take(self, num_trajectories: int) -> Batch | None:
         config = self.config
-        horizon = self.version - math.ceil(config.alpha)
+        horizon = self.version - self.bound
         complete = Counter(
             r.lease.group_id
             for r in self._open(Phase.VALID)
@@ -354,19 +361,25 @@ class CheckedLedger:
             self.promise(1, getattr(counts, end.value) == self.ends[end], f"{end} is miscounted")
 
         open_groups = {r.lease.group_id for r in open_records}
-        allowed = math.floor((1 + Fraction(str(config.alpha))) * config.batch_size) // config.group_size
+        state = self.ledger.state()
+        allowed = math.floor((1 + Fraction(str(self.alpha))) * config.batch_size) // config.group_size
+        allowed += config.num_groups_redundancy
         if config.alpha == 0 and self.groups_in_training * config.group_size >= config.batch_size:
             self.promise(2, not open_records, "the synchronous pipeline plays during training")
+        unfinished = {group.group_id for group in state.unfinished}
+        self.promise(2, open_groups <= unfinished, "a group is open that a restart would not know")
+        # A smaller depth ends no group; until enough are delivered, none may be started.
         self.promise(
             2,
-            len(open_groups) + self.groups_in_training <= allowed + config.num_groups_redundancy,
-            f"{len(open_groups)} groups are open and {self.groups_in_training} in training, {allowed} may be",
+            unfinished <= self.known_groups or len(unfinished) + self.groups_in_training <= allowed,
+            f"started beyond {allowed} groups: {len(unfinished)} open, {self.groups_in_training} in training",
         )
+        self.known_groups |= unfinished
         members = config.group_size + config.group_size_redundancy
         largest = max(Counter(r.lease.group_id for r in open_records).values(), default=0)
         self.promise(2, largest <= members, "a group has more open leases than members")
 
-        shares = self.ledger.state().cursors
+        shares = state.cursors
         for tag, weight in config.tag_weights.items():
             for other, other_weight in config.tag_weights.items():
                 is_fair = (shares[tag] - 1) * other_weight <= shares[other] * weight

@@ -57,8 +57,8 @@ class TestBatches:
         assert len(started(num_slots=40, alpha=alpha).running()) == leased
 
     def test_the_decimal_alpha_means_what_it_says(self) -> None:
-        assert config(batch_size=20, group_size=1, alpha=1.15).capacity_groups == 43
-        assert config(batch_size=100, group_size=1, alpha=0.29).capacity_groups == 129
+        assert config(batch_size=20, group_size=1).capacity_groups(1.15) == 43
+        assert config(batch_size=100, group_size=1).capacity_groups(0.29) == 129
 
     def test_one_hung_environment_never_holds_back_a_batch_while_other_groups_are_complete(self) -> None:
         model = started(num_slots=16, alpha=1)

@@ -52,6 +52,14 @@ MUTATIONS = [
         "                self._pool.free(member.lease_id)\n",
     ),
     Mutation(
+        4,
+        "a retired slot is granted again",
+        "        if slot.is_retired:\n            del self._slots[slot_id]\n        else:\n"
+        "            self._tags",
+        "        if True:\n            self._tags",
+        module=PARTS,
+    ),
+    Mutation(
         2,
         "the batch in training takes no room",
         "        return capacity - self._groups_in_training\n",
@@ -66,13 +74,19 @@ MUTATIONS = [
     Mutation(
         2,
         "the share of a batch that alpha adds is rounded up",
-        "self.config.capacity_groups + self.config.num_groups_redundancy",
-        "self.config.groups_per_batch * (1 + self.config.max_staleness) + self.config.num_groups_redundancy",
+        "self._capacity_groups + self.config.num_groups_redundancy",
+        "self.config.groups_per_batch * math.ceil(1 + self.alpha) + self.config.num_groups_redundancy",
+    ),
+    Mutation(
+        2,
+        "groups are started at the depth of the start after the depth was reduced",
+        "        self._capacity_groups = self.config.capacity_groups(alpha)\n",
+        "",
     ),
     Mutation(
         3,
         "no sweep when a batch is taken",
-        "        self._sweep(self._ready.values(), self.version - self.config.max_staleness)\n",
+        "        self._sweep(self._ready.values(), self.version - self.config.staleness_bound)\n",
         "",
     ),
     Mutation(
@@ -153,6 +167,12 @@ MUTATIONS = [
     ),
     Mutation(
         8,
+        "an episode that is handed over uses up an attempt",
+        "                self._queue_again(member)\n",
+        "                self._lease_again(member)\n",
+    ),
+    Mutation(
+        8,
         "no stall is reported when everything is thrown away",
         "            self._guard.waste(reason)\n",
         "            pass\n",
@@ -179,6 +199,7 @@ def broken_ledger(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> Ledger
     assert source_of[mutation.module].count(mutation.old) == 1, "the table no longer fits the source"
     source_of[mutation.module] = source_of[mutation.module].replace(mutation.old, mutation.new)
     source_of[PARTS] += "\nimport random\n"
+    source_of[LEDGER] += "\nimport math\n"
     for name in (PARTS, LEDGER):
         spec = importlib.util.find_spec(name)
         assert spec is not None

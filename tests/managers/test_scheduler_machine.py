@@ -173,6 +173,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             batch_size=group_size * num_groups,
             group_size=group_size,
             alpha=0 if is_evaluation else alpha,
+            max_staleness=None if is_evaluation or not alpha else 2,
+            max_wait_share=None if is_evaluation or not alpha else 0.1,
             tag_weights={"a": 1},
             group_size_redundancy=0 if is_evaluation else redundancy,
             num_groups_redundancy=0 if is_evaluation else spare_groups,
@@ -280,7 +282,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             for member in group:
                 if member.failure is None:
                     assert member.oldest_version is not None
-                    assert self.version - member.oldest_version <= self.config.max_staleness
+                    assert self.version - member.oldest_version <= self.config.staleness_bound
         if self.is_evaluation:
             tasks = sorted(group[0].task.index for group in batch.groups)
             assert tasks == list(range(self.config.groups_per_batch))

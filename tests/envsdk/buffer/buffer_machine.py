@@ -210,7 +210,7 @@ class BufferMachine(RuleBasedStateMachine):
                 oldest = connection.execute(
                     sa.select(sa.func.min(tables.groups.c.oldest_version)).where(tables.groups.c.id.in_(ids))
                 ).scalar_one()
-            assert oldest >= version - self.terms.max_staleness
+            assert oldest >= version - self.terms.staleness_bound
         self.batches[self.step] = taken
         self.in_step = True
 

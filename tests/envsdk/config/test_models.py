@@ -66,7 +66,7 @@ def test_workers_have_room_for_every_environment_and_none_is_idle(
 )
 def test_capacity_and_staleness_follow_from_alpha(alpha: float, capacity: int, max_staleness: int) -> None:
     config = run_config(async_generation_ratio=alpha, rollout_batch_size=20)
-    assert (config.capacity, config.max_staleness) == (capacity, max_staleness)
+    assert (config.capacity, config.staleness_bound) == (capacity, max_staleness)
 
 
 def test_the_algorithm_gets_every_key_and_the_sampling_temperature() -> None:
