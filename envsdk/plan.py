@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -41,7 +43,7 @@ def plan(options: PlanOptions) -> None:
 
     The ledger and the router of a real run decide in virtual time; nothing is started.
     """
-    from envsdk.planning.candidates import Row, best
+    from envsdk.planning.candidates import best
     from envsdk.planning.figure import draw
     from envsdk.planning.report import table
     from envsdk.planning.settings import read_plan
@@ -56,10 +58,11 @@ def plan(options: PlanOptions) -> None:
     )
     if measured is not None:
         say(
-            f"measured: {measured.num_episodes} episodes and {measured.num_steps} steps of {options.measured}, "
+            f"measured: {measured.num_episodes} episodes, {measured.num_steps} steps of {options.measured}, "
             f"{measured.step_s:.2f} s per step; reply times are fitted within {measured.error:.0%} (median)"
         )
-    rows: list[Row] = planned.explore()
+    with ProcessPoolExecutor() as pool:
+        rows = planned.explore(partial(pool.map, planned.evaluate))
     say(f"{len(rows)} configurations, {options.steps} steps each, in {time.monotonic() - began:.0f} s\n")
     for line in table(rows, devices=options.devices, cost_per_hour=options.cost, most=options.rows):
         say(line)

@@ -1,13 +1,13 @@
 """Configurations to choose from, and the choice. Pure.
 
-    plan = Plan(workload=..., devices=40, base=Candidate(...), ...)
-    rows = plan.explore()
-    best(rows)
+plan = Plan(workload=..., devices=40, base=Candidate(...), ...)
+rows = plan.explore()
+best(rows)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal
@@ -21,6 +21,8 @@ AS_GOOD = 0.01
 """Throughputs that differ by less than this share count as equal: the less stale one is better then."""
 _MOST_ROUNDS = 3
 _TAG = "episode"
+_OF_SPLITS = ("sampling_devices", "async_generation_ratio", "max_staleness")
+"""Dimensions that a candidate with shared devices does not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +51,9 @@ class Row:
     """Why there is no prediction."""
 
     @property
-    def tokens_per_s(self) -> float:
-        """Trained tokens; 0 without a prediction."""
-        return 0.0 if self.prediction is None else self.prediction.tokens_per_s
+    def trajectories_per_s(self) -> float:
+        """Trained ones; 0 without a prediction."""
+        return 0.0 if self.prediction is None else self.prediction.trajectories_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +65,10 @@ class Plan:
     batch_size: int
     base: Candidate
     """The first of each dimension's values."""
-    dimensions: dict[str, Sequence[Any]]
+    dimensions: Mapping[str, Sequence[Any]]
     """Values to try, by the field of `Candidate`."""
+    tries_shared: bool = False
+    """Whether to try sampling and training in turns on all devices, too."""
     devices_per_engine: int = 1
     num_envs: int | None = None
     """None: one for every episode that may be open."""
@@ -119,53 +123,58 @@ class Plan:
             return Row(candidate=candidate, prediction=None, problem=str(error))
         return Row(candidate=candidate, prediction=prediction)
 
-    def explore(self, on_row: Callable[[Row], None] = lambda row: None) -> list[Row]:
-        """Every split with every alpha, then the other dimensions one at a time around the best so far."""
+    def explore(
+        self, evaluate_all: Callable[[Sequence[Candidate]], Iterable[Row]] | None = None
+    ) -> list[Row]:
+        """Every split with every alpha, then the other dimensions one at a time around the best so far.
+
+        `evaluate_all` takes the place of `evaluate` for several candidates, to evaluate them side by side.
+        """
+        evaluate_all = evaluate_all or (lambda candidates: map(self.evaluate, candidates))
         rows: dict[Candidate, Row] = {}
 
-        def try_all(candidates: Iterator[Candidate]) -> None:
-            for candidate in candidates:
-                if candidate not in rows:
-                    rows[candidate] = self.evaluate(candidate)
-                    on_row(rows[candidate])
+        def try_all(candidates: Iterable[Candidate]) -> None:
+            unknown = [each for each in dict.fromkeys(candidates) if each not in rows]
+            rows.update(zip(unknown, evaluate_all(unknown), strict=True))
 
-        first = ("sampling_devices", "async_generation_ratio")
-        values = [self.dimensions.get(name, (getattr(self.base, name),)) for name in first]
-        grid = (replace(self.base, **dict(zip(first, pair, strict=True))) for pair in product(*values))
-        if self.base.is_shared:
-            raise ValueError("the base splits the devices; a shared candidate is one of the dimensions")
-        try_all(grid)
-        if self.dimensions.get("is_shared") and True in self.dimensions["is_shared"]:
-            shared = replace(
-                self.base, sampling_devices=self.devices, async_generation_ratio=0.0, is_shared=True
-            )
-            try_all(iter([replace(shared, max_staleness=None)]))
+        try_all(self._grid())
         for _ in range(_MOST_ROUNDS):
-            chosen = best(list(rows.values()))
-            if chosen is None:
-                break
-            for name, tried in self.dimensions.items():
-                if name == "is_shared" or (chosen.candidate.is_shared and name in first):
-                    continue
-                try_all(replace(chosen.candidate, **{name: value}) for value in tried)
-                chosen = best(list(rows.values())) or chosen
-            if chosen is best(list(rows.values())) and all(
-                replace(chosen.candidate, **{name: value}) in rows
-                for name, tried in self.dimensions.items()
-                if name != "is_shared" and not (chosen.candidate.is_shared and name in first)
-                for value in tried
-            ):
+            num_known = len(rows)
+            for name, values in self.dimensions.items():
+                chosen = best(list(rows.values()))
+                if chosen is None:
+                    return list(rows.values())
+                if not (chosen.candidate.is_shared and name in _OF_SPLITS):
+                    try_all(replace(chosen.candidate, **{name: value}) for value in values)
+            if len(rows) == num_known:
                 break
         return list(rows.values())
 
+    def _grid(self) -> Iterator[Candidate]:
+        splits, alphas = (self.dimensions.get(name, (getattr(self.base, name),)) for name in _OF_SPLITS[:2])
+        first = replace(
+            self.base,
+            **{name: values[0] for name, values in self.dimensions.items() if name not in _OF_SPLITS[:2]},
+        )
+        for split, alpha in product(splits, alphas):
+            yield replace(first, sampling_devices=split, async_generation_ratio=alpha)
+        if self.tries_shared:
+            yield replace(
+                first,
+                sampling_devices=self.devices,
+                async_generation_ratio=0.0,
+                max_staleness=None,
+                is_shared=True,
+            )
+
 
 def best(rows: Sequence[Row]) -> Row | None:
-    """The row with the most trained tokens per second; among equal ones, the least stale and wasteful."""
-    top = max((row.tokens_per_s for row in rows), default=0.0)
+    """The row that trains most trajectories per second; among equal ones, the least stale and wasteful."""
+    top = max((row.trajectories_per_s for row in rows), default=0.0)
     equal = [
-        (row.prediction.staleness_mean, row.prediction.waste, -row.tokens_per_s, index)
+        (row.prediction.staleness_mean, row.prediction.waste, -row.trajectories_per_s, index)
         for index, row in enumerate(rows)
-        if row.prediction is not None and row.tokens_per_s >= top * (1 - AS_GOOD)
+        if row.prediction is not None and row.trajectories_per_s >= top * (1 - AS_GOOD)
     ]
     return rows[min(equal)[3]] if equal else None
 
@@ -188,6 +197,6 @@ def splits(devices: int, devices_per_engine: int, most: int = 12) -> tuple[int, 
 
 def cost_per_million(row: Row, devices: int, cost_per_hour: float) -> float | None:
     """Money per million trained tokens, with `cost_per_hour` for one device."""
-    if not row.tokens_per_s:
+    if row.prediction is None or not row.prediction.tokens_per_s:
         return None
-    return devices * cost_per_hour / 3600 / row.tokens_per_s * 1e6
+    return devices * cost_per_hour / 3600 / row.prediction.tokens_per_s * 1e6

@@ -169,6 +169,7 @@ class Dispatch(ABC):
     def answered(self, reply: Reply, num_queued: int) -> list[tuple[Reply, int]]:
         """A reply ended, and its engine's report says how many wait there."""
 
+    @abstractmethod
     def ended_session(self, session: str) -> None:
         """No further reply of this session will come."""
 
@@ -204,6 +205,9 @@ class RouterDispatch(Dispatch):
         name = f"engine{reply.engine}"
         self._routers[reply.worker].look(name, num_queued=num_queued, kv_usage=0.0)
         return self.forget(reply)
+
+    def ended_session(self, session: str) -> None:
+        pass
 
     def _take(self, worker: int) -> list[tuple[Reply, int]]:
         found = []

@@ -44,15 +44,21 @@ def draw(rows: Sequence[Row], *, devices: int, title: str) -> str | None:
     if chosen is None or chosen.prediction is None:
         return None
     like = chosen.candidate
-    fields = ("group_size", "infer_batch_size", "num_groups_redundancy", "group_size_redundancy", "max_staleness")
+    fields = (
+        "group_size",
+        "infer_batch_size",
+        "num_groups_redundancy",
+        "group_size_redundancy",
+        "max_staleness",
+    )
     first = known[0].candidate if known else like
-    # The grid was simulated with the first values of the other dimensions, and the best one perhaps with others.
+    # The grid has the first values of the other dimensions; the best row may have others.
     shown = [row for row in known if all(getattr(row.candidate, f) == getattr(first, f) for f in fields)]
     splits = sorted({row.candidate.sampling_devices for row in shown})
     if len(splits) < 2:
         return None
     alphas = sorted({row.candidate.async_generation_ratio for row in shown})
-    highest = max(row.tokens_per_s for row in rows)
+    highest = max(row.trajectories_per_s for row in rows)
     by_alpha = {
         alpha: sorted(
             (row for row in shown if row.candidate.async_generation_ratio == alpha),
@@ -64,7 +70,7 @@ def draw(rows: Sequence[Row], *, devices: int, title: str) -> str | None:
         _line(
             index,
             f"alpha {alpha:g}",
-            [(row.candidate.sampling_devices, row.tokens_per_s / highest) for row in found],
+            [(row.candidate.sampling_devices, row.trajectories_per_s / highest) for row in found],
             splits,
         )
         for index, (alpha, found) in enumerate(by_alpha.items())
@@ -78,20 +84,24 @@ def draw(rows: Sequence[Row], *, devices: int, title: str) -> str | None:
             splits,
         )
         for color, (label, name) in enumerate(
-            (("trainer idle", "trainer_idle"), ("engines idle", "engine_idle"), ("leases thrown away", "waste"))
+            (
+                ("trainer idle", "trainer_idle"),
+                ("engines idle", "engine_idle"),
+                ("leases thrown away", "waste"),
+            )
         )
     ]
     alpha = of_best[0].candidate.async_generation_ratio
     x_ticks = [(_x(split, splits), str(split)) for split in _few(splits)]
     star = None
     if not like.is_shared:
-        star = (_x(like.sampling_devices, splits), _y(chosen.tokens_per_s / highest))
+        star = (_x(like.sampling_devices, splits), _y(chosen.trajectories_per_s / highest))
     panels = [
         Panel(
-            title="Trained tokens per second",
+            title="Trained episodes per second",
             x=0.0,
             lines=throughput,
-            y_ticks=[(_y(share / 4), f"{highest * share / 4:,.0f}") for share in range(5)],
+            y_ticks=[(_y(share / 4), f"{highest * share / 4:.3g}") for share in range(5)],
             x_ticks=x_ticks,
             star=star,
         ),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
 
@@ -29,8 +30,8 @@ from envsdk.tracking.jsonl import read_run_metrics
 from envsdk.trajectory import Trajectory
 
 _TRAJECTORIES = "trajectories"
-_FIRST_STEPS = 1
-"""Left out of the means: they wait for everything to start."""
+FIRST_STEPS = 2
+"""Left out: they wait for everything to start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +51,10 @@ def read_measured(folder: Path, *, num_engines: int, max_running: int, train_dev
     """Read a run's folder. ConfigurationError when it has too little in it."""
     files = sorted((folder / _TRAJECTORIES).glob("step_*.parquet"))
     rows = [row for row in read_run_metrics(folder) if "time/step_s" in row]
-    if not files or len(rows) <= _FIRST_STEPS:
+    if not files or len(rows) < FIRST_STEPS + 2:
         raise ConfigurationError(
-            f"--measured {folder}: it has {len(files)} files of trajectories and {len(rows)} finished steps; a "
-            f"plan needs a run with at least {_FIRST_STEPS + 1} steps (look for its folder under runs/)"
+            f"--measured {folder}: it has {len(files)} files of trajectories and {len(rows)} finished steps; "
+            f"a plan needs a run with at least {FIRST_STEPS + 2} steps (look for its folder under runs/)"
         )
     discarded = sorted((folder / _TRAJECTORIES).glob("discarded_step_*.parquet"))
     try:
@@ -61,11 +62,11 @@ def read_measured(folder: Path, *, num_engines: int, max_running: int, train_dev
         others = [trajectory for path in discarded for trajectory in read_trajectories(path)]
     except (OSError, EnvsdkError) as error:
         raise ConfigurationError(f"--measured {folder}: {error}") from error
-    steady = rows[_FIRST_STEPS:]
+    number = min(len(rows), len(batches))
     return measured(
-        [trajectory for batch in batches for trajectory in batch],
+        batches[:number],
         others,
-        steady,
+        rows[:number],
         num_engines=num_engines,
         max_running=max_running,
         train_devices=train_devices,
@@ -73,7 +74,7 @@ def read_measured(folder: Path, *, num_engines: int, max_running: int, train_dev
 
 
 def measured(
-    delivered: Sequence[Trajectory],
+    batches: Sequence[Sequence[Trajectory]],
     discarded: Sequence[Trajectory],
     steps: Sequence[Mapping[str, float]],
     *,
@@ -81,7 +82,11 @@ def measured(
     max_running: int,
     train_devices: int,
 ) -> Measured:
-    """The workload of these episodes and rows of metrics.jsonl."""
+    """The workload of these batches and, for each, its row of metrics.jsonl."""
+    batches, steps = batches[FIRST_STEPS:], steps[FIRST_STEPS:]
+    if len(steps) < 2:
+        raise ConfigurationError(f"the run has too few steps: it needs at least {FIRST_STEPS + 2}")
+    delivered = [one for batch in batches for one in batch]
     played = [one for one in (*delivered, *discarded) if one.turns and one.tokens is not None]
     if not played:
         raise ConfigurationError("the run has no episodes with tokens: nothing says how long replies take")
@@ -91,26 +96,28 @@ def measured(
     for one, factor in zip(played, factors, strict=True):
         groups[one.group_id].append(_episode(one, float(factor)))
     overheads = [
-        max(0.0, one.ended_at - one.started_at - one.generate_s - one.env_s) / len(one.turns) for one in played
+        max(0.0, one.ended_at - one.started_at - one.generate_s - one.env_s) / len(one.turns)
+        for one in played
     ]
+    rest_s = _rest_s(steps)
     timings = Timings(
         engine=engine,
-        train=_fit_train(steps, len(delivered) / max(1, len(steps) + _FIRST_STEPS), train_devices),
-        update_s=_mean(steps, "time/publish_s"),
-        collect_s=_collect_s(steps),
+        train=_fit_train(steps, len(delivered) / len(batches), train_devices),
+        update_s=_mean(steps, "time/publish_s") + rest_s,
+        collect_s=_collect_s(batches, steps, rest_s),
         turn_overhead_s=fmean(overheads),
     )
     return Measured(
         workload=Workload(
             episodes=MeasuredEpisodes(
                 tuple(map(tuple, groups.values())),
-                _filtered(steps, len({one.group_id for one in delivered}) / (len(steps) + _FIRST_STEPS)),
+                _filtered(steps, len({one.group_id for one in delivered}) / len(batches)),
             ),
             timings=timings,
         ),
         num_episodes=len(played),
         num_steps=len(steps),
-        step_s=_mean(steps, "time/step_s"),
+        step_s=fmean(_between(steps)),
         error=error,
     )
 
@@ -138,7 +145,9 @@ def _loads(played: Sequence[Trajectory], num_engines: int) -> NDArray[np.float64
     times, changes = times[order], np.concatenate([weights, -weights])[order]
     load = np.cumsum(changes)
     area = np.concatenate([[0.0], np.cumsum(load[:-1] * np.diff(times))])
-    found: NDArray[np.float64] = (np.interp(ends, times, area) - np.interp(starts, times, area)) / (ends - starts)
+    found: NDArray[np.float64] = (np.interp(ends, times, area) - np.interp(starts, times, area)) / (
+        ends - starts
+    )
     return np.maximum(found / num_engines, 1.0)
 
 
@@ -161,13 +170,18 @@ def _fit_engine(
     predicted = np.maximum((turns * base[0] + tokens * base[1]) * (1.0 + slope * load), 1e-9)
     factors = seconds / predicted
     engine = EngineTime(
-        first_token_s=base[0], token_s=base[1], slowdown={1: 1.0, max(2, max_running): 1.0 + slope * max(1, max_running - 1)}
+        first_token_s=base[0],
+        token_s=base[1],
+        slowdown={1: 1.0, max(2, max_running): 1.0 + slope * max(1, max_running - 1)},
     )
     return engine, factors, float(median(np.abs(predicted - seconds) / np.maximum(seconds, 1e-9)))
 
 
 def _base_times(
-    seconds: NDArray[np.float64], turns: NDArray[np.float64], tokens: NDArray[np.float64], slow: NDArray[np.float64]
+    seconds: NDArray[np.float64],
+    turns: NDArray[np.float64],
+    tokens: NDArray[np.float64],
+    slow: NDArray[np.float64],
 ) -> tuple[float, float]:
     """Seconds per turn and per token, neither negative."""
     columns = np.stack([turns * slow, tokens * slow], axis=1)
@@ -191,11 +205,32 @@ def _fit_train(steps: Sequence[Mapping[str, float]], num_episodes: float, device
     return TrainTime(token_s=median(seconds / tokens for tokens, seconds in known) * devices)
 
 
-def _collect_s(steps: Sequence[Mapping[str, float]]) -> float:
-    """What of a step is neither waiting, training nor a weight update; and the shortest wait."""
-    parts = ("time/wait_batch_s", "time/train_s", "time/publish_s", "time/validate_s")
-    rest = [max(0.0, row["time/step_s"] - sum(row.get(part, 0.0) for part in parts)) for row in steps]
-    return fmean(rest) + min((row.get("time/wait_batch_s", 0.0) for row in steps), default=0.0)
+def _between(steps: Sequence[Mapping[str, float]]) -> list[float]:
+    """Seconds from step to step, evaluations left out; one fewer than there are steps."""
+    return [
+        after["time_unix_s"] - before["time_unix_s"] - after.get("time/validate_s", 0.0)
+        for before, after in pairwise(steps)
+    ]
+
+
+def _rest_s(steps: Sequence[Mapping[str, float]]) -> float:
+    """What of a step is neither waiting, training nor a weight update: metrics, checkpoints."""
+    parts = ("time/wait_batch_s", "time/train_s", "time/publish_s")
+    rest = zip(_between(steps), steps[1:], strict=True)
+    return max(0.0, median(passed - sum(row.get(part, 0.0) for part in parts) for passed, row in rest))
+
+
+def _collect_s(
+    batches: Sequence[Sequence[Trajectory]], steps: Sequence[Mapping[str, float]], rest_s: float
+) -> float:
+    """From the end of a batch's last episode to the training step, where the trainer waited for it."""
+    found = []
+    for batch, row in zip(batches, steps, strict=True):
+        trained_from = row["time_unix_s"] - rest_s - row.get("time/train_s", 0.0)
+        late_s = trained_from - max(one.ended_at for one in batch)
+        if 0.0 <= late_s < row.get("time/wait_batch_s", 0.0):
+            found.append(late_s)
+    return median(found) if found else 0.0
 
 
 def _filtered(steps: Sequence[Mapping[str, float]], num_delivered: float) -> float:

@@ -14,6 +14,7 @@ _HEADS = (
     "spare",
     "running",
     "s/step",
+    "episodes/s",
     "tokens/s",
     "trainer idle",
     "engines idle",
@@ -28,7 +29,7 @@ def table(
 ) -> list[str]:
     """Lines of text: the best rows first, the very best with a star. `most` rows are shown."""
     chosen = best(rows)
-    ordered = sorted(rows, key=lambda row: (row is not chosen, -row.tokens_per_s))
+    ordered = sorted(rows, key=lambda row: (row is not chosen, -row.trajectories_per_s))
     heads = [*_HEADS, *(["per M tokens"] if cost_per_hour is not None else [])]
     lines = [" ".join(heads)]
     for row in ordered[:most]:
@@ -56,6 +57,7 @@ def _cells(row: Row, devices: int, cost_per_hour: float | None) -> list[str]:
         return cells
     cells += [
         f"{found.step_s:.2f}",
+        f"{found.trajectories_per_s:,.2f}",
         f"{found.tokens_per_s:,.0f}",
         f"{found.trainer_idle:.0%}",
         f"{found.engine_idle:.0%}",
@@ -64,5 +66,6 @@ def _cells(row: Row, devices: int, cost_per_hour: float | None) -> list[str]:
         f"{found.waste:.1%}",
     ]
     if cost_per_hour is not None:
-        cells.append(f"{cost_per_million(row, devices, cost_per_hour):,.2f}")
+        money = cost_per_million(row, devices, cost_per_hour)
+        cells.append("-" if money is None else f"{money:,.2f}")
     return cells

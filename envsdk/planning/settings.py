@@ -16,9 +16,7 @@ from envsdk.planning.measured import Measured, read_measured
 from envsdk.planning.workload import StatedEpisodes, Timings, Workload
 from envsdk.settings.strict import StrictSettings
 from envsdk.settings.validation import validated
-from envsdk.view.library import CONFIG_FILE
-
-Values = Annotated[list[Any], Field(min_length=1)]
+from envsdk.view.sources import CONFIG_FILE
 
 
 class Search(StrictSettings):
@@ -84,11 +82,13 @@ class PlanFile(StrictSettings):
 def read_plan(
     path: Path, *, devices: int, measured: Path | None = None, seed: int = 0, num_steps: int = 12
 ) -> tuple[Plan, Measured | None]:
-    """The plan of a file, which is a plan (`PlanFile`) or a run's configuration. ConfigurationError if wrong."""
+    """The plan of a file, which is a `PlanFile` or a run's configuration. Raises ConfigurationError."""
     content = _content(path)
     if measured is not None and not (measured / CONFIG_FILE).is_file():
         raise ConfigurationError(f"--measured {measured}: there is no {CONFIG_FILE}; name a run's folder")
-    own = load_config(measured / CONFIG_FILE, for_training=False, to_explain=True).config if measured else None
+    own = (
+        load_config(measured / CONFIG_FILE, for_training=False, to_explain=True).config if measured else None
+    )
     is_run = not content.keys() <= PlanFile.model_fields.keys() and "custom_envs" in content
     if is_run:
         run = load_config(path, for_training=False, to_explain=True).config
@@ -108,15 +108,13 @@ def read_plan(
         workload = Workload(episodes=file.episodes, timings=file.timings)
     else:
         raise ConfigurationError(
-            f"{path} does not say how long anything takes: give --measured runs/NAME, the folder of a run like "
-            "it, or a plan with `episodes` and `timings` (docs/planner.md)"
+            f"{path} does not say how long anything takes: give --measured runs/NAME, the folder of a run "
+            "like it, or a plan with `episodes` and `timings` (docs/planner.md)"
         )
     return _plan(file, path, workload, devices, seed, num_steps), found
 
 
-def _plan(
-    file: PlanFile, path: Path, workload: Workload, devices: int, seed: int, num_steps: int
-) -> Plan:
+def _plan(file: PlanFile, path: Path, workload: Workload, devices: int, seed: int, num_steps: int) -> Plan:
     if file.rollout_batch_size is None or file.group_size is None:
         missing = "rollout_batch_size" if file.rollout_batch_size is None else "group_size"
         raise ConfigurationError(f"{path}: {missing} is missing; give it, or a run with --measured")
@@ -133,8 +131,6 @@ def _plan(
         values = getattr(search, name)
         if name not in ("sampling_devices", "shared_devices") and values is not None:
             dimensions[name] = tuple(values)
-    if search.shared_devices:
-        dimensions["is_shared"] = (True,)
     base = Candidate(
         sampling_devices=sampling[0],
         async_generation_ratio=file.async_generation_ratio,
@@ -150,6 +146,7 @@ def _plan(
         batch_size=file.rollout_batch_size,
         base=base,
         dimensions=dimensions,
+        tries_shared=search.shared_devices,
         devices_per_engine=file.devices_per_engine,
         num_envs=file.num_envs,
         slots_per_worker=file.max_env_num_per_worker,
@@ -180,7 +177,6 @@ def _max_running(run: RunConfig) -> int:
 def _keys_of(run: RunConfig) -> dict[str, Any]:
     """A run's configuration as the keys of a plan."""
     manager, alpha = run.train_env_manager, run.async_generation_ratio
-    num_engines = run.actor_infer.num_engines
     mapping = run.actor_infer.device_mapping
     has_prompts = bool(run.rewards)
     return {
@@ -197,5 +193,5 @@ def _keys_of(run: RunConfig) -> dict[str, Any]:
         "episode_deadline_s": manager.episode_deadline_s,
         "weight_update": run.weight_update,
         "is_num_return_sequences_expand": run.is_num_return_sequences_expand,
-        "devices_per_engine": max(1, len(mapping) // num_engines) if mapping else 1,
+        "devices_per_engine": max(1, len(mapping) // run.actor_infer.num_engines) if mapping else 1,
     }

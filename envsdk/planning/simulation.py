@@ -15,6 +15,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Literal, NamedTuple
 
@@ -210,9 +211,7 @@ class _Simulation:
     def run(self, num_steps: int, warmup: int) -> Prediction:
         ledger = self._run.ledger
         tags = [tag for tag, weight in ledger.tag_weights.items() for _ in range(weight)]
-        slots = {
-            f"slot{i}": tags[i * len(tags) // self._run.num_slots] for i in range(self._run.num_slots)
-        }
+        slots = {f"slot{i}": tags[i * len(tags) // self._run.num_slots] for i in range(self._run.num_slots)}
         self._worker_of = {f"slot{i}": i // self._run.slots_per_worker for i in range(self._run.num_slots)}
         self._carry_out(self._ledger.add_slots(slots, 0.0))
         before: _Totals | None = None
@@ -331,7 +330,7 @@ class _Simulation:
             play.reply = None
             oldest = play.oldest_version
             play.oldest_version = reply.version if oldest is None else min(oldest, reply.version)
-            self._at(self._now + play.episode.turns[play.turn].env_s, lambda play=play: self._stepped(play))
+            self._at(self._now + play.episode.turns[play.turn].env_s, partial(self._stepped, play))
             self._send(self._dispatch.answered(reply, engine.num_queued))
         self._wake(index)
         self._publish_if_drained()
@@ -364,7 +363,9 @@ class _Simulation:
         batch, commands = ledger.take(run.ledger.batch_size, self._now)
         if batch is not None:
             self._is_waiting = False
-            plays = [self._finished.pop(lease_id) for lease_id in batch.lease_ids if lease_id in self._finished]
+            plays = [
+                self._finished.pop(lease_id) for lease_id in batch.lease_ids if lease_id in self._finished
+            ]
             oldest = [play.oldest_version for play in plays if play.oldest_version is not None]
             self._staleness.append([batch.version - version for version in oldest])
             self._tokens.append(sum(play.episode.num_tokens for play in plays))

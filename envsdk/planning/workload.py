@@ -1,7 +1,7 @@
 """What a run's episodes and training steps take: stated in a file or measured in a run's folder. Pure.
 
-Every draw is a function of the task, the member, the attempt and the turn, so two simulated runs that play the
-same episodes draw the same durations.
+Every draw is a function of the task, the member, the attempt and the turn, so two simulated runs that play
+the same episodes draw the same durations.
 """
 
 from __future__ import annotations
@@ -34,6 +34,11 @@ class Distribution(StrictSettings):
     """Of a lognormal one: the standard deviation of the logarithm."""
     most: PositiveFloat | None = None
     """Larger draws become this."""
+
+    def draw(self, key: int, which: int) -> float:
+        """The draw number `which` of an episode."""
+        is_fixed = self.kind == "constant" and self.most is None
+        return self.mean if is_fixed else self.quantile(_uniform(key, which))
 
     def quantile(self, uniform: float) -> float:
         """The value below which a share `uniform` of the draws lies, in (0, 1)."""
@@ -75,7 +80,7 @@ class TrainTime(StrictSettings):
 
     def seconds(self, num_tokens: float, devices: float) -> float:
         """Of a step on so many tokens."""
-        return self.base_s + num_tokens * self.token_s / devices**self.scaling
+        return self.base_s + num_tokens * self.token_s / float(devices**self.scaling)
 
 
 class EngineTime(StrictSettings):
@@ -130,19 +135,19 @@ class StatedEpisodes(StrictSettings):
     def draw(self, lease: Lease, timings: Timings, seed: int) -> EpisodeDraw:
         """The episode of a lease."""
         key = _key(seed, lease)
-        num_turns = max(1, round(self.num_turns.quantile(_uniform(key, 0))))
+        num_turns = max(1, round(self.num_turns.draw(key, 0)))
         engine, turns, total = timings.engine, [], 0.0
         for index in range(num_turns):
             at = 8 * index
-            reply = max(1.0, self.reply_tokens.quantile(_uniform(key, at + 4)))
-            env_s = self.env_s.quantile(_uniform(key, at + 5)) + timings.turn_overhead_s
+            reply = max(1.0, self.reply_tokens.draw(key, at + 4))
+            env_s = self.env_s.draw(key, at + 5) + timings.turn_overhead_s
             if self.env_delay is not None and _uniform(key, at + 6) < self.env_delay.rate:
                 env_s += self.env_delay.delay_s
-            total += self.observation_tokens.quantile(_uniform(key, at + 7)) + reply
+            total += self.observation_tokens.draw(key, at + 7) + reply
             turns.append(TurnDraw(engine.first_token_s + reply * engine.token_s, env_s, round(total)))
         return EpisodeDraw(
             turns=turns,
-            reset_s=self.reset_s.quantile(_uniform(key, 1)),
+            reset_s=self.reset_s.draw(key, 1),
             num_tokens=round(total),
             is_failed=_uniform(key, 2) < self.failed,
         )
