@@ -16,6 +16,7 @@ import ray
 from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from envsdk.config.ray_models import RolePlacement
 from envsdk.failures import as_envsdk_error
 from envsdk.managers.env_worker import (
     Control,
@@ -26,6 +27,7 @@ from envsdk.managers.env_worker import (
     WorkerId,
     WorkerSetup,
 )
+from envsdk.managers.ray_nodes import Placer
 from envsdk.net.long_poll import Outbox
 from envsdk.processes.call_watch import Note, read_note
 
@@ -46,8 +48,9 @@ class Worker:
 class WorkerGroup:
     """Starts the workers, replaces dead ones, and carries messages to them. Owner: the scheduler."""
 
-    def __init__(self, setups: Mapping[str, WorkerSetup]) -> None:
+    def __init__(self, setups: Mapping[str, WorkerSetup], placement: RolePlacement | None = None) -> None:
         self._setups = setups
+        self._placer = Placer(placement or RolePlacement())
         self.workers: dict[str, Worker] = {}
         """The present incarnation of each worker, by name."""
         self.all_checked_in = asyncio.Event()
@@ -66,15 +69,15 @@ class WorkerGroup:
 
         Raises EnvsdkError when the worker's own code fails.
         """
-        remote_worker: Any = ray.remote(num_cpus=0, max_restarts=0)(EnvWorker)
         for incarnation in itertools.count():
             worker_id = WorkerId(name, incarnation)
             setup = replace(self._setups[name], engines=dict(self._engines))
-            actor = remote_worker.remote(worker_id, setup)
+            actor = self._actor(worker_id, setup)
             worker = self.workers[name] = Worker(worker_id, setup, actor)
             note_at = None
             try:
                 note_at = await actor.note.remote()
+                self._placer.landed(name, note_at[0])
                 await actor.run.remote(scheduler)
                 return
             except RayActorError as error:
@@ -85,6 +88,10 @@ class WorkerGroup:
                 ray.kill(actor)
             except Exception as error:
                 raise as_envsdk_error(error, f"worker {name} failed") from error
+
+    def _actor(self, worker_id: WorkerId, setup: WorkerSetup) -> Any:
+        actor: Any = ray.remote(**self._placer.options(worker_id.name))(EnvWorker)
+        return actor.remote(worker_id, setup)
 
     def check_in(self, worker: Worker, *, is_suspended: bool) -> None:
         """The first call of a worker: tell it what changed since its setup was written."""
