@@ -57,7 +57,7 @@ def resources_for(rule: RolePlacement) -> dict[str, float]:
     total: Counter[str] = Counter()
     for node in cluster_nodes():
         if has_labels(rule, node) and (rule.strategy != "driver" or node.node_id == this_node()):
-            total.update(node.resources)  # type: ignore[arg-type]
+            total.update(node.resources)
     return dict(total)
 
 
@@ -86,12 +86,15 @@ class Placer:
         self._where: dict[str, str] = {}
         """The node of each process."""
 
-    def options(self, name: str) -> dict[str, Any]:
-        """Of the actor `name`. Asked for again, the process was lost: another node is preferred."""
+    def options(self, name: str, only_on: str | None = None) -> dict[str, Any]:
+        """Of the actor `name`, which may be tied to one node.
+
+        Asked for again, the process was lost: another node is preferred.
+        """
         rule, lost_on = self._rule, self._where.pop(name, None)
         if time.monotonic() - self._looked_at >= LOOK_S:
             self._nodes, self._looked_at = self._look(), time.monotonic()
-        node = choose_node(
+        node = only_on or choose_node(
             rule,
             self._nodes,
             Counter(self._where.values()),
@@ -102,14 +105,19 @@ class Placer:
             "num_cpus": rule.num_cpus or 0,
             "resources": dict(rule.resources),
             "max_restarts": 0,
-            "label_selector": dict(rule.labels),
         }
-        if node is not None:
-            self._where[name] = node
-            # Soft: a node that is gone since the look is replaced by one that Ray chooses.
-            is_soft = rule.strategy != "driver"
-            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=is_soft)
-        return options
+        labels = dict(rule.labels)
+        if node is None:
+            return options | {"label_selector": labels}
+        self._where[name] = node
+        if only_on is not None or rule.strategy == "driver":
+            return options | {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
+        # Ray 2.60 puts actors with a soft affinity for a node on any; a label with a fallback it heeds. The
+        # fallback is for a node that is gone since the look.
+        return options | {
+            "label_selector": labels | {NODE_LABEL: node},
+            "fallback_strategy": [{"label_selector": labels}],
+        }
 
     def landed(self, name: str, node: str) -> None:
         """The process runs on this node."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from envsdk.config.ray_models import RolePlacement
 from envsdk.failures import EngineError, EnvsdkError, as_envsdk_error
@@ -222,10 +222,8 @@ class EngineGroup:
         args = (self._spec.strategy_name, self._spec.configs[name])
         if name in self._places:
             return self._placed_actor(self._places[name], *args)
-        options = self._placer.options(name)
-        if self._transport is Transport.SHARED_MEMORY:
-            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(self._nodes[name], soft=False)
-        actor: Any = ray.remote(**options)(EngineHost)
+        where = self._nodes[name] if self._transport is Transport.SHARED_MEMORY else None
+        actor: Any = ray.remote(**self._placer.options(name, where))(EngineHost)
         return actor.remote(*args)
 
     def _reserve(self, names: Sequence[str]) -> dict[str, EnginePlace]:
