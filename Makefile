@@ -135,6 +135,12 @@ test-podman: install ## Run the tests of real containers with podman; no image i
 	@command -v podman > /dev/null || { echo "make: there is no podman. On Debian: apt-get install podman crun runc" >&2; exit 1; }
 	ENVSDK_CONTAINERS=podman $(BIN)/python -m pytest -m containers tests/envsdk/sandbox
 
+.PHONY: test-image
+test-image: install ## Build the Dockerfile's image with podman and train in it; as root, some minutes
+	@command -v podman debootstrap runc > /dev/null || { \
+		echo "make: this needs podman and debootstrap. On Debian: apt-get install podman runc debootstrap" >&2; exit 1; }
+	ENVSDK_TEST_IMAGE=1 $(BIN)/python -m pytest -m image tests/recipes
+
 .PHONY: test-postgres
 test-postgres: install ## Run the tests of the buffer on a PostgreSQL server of their own, from the system's packages
 	$(BIN)/python -m tests.postgres_server $(BIN)/python -m pytest -m postgres tests

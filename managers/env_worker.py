@@ -30,6 +30,7 @@ from envsdk.managers.traj_env_manager import EpisodeOrder, LeaseSource, TagSetup
 from envsdk.net.long_poll import LongPoll
 from envsdk.plugins import load_plugin
 from envsdk.processes.call_watch import CALLS
+from envsdk.processes.cpu_meter import CpuMeter, CpuUse
 from envsdk.trajectory import Trajectory
 
 
@@ -139,6 +140,7 @@ class EnvWorker(LeaseSource):
         self._proxy: InferenceProxy | None = None
         self._links: list[RayLink] = []
         self._poll: LongPoll[FromWorker, list[ToWorker]] | None = None
+        self._cpu = CpuMeter()
 
     async def run(self, scheduler: Any) -> None:
         """Play until the scheduler sends CLOSE. Raises the error that broke the connection, if one did."""
@@ -188,6 +190,10 @@ class EnvWorker(LeaseSource):
         import ray  # here, because collecting imports this module and needs no Ray
 
         return ray.get_runtime_context().get_node_id(), _note(self._worker_id)
+
+    async def cpu(self) -> CpuUse:
+        """CPU that this process and its machine used since the last call."""
+        return self._cpu.read()
 
     async def num_calls(self) -> int:
         """Calls to the scheduler and the engines since start."""

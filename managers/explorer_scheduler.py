@@ -15,7 +15,7 @@ from envsdk.buffer.payload import pack_all
 from envsdk.managers.assigned_ledger import AssignedLedger
 from envsdk.managers.ledger_types import Command, GroupDropped, LedgerState
 from envsdk.managers.rollout_batch import RolloutBatch, RolloutTally
-from envsdk.managers.scheduler import RolloutScheduler
+from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.trajectory import Trajectory
 
 
@@ -38,6 +38,10 @@ class ExplorerScheduler(RolloutScheduler):
     """Body of the actor."""
 
     _ledger: AssignedLedger
+
+    def __init__(self, setup: SchedulerSetup, state: LedgerState | None = None) -> None:
+        super().__init__(setup, state)
+        self._is_awaited = True  # by the buffer, which gives no more groups than it can use
 
     def _new_ledger(self, state: LedgerState | None) -> AssignedLedger:
         self._dropped: dict[int, str] = {}
@@ -90,7 +94,8 @@ class ExplorerScheduler(RolloutScheduler):
     def _counted(self, groups: Sequence[Sequence[Trajectory]]) -> RolloutBatch:
         tally, self._tally = self._tally, RolloutTally()
         counts, filtered = self._ledger.counts, self._filters.delivered()
-        return replace(tally.batch(self._ledger.version, groups, counts, filtered), groups=())
+        batch = tally.batch(self._ledger.version, groups, counts, filtered)
+        return replace(batch, groups=(), workers=self._pool.counts)
 
     def _execute(self, commands: Iterable[Command]) -> None:
         own = list(commands)

@@ -4,6 +4,7 @@
     member: pending -> running -> valid -> delivered     stale, failed or worker lost: pending again
                                -> failed                 (counts towards the group, masked)
     slot:   idle -> granted -> idle                      cancelled: busy until reported free
+                                                         retired: removed instead of idle
 
 Owner: the scheduler. It feeds in one event at a time and carries out the returned commands in order.
 
@@ -89,6 +90,11 @@ class RolloutLedger:
         return len(self._ready)
 
     @property
+    def num_waiting(self) -> int:
+        """Members that wait for a slot."""
+        return self._pool.num_waiting
+
+    @property
     def has_idle_slot(self) -> bool:
         """Whether a slot has nothing to play: more groups could be open."""
         return self._pool.has_idle_slot
@@ -162,6 +168,26 @@ class RolloutLedger:
     def remove_slots(self, slot_ids: Iterable[str], now: float) -> list[Command]:
         """A worker was lost: the episodes on its slots are cancelled and played elsewhere."""
         self._lose_slots(slot_ids)
+        return self._advance(now)
+
+    def retire_slots(self, slot_ids: Iterable[str], now: float) -> list[Command]:
+        """Grant no lease on these slots again; episodes that run there end as usual. Idempotent."""
+        for slot_id in slot_ids:
+            self._pool.retire(slot_id)
+        return self._advance(now)
+
+    def hand_over(self, slot_ids: Iterable[str], now: float) -> list[Command]:
+        """Cancel the episodes on these slots and play them elsewhere. This uses up no attempt.
+
+        Retire the slots first, or the episodes may come back to them.
+        """
+        leases = [self._pool.lease_on(slot_id) for slot_id in slot_ids]
+        # Backwards, as each member goes to the front of the queue.
+        for lease_id in reversed(leases):
+            member = None if lease_id is None else self._running.get(lease_id)
+            if member is not None:
+                self._vacate(member, LeaseEnd.CANCELLED, CancelReason.DRAINED)
+                self._queue_again(member)
         return self._advance(now)
 
     def finished(
@@ -423,8 +449,11 @@ class RolloutLedger:
         if member.attempt >= self.config.max_group_attempts:
             self._drop_group(group, LeaseEnd.FILTERED, CancelReason.GIVEN_UP)
             return
+        self._queue_again(member)
+
+    def _queue_again(self, member: GroupMember) -> None:
         member.status = Status.PENDING
-        group.num_outstanding += 1
+        member.group.num_outstanding += 1
         self._pool.queue(member, first=True)
 
     def _leave_running(self, member: GroupMember) -> None:

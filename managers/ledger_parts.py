@@ -107,6 +107,8 @@ class _Slot:
     tag: str
     lease_id: int | None = None
     """The lease that occupies the slot, which may have been cancelled; None when the slot is idle."""
+    is_retired: bool = False
+    """The slot is removed when its lease leaves it."""
 
 
 class SlotPool:
@@ -144,14 +146,27 @@ class SlotPool:
             del self._slot_of[slot.lease_id]
         return slot.lease_id
 
+    def retire(self, slot_id: str) -> None:
+        """Remove the slot, now or when the lease that occupies it leaves it."""
+        slot = self._slots.get(slot_id)
+        if slot is None:
+            return
+        if slot.lease_id is None:
+            self.remove(slot_id)
+        else:
+            slot.is_retired = True
+
     def free(self, lease_id: int) -> bool:
-        """Make the slot of this lease idle. Returns False when the lease occupies none."""
+        """Make the slot of this lease idle, or remove it if it is retired. False when there is none."""
         slot_id = self._slot_of.pop(lease_id, None)
         if slot_id is None:
             return False
         slot = self._slots[slot_id]
         slot.lease_id = None
-        self._tags[slot.tag].idle[slot_id] = None
+        if slot.is_retired:
+            del self._slots[slot_id]
+        else:
+            self._tags[slot.tag].idle[slot_id] = None
         return True
 
     def lease_on(self, slot_id: str) -> int | None:
@@ -216,13 +231,18 @@ class SlotPool:
         return len(found.idle) - sum(member.status is Status.PENDING for member in found.pending)
 
     @property
+    def num_waiting(self) -> int:
+        """Members of all tags that wait for a slot."""
+        return sum(member.status is Status.PENDING for tag in self._tags.values() for member in tag.pending)
+
+    @property
     def has_idle_slot(self) -> bool:
         """Whether any slot is idle."""
         return any(tag.idle for tag in self._tags.values())
 
     def num_slots(self, tag: str) -> int:
-        """Slots of this tag."""
-        return sum(slot.tag == tag for slot in self._slots.values())
+        """Slots of this tag that take leases."""
+        return sum(slot.tag == tag and not slot.is_retired for slot in self._slots.values())
 
 
 class ProgressGuard:

@@ -129,7 +129,7 @@ class LeaseEnd(StrEnum):
     """No outcome, past its deadline, or its worker was lost at the last of `max_group_attempts`. It stays
     `failed` when it is delivered to fill a group."""
     CANCELLED = "cancelled"
-    """No longer needed, or its worker was lost, or the run was restarted."""
+    """No longer needed, or its worker was lost or drained, or the run was restarted."""
 
 
 class CancelReason(StrEnum):
@@ -145,6 +145,7 @@ class CancelReason(StrEnum):
     SURPLUS = "spare group not needed"
     LATE = "reported after the lease had ended"
     UNASSIGNED = "another explorer plays the group"
+    DRAINED = "its worker is needed no more, or its node goes away"
 
     @property
     def is_waste(self) -> bool:
@@ -152,7 +153,13 @@ class CancelReason(StrEnum):
         return self not in _NO_WASTE
 
 
-_NO_WASTE = (CancelReason.SPARE, CancelReason.SURPLUS, CancelReason.LATE, CancelReason.UNASSIGNED)
+_NO_WASTE = (
+    CancelReason.SPARE,
+    CancelReason.SURPLUS,
+    CancelReason.LATE,
+    CancelReason.UNASSIGNED,
+    CancelReason.DRAINED,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,8 @@ class RolloutBatch:
     """Groups dropped since the last batch, by group filter."""
     discarded_tokens: int = 0
     """Sampled tokens thrown away since the last batch."""
+    workers: Mapping[str, int] = field(default_factory=dict)
+    """Where their number changes: `playing` now, `added` and `retired` since the start of the process."""
     depth: float | None = None
     """Batches that generation might run ahead, where the run finds that by itself."""
 

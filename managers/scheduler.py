@@ -7,7 +7,8 @@
                                      get_batch: take -> write to disk -> return
 
 It feeds events into the ledger and carries out the commands. `worker_group.py` has the processes,
-`slot_activity.py` decides when one hangs, `batch_files.py` writes each batch before it is delivered.
+`worker_pool.py` decides which there are, `slot_activity.py` when one hangs, and `batch_files.py` writes each
+batch before it is delivered.
 """
 
 from __future__ import annotations
@@ -64,11 +65,20 @@ from envsdk.managers.ledger_types import (
 from envsdk.managers.rollout_batch import RolloutBatch, RolloutTally
 from envsdk.managers.slot_activity import RestartCounter, SlotActivity
 from envsdk.managers.traj_env_manager import EpisodeOrder
+from envsdk.managers.worker_demand import WorkerDemandConfig, WorkerLoad
 from envsdk.managers.worker_group import Worker, WorkerGroup
+from envsdk.managers.worker_pool import (
+    RetireWorker,
+    StartWorker,
+    WorkerCommand,
+    WorkerPool,
+    WorkerPoolConfig,
+)
 from envsdk.processes.call_watch import Note
 from envsdk.trajectory import Outcome, Task, Trajectory
 
 TICK_S = 0.5
+LOAD_LOOK_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +87,10 @@ class SchedulerSetup:
 
     ledger: LedgerConfig
     workers: Mapping[str, WorkerSetup]
-    """By the worker's name."""
+    """By the worker's name: all there may be at the same time."""
     run_seed: int
+    pool: WorkerPoolConfig | None = None
+    """How many of them there are. None: all of them, always."""
     folder: Path | None = None
     """Where batches are written. None keeps them in memory."""
     file_prefix: str = "step"
@@ -94,6 +106,17 @@ class SchedulerSetup:
     placement: RolePlacement = field(default_factory=RolePlacement)
     """Nodes of the cluster that workers run on."""
 
+    @property
+    def all_workers(self) -> WorkerPoolConfig:
+        """`pool`, or what stands for it when it is absent."""
+        number = len(self.workers)
+        return self.pool or WorkerPoolConfig(
+            min_workers=number,
+            max_workers=number,
+            num_workers=number,
+            demand=WorkerDemandConfig(slots_per_worker=1),
+        )
+
 
 class RolloutScheduler:
     """Body of the actor."""
@@ -103,6 +126,7 @@ class RolloutScheduler:
         self._ledger = self._new_ledger(state)
         self._ledger.suspend(time.monotonic())
         self._workers = WorkerGroup(setup.workers, setup.placement)
+        self._pool = WorkerPool(list(setup.workers), setup.all_workers)
         self._slots = SlotActivity()
         self._restarts = RestartCounter()
         self._filters = GroupFilters(setup.group_filters, limit=setup.max_filtered_groups)
@@ -119,6 +143,8 @@ class RolloutScheduler:
                 group_size=setup.ledger.group_size,
                 discarded_per_file=setup.discarded_per_file,
             )
+        self._me: Any = None
+        """This actor's handle, once started."""
         self._depth = depth_control(setup.ledger, self._ledger.alpha)
         self._last_batch_at: float | None = None
         """On the ledger's clock, which stops while suspended."""
@@ -126,6 +152,9 @@ class RolloutScheduler:
         self._fatal: EnvsdkError | None = None
         self._changed = asyncio.Event()
         """Set when a batch may be ready, or the run has failed."""
+        self._all_checked_in = asyncio.Event()
+        self._is_awaited = False
+        """Somebody waits for a batch."""
         self._tasks: list[asyncio.Task[None]] = []
 
     def _new_ledger(self, state: LedgerState | None) -> RolloutLedger:
@@ -133,12 +162,13 @@ class RolloutScheduler:
 
     async def start(self) -> None:
         """Start the workers and wait until each has checked in."""
-        me = ray.get_runtime_context().current_actor
-        for name in self._setup.workers:
-            self._in_background(self._workers.supervise(name, me, self._worker_died))
+        self._me = ray.get_runtime_context().current_actor
+        self._carry_out(self._pool.begin())
         self._in_background(self._tick())
+        if self._setup.all_workers.is_elastic:
+            self._in_background(self._follow_load())
         failed = asyncio.create_task(self._until_fatal())
-        checked_in = asyncio.create_task(self._workers.all_checked_in.wait())
+        checked_in = asyncio.create_task(self._all_checked_in.wait())
         await asyncio.wait({failed, checked_in}, return_when=asyncio.FIRST_COMPLETED)
         failed.cancel()
         checked_in.cancel()
@@ -184,7 +214,9 @@ class RolloutScheduler:
             if taken is not None:
                 break
             self._execute(commands)
+            self._is_awaited = True
             await self._changed.wait()
+        self._is_awaited = False
         state = self._ledger.state()
         batch = self._assemble(taken)
         self._execute(commands)
@@ -221,8 +253,9 @@ class RolloutScheduler:
             self._stop(slot_id, lease_id)
         self._workers.broadcast(Control.RESUME)
         self._execute(self._ledger.publish(version, now))
-        for worker in self._workers.workers.values():
-            if worker.checked_in:
+        for name in self._pool.names:
+            worker = self._workers.workers.get(name)
+            if worker is not None and worker.checked_in:
                 idle = {s: tag for s, tag in worker.setup.slots.items() if s not in self._slots.stragglers}
                 self._execute(self._ledger.add_slots(idle, now))
 
@@ -252,21 +285,28 @@ class RolloutScheduler:
         self, worker_id: WorkerId, number: int, messages: Sequence[FromWorker]
     ) -> list[ToWorker]:
         """Take a worker's messages and wait for messages to it. `number` is that of the long poll's call."""
-        worker = self._workers.workers[worker_id.name]
-        if worker.worker_id != worker_id:
+        worker = self._workers.workers.get(worker_id.name)
+        if worker is None or worker.worker_id != worker_id:
             return []  # a late call of a process that has been replaced
         now = time.monotonic()
         if not worker.checked_in:
             self._workers.check_in(worker, is_suspended=self._ledger.is_suspended)
-            self._execute(self._ledger.add_slots(worker.setup.slots, now))
+            self._pool.checked_in(worker_id.name)
+            if worker_id.name in self._pool.names:
+                self._execute(self._ledger.add_slots(worker.setup.slots, now))
+            if self._pool.is_complete:
+                self._all_checked_in.set()
         for message in messages:
             self._receive(worker, message, now)
+        if messages and self._pool.is_leaving(worker_id.name):
+            self._end_if_empty(worker)
         return await worker.outbox.collect(number)
 
     def _receive(self, worker: Worker, message: FromWorker, now: float) -> None:
         slot_id = message.slot_id
         if self._slots.reported(slot_id):
-            self._execute(self._ledger.add_slots({slot_id: worker.setup.slots[slot_id]}, now))
+            if not self._pool.is_leaving(worker.worker_id.name):
+                self._execute(self._ledger.add_slots({slot_id: worker.setup.slots[slot_id]}, now))
         elif isinstance(message, Finished):
             if message.trajectory.failure is None:
                 self._restarts.progressed(worker.worker_id.name)
@@ -301,6 +341,47 @@ class RolloutScheduler:
                 self._judge(command)
             elif isinstance(command, Stalled):
                 self._fail(RolloutStalled(f"{command.message}{self._tally.failure_note()}"))
+
+    def _carry_out(self, commands: Iterable[WorkerCommand]) -> None:
+        """Start, retire and end workers."""
+        for command in commands:
+            if isinstance(command, StartWorker):
+                running = self._workers.supervise(command.life, self._me, self._worker_died)
+                self._in_background(running)
+            elif isinstance(command, RetireWorker):
+                worker = self._workers.workers[command.name]
+                self._execute(self._ledger.retire_slots(worker.setup.slots, time.monotonic()))
+                self._end_if_empty(worker)
+            else:
+                self._workers.end(command.name)
+
+    def _end_if_empty(self, worker: Worker) -> None:
+        if not any(slot_id in self._slots.playing for slot_id in worker.setup.slots):
+            self._carry_out(self._pool.emptied(worker.worker_id.name))
+
+    async def _follow_load(self) -> None:
+        """Look at the workers' load again and again, and add or retire some."""
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(LOAD_LOOK_S)
+            uses = await self._workers.cpu(self._pool.names)
+            now = time.monotonic()
+            if not self._ledger.is_suspended and uses:
+                load = WorkerLoad(
+                    num_workers=len(self._pool.names),
+                    num_waiting=self._ledger.num_waiting,
+                    num_playing=self._num_playing(),
+                    is_awaited=self._is_awaited,
+                    worker_cpu=sum(use.own_cores for use in uses),
+                    node_cpu=min(use.node_share for use in uses),
+                )
+                self._carry_out(self._pool.look(load, now - last))
+            last = now
+
+    def _num_playing(self) -> int:
+        """Slots that play, without those of workers that leave."""
+        name_of = self._workers.name_of_slot
+        return sum(not self._pool.is_leaving(name_of[slot_id]) for slot_id in self._slots.playing)
 
     def _stop(self, slot_id: str, lease_id: int) -> None:
         self._slots.stop(slot_id, time.monotonic() + self._setup.stop_grace_s)
@@ -346,7 +427,8 @@ class RolloutScheduler:
         groups = [[self._delivered(group, lease) for lease in group.lease_ids] for group in taken.groups]
         tally, self._tally = self._tally, RolloutTally()
         depth = None if self._depth is None else self._depth.alpha
-        return tally.batch(taken.version, groups, self._ledger.counts, self._filters.delivered(), depth)
+        counts, filtered = self._ledger.counts, self._filters.delivered()
+        return replace(tally.batch(taken.version, groups, counts, filtered, depth), workers=self._pool.counts)
 
     def _delivered(self, group: BatchGroup, lease_id: int) -> Trajectory:
         """The trajectory of a lease; one without turns when its worker never reported it."""
@@ -390,15 +472,17 @@ class RolloutScheduler:
         """End episodes past their deadline, and workers that did not stop one in time."""
         self._execute(self._ledger.tick(now))
         for name in {self._workers.name_of_slot[slot_id] for slot_id in self._slots.hung(now)}:
-            self._slots.forget(self._setup.workers[name].slots)
+            self._slots.forget(self._workers.workers[name].setup.slots)
             self._workers.kill(name)
 
-    def _worker_died(self, worker: Worker, died: RayActorError, note: Note | None) -> None:
-        """Record the failure, and play the worker's episodes elsewhere.
+    def _worker_died(self, worker: Worker, died: RayActorError, note: Note | None) -> bool:
+        """Record the failure, and play the worker's episodes elsewhere. Returns whether it is needed again.
 
         A note names the environment that held up the worker: its episode has failed, the others have not.
         """
         name = worker.worker_id.name
+        if name not in self._pool.names and not self._pool.is_leaving(name):
+            return False  # it had been told to end
         self._tally.add_failure(Failure(boundary=Boundary.SCHEDULER, kind="worker_died", message=str(died)))
         if note is None:
             self._restarts.died(name)
@@ -412,6 +496,7 @@ class RolloutScheduler:
         self._slots.forget(worker.setup.slots)
         if worker.checked_in:
             self._execute(self._ledger.remove_slots(worker.setup.slots, time.monotonic()))
+        return self._pool.died(name)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -11,12 +11,15 @@ from typing import Any
 
 from envsdk.config.env_defaults import turn_limit
 from envsdk.config.models import CustomEnv, EnvManagerArgs, RunConfig, StructuredOutput
+from envsdk.config.section import interleave
 from envsdk.env import EnvSpec, Isolation
 from envsdk.inference.sampling import OutputStructure
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.env_worker import WorkerSetup
 from envsdk.managers.ledger_types import FRUITLESS_BATCHES, LedgerConfig
 from envsdk.managers.traj_env_manager import UNLIMITED_TURNS, TagSetup
+from envsdk.managers.worker_demand import WorkerDemandConfig
+from envsdk.managers.worker_pool import WorkerPoolConfig
 from envsdk.prompts import AgentPrompts
 from envsdk.registry import spec as spec_of
 
@@ -71,9 +74,10 @@ def tag_setups(config: RunConfig, manager: EnvManagerArgs) -> dict[str, TagSetup
 def worker_setups(
     config: RunConfig, manager: EnvManagerArgs, *, split: str, model: Path, engines: Mapping[str, Any]
 ) -> dict[str, WorkerSetup]:
-    """The setup of each worker, by name. The slots of a tag are spread evenly over the workers.
+    """The setup of each worker there may be, by name. The slots of a tag are spread evenly over the workers.
 
-    State hashes are recorded if training needs them, and never in an evaluation.
+    Where the number of workers has a range, the first workers together have slots of every tag. State hashes
+    are recorded if training needs them, and never in an evaluation.
     """
     with_state_hashes = config.needs_state_hashes and split != VAL_SPLIT
     setups = {
@@ -81,10 +85,7 @@ def worker_setups(
         for tag, setup in tag_setups(config, manager).items()
     }
     generating = config.val_generating_args if split == VAL_SPLIT else config.actor_infer.generating_args
-    slots: list[dict[str, str]] = [{} for _ in range(manager.num_workers)]
-    tags = [tag for tag, count in manager.envs_per_tag.items() for _ in range(count)]
-    for index, tag in enumerate(tags):
-        slots[index % len(slots)][f"{split}/{tag}/{index}"] = tag
+    slots = _slots(manager, split)
     return {
         f"{split}-{index}": WorkerSetup(
             slots=worker_slots,
@@ -102,6 +103,34 @@ def worker_setups(
         )
         for index, worker_slots in enumerate(slots)
     }
+
+
+def _slots(manager: EnvManagerArgs, split: str) -> list[dict[str, str]]:
+    """The slots of each worker there may be: slot id -> tag."""
+    slots: list[dict[str, str]] = [{} for _ in range(manager.workers_between[1])]
+    if manager.has_worker_range:
+        for index, tag in enumerate(interleave(manager.groups_per_tag, manager.max_envs)):
+            slots[index // manager.max_env_num_per_worker][f"{split}/{tag}/{index}"] = tag
+    else:
+        tags = [tag for tag, count in manager.envs_per_tag.items() for _ in range(count)]
+        for index, tag in enumerate(tags):
+            slots[index % len(slots)][f"{split}/{tag}/{index}"] = tag
+    return slots
+
+
+def worker_pool(manager: EnvManagerArgs) -> WorkerPoolConfig:
+    """Between which numbers the workers of this manager follow the load."""
+    fewest, most = manager.workers_between
+    return WorkerPoolConfig(
+        min_workers=fewest,
+        max_workers=most,
+        num_workers=manager.num_workers,
+        demand=WorkerDemandConfig(
+            slots_per_worker=manager.max_env_num_per_worker,
+            max_node_cpu=manager.max_node_cpu,
+            idle_s=manager.worker_idle_s,
+        ),
+    )
 
 
 def train_ledger(config: RunConfig) -> LedgerConfig:

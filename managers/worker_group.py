@@ -1,13 +1,16 @@
 """Shell: the worker processes of one scheduler, as Ray actors, and the messages to them.
 
 started -> checked in -> (messages)* -> dead -> started again under the next incarnation
+                                     -> ended, when it is needed no more
+
+`worker_pool.py` decides which workers there are.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,10 +31,15 @@ from envsdk.managers.env_worker import (
     WorkerSetup,
 )
 from envsdk.managers.ray_nodes import Placer
+from envsdk.managers.worker_pool import Life
 from envsdk.net.long_poll import Outbox
 from envsdk.processes.call_watch import Note, read_note
+from envsdk.processes.cpu_meter import CpuUse
 
 NOTE_PATIENCE_S = 10.0
+CPU_PATIENCE_S = 5.0
+END_PATIENCE_S = 30.0
+"""For closing a worker's environments."""
 
 
 @dataclass(slots=True)
@@ -49,29 +57,30 @@ class WorkerGroup:
     """Starts the workers, replaces dead ones, and carries messages to them. Owner: the scheduler."""
 
     def __init__(self, setups: Mapping[str, WorkerSetup], placement: RolePlacement | None = None) -> None:
-        self._setups = setups
+        """`setups` are those of all seats."""
+        self._seats = setups
         self._placer = Placer(placement or RolePlacement())
         self.workers: dict[str, Worker] = {}
         """The present incarnation of each worker, by name."""
-        self.all_checked_in = asyncio.Event()
         self._engines: dict[str, Any] = {}
         """Engines that workers may send requests to, by name."""
         for setup in setups.values():
             self._engines |= setup.engines
-        self.name_of_slot = {slot: name for name, setup in setups.items() for slot in setup.slots}
+        self.name_of_slot: dict[str, str] = {}
         """Name of the worker that has this slot."""
         self._is_closing = False
 
     async def supervise(
-        self, name: str, scheduler: Any, died: Callable[[Worker, RayActorError, Note | None], None]
+        self, life: Life, scheduler: Any, died: Callable[[Worker, RayActorError, Note | None], bool]
     ) -> None:
-        """Run one worker until `close`. When it dies, call `died` and start it again.
+        """Run one worker until `end` or `close`. When it dies, call `died`; if that is True, start it again.
 
         Raises EnvsdkError when the worker's own code fails.
         """
+        name, slots = life.name, self.add_slots_of(life)
         for incarnation in itertools.count():
             worker_id = WorkerId(name, incarnation)
-            setup = replace(self._setups[name], engines=dict(self._engines))
+            setup = replace(self._seats[life.seat], slots=slots, engines=dict(self._engines))
             actor = self._actor(worker_id, setup)
             worker = self.workers[name] = Worker(worker_id, setup, actor)
             note_at = None
@@ -79,11 +88,16 @@ class WorkerGroup:
                 note_at = await actor.note.remote()
                 self._placer.landed(name, note_at[0])
                 await actor.run.remote(scheduler)
+                if not self._is_closing:
+                    self._forget(worker)
                 return
             except RayActorError as error:
                 if self._is_closing:
                     return
-                died(worker, error, None if note_at is None else await _take_note(*note_at))
+                note = None if note_at is None else await _take_note(*note_at)
+                if not died(worker, error, note):
+                    self._forget(worker)
+                    return
                 # The process may only be out of reach; two of one name must not run.
                 ray.kill(actor)
             except Exception as error:
@@ -92,6 +106,31 @@ class WorkerGroup:
     def _actor(self, worker_id: WorkerId, setup: WorkerSetup) -> Any:
         actor: Any = ray.remote(**self._placer.options(worker_id.name))(EnvWorker)
         return actor.remote(worker_id, setup)
+
+    def add_slots_of(self, life: Life) -> dict[str, str]:
+        """The slots of this worker, which are its own: a worker that had its seat may still play."""
+        suffix = f".{life.number}" if life.number else ""
+        slots = {f"{slot_id}{suffix}": tag for slot_id, tag in self._seats[life.seat].slots.items()}
+        self.name_of_slot |= dict.fromkeys(slots, life.name)
+        return slots
+
+    def _forget(self, worker: Worker) -> None:
+        """This worker is gone for good."""
+        worker.outbox.close()
+        ray.kill(worker.actor)
+        del self.workers[worker.worker_id.name]
+        self._placer.left(worker.worker_id.name)
+        for slot_id in worker.setup.slots:
+            del self.name_of_slot[slot_id]
+
+    def end(self, name: str) -> None:
+        """Let this worker, which plays nothing, close its environments and end."""
+        worker = self.workers[name]
+        if not worker.checked_in:
+            ray.kill(worker.actor)
+            return
+        worker.outbox.put(Control.CLOSE)
+        asyncio.get_running_loop().call_later(END_PATIENCE_S, ray.kill, worker.actor)
 
     def check_in(self, worker: Worker, *, is_suspended: bool) -> None:
         """The first call of a worker: tell it what changed since its setup was written."""
@@ -103,8 +142,6 @@ class WorkerGroup:
         for engine, actor in self._engines.items():
             if worker.setup.engines.get(engine) is not actor:
                 worker.outbox.put(EngineJoined(engine, actor))
-        if len(self.workers) == len(self._setups) and all(w.checked_in for w in self.workers.values()):
-            self.all_checked_in.set()
 
     def send(self, slot_id: str, message: ToWorker) -> None:
         """To the worker of this slot."""
@@ -131,8 +168,22 @@ class WorkerGroup:
         ray.kill(self.workers[name].actor)
 
     async def num_calls(self) -> int:
-        """Ray calls made for rollouts since start, by all workers."""
+        """Ray calls made for rollouts since start, by all workers that there are."""
         return sum(await asyncio.gather(*(w.actor.num_calls.remote() for w in self.workers.values())))
+
+    async def cpu(self, names: Iterable[str]) -> list[CpuUse]:
+        """CPU use of these workers and their machines since the last call; without those that are late."""
+        asked = [
+            asyncio.ensure_future(_awaited(self.workers[name].actor.cpu.remote()))
+            for name in names
+            if name in self.workers
+        ]
+        if not asked:
+            return []
+        answered, late = await asyncio.wait(asked, timeout=CPU_PATIENCE_S)
+        for each in late:
+            each.cancel()
+        return [each.result() for each in answered if each.exception() is None]
 
     def close(self) -> None:
         """End all workers."""
@@ -140,6 +191,10 @@ class WorkerGroup:
         self.broadcast(Control.CLOSE)
         for worker in self.workers.values():
             ray.kill(worker.actor)
+
+
+async def _awaited(answer: Awaitable[CpuUse]) -> CpuUse:
+    return await answer
 
 
 async def _take_note(node_id: str, path: Path) -> Note | None:

@@ -28,6 +28,7 @@ from envsdk.config.models import (
     TrainerRole,
 )
 from envsdk.config.rlvr_checks import prompt_problems
+from envsdk.config.section import split_evenly
 from envsdk.env import EnvSpec, Isolation
 from envsdk.failures import ConfigurationError
 from envsdk.inference.settings import EngineSettings
@@ -122,6 +123,7 @@ def _managers(config: RunConfig) -> Iterator[Problem]:
                 hint = suggest(tag, config.custom_envs, known="tags in custom_envs")
                 yield Problem((name, "tags", i), f"unknown tag `{tag}`; {hint}")
         yield from _partition(name, manager)
+        yield from _workers(name, manager)
         if manager.min_group_size is not None and manager.min_group_size > manager.group_size:
             yield Problem(
                 (name, "min_group_size"),
@@ -134,6 +136,20 @@ def _managers(config: RunConfig) -> Iterator[Problem]:
                 ("val_env_manager", key),
                 "has no effect: an evaluation plays every task once and counts every episode; leave it out",
             )
+
+
+def _workers(name: str, manager: EnvManagerArgs) -> Iterator[Problem]:
+    fewest, most = manager.workers_between
+    if fewest > most:
+        yield Problem((name, "min_workers"), f"{fewest} is more than max_workers={most}")
+        return
+    num_envs = fewest * manager.max_env_num_per_worker
+    if manager.has_worker_range and num_envs < len(manager.tags):
+        yield Problem(
+            (name, "min_workers" if manager.min_workers is not None else "max_workers"),
+            f"{fewest} x max_env_num_per_worker={manager.max_env_num_per_worker} environments cannot play "
+            f"{len(manager.tags)} tags: every tag needs one; raise min_workers or max_env_num_per_worker",
+        )
 
 
 def _partition(name: str, manager: EnvManagerArgs) -> Iterator[Problem]:
@@ -509,8 +525,8 @@ def _memory(config: RunConfig) -> Iterator[Problem]:
         processes = _num_processes(config, manager)
         pieces += [
             (path, "environments in processes of their own", processes, 4 * _MIB),
-            (path, "environments", manager.num_envs, 8 * _KIB),
-            ((name, "max_env_num_per_worker"), "workers", manager.num_workers, 32 * _MIB),
+            (path, "environments", manager.max_envs, 8 * _KIB),
+            ((name, "max_env_num_per_worker"), "workers", manager.workers_between[1], 32 * _MIB),
         ]
     reported: set[str] = set()
     for key, what, number, least_bytes in pieces:
@@ -523,13 +539,19 @@ def _memory(config: RunConfig) -> Iterator[Problem]:
             )
 
 
+def _most_envs_per_tag(manager: EnvManagerArgs) -> dict[str, int]:
+    weights = manager.groups_per_tag
+    shares = split_evenly(manager.max_envs, list(weights.values()))
+    return dict(zip(weights, shares, strict=True))
+
+
 def _num_processes(config: RunConfig, manager: EnvManagerArgs) -> int:
     """Environments in processes of their own; 0 where tags and partition do not fit (see `_partition`)."""
     if len(manager.num_groups_partition or manager.tags) != len(manager.tags):
         return 0
     return sum(
         num_envs
-        for tag, num_envs in manager.envs_per_tag.items()
+        for tag, num_envs in _most_envs_per_tag(manager).items()
         if tag in config.custom_envs and _isolation(config.custom_envs[tag]) == Isolation.PROCESS
     )
 

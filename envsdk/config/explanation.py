@@ -137,7 +137,7 @@ def _requests(config: RunConfig) -> str:
     engines = "1 engine answers" if infer.num_engines == 1 else f"{infer.num_engines} engines answer"
     plural = "" if infer.num_engines == 1 else " each"
     return (
-        f"up to {min(wanted, manager.num_envs)}, every response a request {each}; "
+        f"up to {min(wanted, manager.max_envs)}, every response a request {each}; "
         f"{engines} {infer.infer_batch_size} at a time{plural}"
     )
 
@@ -169,6 +169,13 @@ def _manager_rows(name: str, manager: EnvManagerArgs) -> Iterator[tuple[str, str
     spares = f", {manager.group_size_redundancy} of each group spare" if manager.group_size_redundancy else ""
     workers = f"{manager.num_workers} worker{'' if manager.num_workers == 1 else 's'}"
     yield f"{name} environments", f"{manager.num_envs} in {workers}{spares}"
+    fewest, most = manager.workers_between
+    if fewest < most:
+        each = manager.max_env_num_per_worker
+        yield (
+            f"{name} workers",
+            f"{fewest} to {most}, {each} environments each: {fewest * each} to {most * each}",
+        )
     yield f"{name} slots by tag", _per_tag(manager.envs_per_tag)
 
 

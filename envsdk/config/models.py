@@ -12,6 +12,7 @@ against what it declares.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -36,7 +37,7 @@ from envsdk.config.ranges import parse_index_list
 from envsdk.config.ray_models import RayArgs as RayArgs
 from envsdk.config.rlvr_models import DataArgs, RewardArgs, ValidationArgs
 from envsdk.config.section import GeneratingArgs as GeneratingArgs
-from envsdk.config.section import Names, Section, Tag, distinct
+from envsdk.config.section import Names, Section, Tag, distinct, interleave
 from envsdk.config.section import split_evenly as split_evenly
 from envsdk.settings.validation import NAME_PATTERN
 
@@ -85,6 +86,16 @@ class EnvManagerArgs(Section):
     """Groups per tag, in the order of `tags`; an equal split when absent."""
     max_env_num_per_worker: PositiveInt = 64
     """Environments hosted by one worker process."""
+    min_workers: PositiveInt | None = None
+    """Fewest worker processes when there is little to play. With this or `max_workers`, each hosts exactly
+    `max_env_num_per_worker` environments, so that their number follows that of the workers."""
+    max_workers: PositiveInt | None = None
+    """Most of them when episodes wait for an environment and the trainer for episodes."""
+    worker_idle_s: PositiveFloat = 300.0
+    """When for so many seconds no episode waited and one worker fewer would have had a fifth of its
+    environments to spare, one finishes its episodes and ends, down to `min_workers`."""
+    max_node_cpu: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """With more than this share of its CPU in use, a node gets no further worker; 1: CPU is not looked at."""
     group_size_redundancy: NonNegativeInt = 0
     """Spare members per group: the first `group_size` finished count, the rest are cancelled."""
     num_groups_redundancy: NonNegativeInt = 0
@@ -109,13 +120,40 @@ class EnvManagerArgs(Section):
 
     @property
     def num_envs(self) -> int:
-        """Environment slots over all groups."""
+        """Environment slots that the run begins with."""
+        if self.has_worker_range:
+            return self.num_workers * self.max_env_num_per_worker
         return self.num_env_groups * self.num_envs_per_group
 
     @property
+    def max_envs(self) -> int:
+        """Environment slots of the most workers."""
+        if self.has_worker_range:
+            return self.workers_between[1] * self.max_env_num_per_worker
+        return self.num_envs
+
+    @property
+    def has_worker_range(self) -> bool:
+        """Whether the file says between which numbers the workers are."""
+        return self.min_workers is not None or self.max_workers is not None
+
+    @property
     def num_workers(self) -> int:
-        """Worker processes needed to host `num_envs`."""
-        return math.ceil(self.num_envs / self.max_env_num_per_worker)
+        """Worker processes that the run begins with: as many as the groups need, within `workers_between`."""
+        fewest, most = self.workers_between
+        return min(max(self._workers_for_groups, fewest), most)
+
+    @property
+    def workers_between(self) -> tuple[int, int]:
+        """Fewest and most worker processes."""
+        needed = self._workers_for_groups
+        fewest = self.min_workers or min(needed, self.max_workers or needed)
+        return fewest, self.max_workers or max(needed, fewest)
+
+    @property
+    def _workers_for_groups(self) -> int:
+        num_envs = self.num_env_groups * self.num_envs_per_group
+        return math.ceil(num_envs / self.max_env_num_per_worker)
 
     @property
     def required_group_size(self) -> int:
@@ -130,7 +168,9 @@ class EnvManagerArgs(Section):
 
     @property
     def envs_per_tag(self) -> dict[str, int]:
-        """Environment slots by tag."""
+        """Environment slots that the run begins with, by tag."""
+        if self.has_worker_range:
+            return dict(Counter(interleave(self.groups_per_tag, self.num_envs)))
         return {tag: groups * self.num_envs_per_group for tag, groups in self.groups_per_tag.items()}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt
@@ -40,6 +40,23 @@ def split_evenly(total: int, weights: Sequence[int]) -> list[int]:
     for i in by_remainder[: total - sum(shares)]:
         shares[i] += 1
     return shares
+
+
+def interleave(weights: Mapping[str, int], count: int) -> list[str]:
+    """`count` names in an order whose every beginning has them in proportion to `weights`, as far as it can.
+
+    The first names are all of them, once each.
+
+    >>> interleave({"maze": 3, "shop": 1}, 6)
+    ['maze', 'shop', 'maze', 'maze', 'maze', 'shop']
+    """
+    counts = dict.fromkeys(weights, 0)
+    names = []
+    for _ in range(count):
+        name = min(weights, key=lambda name: counts[name] / weights[name])
+        counts[name] += 1
+        names.append(name)
+    return names
 
 
 class Section(BaseModel):

@@ -68,6 +68,8 @@ class StepSummary:
     """Share of the step in which the trainer waited for rollouts, 0 to 1."""
     rollout_wait_share: float
     """Share of the step in which the engines had nothing to sample, 0 to 1."""
+    num_workers: float = math.nan
+    """Environment workers, where their number changes."""
     step_s: float = math.nan
     eta_s: float | None = None
     """Time left, seconds; None when unknown."""
@@ -91,6 +93,7 @@ class StepSummary:
             tokens_per_s=metrics.get("rollout/tokens_per_s", math.nan),
             trainer_wait_share=waited_s / step_s if step_s > 0 else math.nan,
             rollout_wait_share=metrics.get("time/engine_idle_share", math.nan),
+            num_workers=metrics.get("workers/playing", math.nan),
             step_s=step_s,
             eta_s=eta_s,
             failures={name: int(count) for name, count in _by_tag(metrics, "failures/").items() if count},
@@ -240,7 +243,7 @@ class ProgressDisplay:
         table.add_row(
             _labeled("step", _duration(summary.step_s)),
             _labeled("engines waited", _percent(summary.rollout_wait_share)),
-            "",
+            "" if math.isnan(summary.num_workers) else _labeled("workers", _count(summary.num_workers)),
         )
         return table
 
@@ -284,6 +287,8 @@ def _step_line(summary: StepSummary) -> str:
         f" engines {_percent(summary.rollout_wait_share)}",
         _duration(summary.step_s),
     ]
+    if not math.isnan(summary.num_workers):
+        parts.append(f"{_count(summary.num_workers)} workers")
     if summary.failures:
         parts.append("failed: " + ", ".join(f"{count} {kind}" for kind, count in summary.failures.items()))
     if summary.eta_s is not None:

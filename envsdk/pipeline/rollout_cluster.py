@@ -25,7 +25,7 @@ from envsdk.managers.ledger_types import LedgerState
 from envsdk.managers.ray_nodes import check_placement, on_this_node
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
-from envsdk.managers.wiring import VAL_SPLIT, train_ledger, validation_ledger, worker_setups
+from envsdk.managers.wiring import VAL_SPLIT, train_ledger, validation_ledger, worker_pool, worker_setups
 from envsdk.pipeline.engine_group import EngineGroup, EngineGroupSpec, Say
 from envsdk.pipeline.trainer_group import reason_of_death
 from envsdk.pipeline.weight_source import WeightSource
@@ -68,6 +68,7 @@ class RolloutCluster:
                         model=model,
                         engines=self.engines.actors,
                     ),
+                    pool=worker_pool(config.train_env_manager),
                     run_seed=config.seed,
                     folder=trajectories,
                     group_filters=config.group_filters,
@@ -88,6 +89,7 @@ class RolloutCluster:
                         model=model,
                         engines=self.engines.actors,
                     ),
+                    pool=worker_pool(config.val_env_manager),
                     run_seed=config.seed,
                     folder=trajectories,
                     file_prefix=VAL_SPLIT,

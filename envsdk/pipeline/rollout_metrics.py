@@ -30,6 +30,7 @@ def rollout_metrics(batch: RolloutBatch) -> dict[str, float]:
     metrics |= {f"ledger/{name}": float(count) for name, count in batch.ledger_counts.items()}
     metrics |= {f"filter/{name}": float(count) for name, count in batch.filtered.items()}
     metrics |= {f"failures/{kind}": float(count) for kind, count in batch.failures.items()}
+    metrics |= {f"workers/{name}": float(count) for name, count in batch.workers.items()}
     metrics |= {f"without_episodes/{tag}": 1.0 for tag in batch.failing_tags}
     return metrics
 

@@ -128,6 +128,8 @@ PURE_CORES = {
     "managers/ledger_types.py",
     "managers/rollout_batch.py",
     "managers/slot_activity.py",
+    "managers/worker_demand.py",
+    "managers/worker_pool.py",
 }
 """No clock, no randomness of their own, no I/O, no framework."""
 

@@ -68,8 +68,20 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.slots)
     @rule(data=st.data())
     def a_worker_is_lost(self, data: st.DataObject) -> None:
-        ids = st.lists(st.sampled_from(list(self.model.slots)), min_size=1, max_size=3, unique=True)
+        """Also one that was drained and still played."""
+        known = sorted({*self.model.slots, *self.model.occupied})
+        ids = st.lists(st.sampled_from(known), min_size=1, max_size=3, unique=True)
         self.model.remove_slots(data.draw(ids))
+
+    @precondition(lambda self: self.model.slots)
+    @rule(data=st.data(), in_a_hurry=st.booleans())
+    def a_worker_is_drained(self, data: st.DataObject, in_a_hurry: bool) -> None:
+        ids = st.lists(st.sampled_from(list(self.model.slots)), min_size=1, max_size=3, unique=True)
+        slot_ids = data.draw(ids)
+        if in_a_hurry:
+            self.model.hand_over(slot_ids)
+        else:
+            self.model.retire_slots(slot_ids)
 
     @precondition(lambda self: self.model.running())
     @rule(

@@ -76,6 +76,8 @@ class CheckedLedger:
         self.ready: dict[int, tuple[int, ...]] = {}
         self.delivered_tasks: set[tuple[str, int]] = set()
         self.group_of_task: dict[tuple[str, int], int] = {}
+        self.handed_over: dict[tuple[int, int], int] = {}
+        """By group and member, the attempt that was handed over and not yet played again."""
         self.alpha = config.alpha
         self.bound = math.ceil(config.alpha) if config.max_staleness is None else config.max_staleness
         self.known_groups: set[int] = set()
@@ -103,6 +105,19 @@ class CheckedLedger:
         for slot_id in slot_ids:
             self.slots.pop(slot_id, None)
         self._send("remove_slots", slot_ids)
+
+    def retire_slots(self, slot_ids: list[str]) -> None:
+        for slot_id in slot_ids:
+            del self.slots[slot_id]
+        self._send("retire_slots", slot_ids)
+
+    def hand_over(self, slot_ids: list[str]) -> None:
+        running = set(self.running())
+        handed_over = {self.occupied[slot] for slot in slot_ids if self.occupied.get(slot) in running}
+        self.retire_slots(slot_ids)
+        self._send("hand_over", slot_ids)
+        left = handed_over & set(self.running())
+        self.promise(5, not left, "an episode that was handed over still runs")
 
     def finish(self, lease_id: int, *, oldest_version: int | None, failed: bool = False) -> None:
         record = self.records[lease_id]
@@ -190,6 +205,7 @@ class CheckedLedger:
         self.occupied.clear()
         self.ready.clear()
         self.groups_in_training = self.leases_in_training = 0
+        self.handed_over.clear()
         self.num_wasted = 0
         self.is_suspended = False
         self.ledger = self.make(self.config, LedgerState.from_dict(saved))
@@ -252,6 +268,8 @@ class CheckedLedger:
         self.promise(
             6, self.group_of_task.setdefault(task, lease.group_id) == lease.group_id, "two groups of a task"
         )
+        attempt = self.handed_over.pop((lease.group_id, lease.member), lease.attempt)
+        self.promise(8, lease.attempt <= attempt, "an episode that was handed over used up an attempt")
         self.ready.pop(lease.group_id, None)
         self.occupied[slot_id] = lease.lease_id
         self.records[lease.lease_id] = Record(lease, slot_id, self.clock)
@@ -265,6 +283,10 @@ class CheckedLedger:
             self.promise(5, age_s >= self.config.episode_deadline_s - 1e-6, f"ended early, after {age_s} s")
             self._end(record, LeaseEnd.FAILED, is_waste=True)
             record.phase = Phase.FAILED
+        elif cancel.reason is CancelReason.DRAINED:
+            self.promise(1, cancel.slot_id not in self.slots, "a slot that stays was handed over")
+            self._end(record, LeaseEnd.CANCELLED)
+            self.handed_over[record.lease.group_id, record.lease.member] = record.lease.attempt
         elif cancel.reason is CancelReason.TOO_OLD:
             self._end(record, LeaseEnd.STALE, is_waste=True)
         else:

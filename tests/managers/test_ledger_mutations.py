@@ -52,6 +52,14 @@ MUTATIONS = [
         "                self._pool.free(member.lease_id)\n",
     ),
     Mutation(
+        4,
+        "a retired slot is granted again",
+        "        if slot.is_retired:\n            del self._slots[slot_id]\n        else:\n"
+        "            self._tags",
+        "        if True:\n            self._tags",
+        module=PARTS,
+    ),
+    Mutation(
         2,
         "the batch in training takes no room",
         "        return capacity - self._groups_in_training\n",
@@ -156,6 +164,12 @@ MUTATIONS = [
         "a member is leased again without end",
         "        if member.attempt >= self.config.max_group_attempts:\n",
         "        if False:\n",
+    ),
+    Mutation(
+        8,
+        "an episode that is handed over uses up an attempt",
+        "                self._queue_again(member)\n",
+        "                self._lease_again(member)\n",
     ),
     Mutation(
         8,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,12 +34,16 @@ from envsdk.managers.ledger_types import LedgerConfig
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.traj_env_manager import EpisodeOrder
+from envsdk.managers.worker_demand import WorkerDemandConfig, WorkerLoad
 from envsdk.managers.worker_group import Worker as WorkerRecord
+from envsdk.managers.worker_pool import Life, WorkerPoolConfig
 from envsdk.processes.call_watch import Note
 from envsdk.trajectory import Outcome, TokenLog, Trajectory, VersionSpan
 
 DEADLINE_S, GRACE_S, TICK_S = 100.0, 10.0, 5.0
-SLOTS = {"w0": ("w0/a/0", "w0/a/1", "w0/a/2"), "w1": ("w1/a/0", "w1/a/1")}
+SLOTS = {"w0": ("w0/a/0", "w0/a/1", "w0/a/2"), "w1": ("w1/a/0", "w1/a/1"), "w2": ("w2/a/0",)}
+BUSY = WorkerLoad(num_workers=2, num_waiting=4, num_playing=5, is_awaited=True)
+IDLE = WorkerLoad(num_workers=3, num_waiting=0, num_playing=0, is_awaited=True)
 
 
 def drop_some(group: Sequence[Trajectory]) -> str | None:
@@ -72,7 +77,7 @@ class Worker:
         self.name, self.worker_id = name, WorkerId(name, incarnation)
         self.playing: dict[str, EpisodeOrder] = {}
         self.told_to_stop: set[str] = set()
-        self.is_suspended = False
+        self.is_suspended = self.is_closed = False
         self._scheduler = scheduler
         self._calls = 0
         self._call: asyncio.Task[list[ToWorker]] | None = None
@@ -111,6 +116,9 @@ class Worker:
                 order = self.playing.get(message.slot_id)
                 if order is not None and order.lease_id == message.lease_id:
                     self.told_to_stop.add(message.slot_id)
+            elif message is Control.CLOSE:
+                assert not self.playing, "a worker that plays was ended"
+                self.is_closed = True
             elif isinstance(message, Control):
                 self.is_suspended = message is Control.SUSPEND
 
@@ -190,24 +198,47 @@ class SchedulerMachine(RuleBasedStateMachine):
         setup = SchedulerSetup(
             ledger=self.config,
             workers=self.setups,
+            pool=WorkerPoolConfig(
+                min_workers=1,
+                max_workers=3,
+                num_workers=2,
+                demand=WorkerDemandConfig(slots_per_worker=2, grow_s=10, idle_s=60),
+            ),
             run_seed=0,
             group_filters=filters,
             stop_grace_s=GRACE_S,
         )
         self.scheduler = RolloutScheduler(setup)
+        self.scheduler._workers.supervise = self._supervise  # type: ignore[method-assign]
         self.workers: dict[str, Worker] = {}
+        self.worker_setups: dict[str, WorkerSetup] = {}
 
         async def begin() -> None:
-            for name in SLOTS:
-                self._start_worker(name)
-                self.workers[name].say()
+            self.scheduler._carry_out(self.scheduler._pool.begin())
+            await asyncio.sleep(0)
+            for worker in self.workers.values():
+                worker.say()
             await (self.scheduler.begin_again(0) if is_evaluation else self.scheduler.publish(0))
 
         self._do(begin())
 
+    async def _supervise(self, life: Life, scheduler: Any, died: Any) -> None:
+        slots = self.scheduler._workers.add_slots_of(life)
+        self.worker_setups[life.name] = replace(self.setups[life.seat], slots=slots)
+        self._start_worker(life.name)
+
     def _start_worker(self, name: str) -> None:
         self.num_incarnations += 1
-        self.workers[name] = Worker(self.scheduler, name, self.setups[name], self.num_incarnations)
+        self.workers[name] = Worker(self.scheduler, name, self.worker_setups[name], self.num_incarnations)
+
+    def _lose(self, worker: Worker, note: Note | None) -> None:
+        """Its process ended."""
+        worker.end()
+        if self.scheduler._worker_died(worker.record, RayActorError(), note):
+            self._start_worker(worker.name)
+        else:
+            self.scheduler._workers._forget(worker.record)
+        self.scheduler._restarts.reset()
 
     def _do(self, work: Any = None) -> None:
         """Do this on the event loop, and let everybody hear of it."""
@@ -220,6 +251,14 @@ class SchedulerMachine(RuleBasedStateMachine):
                     await asyncio.sleep(0)
                 if not sum(worker.listen() for worker in self.workers.values()):
                     break
+            for worker in [worker for worker in self.workers.values() if worker.is_closed]:
+                self.workers.pop(worker.name).end()
+                self.scheduler._workers._forget(worker.record)
+                self.killed.remove(worker.record.actor)
+            for worker in [worker for worker in self.workers.values() if not worker.is_up]:
+                if worker.record.actor in self.killed:
+                    self._lose(self.workers.pop(worker.name), None)
+                    self.killed.remove(worker.record.actor)
 
         self.loop.run_until_complete(run())
         self._look_at_batch()
@@ -282,18 +321,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         self._say(worker, Released(slot, worker.playing.pop(slot).lease_id))
 
     @precondition(lambda self: not self.is_over)
-    @rule(name=st.sampled_from(sorted(SLOTS)), data=st.data(), has_note=st.booleans())
-    def a_worker_dies(self, name: str, data: st.DataObject, has_note: bool) -> None:
-        worker = self.workers.pop(name)
+    @rule(data=st.data(), has_note=st.booleans())
+    def a_worker_dies(self, data: st.DataObject, has_note: bool) -> None:
+        worker = self.workers.pop(data.draw(st.sampled_from(sorted(self.workers))))
 
         async def die() -> None:
             note = None
             if worker.playing and has_note:
                 note = Note(data.draw(st.sampled_from(sorted(worker.playing))), "step", 1.0)
-            self.scheduler._worker_died(worker.record, RayActorError(), note)
-            self.scheduler._restarts.reset()
-            worker.end()
-            self._start_worker(name)
+            self._lose(worker, note)
+            self.killed.clear()
             # What it said last arrives behind the news of its death.
             late = [Released(slot, order.lease_id) for slot, order in worker.playing.items()]
             said = self.scheduler.exchange(worker.worker_id, 10_000, late)
@@ -312,6 +349,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         self._do(check_in())
 
     @precondition(lambda self: not self.is_over)
+    @rule(what=st.sampled_from(["more", "fewer", "leave"]), data=st.data())
+    def the_number_of_workers_changes(self, what: str, data: st.DataObject) -> None:
+        async def change() -> None:
+            pool = self.scheduler._pool
+            if what == "leave":
+                names = data.draw(st.lists(st.sampled_from(sorted(self.workers)), max_size=2))
+                self.scheduler._carry_out(pool.leave(names))
+            else:
+                self.scheduler._carry_out(pool.look(BUSY if what == "more" else IDLE, 60.0))
+
+        self._do(change())
+
+    @precondition(lambda self: not self.is_over)
     @rule(seconds=st.sampled_from([TICK_S, 3 * GRACE_S, DEADLINE_S + TICK_S]))
     def time_passes(self, seconds: float) -> None:
         for _ in range(int(seconds / TICK_S)):
@@ -323,10 +373,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scheduler._end_what_is_late(self.now)
             hung = [n for n, w in self.workers.items() if w.record.actor in self.killed]
             for name in hung:
-                self.scheduler._worker_died(self.workers[name].record, RayActorError(), None)
-                self.workers.pop(name).end()
-                self._start_worker(name)
-            self.scheduler._restarts.reset()
+                self._lose(self.workers.pop(name), None)
             self.killed.clear()
 
         self._do(look())
@@ -378,6 +425,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             "a result is kept for nobody"
         )
         assert not scheduler._filter_reasons
+        pool = scheduler._pool
+        assert {*pool.names} <= self.workers.keys()
+        assert all(pool.is_leaving(name) for name in self.workers.keys() - {*pool.names})
+        assert {s for w in self.workers.values() for s in w.record.setup.slots} == {
+            *scheduler._workers.name_of_slot
+        }
         if not self.is_evaluation:
             for worker in self.workers.values():
                 assert not worker.is_up or worker.is_suspended is scheduler._ledger.is_suspended
@@ -398,7 +451,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _drain(self) -> None:
         """When all episodes end well a batch comes, also from the workers that are left."""
-        if not any(worker.is_up for worker in self.workers.values()):
+        if not any(self.workers[name].is_up for name in self.scheduler._pool.names):
             self.new_workers_check_in()
         if not self.is_evaluation:
             self._do(self.scheduler.resume())

@@ -153,6 +153,8 @@ BAD: list[tuple[str, Any, str, list[str]]] = [
     (f"{INFER}", {"device_mapping": [0, 1, 2, 3], "num_engines": 1, "max_engines": 2, "strategy_args":
      {"strategy_config": {"tensor_parallel_size": 4}, "strategy_name": "vllm"}},
      f"{INFER}.device_mapping", ["max_engines=2", "tensor_parallel_size to 2"]),
+    (f"{TRAIN}", {"min_workers": 3, "max_workers": 2, "num_env_groups": 4, "group_size": 4, "tags": ["Lake"]},
+     f"{TRAIN}.min_workers", ["3 is more than max_workers=2"]),
     (f"{INFER}.min_engines", 2, f"{INFER}.min_engines", ["2 is more than num_engines=1"]),
     (f"{INFER}", {"num_engines": 3, "max_engines": 2}, f"{INFER}.max_engines", ["less than num_engines=3"]),
     (f"{INFER}.max_queued_per_engine", 20, f"{INFER}.max_queued_per_engine", ["16"]),

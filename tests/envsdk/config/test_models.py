@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from envsdk.algorithms.args import AlgorithmArgs, AlgorithmKeys
 from envsdk.config.models import EnvManagerArgs, RunConfig, Section, StructuredOutput, split_evenly
+from envsdk.config.section import interleave
 from envsdk.inference.sampling import OutputStructure
 from envsdk.managers.wiring import output_structure
 from tests.docs.configuration_reference import with_reference
@@ -58,6 +59,41 @@ def test_workers_have_room_for_every_environment_and_none_is_idle(
     )
     assert (manager.num_workers - 1) * per_worker < manager.num_envs <= manager.num_workers * per_worker
     assert sum(manager.envs_per_tag.values()) == manager.num_envs
+
+
+@given(
+    st.dictionaries(st.sampled_from("ABCDE"), st.integers(1, 6), min_size=1), st.integers(1, 60), st.data()
+)
+def test_every_beginning_of_an_interleaving_keeps_the_proportions(
+    weights: dict[str, int], count: int, data: st.DataObject
+) -> None:
+    names = interleave(weights, count)
+    beginning = names[: data.draw(st.integers(0, count))]
+    for name, weight in weights.items():
+        for other, other_weight in weights.items():
+            assert (beginning.count(name) - 1) * other_weight <= beginning.count(other) * weight
+    assert set(names[: len(weights)]) == set(weights) or count < len(weights)
+
+
+@pytest.mark.parametrize(
+    ("keys", "between", "num_workers", "num_envs"),
+    [
+        ({}, (3, 3), 3, 20),
+        ({"min_workers": 2, "max_workers": 8}, (2, 8), 3, 24),
+        ({"min_workers": 4}, (4, 4), 4, 32),
+        ({"min_workers": 1}, (1, 3), 3, 24),
+        ({"max_workers": 2}, (2, 2), 2, 16),
+        ({"max_workers": 5}, (3, 5), 3, 24),
+    ],
+)
+def test_the_number_of_environments_follows_that_of_the_workers(
+    keys: dict[str, int], between: tuple[int, int], num_workers: int, num_envs: int
+) -> None:
+    manager = EnvManagerArgs(
+        num_env_groups=5, group_size=4, tags=["A", "B"], max_env_num_per_worker=8, **keys
+    )
+    assert (manager.workers_between, manager.num_workers) == (between, num_workers)
+    assert (manager.num_envs, sum(manager.envs_per_tag.values())) == (num_envs, num_envs)
 
 
 @pytest.mark.parametrize(

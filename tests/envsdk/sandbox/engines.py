@@ -65,7 +65,7 @@ def open_engine(folder: Path) -> Iterator[Engine]:
         if name == "podman":
             patch.setenv("CONTAINERS_CONF", str(folder / "containers.conf"))
             patch.setenv("CONTAINERS_STORAGE_CONF", str(folder / "storage.conf"))
-            _configure_podman(folder)
+            configure_podman(folder)
         engine = Engine(name)
         write_rootfs(folder / "image.tar", [_place(module) for module in _PYTEST])
         engine.call("import", str(folder / "image.tar"), IMAGE)
@@ -80,7 +80,7 @@ def open_engine(folder: Path) -> Iterator[Engine]:
             subprocess.run(["umount", folder / "graph/overlay"], check=False, capture_output=True)
 
 
-def _configure_podman(folder: Path) -> None:
+def configure_podman(folder: Path) -> None:
     """Without systemd, and with limits that this user may set."""
     nofile, nproc = (min(4096, getrlimit(kind)[1]) for kind in (RLIMIT_NOFILE, RLIMIT_NPROC))
     driver = os.environ.get("STORAGE_DRIVER", "overlay")

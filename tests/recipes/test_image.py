@@ -1,0 +1,97 @@
+"""The image of the Dockerfile, built and run with podman: `make test-image`.
+
+Its base is made by debootstrap and its packages come from the index that pip uses here, so that no registry
+of images is asked.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.envsdk.sandbox.engines import configure_podman
+
+pytestmark = [pytest.mark.image, pytest.mark.timeout(3600)]
+
+ROOT = Path(__file__).parents[2]
+BASE, IMAGE = "localhost/envsdk-base:1", "localhost/envsdk-image-test:1"
+PACKAGES = "python3,python3-venv,bubblewrap,ca-certificates,git,mount"
+TINY = [
+    "max_steps=2",
+    "eval_steps=0",
+    "rollout_batch_size=16",
+    "val_batch_size=8",
+    "train_env_manager.num_env_groups=2",
+    "val_env_manager.num_env_groups=8",
+    "warm_start.num_episodes=50",
+    "output_dir=/runs",
+    "exp_name=image",
+]
+
+
+def call(*command: str | Path) -> str:
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}: {done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Podman with a store of its own, which this folder holds; and the image in it."""
+    if "ENVSDK_TEST_IMAGE" not in os.environ:
+        pytest.skip("builds an image: make test-image")
+    folder = tmp_path_factory.mktemp("image")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CONTAINERS_CONF", str(folder / "containers.conf"))
+        patch.setenv("CONTAINERS_STORAGE_CONF", str(folder / "storage.conf"))
+        configure_podman(folder)
+        conf = folder / "containers.conf"
+        conf.write_text(conf.read_text().replace("[engine]", '[engine]\nruntime = "runc"'))
+        release = re.search(r"VERSION_CODENAME=(\w+)", Path("/etc/os-release").read_text())
+        assert release is not None
+        call("debootstrap", "--variant=minbase", f"--include={PACKAGES}", release[1], folder / "base")
+        call("tar", "-C", folder / "base", "-cf", folder / "base.tar", ".")
+        call("podman", "import", folder / "base.tar", BASE)
+        pip = (sys.executable, "-m", "pip", "download", "--dest", folder / "wheels")
+        pip += ("-c", "constraints.txt", "-c", "constraints-cluster.txt")
+        with pytest.MonkeyPatch.context() as there:
+            there.chdir(ROOT)
+            pin = re.search(r"^torch==.*$", Path("constraints.txt").read_text(), re.MULTILINE)
+            assert pin is not None
+            call(*pip, pin[0])
+            call(*pip, ".[cluster,postgres,endpoint,tools,rlvr,swe]", "hatchling==1.28.0", "editables")
+            call(
+                *("podman", "build", "--network", "host", "--isolation", "chroot", "--tag", IMAGE),
+                *("--build-arg", f"BASE={BASE}", "--volume", f"{folder / 'wheels'}:/wheels:ro"),
+                *("--env", "PIP_NO_INDEX=1", "--env", "PIP_FIND_LINKS=/wheels", "."),
+            )
+        yield folder
+        subprocess.run(["umount", folder / "graph/overlay"], check=False, capture_output=True)
+
+
+def run(podman: Path, *arguments: str) -> str:
+    runs = podman / "runs"
+    runs.mkdir(exist_ok=True)
+    runs.chmod(0o777)
+    return call(
+        *("podman", "run", "--rm", "--network", "host", "--shm-size", "512m", "--volume", f"{runs}:/runs"),
+        *(IMAGE, *arguments),
+    )
+
+
+def test_the_image_trains_and_leaves_its_run_outside(podman: Path) -> None:
+    said = run(podman, "train", "agentic_async.yaml", *TINY)
+    assert "step 2/2" in said
+    folder = podman / "runs" / "image"
+    assert (folder / "checkpoints" / "step_2").is_dir() or list((folder / "checkpoints").iterdir())
+    assert os.stat(folder).st_uid != 0
+
+
+def test_the_image_says_what_it_can_do(podman: Path) -> None:
+    assert "train" in run(podman)
