@@ -59,6 +59,7 @@ def ray_runtime(args: RayArgs, *, if_lost: Sequence[str] = ()) -> Iterator[None]
         else:
             _stay_on_loopback()
             ray.init(
+                address="local",  # else a cluster that somebody runs on this machine would be joined
                 num_cpus=args.num_cpus,
                 object_store_memory=object_store_bytes(args.object_store_memory),
                 include_dashboard=args.include_dashboard,

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from envsdk.algorithms.group_filters import GroupFilterEntry
+from envsdk.config.ray_models import RolePlacement
 from envsdk.failures import (
     Boundary,
     ConfigurationError,
@@ -103,6 +104,8 @@ class SchedulerSetup:
     """Discarded trajectories are written when there are this many, or with the next batch."""
     stop_grace_s: float = 10.0
     """A worker that has not stopped a cancelled episode after this time hangs, and is replaced."""
+    placement: RolePlacement = field(default_factory=RolePlacement)
+    """Nodes of the cluster that workers run on."""
 
     @property
     def all_workers(self) -> WorkerPoolConfig:
@@ -123,7 +126,7 @@ class RolloutScheduler:
         self._setup = setup
         self._ledger = self._new_ledger(state)
         self._ledger.suspend(time.monotonic())
-        self._workers = WorkerGroup(setup.workers)
+        self._workers = WorkerGroup(setup.workers, setup.placement)
         self._pool = WorkerPool(list(setup.workers), setup.all_workers)
         self._slots = SlotActivity()
         self._restarts = RestartCounter()

@@ -30,6 +30,20 @@ def free(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("free")
+def test_a_cluster_that_runs_on_this_machine_is_not_joined_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, object] = {}
+
+    def init(**kwargs: object) -> None:
+        asked.update(kwargs)
+        raise ConnectionError("enough seen")
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(EngineError, match="enough seen"), ray_runtime.ray_runtime(RayArgs()):
+        pass
+    assert asked["address"] == "local"
+
+
+@pytest.mark.usefixtures("free")
 def test_the_store_is_modest_by_default_and_what_was_asked_for_where_it_fits() -> None:
     assert object_store_bytes(None) == GB // 4
     assert object_store_bytes(GB) == GB
@@ -59,7 +73,10 @@ def test_the_default_never_takes_more_than_a_run_needs(monkeypatch: pytest.Monke
 
 
 @pytest.mark.system
-def test_a_ray_started_here_listens_on_loopback_alone() -> None:
+def test_a_ray_started_here_listens_on_loopback_alone_and_joins_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with ray_runtime.ray_runtime(RayArgs(num_cpus=1)):
         assert ray.util.get_node_ip_address() == "127.0.0.1"
         me = psutil.Process()
