@@ -75,6 +75,7 @@ from envsdk.managers.worker_pool import (
     WorkerPoolConfig,
 )
 from envsdk.processes.call_watch import Note
+from envsdk.processes.garbage import collect_rarely, collect_when_grown
 from envsdk.trajectory import Outcome, Task, Trajectory
 
 TICK_S = 0.5
@@ -155,13 +156,15 @@ class RolloutScheduler:
         self._all_checked_in = asyncio.Event()
         self._is_awaited = False
         """Somebody waits for a batch."""
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def _new_ledger(self, state: LedgerState | None) -> RolloutLedger:
         return RolloutLedger(self._setup.ledger, state)
 
     async def start(self) -> None:
         """Start the workers and wait until each has checked in."""
+        collect_rarely()
+        self._in_background(collect_when_grown())
         self._me = ray.get_runtime_context().current_actor
         self._carry_out(self._pool.begin())
         self._in_background(self._tick())
@@ -501,9 +504,10 @@ class RolloutScheduler:
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         task.add_done_callback(self._background_ended)
-        self._tasks.append(task)
+        self._tasks.add(task)
 
     def _background_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(as_envsdk_error(error, "the scheduler failed"))
 
