@@ -3,8 +3,8 @@
     python benchmarks/audit_run.py runs/NAME [MORE ...] [--finished] [--json]
 
 It reads batches, discarded trajectories, metrics, checkpoints and, of a job with explorers, the buffer
-(SQLite). Each line of its answer names a broken promise, where, and the evidence; the exit code is then 1. `--finished`
-also asks for everything that a run which ended in success has.
+(SQLite). Each line of its answer names a broken promise, where, and the evidence; the exit code is then 1.
+`--finished` also asks for everything that a run which ended in success has.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     python benchmarks/soak.py --seed 1 --only 17 --out /tmp/soak      one fault of that plan
 
 Each job is a small run as a program of its own. After every death of the program the same command goes on.
-Each fault waits until the run goes on again, which is measured. After each end `audit_run.py`, which shares no
-code with envsdk, reads the run's folder. At the end nothing may be left: processes, mounts, shared memory,
+Each fault waits until the run goes on again, which is measured. After each end `audit_run.py`, which shares
+no code with envsdk, reads the run's folder. At the end nothing may be left: processes, mounts, shared memory,
 temporary files.
 
 The exit code is 1 when anything was lost, doubled, too old or left behind; the folder is kept. Faults that
