@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from envsdk.algorithms.group_filters import GroupFilterEntry
+from envsdk.config.ray_models import RolePlacement
 from envsdk.failures import (
     Boundary,
     ConfigurationError,
@@ -75,6 +76,7 @@ from envsdk.managers.worker_pool import (
     WorkerPoolConfig,
 )
 from envsdk.processes.call_watch import Note
+from envsdk.processes.garbage import collect_rarely, collect_when_grown
 from envsdk.trajectory import Outcome, Task, Trajectory
 
 TICK_S = 0.5
@@ -103,6 +105,8 @@ class SchedulerSetup:
     """Discarded trajectories are written when there are this many, or with the next batch."""
     stop_grace_s: float = 10.0
     """A worker that has not stopped a cancelled episode after this time hangs, and is replaced."""
+    placement: RolePlacement = field(default_factory=RolePlacement)
+    """Nodes of the cluster that workers run on."""
 
     @property
     def all_workers(self) -> WorkerPoolConfig:
@@ -123,7 +127,7 @@ class RolloutScheduler:
         self._setup = setup
         self._ledger = self._new_ledger(state)
         self._ledger.suspend(time.monotonic())
-        self._workers = WorkerGroup(setup.workers)
+        self._workers = WorkerGroup(setup.workers, setup.placement)
         self._pool = WorkerPool(list(setup.workers), setup.all_workers)
         self._slots = SlotActivity()
         self._episode_times = EpisodeTimes()
@@ -157,13 +161,15 @@ class RolloutScheduler:
         self._all_checked_in = asyncio.Event()
         self._is_awaited = False
         """Somebody waits for a batch."""
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def _new_ledger(self, state: LedgerState | None) -> RolloutLedger:
         return RolloutLedger(self._setup.ledger, state)
 
     async def start(self) -> None:
         """Start the workers and wait until each has checked in."""
+        collect_rarely()
+        self._in_background(collect_when_grown())
         self._me = ray.get_runtime_context().current_actor
         self._carry_out(self._pool.begin())
         self._in_background(self._tick())
@@ -542,9 +548,10 @@ class RolloutScheduler:
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         task.add_done_callback(self._background_ended)
-        self._tasks.append(task)
+        self._tasks.add(task)
 
     def _background_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(as_envsdk_error(error, "the scheduler failed"))
 

@@ -34,6 +34,7 @@ from envsdk.algorithms.group_filters import GroupFilterEntries
 from envsdk.config.job_models import BufferArgs, ExplorerArgs, Mode, ServeArgs, SynchronizerArgs
 from envsdk.config.prices import Prices
 from envsdk.config.ranges import parse_index_list
+from envsdk.config.ray_models import RayArgs as RayArgs
 from envsdk.config.rlvr_models import DataArgs, RewardArgs, ValidationArgs
 from envsdk.config.section import GeneratingArgs as GeneratingArgs
 from envsdk.config.section import Names, Section, Tag, distinct, interleave
@@ -348,19 +349,6 @@ def _number_or_auto(value: Any) -> Any:
 
 DEFAULT_WAIT_SHARE = 0.1
 """Of `max_wait_share`."""
-
-
-class RayArgs(Section):
-    """The Ray runtime."""
-
-    address: str | None = None
-    """Cluster to join; absent: one is started on this machine, on loopback, and ended with the run."""
-    num_cpus: PositiveInt | None = None
-    """CPUs Ray may count on; as many as the machine has when absent."""
-    object_store_memory: PositiveInt | None = None
-    """Bytes of the shared object store; Ray decides when absent."""
-    include_dashboard: bool = False
-    """Whether Ray serves its dashboard."""
 
 
 class RunConfig(AlgorithmKeys, Section):

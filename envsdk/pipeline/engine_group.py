@@ -12,12 +12,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from envsdk.config.ray_models import RolePlacement
 from envsdk.failures import EngineError, EnvsdkError, as_envsdk_error
 from envsdk.inference.engine import EngineConfig, EngineHealth
 from envsdk.inference.engine_host import EngineHost
@@ -33,6 +34,7 @@ from envsdk.inference.engine_pool import (
     Update,
 )
 from envsdk.inference.weight_transport import Transport, can_share_memory, choose_transport
+from envsdk.managers.ray_nodes import Placer
 from envsdk.pipeline.engine_placement import EnginePlace, device_bundle, engine_places
 from envsdk.pipeline.reservation import KEEP_DEVICES, Reservation, show_only
 from envsdk.pipeline.trainer_group import reason_of_death
@@ -66,6 +68,8 @@ class EngineGroupSpec:
     """Accelerators, as many for each engine; they are reserved for engines that are not started too."""
     other_mappings: Sequence[Sequence[int] | None] = ()
     """Of trainers, which may share accelerators with the engines."""
+    placement: RolePlacement = field(default_factory=RolePlacement)
+    """Nodes of the cluster that the engines run on."""
 
 
 class PlacedEngineHost(EngineHost):
@@ -85,6 +89,7 @@ class EngineGroup:
         self._announce = announce
         self._say = say
         names = list(spec.configs)
+        self._placer = Placer(spec.placement)
         self._pool = EnginePool(names, spec.pool, num_started=spec.num_started)
         self._reservation: Reservation | None = None
         self._places = self._reserve(names)
@@ -126,7 +131,9 @@ class EngineGroup:
         """Load the model everywhere. An engine that cannot even begin ends the run."""
         await asyncio.gather(*(actor.start.remote() for actor in self.actors.values()))
         nodes = await asyncio.gather(*(actor.node_id.remote() for actor in self.actors.values()))
-        self._nodes |= dict(zip(self.actors, nodes, strict=True))
+        for name, node in zip(self.actors, nodes, strict=True):
+            self._nodes[name] = node
+            self._placer.landed(name, node)
         for name, actor in self.actors.items():
             incarnation = EngineIncarnation(name, 0)
             self._do(self._pool.started(incarnation))
@@ -202,6 +209,8 @@ class EngineGroup:
                 self._watches[incarnation] = self._in_background(self._start_again(incarnation, actor))
             elif isinstance(command, End):
                 self._end(self.actors[incarnation.name], is_well=command.is_well)
+                if command.is_well:
+                    self._placer.left(incarnation.name)
                 self._watches.pop(incarnation).cancel()
             elif isinstance(command, Update):
                 self._in_background(self._give_weights(incarnation))
@@ -218,10 +227,8 @@ class EngineGroup:
         args = (self._spec.strategy_name, self._spec.configs[name])
         if name in self._places:
             return self._placed_actor(self._places[name], *args)
-        actor: Any = ray.remote(num_cpus=0, max_restarts=0)(EngineHost)
-        if self._transport is Transport.SHARED_MEMORY:
-            here = NodeAffinitySchedulingStrategy(self._nodes[name], soft=False)
-            actor = actor.options(scheduling_strategy=here)
+        where = self._nodes[name] if self._transport is Transport.SHARED_MEMORY else None
+        actor: Any = ray.remote(**self._placer.options(name, where))(EngineHost)
         return actor.remote(*args)
 
     def _reserve(self, names: Sequence[str]) -> dict[str, EnginePlace]:
@@ -236,6 +243,7 @@ class EngineGroup:
         self._reservation = Reservation(
             device_bundle(mapping, self._spec.other_mappings),
             mapping,
+            placement=self._spec.placement,
             count=len(mapping),
             key="actor_infer",
             of_what=f"{len(names)} engines of {per_engine}",

@@ -22,6 +22,7 @@ from envsdk.inference.engine_demand import DemandConfig
 from envsdk.inference.engine_pool import PoolConfig
 from envsdk.managers.explorer_scheduler import ExplorerScheduler
 from envsdk.managers.ledger_types import LedgerState
+from envsdk.managers.ray_nodes import check_placement, on_this_node
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.wiring import VAL_SPLIT, train_ledger, validation_ledger, worker_pool, worker_setups
@@ -49,6 +50,9 @@ class RolloutCluster:
     ) -> None:
         """`trainer_mappings` are accelerators that engines may share; `say` shows the user a line."""
         self._config = config
+        placement = config.ray.placement
+        check_placement("workers", placement.workers)
+        check_placement("engines", placement.engines)
         spec = _engines_spec(config, model, trainer_mappings)
         self.engines = EngineGroup(spec, weights, self._announce, say)
 
@@ -70,6 +74,7 @@ class RolloutCluster:
                     folder=trajectories,
                     group_filters=config.group_filters,
                     max_filtered_groups=config.filtered_groups_limit,
+                    placement=placement.workers,
                 ),
                 state,
             )
@@ -91,6 +96,7 @@ class RolloutCluster:
                     run_seed=config.seed,
                     folder=trajectories,
                     file_prefix=VAL_SPLIT,
+                    placement=placement.workers,
                 )
             )
 
@@ -241,11 +247,13 @@ def _engines_spec(
         bucket_bytes=config.model_update_buffer_size_mb * 1024**2,
         device_mapping=infer.device_mapping,
         other_mappings=trainer_mappings,
+        placement=config.ray.placement.engines,
     )
 
 
 def _actor(body: type[Any]) -> Any:
-    return ray.remote(num_cpus=0, max_restarts=0)(body)
+    """Beside the driver: a scheduler writes into the run's folder."""
+    return ray.remote(**on_this_node())(body)
 
 
 async def _quiet(call: Awaitable[Any]) -> None:

@@ -13,7 +13,7 @@ import asyncio
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,9 @@ import ray
 from numpy.typing import NDArray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from envsdk.config.ray_models import RolePlacement, TrainerPlacement
 from envsdk.failures import EnvsdkError, TrainerError
+from envsdk.managers.ray_nodes import check_placement, resources_for
 from envsdk.pipeline.rank_placement import RankPlace, num_ranks_of, rank_resources
 from envsdk.pipeline.reservation import KEEP_DEVICES, PLACEMENT_TIMEOUT_S, Reservation
 from envsdk.pipeline.trainer_host import TrainerHost
@@ -46,6 +48,10 @@ class TrainerSpec:
     device_mapping: Sequence[int] | None
     uses_accelerators: bool
     """Whether Ray must give each rank one, where there are any."""
+    role: str = "trainer"
+    """Its section of `ray.placement`."""
+    placement: RolePlacement = field(default_factory=TrainerPlacement)
+    """Nodes of the cluster that the ranks run on."""
 
 
 class TrainerGroup:
@@ -63,6 +69,7 @@ class TrainerGroup:
         all_mappings: Sequence[Sequence[int] | None],
         placement_timeout_s: float = PLACEMENT_TIMEOUT_S,
     ) -> None:
+        check_placement(spec.role, spec.placement)
         self._spec = spec
         self._all_mappings = all_mappings
         self._placement_timeout_s = placement_timeout_s
@@ -81,9 +88,8 @@ class TrainerGroup:
 
         ConfigurationError when the cluster can never hold them, TrainerError when it is too busy.
         """
-        cluster = ray.cluster_resources()
         bundle = rank_resources(
-            cluster,
+            resources_for(self._spec.placement),
             mapping=self._spec.device_mapping,
             all_mappings=self._all_mappings,
             uses_accelerators=self._spec.uses_accelerators,
@@ -91,6 +97,8 @@ class TrainerGroup:
         self._reservation = Reservation(
             bundle,
             self._spec.device_mapping,
+            placement=self._spec.placement,
+            spreads=self._spec.placement.strategy == "spread",
             count=self.world_size,
             key=self._spec.key,
             of_what="1 rank" if self.world_size == 1 else f"{self.world_size} ranks",
@@ -98,7 +106,7 @@ class TrainerGroup:
             timeout_s=self._placement_timeout_s,
         )
         places = await asyncio.to_thread(self._reservation.take)
-        self._hosts = [self._host(place, bundle) for place in places]
+        self._hosts = [self._host(place, self._reservation.bundle) for place in places]
         address, port = await self._first_to_fail([self._hosts[0].meeting_point.remote()])
         starting = [
             host.start.remote(
@@ -171,7 +179,11 @@ class TrainerGroup:
         # The ranks of a node see all its accelerators that they use: peers reach each other's memory.
         keep = KEEP_DEVICES if place.devices else {}
         actor = ray.remote(
-            num_cpus=bundle["CPU"], num_gpus=bundle.get("GPU", 0.0), max_restarts=0, runtime_env=keep
+            num_cpus=bundle["CPU"],
+            num_gpus=bundle.get("GPU", 0.0),
+            resources=self._spec.placement.resources,
+            max_restarts=0,
+            runtime_env=keep,
         )(TrainerHost)
         strategy = PlacementGroupSchedulingStrategy(
             self._reservation.group, placement_group_bundle_index=place.bundle

@@ -51,8 +51,11 @@ def _trainer_roles(config: RunConfig) -> dict[str, TrainerRole]:
 def _trainer_spec(config: RunConfig, key: str, role: TrainerRole, model: Path) -> TrainerSpec:
     learns = role is config.actor_train
     strategy = role.strategy_args.strategy_name
+    placement = config.ray.placement
     return TrainerSpec(
         key=key,
+        role="trainer" if learns else "reference",
+        placement=placement.trainer if learns else placement.reference,
         strategy_name=strategy,
         config=TrainerConfig(
             model=model,

@@ -73,7 +73,10 @@ def test_the_default_never_takes_more_than_a_run_needs(monkeypatch: pytest.Monke
 
 
 @pytest.mark.system
-def test_a_ray_started_here_listens_on_loopback_alone() -> None:
+def test_a_ray_started_here_listens_on_loopback_alone_and_joins_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with ray_runtime.ray_runtime(RayArgs(num_cpus=1)):
         assert ray.util.get_node_ip_address() == "127.0.0.1"
         me = psutil.Process()
