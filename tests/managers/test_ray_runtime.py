@@ -167,8 +167,8 @@ def test_where_ray_dies_another_program_takes_over_and_nothing_stays_behind(part
         ("{ended.pid: 'the raylet died'}, program", "the raylet died"),
         (
             "{}, program, head=Head(address='10.0.0.1:6379', is_reachable=lambda: False, patience_s=0.0)",
-            "Ray's head at 10.0.0.1:6379 has been out of reach for 0 s: its machine is gone, it was ended, or "
-            "the network is cut",
+            "Ray's head at 10.0.0.1:6379 has been out of reach for 0 s: its machine is gone, it was ended, "
+            "or the network is cut",
         ),
     ],
 )
