@@ -31,8 +31,9 @@ from envsdk.net.long_poll import LongPoll
 from envsdk.plugins import load_plugin
 from envsdk.processes.call_watch import CALLS
 from envsdk.processes.cpu_meter import CpuMeter, CpuUse
+from envsdk.processes.garbage import collect_rarely, collect_when_grown
 from envsdk.store.travel import Parcels
-from envsdk.trajectory import Trajectory
+from envsdk.trajectory import Rows, Task, Trajectory
 
 
 class WorkerId(NamedTuple):
@@ -88,6 +89,9 @@ class Finished:
     lease_id: int
     trajectory: Trajectory
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Finished, (self.slot_id, self.lease_id, self.trajectory)
+
 
 @dataclass(frozen=True, slots=True)
 class Released:
@@ -103,6 +107,21 @@ class Play:
 
     slot_id: str
     order: EpisodeOrder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as one nested tuple: see `Rows`."""
+        row = list(_ORDERS.row(self.order))
+        row[_TASK] = _TASKS.row(self.order.task)
+        return _play, (self.slot_id, row)
+
+
+_ORDERS, _TASKS = Rows(EpisodeOrder), Rows(Task)
+_TASK = _ORDERS.names.index("task")
+
+
+def _play(slot_id: str, row: list[Any]) -> Play:
+    row[_TASK] = _TASKS.make(row[_TASK])
+    return Play(slot_id, _ORDERS.make(row))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +203,8 @@ class EnvWorker(LeaseSource):
             },
             _note(self._worker_id),
         )
+        collect_rarely()
+        collecting = asyncio.ensure_future(collect_when_grown())
         polling: asyncio.Future[Any] = asyncio.ensure_future(self._poll.run())
         playing: asyncio.Future[Any] = asyncio.gather(
             *(manager.run_rollout_loop() for manager in self._managers.values())
@@ -194,6 +215,7 @@ class EnvWorker(LeaseSource):
                 if task.done():
                     task.result()
         finally:
+            collecting.cancel()
             polling.cancel()
             playing.cancel()
             await asyncio.gather(polling, playing, return_exceptions=True)

@@ -37,6 +37,7 @@ from envsdk.inference.wire import (
 )
 from envsdk.net.long_poll import LongPoll, Outbox
 from envsdk.plugins import load_plugin
+from envsdk.processes.garbage import collect_rarely, collect_when_grown
 from envsdk.store.travel import Parcels
 
 
@@ -122,9 +123,11 @@ class EngineHost:
         await engine.start()
         self._running = ProgressWatch(engine, self._leave_quietly, period_s=REPORT_S, spare_short_turns=True)
         self._watched = ProgressWatch(engine, self._leave, period_s=STREAM_S, spare_short_turns=False)
+        collect_rarely()
+        self._watches = [asyncio.ensure_future(collect_when_grown())]
         if engine.abilities.progress:
             watches = (self._running, self._watched)
-            self._watches = [asyncio.ensure_future(watch.run()) for watch in watches]
+            self._watches += [asyncio.ensure_future(watch.run()) for watch in watches]
 
     async def exchange(
         self, client: str, number: int, packed: PackedRequests, aborts: Sequence[str]

@@ -193,6 +193,11 @@ class EngineGroup:
         found = await self._from_the_living("busy_stretches")
         return [stretch for stretches in found.values() for stretch in stretches]
 
+    def node_leaves(self, node: str, grace_s: float) -> None:
+        """This node goes away: its engines end their turns and are started elsewhere."""
+        there = [each for each in self._watches if self._nodes.get(each.name) == node]
+        self._do(self._pool.leave(there, grace_s))
+
     def close(self) -> None:
         """Watch no more, and leave the accelerators."""
         for task in self._tasks:
@@ -284,6 +289,8 @@ class EngineGroup:
             self._do(self._pool.lost(incarnation, _reason(error)))
             return
         self._do(self._pool.started(incarnation))
+        if self._transport is not Transport.SHARED_MEMORY:
+            self._nodes[incarnation.name] = await actor.node_id.remote()
         await self._watch(incarnation, actor)
 
     async def _watch(self, incarnation: EngineIncarnation, actor: Any) -> None:

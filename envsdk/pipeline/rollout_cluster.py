@@ -29,6 +29,7 @@ from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.wiring import VAL_SPLIT, train_ledger, validation_ledger, worker_pool, worker_setups
 from envsdk.pipeline.engine_group import EngineGroup, EngineGroupSpec, Say
+from envsdk.pipeline.node_watch import NodeWatch, address_of
 from envsdk.pipeline.trainer_group import reason_of_death
 from envsdk.pipeline.weight_source import WeightSource
 from envsdk.store.travel import Parcels
@@ -87,6 +88,8 @@ class RolloutCluster:
                 ),
                 state,
             )
+        self._say = say
+        self._watching: asyncio.Future[None] | None = None
         self.validation_scheduler: Any = None
         if config.val_batch_size and config.mode in ("both", "bench"):
             self.validation_scheduler = _actor(RolloutScheduler).remote(
@@ -114,6 +117,16 @@ class RolloutCluster:
         starting = [scheduler.start.remote() for scheduler in self._schedulers]
         await self.call(asyncio.gather(*starting, *(start() for start in also)))
         await self.call(self.engines.choose_transport())
+        if self._config.ray.address is not None:
+            self._watching = asyncio.ensure_future(NodeWatch(self._node_leaves).run())
+
+    async def _node_leaves(self, node: str, grace_s: float) -> None:
+        self._say(
+            f"node {address_of(node)} goes away in {grace_s:.0f} s: its workers and engines finish what they "
+            "can and are started elsewhere"
+        )
+        self.engines.node_leaves(node, grace_s)
+        await asyncio.gather(*(_quiet(each.node_leaves.remote(node, grace_s)) for each in self._schedulers))
 
     async def call(self, awaitable: Awaitable[Result]) -> Result:
         """Wait for an actor's answer, or for the end of the engines; raises EnvsdkError for a failure."""
@@ -189,6 +202,8 @@ class RolloutCluster:
         What takes longer ends with this process.
         """
         self.engines.close()
+        if self._watching is not None:
+            self._watching.cancel()
         closing = [scheduler.close.remote() for scheduler in self._schedulers]
         closing += [close() for close in also]
         await asyncio.wait([asyncio.ensure_future(_quiet(call)) for call in closing], timeout=patience_s)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import ray
+
 from envsdk.config.loading import LoadedConfig
 from envsdk.config.models import RunConfig
 from envsdk.config.start_checks import check_start
@@ -23,6 +25,7 @@ from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.pipeline.agentic_pipeline import AgenticPipeline
 from envsdk.pipeline.batch_source import BatchSource
 from envsdk.pipeline.engine_group import Say
+from envsdk.pipeline.node_watch import NodeWatch, address_of
 from envsdk.pipeline.opening import begin, only_run_in
 from envsdk.pipeline.rollouts import PlayedBatches
 from envsdk.pipeline.run_end import close, ending_of, success_before_and_after
@@ -68,6 +71,23 @@ def _train(loaded: LoadedConfig, open_batches: OpenBatches) -> None:
         asyncio.run(_run(config, folder, model, changes, open_batches))
 
 
+async def _stop_before_the_trainer_goes(config: RunConfig, pipeline: AgenticPipeline) -> None:
+    """Stop with a checkpoint when a node is drained that this program or a trainer runs on."""
+    if config.ray.address is None:
+        return
+    needed = {ray.get_runtime_context().get_node_id(): "this program"}
+    for group in pipeline.trainers.groups:
+        needed |= dict.fromkeys(await group.nodes(), "the trainer")
+
+    async def leaves(node: str, grace_s: float) -> None:
+        if node in needed:
+            pipeline.give_way(
+                f"node {address_of(node)}, where {needed[node]} runs, goes away in {grace_s:.0f} s"
+            )
+
+    await NodeWatch(leaves).run()
+
+
 async def _run(
     config: RunConfig, folder: RunFolder, model: Path, changes: Sequence[str], open_batches: OpenBatches
 ) -> None:
@@ -92,6 +112,8 @@ async def _run(
         display.note(f"run folder: {folder.path}; look inside with: envsdk view {folder.path}")
         try:
             await pipeline.start()
+            watching = asyncio.ensure_future(_stop_before_the_trainer_goes(config, pipeline))
+            stack.callback(watching.cancel)
             await pipeline.run()
         except BaseException as error:
             tracker.end(*ending_of(error))

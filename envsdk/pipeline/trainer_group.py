@@ -158,6 +158,10 @@ class TrainerGroup:
         node: str = await self._on_all("node_id")
         return node
 
+    async def nodes(self) -> set[str]:
+        """The nodes of all ranks."""
+        return set(await asyncio.gather(*(host.node_id.remote() for host in self._hosts)))
+
     async def has_adapter(self) -> bool:
         """The trainer trains a LoRA adapter alone."""
         found: bool = await self._on_all("has_adapter")
