@@ -118,7 +118,7 @@ def _slots(manager: EnvManagerArgs, split: str) -> list[dict[str, str]]:
     slots: list[dict[str, str]] = [{} for _ in range(manager.workers_between[1])]
     if manager.has_worker_range:
         for index, tag in enumerate(interleave(manager.groups_per_tag, manager.max_envs)):
-            slots[index // manager.max_env_num_per_worker][f"{split}/{tag}/{index}"] = tag
+            slots[index // manager.envs_per_worker][f"{split}/{tag}/{index}"] = tag
     else:
         tags = [tag for tag, count in manager.envs_per_tag.items() for _ in range(count)]
         for index, tag in enumerate(tags):
@@ -134,7 +134,7 @@ def worker_pool(manager: EnvManagerArgs) -> WorkerPoolConfig:
         max_workers=most,
         num_workers=manager.num_workers,
         demand=WorkerDemandConfig(
-            slots_per_worker=manager.max_env_num_per_worker,
+            slots_per_worker=manager.envs_per_worker,
             max_node_cpu=manager.max_node_cpu,
             idle_s=manager.worker_idle_s,
         ),
