@@ -22,6 +22,7 @@ from envsdk.managers.worker_demand import WorkerDemandConfig
 from envsdk.managers.worker_pool import WorkerPoolConfig
 from envsdk.prompts import AgentPrompts
 from envsdk.registry import spec as spec_of
+from envsdk.store.travel import Parcels
 
 VAL_SPLIT = "val"
 
@@ -72,7 +73,13 @@ def tag_setups(config: RunConfig, manager: EnvManagerArgs) -> dict[str, TagSetup
 
 
 def worker_setups(
-    config: RunConfig, manager: EnvManagerArgs, *, split: str, model: Path, engines: Mapping[str, Any]
+    config: RunConfig,
+    manager: EnvManagerArgs,
+    *,
+    split: str,
+    model: Path,
+    engines: Mapping[str, Any],
+    parcels: Parcels | None = None,
 ) -> dict[str, WorkerSetup]:
     """The setup of each worker there may be, by name. The slots of a tag are spread evenly over the workers.
 
@@ -96,6 +103,7 @@ def worker_setups(
             turn_timeout_s=manager.turn_timeout_s,
             engines=engines,
             engines_return=True,
+            parcels=parcels or Parcels(),
             shares_prompts=not config.is_num_return_sequences_expand,
             manager_classes={
                 tag: config.custom_envs[tag].env_manager_cls or manager.env_manager_cls for tag in setups
