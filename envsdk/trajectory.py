@@ -15,10 +15,11 @@ and text is never tokenized again.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -225,6 +226,14 @@ class Trajectory:
     tools: Sequence[Mapping[str, Any]] = field(default=(), repr=False, compare=False)
     """Functions that the policy's chat template was told of, as OpenAI's API describes them. Not stored."""
 
+    def __reduce__(self) -> tuple[Callable[..., Trajectory], tuple[Any, ...]]:
+        """Pickled as one nested tuple: object by object takes many times as long."""
+        row = list(_TRAJECTORY.row(self))
+        row[_TASK] = _TASKS.row(self.task)
+        row[_TURNS] = [_TURN.row(turn) for turn in self.turns]
+        row[_TOKENS] = None if self.tokens is None else _packed(self.tokens)
+        return _unpickled, tuple(row)
+
     @property
     def total_reward(self) -> float:
         """Sum of the turns' rewards."""
@@ -247,3 +256,51 @@ class Trajectory:
                 "shown=envsdk.prompts.TagPrompts(...))"
             )
         return self.shown.messages(self.turns)
+
+
+Record = TypeVar("Record")
+
+
+class Rows(Generic[Record]):
+    """To and from the fields of a dataclass with slots, for data that crosses processes by the thousand.
+
+    Pickle looks up the fields of each frozen instance anew, and Ray's pickler calls Python for each object. A
+    tuple of plain values takes a tenth of the time.
+
+        rows = Rows(VersionSpan)
+        rows.row(VersionSpan(version=3, start=0, end=2))    # (3, 0, 2)
+        rows.make((3, 0, 2))                                # the span; __init__ is not called
+    """
+
+    def __init__(self, record: type[Record]) -> None:
+        self.names = tuple(field.name for field in fields(record))  # type: ignore[arg-type]
+        self.row = attrgetter(*self.names)
+        self._record = record
+        self._assign = [getattr(record, name).__set__ for name in self.names]
+
+    def make(self, row: Iterable[Any]) -> Record:
+        """The instance with these values, in the order of the fields."""
+        made = self._record.__new__(self._record)
+        for assign, value in zip(self._assign, row, strict=True):
+            assign(made, value)
+        return made
+
+
+_TASKS, _TURN, _TRAJECTORY = Rows(Task), Rows(Turn), Rows(Trajectory)
+_TASK, _TURNS, _TOKENS = map(_TRAJECTORY.names.index, ("task", "turns", "tokens"))
+_COLUMNS = {"ids": np.int32, "response_mask": np.int8, "behavior_logprobs": np.float32, "versions": np.int32}
+
+
+def _packed(tokens: TokenArrays) -> tuple[bytes, ...]:
+    columns = ((getattr(tokens, name), dtype) for name, dtype in _COLUMNS.items())
+    return tuple(column.astype(dtype, copy=False).tobytes() for column, dtype in columns)
+
+
+def _unpickled(*values: Any) -> Trajectory:
+    row = list(values)
+    row[_TASK] = _TASKS.make(row[_TASK])
+    row[_TURNS] = [_TURN.make(turn) for turn in row[_TURNS]]
+    if row[_TOKENS] is not None:
+        columns = zip(_COLUMNS.items(), row[_TOKENS], strict=True)
+        row[_TOKENS] = TokenArrays(**{name: np.frombuffer(data, dtype) for (name, dtype), data in columns})
+    return _TRAJECTORY.make(row)

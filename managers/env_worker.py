@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +31,9 @@ from envsdk.net.long_poll import LongPoll
 from envsdk.plugins import load_plugin
 from envsdk.processes.call_watch import CALLS
 from envsdk.processes.cpu_meter import CpuMeter, CpuUse
-from envsdk.trajectory import Trajectory
+from envsdk.processes.garbage import collect_rarely, collect_when_grown
+from envsdk.store.travel import Parcels
+from envsdk.trajectory import Rows, Task, Trajectory
 
 
 class WorkerId(NamedTuple):
@@ -65,6 +67,18 @@ class WorkerSetup:
     """A group's first requests go to one engine, which computes their prompt once."""
     manager_classes: Mapping[str, str] = field(default_factory=dict)
     """Tag -> entry point in `envsdk.env_managers`, `TrajEnvManager` when absent."""
+    parcels: Parcels = field(default_factory=Parcels)
+    """Files that this machine may lack."""
+
+    def here(self) -> WorkerSetup:
+        """The setup with paths on this machine, to which files may have to travel. Blocks. StorageError."""
+        if not self.parcels.by_path:
+            return self
+        setups = {}
+        for tag, setup in self.setups.items():
+            env_config = self.parcels.here_in(setup.blueprint.env_config)
+            setups[tag] = replace(setup, blueprint=replace(setup.blueprint, env_config=env_config))
+        return replace(self, model=self.parcels.here(self.model), setups=setups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +88,9 @@ class Finished:
     slot_id: str
     lease_id: int
     trajectory: Trajectory
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Finished, (self.slot_id, self.lease_id, self.trajectory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +107,21 @@ class Play:
 
     slot_id: str
     order: EpisodeOrder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as one nested tuple: see `Rows`."""
+        row = list(_ORDERS.row(self.order))
+        row[_TASK] = _TASKS.row(self.order.task)
+        return _play, (self.slot_id, row)
+
+
+_ORDERS, _TASKS = Rows(EpisodeOrder), Rows(Task)
+_TASK = _ORDERS.names.index("task")
+
+
+def _play(slot_id: str, row: list[Any]) -> Play:
+    row[_TASK] = _TASKS.make(row[_TASK])
+    return Play(slot_id, _ORDERS.make(row))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +176,7 @@ class EnvWorker(LeaseSource):
 
     async def run(self, scheduler: Any) -> None:
         """Play until the scheduler sends CLOSE. Raises the error that broke the connection, if one did."""
+        self._setup = await asyncio.to_thread(self._setup.here)
         proxy = self._proxy = self._open_proxy()
         policies = self._make_policies(proxy)
         for slot_id, tag in self._setup.slots.items():
@@ -170,6 +203,8 @@ class EnvWorker(LeaseSource):
             },
             _note(self._worker_id),
         )
+        collect_rarely()
+        collecting = asyncio.ensure_future(collect_when_grown())
         polling: asyncio.Future[Any] = asyncio.ensure_future(self._poll.run())
         playing: asyncio.Future[Any] = asyncio.gather(
             *(manager.run_rollout_loop() for manager in self._managers.values())
@@ -180,6 +215,7 @@ class EnvWorker(LeaseSource):
                 if task.done():
                     task.result()
         finally:
+            collecting.cancel()
             polling.cancel()
             playing.cancel()
             await asyncio.gather(polling, playing, return_exceptions=True)

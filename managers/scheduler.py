@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from envsdk.algorithms.group_filters import GroupFilterEntry
+from envsdk.config.ray_models import RolePlacement
 from envsdk.failures import (
     Boundary,
     ConfigurationError,
@@ -33,6 +34,7 @@ from envsdk.failures import (
     as_envsdk_error,
 )
 from envsdk.managers.batch_files import BatchFiles
+from envsdk.managers.departure import Departures, EpisodeTimes, PlayedEpisode
 from envsdk.managers.depth import depth_control
 from envsdk.managers.env_host import timed_out
 from envsdk.managers.env_worker import (
@@ -74,6 +76,7 @@ from envsdk.managers.worker_pool import (
     WorkerPoolConfig,
 )
 from envsdk.processes.call_watch import Note
+from envsdk.processes.garbage import collect_rarely, collect_when_grown
 from envsdk.trajectory import Outcome, Task, Trajectory
 
 TICK_S = 0.5
@@ -102,6 +105,8 @@ class SchedulerSetup:
     """Discarded trajectories are written when there are this many, or with the next batch."""
     stop_grace_s: float = 10.0
     """A worker that has not stopped a cancelled episode after this time hangs, and is replaced."""
+    placement: RolePlacement = field(default_factory=RolePlacement)
+    """Nodes of the cluster that workers run on."""
 
     @property
     def all_workers(self) -> WorkerPoolConfig:
@@ -122,9 +127,13 @@ class RolloutScheduler:
         self._setup = setup
         self._ledger = self._new_ledger(state)
         self._ledger.suspend(time.monotonic())
-        self._workers = WorkerGroup(setup.workers)
+        self._workers = WorkerGroup(setup.workers, setup.placement)
         self._pool = WorkerPool(list(setup.workers), setup.all_workers)
         self._slots = SlotActivity()
+        self._episode_times = EpisodeTimes()
+        self._departures = Departures()
+        self._leaving_nodes: dict[str, float] = {}
+        """By Ray's id of a node that goes away: when."""
         self._restarts = RestartCounter()
         self._filters = GroupFilters(setup.group_filters, limit=setup.max_filtered_groups)
         self._filter_reasons: dict[int, str] = {}
@@ -152,13 +161,15 @@ class RolloutScheduler:
         self._all_checked_in = asyncio.Event()
         self._is_awaited = False
         """Somebody waits for a batch."""
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def _new_ledger(self, state: LedgerState | None) -> RolloutLedger:
         return RolloutLedger(self._setup.ledger, state)
 
     async def start(self) -> None:
         """Start the workers and wait until each has checked in."""
+        collect_rarely()
+        self._in_background(collect_when_grown())
         self._me = ray.get_runtime_context().current_actor
         self._carry_out(self._pool.begin())
         self._in_background(self._tick())
@@ -264,6 +275,12 @@ class RolloutScheduler:
         """This engine takes no more requests until it joins again. Its open requests may end there."""
         self._workers.engine_left(name)
 
+    async def node_leaves(self, node: str, grace_s: float) -> None:
+        """This node goes away: its workers play what can end in that time, and others take their places."""
+        now = time.monotonic()
+        self._leaving_nodes[node] = now + grace_s
+        self._depart([name for name, worker in self._workers.workers.items() if worker.node == node], now)
+
     async def num_ready(self) -> int:
         """Trajectories in groups that are ready for the next batch."""
         return self._ledger.num_ready_groups * self._setup.ledger.group_size
@@ -291,6 +308,8 @@ class RolloutScheduler:
             self._pool.checked_in(worker_id.name)
             if worker_id.name in self._pool.names:
                 self._execute(self._ledger.add_slots(worker.setup.slots, now))
+            if worker.node in self._leaving_nodes:
+                self._depart([worker_id.name], now)
             if self._pool.is_complete:
                 self._all_checked_in.set()
         for message in messages:
@@ -301,12 +320,14 @@ class RolloutScheduler:
 
     def _receive(self, worker: Worker, message: FromWorker, now: float) -> None:
         slot_id = message.slot_id
+        if isinstance(message, Finished) and message.trajectory.failure is None:
+            self._restarts.progressed(worker.worker_id.name)
+            if (began := self._slots.began.get(slot_id)) is not None:
+                self._episode_times.add(message.trajectory.task.tag, now - began)
         if self._slots.reported(slot_id):
             if not self._pool.is_leaving(worker.worker_id.name):
                 self._execute(self._ledger.add_slots({slot_id: worker.setup.slots[slot_id]}, now))
         elif isinstance(message, Finished):
-            if message.trajectory.failure is None:
-                self._restarts.progressed(worker.worker_id.name)
             self._finished(message.lease_id, message.trajectory, now)
         else:
             self._execute(self._ledger.slots_idle([slot_id], now))
@@ -328,7 +349,8 @@ class RolloutScheduler:
     def _execute(self, commands: Iterable[Command]) -> None:
         for command in commands:
             if isinstance(command, Grant):
-                order = self._slots.playing[command.slot_id] = self._order(command.lease)
+                order = self._order(command.lease)
+                self._slots.play(command.slot_id, order, time.monotonic())
                 self._workers.send(command.slot_id, Play(command.slot_id, order))
             elif isinstance(command, Cancel):
                 self._stop(command.slot_id, command.lease_id)
@@ -350,7 +372,30 @@ class RolloutScheduler:
                 self._execute(self._ledger.retire_slots(worker.setup.slots, time.monotonic()))
                 self._end_if_empty(worker)
             else:
+                self._departures.forget(command.name)
                 self._workers.end(command.name)
+
+    def _depart(self, names: Sequence[str], now: float) -> None:
+        """The node of these workers goes away."""
+        self._carry_out(self._pool.leave(names))
+        for name in names:
+            if self._pool.is_leaving(name):
+                left_s = self._leaving_nodes[self._workers.workers[name].node] - now
+                self._departures.leave(name, now, max(0.0, left_s))
+        self._hand_over_what_cannot_end(now)
+
+    def _hand_over_what_cannot_end(self, now: float) -> None:
+        """Play the episodes elsewhere that would not end before their node goes."""
+        playing, began = self._slots.playing, self._slots.began
+        for name in self._departures.names:
+            episodes = [
+                PlayedEpisode(slot_id, playing[slot_id].task.tag, began[slot_id])
+                for slot_id in self._workers.workers[name].setup.slots
+                if slot_id in playing and slot_id not in self._slots.stop_deadlines
+            ]
+            slots = self._departures.cannot_end(name, episodes, self._episode_times, now)
+            if slots:
+                self._execute(self._ledger.hand_over(slots, now))
 
     def _end_if_empty(self, worker: Worker) -> None:
         if not any(slot_id in self._slots.playing for slot_id in worker.setup.slots):
@@ -369,6 +414,7 @@ class RolloutScheduler:
                     num_waiting=self._ledger.num_waiting,
                     num_playing=self._num_playing(),
                     is_awaited=self._is_awaited,
+                    may_run_ahead=self._ledger.alpha > 0,
                     worker_cpu=sum(use.own_cores for use in uses),
                     node_cpu=min(use.node_share for use in uses),
                 )
@@ -468,6 +514,7 @@ class RolloutScheduler:
     def _end_what_is_late(self, now: float) -> None:
         """End episodes past their deadline, and workers that did not stop one in time."""
         self._execute(self._ledger.tick(now))
+        self._hand_over_what_cannot_end(now)
         for name in {self._workers.name_of_slot[slot_id] for slot_id in self._slots.hung(now)}:
             self._slots.forget(self._workers.workers[name].setup.slots)
             self._workers.kill(name)
@@ -481,8 +528,11 @@ class RolloutScheduler:
         if name not in self._pool.names and not self._pool.is_leaving(name):
             return False  # it had been told to end
         self._tally.add_failure(Failure(boundary=Boundary.SCHEDULER, kind="worker_died", message=str(died)))
-        if note is None:
+        self._departures.forget(name)
+        if note is None and not self._pool.is_leaving(name):
             self._restarts.died(name)
+        elif note is None:
+            pass
         elif (order := self._slots.playing.get(note.name)) is not None:
             failure = timed_out(note.during, note.limit_s).failure
             failed = self._failed(order.task, order.group_id, order.lease_id, failure, note.limit_s)
@@ -498,9 +548,10 @@ class RolloutScheduler:
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         task.add_done_callback(self._background_ended)
-        self._tasks.append(task)
+        self._tasks.add(task)
 
     def _background_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(as_envsdk_error(error, "the scheduler failed"))
 

@@ -19,6 +19,7 @@ import ray
 from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from envsdk.config.ray_models import RolePlacement
 from envsdk.failures import as_envsdk_error
 from envsdk.managers.env_worker import (
     Control,
@@ -29,6 +30,7 @@ from envsdk.managers.env_worker import (
     WorkerId,
     WorkerSetup,
 )
+from envsdk.managers.ray_nodes import Placer
 from envsdk.managers.worker_pool import Life
 from envsdk.net.long_poll import Outbox
 from envsdk.processes.call_watch import Note, read_note
@@ -49,14 +51,17 @@ class Worker:
     actor: Any
     outbox: Outbox[ToWorker] = field(default_factory=Outbox)
     checked_in: bool = False
+    node: str = ""
+    """Ray's id of the machine, once known."""
 
 
 class WorkerGroup:
     """Starts the workers, replaces dead ones, and carries messages to them. Owner: the scheduler."""
 
-    def __init__(self, setups: Mapping[str, WorkerSetup]) -> None:
+    def __init__(self, setups: Mapping[str, WorkerSetup], placement: RolePlacement | None = None) -> None:
         """`setups` are those of all seats."""
         self._seats = setups
+        self._placer = Placer(placement or RolePlacement())
         self.workers: dict[str, Worker] = {}
         """The present incarnation of each worker, by name."""
         self._engines: dict[str, Any] = {}
@@ -74,16 +79,17 @@ class WorkerGroup:
 
         Raises EnvsdkError when the worker's own code fails.
         """
-        remote_worker: Any = ray.remote(num_cpus=0, max_restarts=0)(EnvWorker)
         name, slots = life.name, self.add_slots_of(life)
         for incarnation in itertools.count():
             worker_id = WorkerId(name, incarnation)
             setup = replace(self._seats[life.seat], slots=slots, engines=dict(self._engines))
-            actor = remote_worker.remote(worker_id, setup)
+            actor = self._actor(worker_id, setup)
             worker = self.workers[name] = Worker(worker_id, setup, actor)
             note_at = None
             try:
                 note_at = await actor.note.remote()
+                worker.node = note_at[0]
+                self._placer.landed(name, note_at[0])
                 await actor.run.remote(scheduler)
                 if not self._is_closing:
                     self._forget(worker)
@@ -100,6 +106,10 @@ class WorkerGroup:
             except Exception as error:
                 raise as_envsdk_error(error, f"worker {name} failed") from error
 
+    def _actor(self, worker_id: WorkerId, setup: WorkerSetup) -> Any:
+        actor: Any = ray.remote(**self._placer.options(worker_id.name))(EnvWorker)
+        return actor.remote(worker_id, setup)
+
     def add_slots_of(self, life: Life) -> dict[str, str]:
         """The slots of this worker, which are its own: a worker that had its seat may still play."""
         suffix = f".{life.number}" if life.number else ""
@@ -112,6 +122,7 @@ class WorkerGroup:
         worker.outbox.close()
         ray.kill(worker.actor)
         del self.workers[worker.worker_id.name]
+        self._placer.left(worker.worker_id.name)
         for slot_id in worker.setup.slots:
             del self.name_of_slot[slot_id]
 

@@ -34,6 +34,7 @@ from envsdk.algorithms.group_filters import GroupFilterEntries
 from envsdk.config.job_models import BufferArgs, ExplorerArgs, Mode, ServeArgs, SynchronizerArgs
 from envsdk.config.prices import Prices
 from envsdk.config.ranges import parse_index_list
+from envsdk.config.ray_models import RayArgs as RayArgs
 from envsdk.config.rlvr_models import DataArgs, RewardArgs, ValidationArgs
 from envsdk.config.section import GeneratingArgs as GeneratingArgs
 from envsdk.config.section import Names, Section, Tag, distinct, interleave
@@ -83,8 +84,8 @@ class EnvManagerArgs(Section):
     """Names from `custom_envs`."""
     num_groups_partition: list[PositiveInt] | None = None
     """Groups per tag, in the order of `tags`; an equal split when absent."""
-    max_env_num_per_worker: PositiveInt = 64
-    """Environments hosted by one worker process."""
+    max_env_num_per_worker: PositiveInt | None = None
+    """Environments hosted by one worker process; when absent an eighth of all, at least 64, at most 1024."""
     min_workers: PositiveInt | None = None
     """Fewest worker processes when there is little to play. With this or `max_workers`, each hosts exactly
     `max_env_num_per_worker` environments, so that their number follows that of the workers."""
@@ -118,17 +119,22 @@ class EnvManagerArgs(Section):
         return self.group_size + self.group_size_redundancy
 
     @property
+    def envs_per_worker(self) -> int:
+        """`max_env_num_per_worker`, or what stands for it when it is absent."""
+        return self.max_env_num_per_worker or run_limits.envs_per_worker(self._num_envs_of_groups)
+
+    @property
     def num_envs(self) -> int:
         """Environment slots that the run begins with."""
         if self.has_worker_range:
-            return self.num_workers * self.max_env_num_per_worker
-        return self.num_env_groups * self.num_envs_per_group
+            return self.num_workers * self.envs_per_worker
+        return self._num_envs_of_groups
 
     @property
     def max_envs(self) -> int:
         """Environment slots of the most workers."""
         if self.has_worker_range:
-            return self.workers_between[1] * self.max_env_num_per_worker
+            return self.workers_between[1] * self.envs_per_worker
         return self.num_envs
 
     @property
@@ -151,8 +157,11 @@ class EnvManagerArgs(Section):
 
     @property
     def _workers_for_groups(self) -> int:
-        num_envs = self.num_env_groups * self.num_envs_per_group
-        return math.ceil(num_envs / self.max_env_num_per_worker)
+        return math.ceil(self._num_envs_of_groups / self.envs_per_worker)
+
+    @property
+    def _num_envs_of_groups(self) -> int:
+        return self.num_env_groups * self.num_envs_per_group
 
     @property
     def required_group_size(self) -> int:
@@ -348,19 +357,6 @@ def _number_or_auto(value: Any) -> Any:
 
 DEFAULT_WAIT_SHARE = 0.1
 """Of `max_wait_share`."""
-
-
-class RayArgs(Section):
-    """The Ray runtime."""
-
-    address: str | None = None
-    """Cluster to join; absent: one is started on this machine, on loopback, and ended with the run."""
-    num_cpus: PositiveInt | None = None
-    """CPUs Ray may count on; as many as the machine has when absent."""
-    object_store_memory: PositiveInt | None = None
-    """Bytes of the shared object store; Ray decides when absent."""
-    include_dashboard: bool = False
-    """Whether Ray serves its dashboard."""
 
 
 class RunConfig(AlgorithmKeys, Section):

@@ -53,6 +53,12 @@ class EnginePolicy(Policy):
         self.max_new_tokens = min(max_new_tokens or generating.max_new_tokens, generating.max_new_tokens)
         self.structure = structure
         self.shares_prompts = shares_prompts
+        self._sampling = replace(
+            generating,
+            max_new_tokens=self.max_new_tokens,
+            stop_token_ids=chat.stop_token_ids,
+            structure=structure,
+        )
         self._stop = frozenset(chat.stop_token_ids)
         # The members of a group begin with the same prompt, at about the same time.
         self._first_prompt = lru_cache(maxsize=KEPT_PROMPTS)(self._encoded)
@@ -62,7 +68,9 @@ class EnginePolicy(Policy):
     async def act(self, turn: TurnContext) -> Reply:
         log = turn.log
         try:
-            length = len(turn.system) + len(turn.prompt) + sum(len(each["content"]) for each in turn.history)
+            length = len(turn.system) + len(turn.prompt)
+            if turn.history:
+                length += sum(len(each["content"]) for each in turn.history)
             if length > LONG_TEXT:
                 ids = await asyncio.to_thread(self._prompt_ids, turn)
             else:
@@ -81,13 +89,7 @@ class EnginePolicy(Policy):
             GenerationRequest(
                 request_id=f"{self._prefix}{next(self._ids)}",
                 prompt_ids=np.array(log.ids, np.int32),
-                sampling=replace(
-                    self.generating,
-                    max_new_tokens=self.max_new_tokens,
-                    stop_token_ids=self.chat.stop_token_ids,
-                    seed=turn.seed,
-                    structure=self.structure,
-                ),
+                sampling=self._sampling.with_seed(turn.seed),
                 session_id=turn.session_id,
                 prompt_group=turn.prompt_group if self.shares_prompts else None,
             )

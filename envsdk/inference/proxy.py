@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -221,9 +222,7 @@ class InferenceProxy:
         last one before the future resolves. It is called on the event loop and must not raise.
         """
         future: asyncio.Future[GenerationResult] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(
-            lambda done: self._cancelled(request.request_id) if done.cancelled() else None
-        )
+        future.add_done_callback(partial(self._ended, request.request_id))
         if on_tokens is not None:
             request = replace(request, stream=True)
         order = (request.priority, next(self._arrivals))
@@ -280,7 +279,9 @@ class InferenceProxy:
             pending = self._pending[request_id]
             pending.dispatched_at = _now()
             survives = self._on_interruption(pending) is OnInterruption.SURVIVES
-            request = replace(rest_of(pending.request, pending.so_far), survives_weight_update=survives)
+            request = rest_of(pending.request, pending.so_far)
+            if request.survives_weight_update is not survives:
+                request = replace(request, survives_weight_update=survives)
             self._links[engine].send(request)
 
     def _on_interruption(self, pending: _Pending) -> OnInterruption:
@@ -362,11 +363,12 @@ class InferenceProxy:
     def _resolve(self, pending: _Pending, result: GenerationResult) -> None:
         del self._pending[pending.request.request_id]
         if not pending.future.done():
-            pending.report(tokens_of(result, start=pending.num_reported))
+            if pending.on_tokens is not None:
+                pending.report(tokens_of(result, start=pending.num_reported))
             pending.future.set_result(result)
 
-    def _cancelled(self, request_id: str) -> None:
-        if self._pending.pop(request_id, None) is not None:
+    def _ended(self, request_id: str, future: asyncio.Future[GenerationResult]) -> None:
+        if future.cancelled() and self._pending.pop(request_id, None) is not None:
             self._abort(request_id)
 
     def _abort(self, request_id: str) -> None:

@@ -145,14 +145,22 @@ class Router:
         """The next request to dispatch and its engine; None when none of those that wait can go anywhere."""
         if not self._waiting:
             return None
-        names = self.engines
-        with_room = [name for name in names if self._has_room(self._engines[name])]
-        if not with_room:
+        loads: dict[str, int] = {}
+        with_room: set[str] = set()
+        freest = at_once = None
+        for name, engine in self._engines.items():
+            if engine.is_draining:
+                continue
+            load = loads[name] = engine.num_tokens
+            if not self._has_room(engine):
+                continue
+            with_room.add(name)
+            if freest is None or load < loads[freest]:
+                freest = name
+            if self._runs_at_once(engine) and (at_once is None or load < loads[at_once]):
+                at_once = name
+        if freest is None:
             return None
-        loads = {name: self._engines[name].num_tokens for name in names}
-        freest = min(with_room, key=loads.__getitem__)
-        idle = [name for name in with_room if self._runs_at_once(self._engines[name])]
-        at_once = min(idle, key=loads.__getitem__, default=None)
         limit = self._config.spill_factor * min(loads.values()) + self._config.spill_slack
         best: tuple[Order, _Place, str] | None = None
         for place in list(self._waiting):

@@ -19,6 +19,7 @@ from typing import Annotated, Any, get_type_hints
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, create_model
 
 from envsdk.settings.validation import problems_in
+from envsdk.trajectory import Rows
 
 MIN_TEMPERATURE = 1e-8
 MAX_TEMPERATURE = 1e8
@@ -151,11 +152,21 @@ class SamplingParams(SamplingShape):
     prompt_logprobs: bool = False
     """Tell the log-probabilities of the prompt's tokens, of an engine with the ability `prompt_logprobs`."""
 
+    def with_seed(self, seed: int | None) -> SamplingParams:
+        """The same with this seed: `dataclasses.replace`, which every turn needs, in a third of the time."""
+        row = list(_PARAMS.row(self))
+        row[_SEED] = seed
+        return _PARAMS.make(row)
+
     @property
     def can_continue(self) -> bool:
         """Whether a reply that was cut short can continue with its tokens as a part of the prompt."""
         looks_back = self.changes is not None and self.changes.looks_back
         return self.structure is None and not looks_back and not self.prompt_logprobs
+
+
+_PARAMS = Rows(SamplingParams)
+_SEED = _PARAMS.names.index("seed")
 
 
 def recorded(params: SamplingParams) -> dict[str, Any]:

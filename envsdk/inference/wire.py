@@ -7,8 +7,7 @@ a handful of flat arrays and lists costs next to nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from operator import attrgetter
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,10 +23,10 @@ from envsdk.inference.engine import (
     TopTokens,
 )
 from envsdk.inference.sampling import SamplingParams
-from envsdk.trajectory import FinishReason, VersionSpan
+from envsdk.trajectory import FinishReason, Rows, VersionSpan
 
-_SAMPLING = tuple(field.name for field in fields(SamplingParams))
-_sampling_values = attrgetter(*_SAMPLING)
+_SAMPLING, _SPAN = Rows(SamplingParams), Rows(VersionSpan)
+_SEED = _SAMPLING.names.index("seed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +39,11 @@ class PackedRequests:
     priorities: list[int]
     watched: list[bool]
     lasting: list[bool]
-    sampling: list[tuple[Any, ...]]
-    """Of each, the fields of `SamplingParams` in their order."""
+    seeds: list[int | None]
+    sampling: list[int]
+    """Of each, the position of its parameters in `all_sampling`, which lists different ones once."""
+    all_sampling: list[tuple[Any, ...]]
+    """The fields of `SamplingParams` in their order; the seed is that of some request."""
     num_prompt_tokens: list[int]
     prompt_ids: NDArray[np.int32]
 
@@ -69,6 +71,18 @@ def _joined(arrays: list[NDArray[np.generic]], dtype: type[np.generic]) -> NDArr
 
 
 def pack_requests(requests: Sequence[GenerationRequest]) -> PackedRequests:
+    seeds: list[int | None] = []
+    sampling: list[int] = []
+    all_sampling: list[tuple[Any, ...]] = []
+    known: dict[tuple[Any, ...], int] = {}
+    for request in requests:
+        row = _SAMPLING.row(request.sampling)
+        shape = row[:_SEED] + row[_SEED + 1 :]
+        number = known.setdefault(shape, len(known))
+        if number == len(all_sampling):
+            all_sampling.append(row)
+        seeds.append(row[_SEED])
+        sampling.append(number)
     return PackedRequests(
         request_ids=[request.request_id for request in requests],
         session_ids=[request.session_id for request in requests],
@@ -76,22 +90,26 @@ def pack_requests(requests: Sequence[GenerationRequest]) -> PackedRequests:
         priorities=[request.priority for request in requests],
         watched=[request.stream for request in requests],
         lasting=[request.survives_weight_update for request in requests],
-        sampling=[_sampling_values(request.sampling) for request in requests],
+        seeds=seeds,
+        sampling=sampling,
+        all_sampling=all_sampling,
         num_prompt_tokens=[len(request.prompt_ids) for request in requests],
         prompt_ids=_joined([request.prompt_ids for request in requests], np.int32),  # type: ignore[arg-type]
     )
 
 
 def unpack_requests(packed: PackedRequests) -> list[GenerationRequest]:
+    all_sampling = [_SAMPLING.make(row) for row in packed.all_sampling]
     requests: list[GenerationRequest] = []
     start = 0
-    for request_id, session_id, prompt_group, priority, stream, is_lasting, sampling, count in zip(
+    for request_id, session_id, prompt_group, priority, stream, is_lasting, seed, sampling, count in zip(
         packed.request_ids,
         packed.session_ids,
         packed.prompt_groups,
         packed.priorities,
         packed.watched,
         packed.lasting,
+        packed.seeds,
         packed.sampling,
         packed.num_prompt_tokens,
         strict=True,
@@ -100,7 +118,7 @@ def unpack_requests(packed: PackedRequests) -> list[GenerationRequest]:
             GenerationRequest(
                 request_id=request_id,
                 prompt_ids=packed.prompt_ids[start : start + count],
-                sampling=SamplingParams(**dict(zip(_SAMPLING, sampling, strict=True))),
+                sampling=all_sampling[sampling].with_seed(seed),
                 session_id=session_id,
                 prompt_group=prompt_group,
                 priority=priority,
@@ -123,7 +141,7 @@ def pack_results(
         ],
         errors=["" if isinstance(result, TokenDelta) else result.error for result in results],
         error_kinds=["" if isinstance(result, TokenDelta) else result.error_kind.value for result in results],
-        spans=[tuple((s.version, s.start, s.end) for s in result.version_spans) for result in results],
+        spans=[tuple(map(_SPAN.row, result.version_spans)) for result in results],
         num_tokens=[len(result.token_ids) for result in results],
         extras={
             number: (result.top, None if isinstance(result, TokenDelta) else result.prompt_scores)

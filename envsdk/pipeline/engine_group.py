@@ -12,12 +12,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from envsdk.config.ray_models import RolePlacement
 from envsdk.failures import EngineError, EnvsdkError, as_envsdk_error
 from envsdk.inference.engine import EngineConfig, EngineHealth
 from envsdk.inference.engine_host import EngineHost
@@ -33,11 +34,13 @@ from envsdk.inference.engine_pool import (
     Update,
 )
 from envsdk.inference.weight_transport import Transport, can_share_memory, choose_transport
+from envsdk.managers.ray_nodes import Placer
 from envsdk.pipeline.engine_placement import EnginePlace, device_bundle, engine_places
 from envsdk.pipeline.reservation import KEEP_DEVICES, Reservation, show_only
 from envsdk.pipeline.trainer_group import reason_of_death
 from envsdk.pipeline.weight_source import WeightSource
 from envsdk.pipeline.weight_update import TransferReport, update_engines
+from envsdk.store.travel import Parcels
 
 HEALTH_CHECK_S = 1.0
 CLOSE_TIMEOUT_S = 5.0
@@ -66,14 +69,20 @@ class EngineGroupSpec:
     """Accelerators, as many for each engine; they are reserved for engines that are not started too."""
     other_mappings: Sequence[Sequence[int] | None] = ()
     """Of trainers, which may share accelerators with the engines."""
+    placement: RolePlacement = field(default_factory=RolePlacement)
+    """Nodes of the cluster that the engines run on."""
+    parcels: Parcels = field(default_factory=Parcels)
+    """Files that their machines may lack."""
 
 
 class PlacedEngineHost(EngineHost):
     """An engine that sees the accelerators of its place, and no others."""
 
-    def __init__(self, devices: Sequence[int], strategy_name: str, config: EngineConfig) -> None:
+    def __init__(
+        self, devices: Sequence[int], strategy_name: str, config: EngineConfig, parcels: Parcels
+    ) -> None:
         show_only(devices)
-        super().__init__(strategy_name, config)
+        super().__init__(strategy_name, config, parcels)
 
 
 class EngineGroup:
@@ -85,6 +94,7 @@ class EngineGroup:
         self._announce = announce
         self._say = say
         names = list(spec.configs)
+        self._placer = Placer(spec.placement)
         self._pool = EnginePool(names, spec.pool, num_started=spec.num_started)
         self._reservation: Reservation | None = None
         self._places = self._reserve(names)
@@ -126,7 +136,9 @@ class EngineGroup:
         """Load the model everywhere. An engine that cannot even begin ends the run."""
         await asyncio.gather(*(actor.start.remote() for actor in self.actors.values()))
         nodes = await asyncio.gather(*(actor.node_id.remote() for actor in self.actors.values()))
-        self._nodes |= dict(zip(self.actors, nodes, strict=True))
+        for name, node in zip(self.actors, nodes, strict=True):
+            self._nodes[name] = node
+            self._placer.landed(name, node)
         for name, actor in self.actors.items():
             incarnation = EngineIncarnation(name, 0)
             self._do(self._pool.started(incarnation))
@@ -181,6 +193,11 @@ class EngineGroup:
         found = await self._from_the_living("busy_stretches")
         return [stretch for stretches in found.values() for stretch in stretches]
 
+    def node_leaves(self, node: str, grace_s: float) -> None:
+        """This node goes away: its engines end their turns and are started elsewhere."""
+        there = [each for each in self._watches if self._nodes.get(each.name) == node]
+        self._do(self._pool.leave(there, grace_s))
+
     def close(self) -> None:
         """Watch no more, and leave the accelerators."""
         for task in self._tasks:
@@ -197,6 +214,8 @@ class EngineGroup:
                 self._watches[incarnation] = self._in_background(self._start_again(incarnation, actor))
             elif isinstance(command, End):
                 self._end(self.actors[incarnation.name], is_well=command.is_well)
+                if command.is_well:
+                    self._placer.left(incarnation.name)
                 self._watches.pop(incarnation).cancel()
             elif isinstance(command, Update):
                 self._in_background(self._give_weights(incarnation))
@@ -210,13 +229,11 @@ class EngineGroup:
             self._fail(EngineError(self._pool.failure))
 
     def _new_actor(self, name: str) -> Any:
-        args = (self._spec.strategy_name, self._spec.configs[name])
+        args = (self._spec.strategy_name, self._spec.configs[name], self._spec.parcels)
         if name in self._places:
             return self._placed_actor(self._places[name], *args)
-        actor: Any = ray.remote(num_cpus=0, max_restarts=0)(EngineHost)
-        if self._transport is Transport.SHARED_MEMORY:
-            here = NodeAffinitySchedulingStrategy(self._nodes[name], soft=False)
-            actor = actor.options(scheduling_strategy=here)
+        where = self._nodes[name] if self._transport is Transport.SHARED_MEMORY else None
+        actor: Any = ray.remote(**self._placer.options(name, where))(EngineHost)
         return actor.remote(*args)
 
     def _reserve(self, names: Sequence[str]) -> dict[str, EnginePlace]:
@@ -231,6 +248,7 @@ class EngineGroup:
         self._reservation = Reservation(
             device_bundle(mapping, self._spec.other_mappings),
             mapping,
+            placement=self._spec.placement,
             count=len(mapping),
             key="actor_infer",
             of_what=f"{len(names)} engines of {per_engine}",
@@ -271,6 +289,8 @@ class EngineGroup:
             self._do(self._pool.lost(incarnation, _reason(error)))
             return
         self._do(self._pool.started(incarnation))
+        if self._transport is not Transport.SHARED_MEMORY:
+            self._nodes[incarnation.name] = await actor.node_id.remote()
         await self._watch(incarnation, actor)
 
     async def _watch(self, incarnation: EngineIncarnation, actor: Any) -> None:

@@ -10,7 +10,9 @@ from typing import Any
 import ray
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
+from envsdk.config.ray_models import RolePlacement
 from envsdk.failures import ConfigurationError, EnvsdkError
+from envsdk.managers.ray_nodes import bundle_labels, resources_for
 from envsdk.pipeline.rank_placement import RankPlace, rank_places
 
 PLACEMENT_TIMEOUT_S = 60.0
@@ -18,7 +20,7 @@ PLACEMENT_TIMEOUT_S = 60.0
 
 
 class Reservation:
-    """One bundle of resources per process, on as few nodes as hold them. `take` blocks.
+    """One bundle of resources per process, on the nodes that `placement` allows. `take` blocks.
 
     take -> places -> ... -> release
     """
@@ -28,18 +30,24 @@ class Reservation:
         bundle: Mapping[str, float],
         mapping: Sequence[int] | None,
         *,
+        placement: RolePlacement,
+        spreads: bool = False,
         count: int,
         key: str,
         of_what: str,
         error: type[EnvsdkError],
         timeout_s: float = PLACEMENT_TIMEOUT_S,
     ) -> None:
-        """`key` is the section whose `device_mapping` this is, `of_what` what `count` counts (`2 ranks`).
+        """Bundles are on as few nodes as hold them, unless it `spreads`. `key` is the section whose
+        `device_mapping` this is, `of_what` what `count` counts (`2 ranks`).
 
         `error` is raised when others do not leave room within `timeout_s`.
         """
-        self.bundle = dict(bundle)
+        own = {} if placement.num_cpus is None else {"CPU": placement.num_cpus}
+        self.bundle = dict(bundle) | own | placement.resources
         """The resources of each process."""
+        self._placement = placement
+        self._spreads = spreads
         self._mapping = mapping
         self._count = count
         self._key = key
@@ -56,13 +64,18 @@ class Reservation:
 
         ConfigurationError when the cluster can never hold them, `error` when it is too busy.
         """
-        cluster = ray.cluster_resources()
+        cluster = resources_for(self._placement)
         if any(amount * self._count > cluster.get(name, 0.0) for name, amount in self.bundle.items()):
             raise ConfigurationError(
                 f"{self._asked_for()}, and Ray has {_amounts(cluster, self.bundle)}: shorten "
                 f"{self._key}.device_mapping, or join a larger cluster by ray.address"
             )
-        group = self.group = placement_group([dict(self.bundle)] * self._count, strategy="PACK")
+        labels = bundle_labels(self._placement)
+        group = self.group = placement_group(
+            [dict(self.bundle)] * self._count,
+            strategy="SPREAD" if self._spreads else "PACK",
+            bundle_label_selector=[labels] * self._count if labels else None,
+        )
         deadline = time.monotonic() + self._timeout_s
         while not group.wait(0.5):
             if self.group is None:

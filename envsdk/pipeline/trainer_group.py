@@ -10,10 +10,13 @@ that fails, with that rank's error: the others, which wait for it, are ended.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
+import socket
 import time
+import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +25,16 @@ import ray
 from numpy.typing import NDArray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from envsdk.config.ray_models import RolePlacement, TrainerPlacement
 from envsdk.failures import EnvsdkError, TrainerError
+from envsdk.managers.ray_nodes import check_placement, resources_for
 from envsdk.pipeline.rank_placement import RankPlace, num_ranks_of, rank_resources
 from envsdk.pipeline.reservation import KEEP_DEVICES, PLACEMENT_TIMEOUT_S, Reservation
 from envsdk.pipeline.trainer_host import TrainerHost
 from envsdk.pipeline.weight_outlet import OutletReport, WeightOutlet
 from envsdk.pipeline.weight_update import TransferReport, WeightTransfer
+from envsdk.store.atomic import storage_error
+from envsdk.store.travel import CHUNK_BYTES, Parcels
 from envsdk.trainer import TrainBatch, TrainerConfig, TrainerRank
 
 CAUSE_GRACE_S = 5.0
@@ -46,6 +53,12 @@ class TrainerSpec:
     device_mapping: Sequence[int] | None
     uses_accelerators: bool
     """Whether Ray must give each rank one, where there are any."""
+    role: str = "trainer"
+    """Its section of `ray.placement`."""
+    placement: RolePlacement = field(default_factory=TrainerPlacement)
+    """Nodes of the cluster that the ranks run on."""
+    parcels: Parcels = field(default_factory=Parcels)
+    """Files that their machines may lack."""
 
 
 class TrainerGroup:
@@ -63,6 +76,7 @@ class TrainerGroup:
         all_mappings: Sequence[Sequence[int] | None],
         placement_timeout_s: float = PLACEMENT_TIMEOUT_S,
     ) -> None:
+        check_placement(spec.role, spec.placement)
         self._spec = spec
         self._all_mappings = all_mappings
         self._placement_timeout_s = placement_timeout_s
@@ -81,9 +95,8 @@ class TrainerGroup:
 
         ConfigurationError when the cluster can never hold them, TrainerError when it is too busy.
         """
-        cluster = ray.cluster_resources()
         bundle = rank_resources(
-            cluster,
+            resources_for(self._spec.placement),
             mapping=self._spec.device_mapping,
             all_mappings=self._all_mappings,
             uses_accelerators=self._spec.uses_accelerators,
@@ -91,6 +104,8 @@ class TrainerGroup:
         self._reservation = Reservation(
             bundle,
             self._spec.device_mapping,
+            placement=self._spec.placement,
+            spreads=self._spec.placement.strategy == "spread",
             count=self.world_size,
             key=self._spec.key,
             of_what="1 rank" if self.world_size == 1 else f"{self.world_size} ranks",
@@ -98,8 +113,8 @@ class TrainerGroup:
             timeout_s=self._placement_timeout_s,
         )
         places = await asyncio.to_thread(self._reservation.take)
-        self._hosts = [self._host(place, bundle) for place in places]
-        address, port = await self._first_to_fail([self._hosts[0].meeting_point.remote()])
+        self._hosts = [self._host(place, self._reservation.bundle) for place in places]
+        [(address, port)] = await self._first_to_fail([self._hosts[0].meeting_point.remote()])
         starting = [
             host.start.remote(
                 TrainerRank(
@@ -143,14 +158,53 @@ class TrainerGroup:
         node: str = await self._on_all("node_id")
         return node
 
+    async def nodes(self) -> set[str]:
+        """The nodes of all ranks."""
+        return set(await asyncio.gather(*(host.node_id.remote() for host in self._hosts)))
+
     async def has_adapter(self) -> bool:
         """The trainer trains a LoRA adapter alone."""
         found: bool = await self._on_all("has_adapter")
         return found
 
     async def save(self, folder: Path) -> None:
-        """Every rank writes its part into `folder`, which all of them can reach."""
-        await self._on_all("save", folder)
+        """Every rank writes its part into `folder`; what ranks wrote on other machines is brought here.
+
+        Whether another machine shares the folder is found out by a file in it.
+        """
+        if self._spec.parcels.reader is None:
+            await self._on_all("save", folder)
+            return
+        probe = folder / f".probe-{uuid.uuid4().hex}"
+        probe.touch()
+        own_name = hashlib.sha256(f"{socket.gethostname()}:{folder.parent}".encode()).hexdigest()[:16]
+        places: list[Path] = await self._on_each(
+            "place_to_write", [(folder, probe.name, own_name)] * self.world_size
+        )
+        probe.unlink()
+        await self._on_each("save", [(place,) for place in places])
+        nodes: list[str] = await self._on_each("node_id", [()] * self.world_size)
+        elsewhere = {
+            node: (host, place) for node, host, place in zip(nodes, self._hosts, places, strict=True)
+        }
+        for host, place in elsewhere.values():
+            if place != folder:
+                await self._bring(host, place, folder)
+
+    async def _bring(self, host: Any, source: Path, folder: Path) -> None:
+        """Move the files in `source` on the machine of a rank into `folder` here."""
+        [files] = await self._first_to_fail([host.files_in.remote(source)])
+        for name, size in files:
+            target = folder / name
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with target.open("wb") as file:
+                    for offset in range(0, size, CHUNK_BYTES):
+                        part = host.read.remote(source / name, offset, min(CHUNK_BYTES, size - offset))
+                        file.write((await self._first_to_fail([part]))[0])
+            except OSError as error:
+                raise storage_error("write", target, error) from error
+        await self._first_to_fail([host.remove.remote(source)])
 
     async def load(self, folder: Path) -> None:
         await self._on_all("load", folder)
@@ -167,20 +221,32 @@ class TrainerGroup:
         # The ranks of a node see all its accelerators that they use: peers reach each other's memory.
         keep = KEEP_DEVICES if place.devices else {}
         actor = ray.remote(
-            num_cpus=bundle["CPU"], num_gpus=bundle.get("GPU", 0.0), max_restarts=0, runtime_env=keep
+            num_cpus=bundle["CPU"],
+            num_gpus=bundle.get("GPU", 0.0),
+            resources=self._spec.placement.resources,
+            max_restarts=0,
+            runtime_env=keep,
         )(TrainerHost)
         strategy = PlacementGroupSchedulingStrategy(
             self._reservation.group, placement_group_bundle_index=place.bundle
         )
-        return actor.options(scheduling_strategy=strategy).remote(self._spec.strategy_name, self._spec.config)
+        spec = self._spec
+        placed = actor.options(scheduling_strategy=strategy)
+        return placed.remote(spec.strategy_name, spec.config, spec.parcels)
 
     async def _on_all(self, method: str, *args: Any) -> Any:
         """Rank 0's answer, when all have answered. Large arguments are references: one copy for all."""
+        return (await self._on_each(method, [args] * len(self._hosts)))[0]
+
+    async def _on_each(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
+        """The answers of all, by rank."""
         if self._failure is not None:
             raise self._failure
-        return await self._first_to_fail([getattr(host, method).remote(*args) for host in self._hosts])
+        return await self._first_to_fail(
+            [getattr(host, method).remote(*args) for host, args in zip(self._hosts, arguments, strict=True)]
+        )
 
-    async def _first_to_fail(self, calls: Sequence[Any]) -> Any:
+    async def _first_to_fail(self, calls: Sequence[Any]) -> list[Any]:
         answers = [asyncio.ensure_future(call) for call in calls]
         self._num_calls += 1
         try:
@@ -190,7 +256,7 @@ class TrainerGroup:
                 self._failure = self._failure_of(answers)
                 self._end()
                 raise self._failure
-            return answers[0].result()
+            return [answer.result() for answer in answers]
         finally:
             self._num_calls -= 1
             for answer in answers:

@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 from envsdk.algorithms.args import AlgorithmKeys
 from envsdk.algorithms.correction_args import CorrectionFilter, ISWeightArgs
 from envsdk.algorithms.group_filters import GroupFilterEntry
-from envsdk.config import job_models, models, rlvr_models
+from envsdk.config import job_models, models, ray_models, rlvr_models
 from envsdk.config.plugins import SETTINGS
 from envsdk.settings.validation import shown
 
@@ -47,7 +47,9 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("`reference`", models.Reference),
     ("`strategy_args` of a role", models.StrategyArgs),
     ("`warm_start`", models.WarmStartArgs),
-    ("`ray`", models.RayArgs),
+    ("`ray`", ray_models.RayArgs),
+    ("`ray.placement.workers`, `ray.placement.engines`", ray_models.RolePlacement),
+    ("`ray.placement.trainer`, `ray.placement.reference`", ray_models.TrainerPlacement),
     ("`buffer`", job_models.BufferArgs),
     ("`buffer.trainer_input.experience_buffer`", job_models.ExperienceBufferArgs),
     ("`explorer`", job_models.ExplorerArgs),

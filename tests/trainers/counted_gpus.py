@@ -19,6 +19,7 @@ def counted_gpus(count: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(REPOSITORY), prepend=":")
         ray.init(
+            address="local",
             num_cpus=2,
             num_gpus=count,
             include_dashboard=False,

@@ -1,0 +1,452 @@
+"""Judges a run by what it left on disk, with no code of envsdk's.
+
+    python benchmarks/audit_run.py runs/NAME [MORE ...] [--finished] [--json]
+
+It reads batches, discarded trajectories, metrics, checkpoints and, of a job with explorers, the buffer
+(SQLite). Each line of its answer names a broken promise, where, and the evidence; the exit code is then 1.
+`--finished` also asks for everything that a run which ended in success has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import sqlite3
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+COLUMNS = [
+    *("trajectory_id", "group_id", "tag", "split", "index", "seed", "outcome", "success", "num_turns"),
+    *("total_reward", "failure", "versions", "response_mask"),
+]
+ENDS = ("delivered", "filtered", "stale", "failed", "cancelled")
+EXAMPLES = 4
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One broken promise."""
+
+    promise: str
+    where: str
+    evidence: str
+
+    def __str__(self) -> str:
+        return f"{self.promise}: {self.where}: {self.evidence}"
+
+
+@dataclass
+class Batch:
+    """One file of delivered groups."""
+
+    step: int
+    path: Path
+    rows: list[dict[str, Any]]
+    metadata: Mapping[str, str]
+    oldest: list[int | None] = field(default_factory=list)
+    """Of each row: the oldest and the newest version among its sampled tokens."""
+    newest: list[int | None] = field(default_factory=list)
+
+    @property
+    def ledger(self) -> dict[str, Any] | None:
+        text = self.metadata.get("ledger_state")
+        return None if text is None else json.loads(text)
+
+
+@dataclass
+class Run:
+    """What is on disk."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    batches: list[Batch]
+    discarded: list[dict[str, Any]]
+    """Rows, each with `end`: how its lease ended and why."""
+    metrics: list[dict[str, Any]]
+    checkpoints: dict[int, dict[str, Any]]
+    """By step: the contents of run.json."""
+    unreadable: list[Finding]
+
+
+def read(folder: Path) -> Run:
+    """Everything that the audit looks at. What cannot be read is a finding."""
+    unreadable: list[Finding] = []
+    config = {}
+    if (folder / "config.yaml").is_file():
+        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")) or {}
+    batches, discarded = [], []
+    for path in sorted((folder / "trajectories").glob("*.parquet")):
+        kind = re.fullmatch(r"(discarded_)?step_(\d+)(?:_\d+)?\.parquet", path.name)
+        if kind is None:
+            continue
+        try:
+            table = pq.ParquetFile(path)
+            metadata = {
+                key.decode(): value.decode(errors="replace")
+                for key, value in (table.metadata.metadata or {}).items()
+                if key != b"ARROW:schema"
+            }
+            rows = table.read(columns=COLUMNS)
+        except (pa.ArrowException, OSError) as error:
+            unreadable.append(Finding("files are whole", path.name, str(error)))
+            continue
+        if kind[1]:
+            kept = rows.drop_columns(["versions", "response_mask"]).to_pylist()
+            ends = json.loads(metadata.get("ends", "[]"))
+            if len(ends) != len(kept):
+                unreadable.append(
+                    Finding("what is dropped has a reason", path.name, f"{len(ends)} of {len(kept)}")
+                )
+            discarded += [{**row, "end": end} for row, end in zip(kept, ends, strict=False)]
+        else:
+            batch = Batch(
+                int(kind[2]), path, rows.drop_columns(["versions", "response_mask"]).to_pylist(), metadata
+            )
+            _read_versions(batch, rows)
+            batches.append(batch)
+    metrics = []
+    if (folder / "metrics.jsonl").is_file():
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
+        for number, line in enumerate(lines, 1):
+            try:
+                metrics.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                # The last line may have been under way when the program was killed.
+                if number < len(lines):
+                    unreadable.append(Finding("files are whole", f"metrics.jsonl:{number}", str(error)))
+    checkpoints = {}
+    for path in sorted((folder / "checkpoints").glob("step_*")):
+        if (found := re.fullmatch(r"step_(\d+)", path.name)) is None:
+            continue
+        try:
+            checkpoints[int(found[1])] = json.loads((path / "run.json").read_text(encoding="utf-8"))
+        except (OSError, json.JSONDecodeError) as error:
+            unreadable.append(Finding("files are whole", path.name, str(error)))
+    return Run(folder, config, batches, discarded, metrics, checkpoints, unreadable)
+
+
+def _read_versions(batch: Batch, rows: pa.Table) -> None:
+    for versions, mask in zip(rows["versions"].to_pylist(), rows["response_mask"].to_pylist(), strict=True):
+        sampled = [] if versions is None else np.asarray(versions)[np.asarray(mask, bool)]
+        batch.oldest.append(int(min(sampled)) if len(sampled) else None)
+        batch.newest.append(int(max(sampled)) if len(sampled) else None)
+
+
+def audit(folder: Path, *, finished: bool = False) -> list[Finding]:
+    """All broken promises of the run in this folder."""
+    run = read(folder)
+    checks = [
+        _batches_are_complete,
+        _groups_are_pure,
+        _each_group_once,
+        _nothing_is_too_old,
+        _counts_add_up,
+        _no_task_is_skipped,
+        _failures_are_masked,
+        _one_row_of_metrics_per_step,
+        _checkpoints_fit,
+    ]
+    found = run.unreadable + [finding for check in checks for finding in check(run)]
+    if (folder / "buffer.db").is_file():
+        found += _buffer(run)
+    if finished:
+        found += _has_everything(run)
+    return found
+
+
+def _bound(config: Mapping[str, Any]) -> int:
+    given = config.get("max_staleness")
+    return math.ceil(float(config.get("async_generation_ratio", 0))) if given is None else int(given)
+
+
+def _some(values: Sequence[Any]) -> str:
+    more = f" and {len(values) - EXAMPLES} more" if len(values) > EXAMPLES else ""
+    return ", ".join(map(str, values[:EXAMPLES])) + more
+
+
+def _batches_are_complete(run: Run) -> Iterator[Finding]:
+    steps = [batch.step for batch in run.batches]
+    missing = sorted(set(range(max(steps, default=-1) + 1)) - set(steps))
+    if missing:
+        yield Finding("no batch is lost", "trajectories", f"no batch of step {_some(missing)}")
+    size = run.config.get("rollout_batch_size", 0) * (run.config.get("num_return_sequences_in_group") or 1)
+    for batch in run.batches:
+        if size and len(batch.rows) != size:
+            yield Finding("batches are complete", batch.path.name, f"{len(batch.rows)} rows, not {size}")
+
+
+def _groups_are_pure(run: Run) -> Iterator[Finding]:
+    for batch in run.batches:
+        groups = defaultdict(list)
+        for row in batch.rows:
+            groups[row["group_id"]].append(row)
+        size = int(batch.metadata.get("group_size") or run.config["train_env_manager"]["group_size"])
+        for group_id, rows in groups.items():
+            where = f"{batch.path.name}, group {group_id}"
+            if len(rows) != size:
+                yield Finding("groups are whole", where, f"{len(rows)} members, not {size}")
+            tasks = {(row["tag"], row["split"], row["index"], row["seed"]) for row in rows}
+            if len(tasks) != 1:
+                yield Finding("groups are of one task", where, _some(sorted(tasks)))
+
+
+def _each_group_once(run: Run) -> Iterator[Finding]:
+    for what, key in (
+        ("trajectory", lambda row: row["trajectory_id"]),
+        ("group", None),
+        ("task", None),
+    ):
+        seen: dict[Any, str] = {}
+        for batch in run.batches:
+            if key is not None:
+                keys = [key(row) for row in batch.rows]
+            elif what == "group":
+                keys = list({row["group_id"] for row in batch.rows})
+            else:
+                keys = list({(row["tag"], row["index"]) for row in batch.rows})
+            for each in keys:
+                if each in seen:
+                    where = f"{seen[each]} and {batch.path.name}"
+                    yield Finding("each is trained once", where, f"{what} {each}")
+                seen[each] = batch.path.name
+
+
+def _nothing_is_too_old(run: Run) -> Iterator[Finding]:
+    bound = _bound(run.config)
+    for batch in run.batches:
+        version = int(batch.metadata.get("version", batch.step))
+        old = [oldest for oldest in batch.oldest if oldest is not None and oldest < version - bound]
+        if old:
+            yield Finding(
+                "nothing is too old",
+                batch.path.name,
+                f"{len(old)} trajectories, down to version {min(old)}; at {version} the bound is {bound}",
+            )
+        if early := [newest for newest in batch.newest if newest is not None and newest > version]:
+            yield Finding(
+                "no token is from the future", batch.path.name, f"version {max(early)} at {version}"
+            )
+        if run.config.get("mode", "both") == "both" and version != batch.step:
+            yield Finding(
+                "a version for each step", batch.path.name, f"version {version} at step {batch.step}"
+            )
+
+
+def _counts_add_up(run: Run) -> Iterator[Finding]:
+    delivered, failed = 0, 0
+    before: Mapping[str, int] = {}
+    for batch in run.batches:
+        delivered += sum(row["outcome"] != "failed" for row in batch.rows)
+        failed += sum(row["outcome"] == "failed" for row in batch.rows)
+        state = batch.ledger
+        if state is None:
+            continue
+        ends = state["ends"]
+        if sum(ends.values()) != state["next_lease_id"]:
+            yield Finding(
+                "counts add up",
+                batch.path.name,
+                f"{sum(ends.values())} ends of {state['next_lease_id']} leases",
+            )
+        if ends["delivered"] != delivered:
+            yield Finding(
+                "counts add up", batch.path.name, f"{ends['delivered']} delivered, {delivered} are on disk"
+            )
+        if ends["failed"] < failed:
+            yield Finding("counts add up", batch.path.name, f"{ends['failed']} failed, {failed} are on disk")
+        # Open leases are saved as cancelled, so that count may fall when they end in another way.
+        falls = [name for name in ENDS if name != "cancelled" and ends[name] < before.get(name, 0)]
+        if falls:
+            yield Finding("counts add up", batch.path.name, f"fewer than before: {_some(falls)}")
+        before = ends
+
+
+def _no_task_is_skipped(run: Run) -> Iterator[Finding]:
+    states = [(batch, batch.ledger) for batch in run.batches]
+    last = next((state for _, state in reversed(states) if state is not None), None)
+    if last is None:
+        return
+    indices: dict[str, set[int]] = defaultdict(set)
+    for batch in run.batches:
+        for row in batch.rows:
+            indices[row["tag"]].add(row["index"])
+    for group in last["unfinished"]:
+        if group["index"] in indices[group["tag"]]:
+            yield Finding(
+                "each is trained once",
+                "ledger state",
+                f"task {group['tag']} {group['index']} is delivered and still open",
+            )
+        indices[group["tag"]].add(group["index"])
+    dropped = {
+        (row["tag"], row["index"])
+        for row in run.discarded
+        if str(row["end"]).startswith(("filtered", "cancelled"))
+    }
+    for tag, cursor in last["cursors"].items():
+        beyond = [index for index in indices[tag] if index >= cursor]
+        if beyond:
+            yield Finding(
+                "the cursor is past every task", tag, f"{_some(sorted(beyond))}; the cursor is {cursor}"
+            )
+        holes = [i for i in range(cursor) if i not in indices[tag] and (tag, i) not in dropped]
+        if holes:
+            yield Finding("no task is skipped", tag, f"neither trained, dropped nor open: {_some(holes)}")
+
+
+def _failures_are_masked(run: Run) -> Iterator[Finding]:
+    by_step = {row["step"]: row for row in run.metrics if "reward/mean" in row}
+    for batch in run.batches:
+        rewards: dict[str, list[float]] = defaultdict(list)
+        for row in batch.rows:
+            if (row["outcome"] == "failed") != (row["failure"] is not None):
+                yield Finding(
+                    "a failure is named",
+                    batch.path.name,
+                    f"{row['trajectory_id']}: {row['outcome']}, {row['failure']}",
+                )
+            if row["failure"] is None:
+                rewards[row["tag"]].append(row["total_reward"])
+                if not math.isfinite(row["total_reward"]):
+                    yield Finding("rewards are numbers", batch.path.name, row["trajectory_id"])
+            elif row["success"]:
+                yield Finding("a failure is no success", batch.path.name, row["trajectory_id"])
+        metrics = by_step.get(batch.step)
+        if metrics is None:
+            continue
+        share = sum(map(len, rewards.values())) / max(1, len(batch.rows))
+        if not math.isclose(metrics["rollout/valid_share"], share, abs_tol=1e-6):
+            yield Finding(
+                "failures are masked",
+                batch.path.name,
+                f"{share} are valid, {metrics['rollout/valid_share']} counted",
+            )
+        for tag, values in rewards.items():
+            told, mean = metrics.get(f"reward/{tag}"), float(np.mean(values))
+            if told is None or not math.isclose(told, mean, rel_tol=1e-5, abs_tol=1e-6):
+                yield Finding(
+                    "failures are masked", batch.path.name, f"reward of {tag} is {mean}, and {told} is told"
+                )
+
+
+def _one_row_of_metrics_per_step(run: Run) -> Iterator[Finding]:
+    if run.config.get("logging_steps", 1) != 1:
+        return
+    trained = [row["step"] for row in run.metrics if "reward/mean" in row]
+    twice = [step for step, count in Counter(trained).items() if count > 1]
+    if twice:
+        yield Finding("one row per step", "metrics.jsonl", f"step {_some(twice)} is there more than once")
+    if trained and sorted(set(trained)) != list(range(max(trained) + 1)):
+        yield Finding("one row per step", "metrics.jsonl", f"steps {_some(_holes(trained))} are missing")
+    without = sorted(set(trained) - {batch.step for batch in run.batches})
+    if without:
+        yield Finding("each step has a batch", "metrics.jsonl", f"step {_some(without)} has none")
+
+
+def _holes(steps: Sequence[int]) -> list[int]:
+    return sorted(set(range(max(steps) + 1)) - set(steps))
+
+
+def _checkpoints_fit(run: Run) -> Iterator[Finding]:
+    by_step = {batch.step: batch for batch in run.batches}
+    for step, state in run.checkpoints.items():
+        where = f"checkpoints/step_{step:06d}"
+        if state["step"] != step:
+            yield Finding("checkpoints fit their batches", where, f"says step {state['step']}")
+        batch = by_step.get(step - 1)
+        if batch is None:
+            yield Finding("checkpoints fit their batches", where, f"there is no batch of step {step - 1}")
+        elif batch.ledger is not None and state.get("ledger") not in (None, batch.ledger):
+            yield Finding("checkpoints fit their batches", where, "another ledger than the batch's")
+
+
+def _buffer(run: Run) -> Iterator[Finding]:
+    """Of a job with explorers: the buffer against the trainer's batches."""
+    database = sqlite3.connect(f"file:{run.folder / 'buffer.db'}?mode=ro", uri=True)
+    try:
+        rows = database.execute(
+            "SELECT id, tag, task_index, state, reason, oldest_version, step FROM groups"
+        ).fetchall()
+        held = database.execute("SELECT step, group_id FROM batch_groups").fetchall()
+        cursors = dict(database.execute("SELECT tag, next_index FROM cursors").fetchall())
+        versions = dict(database.execute("SELECT step, version FROM batches").fetchall())
+    finally:
+        database.close()
+    groups = {row[0]: row for row in rows}
+    tasks = Counter((tag, index) for _, tag, index, *_ in rows)
+    if doubled := [task for task, count in tasks.items() if count > 1]:
+        yield Finding("each is trained once", "buffer.db", f"tasks in several groups: {_some(doubled)}")
+    for tag, cursor in cursors.items():
+        if holes := [index for index in range(cursor) if (tag, index) not in tasks]:
+            yield Finding("no task is skipped", f"buffer.db, {tag}", _some(holes))
+    if silent := [row[0] for row in rows if row[3] == "dropped" and not row[4]]:
+        yield Finding("what is dropped has a reason", "buffer.db", f"groups {_some(silent)}")
+    once = Counter(group for _, group in held)
+    if doubled := [group for group, count in once.items() if count > 1]:
+        yield Finding("each is trained once", "buffer.db", f"groups in several batches: {_some(doubled)}")
+    bound = _bound(run.config)
+    for step, group in held:
+        oldest = groups[group][5]
+        if oldest is not None and oldest < versions[step] - bound:
+            yield Finding(
+                "nothing is too old", f"buffer.db, step {step}", f"group {group} has version {oldest}"
+            )
+    of_step: dict[int, set[int]] = defaultdict(set)
+    for step, group in held:
+        of_step[step].add(group)
+    for batch in run.batches:
+        on_disk = {row["group_id"] for row in batch.rows}
+        if of_step.get(batch.step) != on_disk:
+            yield Finding("batches are those of the buffer", batch.path.name, _some(sorted(on_disk)))
+    if trained := [row[0] for row in rows if row[3] == "trained" and row[0] not in once]:
+        yield Finding("batches are those of the buffer", "buffer.db", f"trained in none: {_some(trained)}")
+
+
+def _has_everything(run: Run) -> Iterator[Finding]:
+    wanted = run.config["max_steps"]
+    if len(run.batches) != wanted:
+        yield Finding("a finished run is whole", "trajectories", f"{len(run.batches)} batches of {wanted}")
+    if wanted not in run.checkpoints:
+        yield Finding("a finished run is whole", "checkpoints", f"none of step {wanted}")
+    trained = {row["step"] for row in run.metrics if "reward/mean" in row}
+    if run.config.get("logging_steps", 1) == 1 and len(trained) != wanted:
+        yield Finding("a finished run is whole", "metrics.jsonl", f"{len(trained)} steps of {wanted}")
+    left = [
+        str(path.relative_to(run.folder))
+        for path in run.folder.rglob("*")
+        if re.search(r"(\.tmp|\.partial|\.part)(\.|$)|^\.tmp", path.name)
+    ]
+    if left:
+        yield Finding("no temporary file is left", "run folder", _some(left))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--finished", action="store_true", help="ask for what a run that succeeded has")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON, by folder")
+    options = parser.parse_args()
+    found = {str(folder): audit(folder, finished=options.finished) for folder in options.folders}
+    if options.json:
+        print(json.dumps({name: [asdict(each) for each in findings] for name, findings in found.items()}))
+    else:
+        for name, findings in found.items():
+            print(f"{name}: {'nothing found' if not findings else f'{len(findings)} broken promises'}")
+            for finding in findings:
+                print(f"  {finding}")
+    return 1 if any(found.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

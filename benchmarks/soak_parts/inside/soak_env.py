@@ -1,0 +1,95 @@
+"""What runs inside a soak's programs: environments and messages that go wrong when the soak says so.
+
+The soak writes a file into the folder SOAK_TROUBLE; whoever renames it first does what it says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from envsdk.env import EnvSpec
+from envsdk.envs.frozen_lake.env import FrozenLakeEnv
+from envsdk.net.long_poll import LongPoll
+
+TROUBLE = Path(os.environ["SOAK_TROUBLE"])
+LATE_S = 3.0
+_DOUBLES: list[asyncio.Future[None]] = []
+"""Calls whose answers nobody awaits."""
+
+
+def claimed(prefix: str) -> str | None:
+    """The kind of trouble that this process is to make now, if any."""
+    for path in TROUBLE.glob(f"{prefix}*.due"):
+        with contextlib.suppress(OSError):
+            path.rename(path.with_suffix(".done"))
+            return path.stem
+    return None
+
+
+class SoakLake(FrozenLakeEnv):
+    """A frozen lake, as long as nothing is due."""
+
+    def step(self, action: str) -> Any:
+        kind = claimed("environment")
+        if kind == "environment hangs":
+            time.sleep(3600)
+        elif kind == "environment crashes":
+            os._exit(3)
+        elif kind == "environment raises":
+            raise RuntimeError("the soak asked for this")
+        observation, reward, terminated, truncated, info = super().step(action)
+        if kind == "environment floods":
+            print("flood " * 200_000, flush=True)
+            observation = "flood " * 200_000
+        elif kind == "environment returns NaN":
+            reward = float("nan")
+        return observation, reward, terminated, truncated, info
+
+
+SPEC = EnvSpec(id="soak/Lake-v1", entry_point="soak_env:SoakLake")
+
+
+class MessageLost(ConnectionError):
+    """Stands for a call that the network lost."""
+
+
+def with_trouble(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """The call of a long poll, which sometimes goes wrong."""
+
+    async def troubled(number: int, items: list[Any]) -> Any:
+        kind = claimed("message") or claimed("answer") if items else None
+        if kind == "message lost":
+            raise MessageLost(kind)
+        if kind == "message late":
+            await asyncio.sleep(LATE_S)
+        if kind == "message doubled":
+            _DOUBLES.append(asyncio.ensure_future(_quiet(call(number, items))))
+        answer = await call(number, items)
+        if kind == "answer lost":
+            raise MessageLost(kind)
+        return answer
+
+    return troubled
+
+
+async def _quiet(call: Awaitable[Any]) -> None:
+    with contextlib.suppress(Exception):
+        await call
+
+
+if "envsdk.net.long_poll" in sys.modules and not hasattr(LongPoll, "soak"):
+    _run = LongPoll.run
+
+    async def _run_with_trouble(self: Any) -> None:
+        self._call = with_trouble(self._call)
+        await _run(self)
+
+    LongPoll.run = _run_with_trouble  # type: ignore[method-assign]
+    LongPoll.soak = True  # type: ignore[attr-defined]
