@@ -11,6 +11,9 @@ def stable_seed(*parts: str | int) -> int:
     BLAKE2b over the parts with their types and lengths, so `("a", 1)` and `("a1",)` differ and
     neither Python's hash randomisation nor the platform's word size matters.
     """
-    encoded = [f"{type(part).__name__}:{part}".encode() for part in parts]
-    framed = b"".join([len(each).to_bytes(4, "big") + each for each in encoded])
-    return int.from_bytes(hashlib.blake2b(framed, digest_size=8).digest(), "big") >> 33
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        encoded = f"{type(part).__name__}:{part}".encode()
+        digest.update(len(encoded).to_bytes(4, "big"))
+        digest.update(encoded)
+    return int.from_bytes(digest.digest(), "big") >> 33
