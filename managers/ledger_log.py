@@ -136,7 +136,8 @@ class LedgerLog:
         self._began_ms = int(time.monotonic() * 1000)
         self._columns = _Columns()
         self._slots: dict[str, int] = {}
-        self._last_ms = self._last_lease = self._version = self._checksum = 0
+        self._last_ms = self._last_lease = self._checksum = 0
+        self._version = 0 if state is None else state.version
         section = {
             "format": LOG_FORMAT,
             "began_unix_s": time.time(),
@@ -264,7 +265,7 @@ def read_log(run: Path) -> list[Section]:
                     events=[],
                 )
             )
-            decoder = _Decoder()
+            decoder = _Decoder(0 if state is None else state["version"])
         else:
             last = sections[-1]
             sections[-1] = replace(last, events=[*last.events, *decoder.events(_Columns(**content))])
@@ -274,9 +275,10 @@ def read_log(run: Path) -> list[Section]:
 class _Decoder:
     """The inverse of `LedgerLog.add`, over the frames of one section."""
 
-    def __init__(self) -> None:
+    def __init__(self, version: int) -> None:
         self._slots: list[str] = []
-        self._ms = self._lease = self._version = 0
+        self._ms = self._lease = 0
+        self._version = version
 
     def events(self, columns: _Columns) -> Iterator[Event]:
         """Of one frame."""

@@ -34,6 +34,7 @@ from envsdk.failures import (
     as_envsdk_error,
 )
 from envsdk.managers.batch_files import BatchFiles
+from envsdk.managers.departure import Departures, EpisodeTimes, PlayedEpisode
 from envsdk.managers.depth import depth_control
 from envsdk.managers.env_host import timed_out
 from envsdk.managers.env_worker import (
@@ -134,6 +135,10 @@ class RolloutScheduler:
         self._workers = WorkerGroup(setup.workers, setup.placement)
         self._pool = WorkerPool(list(setup.workers), setup.all_workers)
         self._slots = SlotActivity()
+        self._episode_times = EpisodeTimes()
+        self._departures = Departures()
+        self._leaving_nodes: dict[str, float] = {}
+        """By Ray's id of a node that goes away: when."""
         self._restarts = RestartCounter()
         self._filters = GroupFilters(setup.group_filters, limit=setup.max_filtered_groups)
         self._filter_reasons: dict[int, str] = {}
@@ -285,6 +290,12 @@ class RolloutScheduler:
         """This engine takes no more requests until it joins again. Its open requests may end there."""
         self._workers.engine_left(name)
 
+    async def node_leaves(self, node: str, grace_s: float) -> None:
+        """This node goes away: its workers play what can end in that time, and others take their places."""
+        now = time.monotonic()
+        self._leaving_nodes[node] = now + grace_s
+        self._depart([name for name, worker in self._workers.workers.items() if worker.node == node], now)
+
     async def num_ready(self) -> int:
         """Trajectories in groups that are ready for the next batch."""
         return self._ledger.num_ready_groups * self._setup.ledger.group_size
@@ -312,6 +323,8 @@ class RolloutScheduler:
             self._pool.checked_in(worker_id.name)
             if worker_id.name in self._pool.names:
                 self._execute(self._ledger.add_slots(worker.setup.slots, now))
+            if worker.node in self._leaving_nodes:
+                self._depart([worker_id.name], now)
             if self._pool.is_complete:
                 self._all_checked_in.set()
         for message in messages:
@@ -322,12 +335,14 @@ class RolloutScheduler:
 
     def _receive(self, worker: Worker, message: FromWorker, now: float) -> None:
         slot_id = message.slot_id
+        if isinstance(message, Finished) and message.trajectory.failure is None:
+            self._restarts.progressed(worker.worker_id.name)
+            if (began := self._slots.began.get(slot_id)) is not None:
+                self._episode_times.add(message.trajectory.task.tag, now - began)
         if self._slots.reported(slot_id):
             if not self._pool.is_leaving(worker.worker_id.name):
                 self._execute(self._ledger.add_slots({slot_id: worker.setup.slots[slot_id]}, now))
         elif isinstance(message, Finished):
-            if message.trajectory.failure is None:
-                self._restarts.progressed(worker.worker_id.name)
             self._finished(message.lease_id, message.trajectory, now)
         else:
             self._execute(self._ledger.slots_idle([slot_id], now))
@@ -349,7 +364,8 @@ class RolloutScheduler:
     def _execute(self, commands: Iterable[Command]) -> None:
         for command in commands:
             if isinstance(command, Grant):
-                order = self._slots.playing[command.slot_id] = self._order(command.lease)
+                order = self._order(command.lease)
+                self._slots.play(command.slot_id, order, time.monotonic())
                 self._workers.send(command.slot_id, Play(command.slot_id, order))
             elif isinstance(command, Cancel):
                 self._stop(command.slot_id, command.lease_id)
@@ -371,7 +387,30 @@ class RolloutScheduler:
                 self._execute(self._ledger.retire_slots(worker.setup.slots, time.monotonic()))
                 self._end_if_empty(worker)
             else:
+                self._departures.forget(command.name)
                 self._workers.end(command.name)
+
+    def _depart(self, names: Sequence[str], now: float) -> None:
+        """The node of these workers goes away."""
+        self._carry_out(self._pool.leave(names))
+        for name in names:
+            if self._pool.is_leaving(name):
+                left_s = self._leaving_nodes[self._workers.workers[name].node] - now
+                self._departures.leave(name, now, max(0.0, left_s))
+        self._hand_over_what_cannot_end(now)
+
+    def _hand_over_what_cannot_end(self, now: float) -> None:
+        """Play the episodes elsewhere that would not end before their node goes."""
+        playing, began = self._slots.playing, self._slots.began
+        for name in self._departures.names:
+            episodes = [
+                PlayedEpisode(slot_id, playing[slot_id].task.tag, began[slot_id])
+                for slot_id in self._workers.workers[name].setup.slots
+                if slot_id in playing and slot_id not in self._slots.stop_deadlines
+            ]
+            slots = self._departures.cannot_end(name, episodes, self._episode_times, now)
+            if slots:
+                self._execute(self._ledger.hand_over(slots, now))
 
     def _end_if_empty(self, worker: Worker) -> None:
         if not any(slot_id in self._slots.playing for slot_id in worker.setup.slots):
@@ -390,6 +429,7 @@ class RolloutScheduler:
                     num_waiting=self._ledger.num_waiting,
                     num_playing=self._num_playing(),
                     is_awaited=self._is_awaited,
+                    may_run_ahead=self._ledger.alpha > 0,
                     worker_cpu=sum(use.own_cores for use in uses),
                     node_cpu=min(use.node_share for use in uses),
                 )
@@ -489,6 +529,7 @@ class RolloutScheduler:
     def _end_what_is_late(self, now: float) -> None:
         """End episodes past their deadline, and workers that did not stop one in time."""
         self._execute(self._ledger.tick(now))
+        self._hand_over_what_cannot_end(now)
         for name in {self._workers.name_of_slot[slot_id] for slot_id in self._slots.hung(now)}:
             self._slots.forget(self._workers.workers[name].setup.slots)
             self._workers.kill(name)
@@ -502,8 +543,11 @@ class RolloutScheduler:
         if name not in self._pool.names and not self._pool.is_leaving(name):
             return False  # it had been told to end
         self._tally.add_failure(Failure(boundary=Boundary.SCHEDULER, kind="worker_died", message=str(died)))
-        if note is None:
+        self._departures.forget(name)
+        if note is None and not self._pool.is_leaving(name):
             self._restarts.died(name)
+        elif note is None:
+            pass
         elif (order := self._slots.playing.get(note.name)) is not None:
             failure = timed_out(note.during, note.limit_s).failure
             failed = self._failed(order.task, order.group_id, order.lease_id, failure, note.limit_s)

@@ -20,10 +20,17 @@ class SlotActivity:
     def __init__(self) -> None:
         self.playing: dict[str, EpisodeOrder] = {}
         """By slot, until the worker reports the episode finished or released."""
+        self.began: dict[str, float] = {}
+        """By slot in `playing`: when its episode was granted."""
         self.stop_deadlines: dict[str, float] = {}
         """By slot with a cancelled episode: when the episode must have stopped."""
         self.stragglers: set[str] = set()
         """Slots that still play an episode of an earlier ledger."""
+
+    def play(self, slot_id: str, order: EpisodeOrder, now: float) -> None:
+        """The slot plays this episode from now on."""
+        self.playing[slot_id] = order
+        self.began[slot_id] = now
 
     def stop(self, slot_id: str, deadline: float) -> None:
         """The episode on this slot was cancelled and must stop by `deadline`."""
@@ -32,6 +39,7 @@ class SlotActivity:
     def reported(self, slot_id: str) -> bool:
         """The slot is idle now. Returns whether it played for an earlier ledger."""
         self.playing.pop(slot_id, None)
+        self.began.pop(slot_id, None)
         self.stop_deadlines.pop(slot_id, None)
         if slot_id not in self.stragglers:
             return False

@@ -6,9 +6,10 @@ More when episodes wait for a slot, or the workers' event loops are full, while 
 Such time adds up and leaks away at a quarter of the speed otherwise, so that a trainer that waits for less
 than a fifth of its time asks for nothing. A node whose CPU is in use takes no more workers.
 
-One fewer when for `idle_s` on end no episode waited and the remaining workers would have been filled to at
-most four fifths of their slots and half of their CPU. Time in which the trainer learns and nobody plays does
-not count: the next batch is still to come.
+One fewer when for `idle_s` no episode waited and the remaining workers would have been filled to at most four
+fifths of their slots and half of their CPU. A moment in which they would not have sufficed starts this time
+anew if the trainer waited, and else takes four times its length back. A synchronous run's training does not
+count: nobody can play then.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import math
 from dataclasses import dataclass
 
 LEAK = 0.25
+SETBACK = 4.0
 FULL_LOOP = 0.9
 """CPU of a worker in cores, on average: its event loop hardly sleeps."""
 MOST_SLOTS_OF_FEWER = 0.8
@@ -45,6 +47,8 @@ class WorkerLoad:
     """Slots that play."""
     is_awaited: bool
     """The trainer waits for a batch."""
+    may_run_ahead: bool = False
+    """Episodes are played while the trainer learns."""
     worker_cpu: float = 0.0
     """Cores that all of them use together."""
     node_cpu: float = 0.0
@@ -88,8 +92,10 @@ class WorkerDemand:
             self._crowded_s = min(self._crowded_s + elapsed_s, self._config.grow_s)
         else:
             self._crowded_s = max(0.0, self._crowded_s - LEAK * elapsed_s)
-        if load.num_playing or load.num_waiting or load.is_awaited:
-            self._idle_s = self._idle_s + elapsed_s if self._would_fit_fewer(load) else 0.0
+        if not self._would_fit_fewer(load):
+            self._idle_s = 0.0 if load.is_awaited else max(0.0, self._idle_s - SETBACK * elapsed_s)
+        elif load.num_playing or load.is_awaited or load.may_run_ahead:
+            self._idle_s += elapsed_s
 
     def _has_full_loops(self, load: WorkerLoad) -> bool:
         return load.worker_cpu >= FULL_LOOP * load.num_workers

@@ -51,6 +51,8 @@ class Worker:
     actor: Any
     outbox: Outbox[ToWorker] = field(default_factory=Outbox)
     checked_in: bool = False
+    node: str = ""
+    """Ray's id of the machine, once known."""
 
 
 class WorkerGroup:
@@ -86,6 +88,7 @@ class WorkerGroup:
             note_at = None
             try:
                 note_at = await actor.note.remote()
+                worker.node = note_at[0]
                 self._placer.landed(name, note_at[0])
                 await actor.run.remote(scheduler)
                 if not self._is_closing:

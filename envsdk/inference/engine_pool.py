@@ -14,6 +14,7 @@ engine gets new weights as long as turns run on it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -40,6 +41,8 @@ class EngineState(StrEnum):
 
 _WITH_PROCESS = {EngineState.STARTING, EngineState.WAITING, EngineState.SERVING, EngineState.DRAINING}
 _COMING = {EngineState.STARTING, EngineState.WAITING, EngineState.DOWN}
+MOST_DRAINED = 0.7
+"""Of the time until its node goes away; the rest is for starting elsewhere."""
 DRAINED_S = 2.0
 """A draining engine without requests for so long has ended its turns: what was on its way has come."""
 
@@ -141,6 +144,8 @@ class _Engine:
     """Since it began to drain."""
     empty_s: float = 0.0
     """In a row, while draining."""
+    drain_limit_s: float = math.inf
+    """Its turns may take so long."""
     returns: bool = False
     """When drained, it is started again."""
 
@@ -264,6 +269,25 @@ class EnginePool:
         self._news.append(f"{incarnation.name} was lost, {then}; the reason: {' '.join(why.split())}")
         return [End(incarnation)]
 
+    def leave(self, incarnations: Iterable[EngineIncarnation], grace_s: float) -> list[PoolCommand]:
+        """Their node goes away in so many seconds: their turns may end, and they are started elsewhere."""
+        commands: list[PoolCommand] = []
+        for incarnation in incarnations:
+            engine = self._living(incarnation)
+            if engine is None:
+                continue
+            if engine.state is EngineState.SERVING:
+                commands += self._drain(engine, returns=True)
+                self._news.append(
+                    f"{incarnation.name} leaves its node, which goes away in {grace_s:.0f} s, and is started "
+                    "elsewhere"
+                )
+            elif engine.state is not EngineState.DRAINING:
+                engine.returns = True
+                commands += self._end_drained(engine, is_well=False)
+            engine.drain_limit_s = min(engine.drain_limit_s, engine.drained_s + MOST_DRAINED * grace_s)
+        return commands
+
     def weights_move(self) -> None:
         """The trainer learns: it has no version's weights until the next `published`."""
         self._version = None
@@ -319,7 +343,7 @@ class EnginePool:
                 engine.num_losses = 0
         if engine.state is EngineState.DRAINING:
             engine.drained_s += elapsed_s
-            if engine.drained_s > self._config.drain_s:
+            if engine.drained_s > min(engine.drain_limit_s, self._config.drain_s):
                 return self._end_drained(engine, is_well=False)
         starts = engine.state is EngineState.STARTING
         limit_s = self._config.start_s if starts else self._config.silence_s

@@ -83,6 +83,7 @@ class AgenticPipeline:
         self.has_trained = False
         """Whether this process has something to keep: True from its first batch on."""
         self._stop = asyncio.Event()
+        self._why_stopped = ""
 
     async def run(self) -> None:
         """The algorithm."""
@@ -99,7 +100,7 @@ class AgenticPipeline:
             if self.is_due(self.config.save_steps) or self._stop.is_set():
                 await self.checkpoint()
             if self._stop.is_set():
-                raise Interrupted(f"stopped after step {self.step}; the same command continues from there")
+                raise self._interrupted(f"after step {self.step}")
         await self.publish()
         await self.validate()
         self.log.run_done(self.step)
@@ -200,6 +201,13 @@ class AgenticPipeline:
         self._checkpointed_step = self.step
         await self.batches.checkpointed(self.step)
 
+    def give_way(self, why: str) -> None:
+        """As `request_stop`, because a machine goes away; the run's last message says why."""
+        if not self._stop.is_set():
+            self._why_stopped = f"{why}: "
+            self._stop.set()
+            self.display.note(f"{why}; stopping with a checkpoint")
+
     def request_stop(self) -> None:
         """End as soon as nothing is lost, with a checkpoint; at the second request, end at once."""
         if self._stop.is_set():
@@ -234,7 +242,10 @@ class AgenticPipeline:
         answer.cancel()
         if self.has_trained:
             await self.checkpoint()
-        raise Interrupted(f"stopped before step {self.step + 1}; the same command continues from there")
+        raise self._interrupted(f"before step {self.step + 1}")
+
+    def _interrupted(self, when: str) -> Interrupted:
+        return Interrupted(f"{self._why_stopped}stopped {when}; the same command continues from there")
 
     async def _showing_progress(self, request: Awaitable[Result]) -> Result:
         answer = asyncio.ensure_future(request)

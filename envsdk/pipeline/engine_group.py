@@ -40,6 +40,7 @@ from envsdk.pipeline.reservation import KEEP_DEVICES, Reservation, show_only
 from envsdk.pipeline.trainer_group import reason_of_death
 from envsdk.pipeline.weight_source import WeightSource
 from envsdk.pipeline.weight_update import TransferReport, update_engines
+from envsdk.store.travel import Parcels
 
 HEALTH_CHECK_S = 1.0
 CLOSE_TIMEOUT_S = 5.0
@@ -70,14 +71,18 @@ class EngineGroupSpec:
     """Of trainers, which may share accelerators with the engines."""
     placement: RolePlacement = field(default_factory=RolePlacement)
     """Nodes of the cluster that the engines run on."""
+    parcels: Parcels = field(default_factory=Parcels)
+    """Files that their machines may lack."""
 
 
 class PlacedEngineHost(EngineHost):
     """An engine that sees the accelerators of its place, and no others."""
 
-    def __init__(self, devices: Sequence[int], strategy_name: str, config: EngineConfig) -> None:
+    def __init__(
+        self, devices: Sequence[int], strategy_name: str, config: EngineConfig, parcels: Parcels
+    ) -> None:
         show_only(devices)
-        super().__init__(strategy_name, config)
+        super().__init__(strategy_name, config, parcels)
 
 
 class EngineGroup:
@@ -188,6 +193,11 @@ class EngineGroup:
         found = await self._from_the_living("busy_stretches")
         return [stretch for stretches in found.values() for stretch in stretches]
 
+    def node_leaves(self, node: str, grace_s: float) -> None:
+        """This node goes away: its engines end their turns and are started elsewhere."""
+        there = [each for each in self._watches if self._nodes.get(each.name) == node]
+        self._do(self._pool.leave(there, grace_s))
+
     def close(self) -> None:
         """Watch no more, and leave the accelerators."""
         for task in self._tasks:
@@ -219,7 +229,7 @@ class EngineGroup:
             self._fail(EngineError(self._pool.failure))
 
     def _new_actor(self, name: str) -> Any:
-        args = (self._spec.strategy_name, self._spec.configs[name])
+        args = (self._spec.strategy_name, self._spec.configs[name], self._spec.parcels)
         if name in self._places:
             return self._placed_actor(self._places[name], *args)
         where = self._nodes[name] if self._transport is Transport.SHARED_MEMORY else None
@@ -279,6 +289,8 @@ class EngineGroup:
             self._do(self._pool.lost(incarnation, _reason(error)))
             return
         self._do(self._pool.started(incarnation))
+        if self._transport is not Transport.SHARED_MEMORY:
+            self._nodes[incarnation.name] = await actor.node_id.remote()
         await self._watch(incarnation, actor)
 
     async def _watch(self, incarnation: EngineIncarnation, actor: Any) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,13 +23,16 @@ from envsdk.inference.engine_demand import DemandConfig
 from envsdk.inference.engine_pool import PoolConfig
 from envsdk.managers.explorer_scheduler import ExplorerScheduler
 from envsdk.managers.ledger_types import LedgerState
+from envsdk.managers.ray_files import travelling
 from envsdk.managers.ray_nodes import check_placement, on_this_node
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.wiring import VAL_SPLIT, train_ledger, validation_ledger, worker_pool, worker_setups
 from envsdk.pipeline.engine_group import EngineGroup, EngineGroupSpec, Say
+from envsdk.pipeline.node_watch import NodeWatch, address_of
 from envsdk.pipeline.trainer_group import reason_of_death
 from envsdk.pipeline.weight_source import WeightSource
+from envsdk.store.travel import Parcels
 
 Result = TypeVar("Result")
 
@@ -46,13 +50,19 @@ class RolloutCluster:
         weights: WeightSource,
         trainer_mappings: Sequence[Sequence[int] | None],
         say: Say,
+        parcels: Parcels | None = None,
     ) -> None:
-        """`trainer_mappings` are accelerators that engines may share; `say` shows the user a line."""
+        """`trainer_mappings` are accelerators that engines may share; `say` shows the user a line.
+
+        `parcels` has what other machines may lack; found out when it is not given.
+        """
         self._config = config
         placement = config.ray.placement
         check_placement("workers", placement.workers)
         check_placement("engines", placement.engines)
-        spec = _engines_spec(config, model, trainer_mappings)
+        if parcels is None:
+            parcels = travelling(config, [model])
+        spec = replace(_engines_spec(config, model, trainer_mappings), parcels=parcels)
         self.engines = EngineGroup(spec, weights, self._announce, say)
 
         self.rollout_scheduler: Any = None
@@ -67,6 +77,7 @@ class RolloutCluster:
                         split="train",
                         model=model,
                         engines=self.engines.actors,
+                        parcels=parcels,
                     ),
                     pool=worker_pool(config.train_env_manager),
                     run_seed=config.seed,
@@ -78,6 +89,8 @@ class RolloutCluster:
                 ),
                 state,
             )
+        self._say = say
+        self._watching: asyncio.Future[None] | None = None
         self.validation_scheduler: Any = None
         if config.val_batch_size and config.mode in ("both", "bench"):
             self.validation_scheduler = _actor(RolloutScheduler).remote(
@@ -89,6 +102,7 @@ class RolloutCluster:
                         split=VAL_SPLIT,
                         model=model,
                         engines=self.engines.actors,
+                        parcels=parcels,
                     ),
                     pool=worker_pool(config.val_env_manager),
                     run_seed=config.seed,
@@ -104,6 +118,16 @@ class RolloutCluster:
         starting = [scheduler.start.remote() for scheduler in self._schedulers]
         await self.call(asyncio.gather(*starting, *(start() for start in also)))
         await self.call(self.engines.choose_transport())
+        if self._config.ray.address is not None:
+            self._watching = asyncio.ensure_future(NodeWatch(self._node_leaves).run())
+
+    async def _node_leaves(self, node: str, grace_s: float) -> None:
+        self._say(
+            f"node {address_of(node)} goes away in {grace_s:.0f} s: its workers and engines finish what they "
+            "can and are started elsewhere"
+        )
+        self.engines.node_leaves(node, grace_s)
+        await asyncio.gather(*(_quiet(each.node_leaves.remote(node, grace_s)) for each in self._schedulers))
 
     async def call(self, awaitable: Awaitable[Result]) -> Result:
         """Wait for an actor's answer, or for the end of the engines; raises EnvsdkError for a failure."""
@@ -179,6 +203,8 @@ class RolloutCluster:
         What takes longer ends with this process.
         """
         self.engines.close()
+        if self._watching is not None:
+            self._watching.cancel()
         closing = [scheduler.close.remote() for scheduler in self._schedulers]
         closing += [close() for close in also]
         await asyncio.wait([asyncio.ensure_future(_quiet(call)) for call in closing], timeout=patience_s)

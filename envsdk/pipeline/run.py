@@ -12,16 +12,20 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import ray
+
 from envsdk.config.loading import LoadedConfig
 from envsdk.config.models import RunConfig
 from envsdk.config.start_checks import check_start
 from envsdk.display.progress import ProgressDisplay
 from envsdk.display.terminal import say
 from envsdk.failures import EnvsdkError, Interrupted
+from envsdk.managers.ray_files import travelling
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.pipeline.agentic_pipeline import AgenticPipeline
 from envsdk.pipeline.batch_source import BatchSource
 from envsdk.pipeline.engine_group import Say
+from envsdk.pipeline.node_watch import NodeWatch, address_of
 from envsdk.pipeline.opening import begin, only_run_in
 from envsdk.pipeline.rollouts import PlayedBatches
 from envsdk.pipeline.run_end import close, ending_of, success_before_and_after
@@ -46,7 +50,9 @@ def run(loaded: LoadedConfig, open_batches: OpenBatches | None = None) -> None:
 
 
 def _played(config: RunConfig, folder: RunFolder, model: Path, trainers: Trainers, say: Say) -> BatchSource:
-    return PlayedBatches(config, folder, model=model, weights=trainers.actor, say=say)
+    return PlayedBatches(
+        config, folder, model=model, weights=trainers.actor, parcels=trainers.parcels, say=say
+    )
 
 
 def _train(loaded: LoadedConfig, open_batches: OpenBatches) -> None:
@@ -65,6 +71,23 @@ def _train(loaded: LoadedConfig, open_batches: OpenBatches) -> None:
         asyncio.run(_run(config, folder, model, changes, open_batches))
 
 
+async def _stop_before_the_trainer_goes(config: RunConfig, pipeline: AgenticPipeline) -> None:
+    """Stop with a checkpoint when a node is drained that this program or a trainer runs on."""
+    if config.ray.address is None:
+        return
+    needed = {ray.get_runtime_context().get_node_id(): "this program"}
+    for group in pipeline.trainers.groups:
+        needed |= dict.fromkeys(await group.nodes(), "the trainer")
+
+    async def leaves(node: str, grace_s: float) -> None:
+        if node in needed:
+            pipeline.give_way(
+                f"node {address_of(node)}, where {needed[node]} runs, goes away in {grace_s:.0f} s"
+            )
+
+    await NodeWatch(leaves).run()
+
+
 async def _run(
     config: RunConfig, folder: RunFolder, model: Path, changes: Sequence[str], open_batches: OpenBatches
 ) -> None:
@@ -75,7 +98,8 @@ async def _run(
         tracker = open_trackers(config.trackers, folder.path, config.tracker_args)
         stack.callback(tracker.close)
         tracker.rewind(folder.first_step - 1)
-        trainers = Trainers.of(config, model)
+        checkpoint = [] if folder.checkpoint is None else [folder.checkpoint.folder.resolve()]
+        trainers = Trainers.of(config, model, travelling(config, [model, *checkpoint]))
         batches = open_batches(config, folder, model, trainers, display.note)
         pipeline = AgenticPipeline(
             config, folder, batches, trainers, tracker=tracker, timeline=timeline, display=display
@@ -88,6 +112,8 @@ async def _run(
         display.note(f"run folder: {folder.path}; look inside with: envsdk view {folder.path}")
         try:
             await pipeline.start()
+            watching = asyncio.ensure_future(_stop_before_the_trainer_goes(config, pipeline))
+            stack.callback(watching.cancel)
             await pipeline.run()
         except BaseException as error:
             tracker.end(*ending_of(error))

@@ -42,6 +42,7 @@ from envsdk.trajectory import Outcome, TokenLog, Trajectory, VersionSpan
 
 DEADLINE_S, GRACE_S, TICK_S = 100.0, 10.0, 5.0
 SLOTS = {"w0": ("w0/a/0", "w0/a/1", "w0/a/2"), "w1": ("w1/a/0", "w1/a/1"), "w2": ("w2/a/0",)}
+GRACES = st.sampled_from([0.0, 4 * TICK_S, 3 * DEADLINE_S])
 BUSY = WorkerLoad(num_workers=2, num_waiting=4, num_playing=5, is_awaited=True)
 IDLE = WorkerLoad(num_workers=3, num_waiting=0, num_playing=0, is_awaited=True)
 
@@ -291,6 +292,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert ids.isdisjoint(self.delivered), "delivered twice"
         self.delivered |= ids
 
+    def _tries(self) -> int:
+        groups = self.scheduler._ledger._groups.values()
+        return sum(member.attempt for group in groups for member in group.members)
+
     def _busy(self) -> list[tuple[Worker, str]]:
         return [(worker, slot) for worker in self.workers.values() for slot in worker.playing]
 
@@ -349,13 +354,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         self._do(check_in())
 
     @precondition(lambda self: not self.is_over)
-    @rule(what=st.sampled_from(["more", "fewer", "leave"]), data=st.data())
+    @rule(what=st.sampled_from(["more", "fewer", "leave", "node"]), data=st.data())
     def the_number_of_workers_changes(self, what: str, data: st.DataObject) -> None:
         async def change() -> None:
             pool = self.scheduler._pool
             if what == "leave":
                 names = data.draw(st.lists(st.sampled_from(sorted(self.workers)), max_size=2))
                 self.scheduler._carry_out(pool.leave(names))
+            elif what == "node":
+                names = data.draw(st.lists(st.sampled_from(sorted(self.workers)), max_size=2))
+                for name in names:
+                    self.workers[name].record.node = f"node-{self.num_incarnations}"
+                self.num_tries = self._tries()
+                await self.scheduler.node_leaves(f"node-{self.num_incarnations}", data.draw(GRACES))
+                assert self._tries() == self.num_tries, "a hand-over used up an attempt"
             else:
                 self.scheduler._carry_out(pool.look(BUSY if what == "more" else IDLE, 60.0))
 
@@ -425,6 +437,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             "a result is kept for nobody"
         )
         assert not scheduler._filter_reasons
+        assert all(not task.done() for task in scheduler._tasks), "ended tasks are kept"
+        for worker in scheduler._workers.workers.values():
+            waiting = [item for item in worker.outbox._items if isinstance(item, Play | Stop)]
+            assert len(waiting) <= 2 * len(worker.setup.slots), (
+                "a worker that does not listen piles up leases"
+            )
         pool = scheduler._pool
         assert {*pool.names} <= self.workers.keys()
         assert all(pool.is_leaving(name) for name in self.workers.keys() - {*pool.names})

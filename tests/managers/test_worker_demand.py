@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from envsdk.managers.worker_demand import WorkerDemand, WorkerDemandConfig, WorkerLoad
 
 
@@ -16,6 +18,7 @@ def load(
     waiting: int = 0,
     playing: int = 0,
     is_awaited: bool = True,
+    may_run_ahead: bool = False,
     worker_cpu: float = 0.0,
     node_cpu: float = 0.0,
 ) -> WorkerLoad:
@@ -24,6 +27,7 @@ def load(
         num_waiting=waiting,
         num_playing=playing,
         is_awaited=is_awaited,
+        may_run_ahead=may_run_ahead,
         worker_cpu=worker_cpu,
         node_cpu=node_cpu,
     )
@@ -78,11 +82,22 @@ def test_slots_and_cpu_to_spare_for_long_enough_ask_for_one_fewer() -> None:
     assert not after(demand(), load(workers=3, waiting=1), 600).wants_fewer
 
 
-def test_one_full_moment_starts_the_wait_for_fewer_anew() -> None:
+def test_one_full_moment_while_the_trainer_waits_starts_the_wait_for_fewer_anew() -> None:
     looks = after(demand(), load(playing=5), 59)
     after(looks, load(playing=15), 1)
     assert not after(looks, load(playing=5), 59).wants_fewer
 
 
-def test_while_the_trainer_learns_and_nobody_plays_no_worker_is_too_many() -> None:
+def test_while_a_synchronous_trainer_learns_no_worker_is_too_many() -> None:
     assert not after(demand(), load(is_awaited=False), 600).wants_fewer
+
+
+@pytest.mark.parametrize(("full_s", "wants_fewer"), [(1, True), (3, False)])
+def test_short_full_moments_in_which_nobody_waits_do_not_keep_a_worker(
+    full_s: int, wants_fewer: bool
+) -> None:
+    looks = demand()
+    for _ in range(30):
+        after(looks, load(playing=20, is_awaited=False, may_run_ahead=True), full_s)
+        after(looks, load(is_awaited=False, may_run_ahead=True), 9)
+    assert looks.wants_fewer is wants_fewer

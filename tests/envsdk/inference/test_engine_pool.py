@@ -270,6 +270,33 @@ def test_turns_that_take_too_long_on_a_draining_engine_are_given_up_there() -> N
     assert pass_time(pool, 1, speeds) == [End(FIRST)]
 
 
+def test_an_engine_whose_node_goes_away_ends_its_turns_and_is_started_elsewhere() -> None:
+    pool = serving_pool("one", "two")
+    assert pool.leave([FIRST], 30.0) == [Leave(FIRST)]
+    assert pool.leave([FIRST], 30.0) == []
+    speeds = {"one": 1, "two": 1}
+    assert pass_time(pool, 3, speeds) == []
+    assert pass_time(pool, 4, {"one": 0}, running=0) == [End(FIRST, is_well=True), Start(SECOND)]
+    assert pool.leave([FIRST], 30.0) == []
+    [news] = pool.take_news()
+    assert "one leaves its node, which goes away in 30 s" in news
+
+
+def test_turns_that_do_not_end_in_time_leave_enough_to_start_elsewhere() -> None:
+    pool = serving_pool("one", "two")
+    pool.leave([FIRST], 20.0)
+    assert pass_time(pool, 14, {"one": 1, "two": 1}) == []
+    assert pass_time(pool, 1, {"one": 1, "two": 1}) == [End(FIRST)]
+
+
+def test_an_engine_that_starts_on_a_node_that_goes_away_is_started_elsewhere_at_once() -> None:
+    pool = serving_pool("one", "two")
+    pool.lost(FIRST, "killed")
+    pool.tick(1.0)
+    assert pool.leave([SECOND], 30.0) == [End(SECOND)]
+    assert pool.tick(0.0) == [Start(EngineIncarnation("one", 2))]
+
+
 DEMAND = DemandConfig(places=4, max_queued=2, grow_s=5, idle_s=30)
 
 
@@ -419,6 +446,8 @@ class PoolMachine(RuleBasedStateMachine):
 
     @initialize(is_busy=st.booleans())
     def begin(self, is_busy: bool) -> None:
+        self.a_node_left = False
+
         async def opened() -> InferenceProxy:
             first = {name: self.engines[name] for name in self.names[: self.num_started]}
             proxy = InferenceProxy(first, engines_return=True)
@@ -455,7 +484,7 @@ class PoolMachine(RuleBasedStateMachine):
                 self.updates.append(incarnation)
             elif isinstance(command, Leave):
                 assert self.known.pop(incarnation.name) == incarnation
-                assert self.pool.num_serving, "nobody is left"
+                assert self.pool.num_serving or self.a_node_left, "nobody is left"
                 self.loop.call_soon(self.proxy.drain_engine, incarnation.name)
                 self.pump()
                 self.engines[incarnation.name].is_draining = True
@@ -514,6 +543,12 @@ class PoolMachine(RuleBasedStateMachine):
     def die_together(self) -> None:
         for which in range(4):
             self.die(which, is_told=True)
+
+    @rule(which=st.sets(st.integers(0, 3)), grace_s=st.sampled_from([0.0, 5.0, 60.0]))
+    def node_leaves(self, which: set[int], grace_s: float) -> None:
+        self.a_node_left = True
+        there = [self.engines[self.names[each]].incarnation for each in sorted(which)]
+        self.execute(self.pool.leave(there, grace_s))
 
     @rule(which=st.integers(0, 3))
     def hang(self, which: int) -> None:
