@@ -246,6 +246,14 @@ def read_log(run: Path) -> list[Section]:
         ) from None
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error}") from error
+    try:
+        return _sections(data, path)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        # RuntimeError: a column ended too early.
+        raise StorageError(f"{path} was not written by this version of envsdk: {error!r}") from error
+
+
+def _sections(data: bytes, path: Path) -> list[Section]:
     sections: list[Section] = []
     for _, text in _frames(data, path):
         content = json.loads(text)
@@ -317,7 +325,7 @@ class _Decoder:
 
 def _frame(content: Mapping[str, Any]) -> bytes:
     text = json.dumps(content, separators=(",", ":")).encode()
-    stored = pa.Codec(_CODEC, compression_level=9).compress(text, asbytes=True)
+    stored: bytes = pa.Codec(_CODEC, compression_level=9).compress(text, asbytes=True)
     return _HEADER.pack(_MAGIC, len(stored), len(text), zlib.crc32(stored)) + stored
 
 
