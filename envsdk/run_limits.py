@@ -27,6 +27,15 @@ def staleness_bound(async_generation_ratio: float, max_staleness: int | None) ->
     return math.ceil(async_generation_ratio) if max_staleness is None else max_staleness
 
 
+def envs_per_worker(num_envs: int) -> int:
+    """How many environments a worker process hosts by default: `max_env_num_per_worker`.
+
+    An eighth of all, at least 64 and at most 1,024. A process takes some 75 MB and a second of CPU time to
+    start, so few are cheaper; each is one event loop on one core, and its death repeats all its episodes.
+    """
+    return min(max(math.ceil(num_envs / 8), 64), 1024)
+
+
 def required_group_size(group_size: int, min_group_size: int | None) -> int:
     """How many members of a delivered group need an outcome: `min_group_size`.
 

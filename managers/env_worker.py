@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +32,7 @@ from envsdk.plugins import load_plugin
 from envsdk.processes.call_watch import CALLS
 from envsdk.processes.cpu_meter import CpuMeter, CpuUse
 from envsdk.processes.garbage import collect_rarely, collect_when_grown
+from envsdk.store.travel import Parcels
 from envsdk.trajectory import Rows, Task, Trajectory
 
 
@@ -66,6 +67,18 @@ class WorkerSetup:
     """A group's first requests go to one engine, which computes their prompt once."""
     manager_classes: Mapping[str, str] = field(default_factory=dict)
     """Tag -> entry point in `envsdk.env_managers`, `TrajEnvManager` when absent."""
+    parcels: Parcels = field(default_factory=Parcels)
+    """Files that this machine may lack."""
+
+    def here(self) -> WorkerSetup:
+        """The setup with paths on this machine, to which files may have to travel. Blocks. StorageError."""
+        if not self.parcels.by_path:
+            return self
+        setups = {}
+        for tag, setup in self.setups.items():
+            env_config = self.parcels.here_in(setup.blueprint.env_config)
+            setups[tag] = replace(setup, blueprint=replace(setup.blueprint, env_config=env_config))
+        return replace(self, model=self.parcels.here(self.model), setups=setups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +176,7 @@ class EnvWorker(LeaseSource):
 
     async def run(self, scheduler: Any) -> None:
         """Play until the scheduler sends CLOSE. Raises the error that broke the connection, if one did."""
+        self._setup = await asyncio.to_thread(self._setup.here)
         proxy = self._proxy = self._open_proxy()
         policies = self._make_policies(proxy)
         for slot_id, tag in self._setup.slots.items():

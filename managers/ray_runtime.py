@@ -8,10 +8,13 @@ import os
 import select
 import shutil
 import socket
+import struct
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from envsdk.config.models import RayArgs
 from envsdk.failures import ConfigurationError, EngineError, Interrupted
 
 CONNECT_TIMEOUT_S = 10.0
+LOOK_AT_HEAD_S = 2.0
 MIN_OBJECT_STORE_BYTES = 80 * 1024**2
 """Ray refuses a smaller store."""
 MAX_DEFAULT_OBJECT_STORE_BYTES = 512 * 1024**2
@@ -31,6 +35,8 @@ MAX_DEFAULT_OBJECT_STORE_BYTES = 512 * 1024**2
 _LOG_BYTES, _LOG_BACKUPS = 16 * 1024**2, 1
 """For the log of each of Ray's processes; with Ray's defaults one may grow to gigabytes."""
 _REPORTED_BY_US = ("Raylet is terminated", "A worker died or was killed")
+_RECONNECT, _RECONNECT_S = "RAY_gcs_rpc_server_reconnect_timeout_s", 60.0
+"""How long Ray itself waits for a head that is gone; then it ends the process."""
 _WATCHED = {"raylet": "Ray's node manager (raylet)", "gcs_server": "Ray's control process (gcs_server)"}
 """Processes of Ray whose end also ends the run."""
 
@@ -39,9 +45,9 @@ _WATCHED = {"raylet": "Ray's node manager (raylet)", "gcs_server": "Ray's contro
 def ray_runtime(args: RayArgs, *, if_lost: Sequence[str] = ()) -> Iterator[None]:
     """Run Ray during the block. A Ray started here is ended with it; a joined cluster keeps running.
 
-    When a Ray started here dies, it would end this process without a message, or block it for a minute. If
-    `if_lost` names a program, that program replaces this process instead. Its last argument says which
-    process died and where Ray's logs are.
+    When Ray dies on this machine, or the head of a joined cluster stays out of reach, Ray would end this
+    process without a message, or block it for a minute. If `if_lost` names a program, that program replaces
+    this process instead. Its last argument says what died.
 
     Ray's folder of logs and sockets is removed afterwards, unless the block fails.
 
@@ -73,9 +79,11 @@ def ray_runtime(args: RayArgs, *, if_lost: Sequence[str] = ()) -> Iterator[None]
             f"Ray cannot be {'reached' if args.address else 'started'} {where}: {error}"
         ) from error
     if args.address is not None:
+        watch = _joined(if_lost)
         try:
             yield
         finally:
+            watch.end()
             ray.shutdown()
         return
     worker: Any = ray._private.worker
@@ -83,7 +91,7 @@ def ray_runtime(args: RayArgs, *, if_lost: Sequence[str] = ()) -> Iterator[None]
     node = worker._global_node
     session = Path(node.get_session_dir_path())
     has_failed = True
-    watch = _Watch(session, node.all_processes, if_lost)
+    watch = _started(session, node.all_processes, if_lost)
     try:
         yield
         has_failed = False
@@ -108,16 +116,65 @@ def _without_last_words(show: Callable[..., None]) -> Callable[..., None]:
     return shown
 
 
-class _Watch:
+def _started(session: Path, running: Mapping[str, Any], if_lost: Sequence[str]) -> Watch:
+    """Watches a Ray that was started here; what is left of it is killed when a part dies."""
+    logs = session / "logs"
+    return Watch(
+        {
+            running[part][0].process.pid: (
+                f"{name} died: it was killed, or the machine ran out of memory. Its logs are in {logs}"
+            )
+            for part, name in _WATCHED.items()
+        },
+        if_lost,
+        to_end=[each.process.pid for processes in running.values() for each in processes],
+    )
+
+
+def _joined(if_lost: Sequence[str]) -> Watch:
+    """Watches the part of a cluster that this process cannot do without: its own node, and the head."""
+    address = ray.get_runtime_context().gcs_address
+    node: Any = ray._private.worker._global_node
+    raylet = _listener(node.raylet_socket_name)
+    head = Head(
+        address=address,
+        is_reachable=lambda: _answers(address),
+        patience_s=0.75 * float(os.environ.get(_RECONNECT, _RECONNECT_S)),
+    )
+    died = (
+        f"{_WATCHED['raylet']} on this machine died: it was killed, the machine ran out of memory, or Ray's "
+        f"head at {address} gave it up"
+    )
+    return Watch({} if raylet is None else {raylet: died}, if_lost, head=head)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The head of a joined cluster."""
+
+    address: str
+    is_reachable: Callable[[], bool]
+    patience_s: float
+    """One with storage of its own may be started again; this process gives it so much time."""
+
+
+class Watch:
     """Watches Ray's own processes on a thread until `end`."""
 
-    def __init__(self, session: Path, running: Mapping[str, Any], if_lost: Sequence[str]) -> None:
-        self._session = session
+    def __init__(
+        self,
+        died: Mapping[int, str],
+        if_lost: Sequence[str],
+        *,
+        to_end: Sequence[int] = (),
+        head: Head | None = None,
+    ) -> None:
+        """`died` says of each process, by pid, what its end means; `to_end` are killed when one ended."""
         self._if_lost = if_lost
         self._ended, self._end = os.pipe()
-        watched = {running[part][0].process.pid: name for part, name in _WATCHED.items()}
-        self._names = {os.pidfd_open(pid): name for pid, name in watched.items()}
-        self._all = [each.process.pid for processes in running.values() for each in processes]
+        self._died = {os.pidfd_open(pid): sentence for pid, sentence in died.items()}
+        self._to_end = to_end
+        self._head = head if if_lost else None
         self._thread = threading.Thread(target=self._watch, name="envsdk-ray-watch", daemon=True)
         self._thread.start()
 
@@ -125,23 +182,53 @@ class _Watch:
         """Stop watching."""
         os.write(self._end, b"x")
         self._thread.join()
-        for descriptor in (self._ended, self._end, *self._names):
+        for descriptor in (self._ended, self._end, *self._died):
             os.close(descriptor)
 
     def _watch(self) -> None:
-        ready, _, _ = select.select([self._ended, *self._names], [], [])
-        if self._if_lost and self._ended not in ready:
-            self._take_over(self._names[ready[0]])
+        reached_at = time.monotonic()
+        while True:
+            timeout_s = LOOK_AT_HEAD_S if self._head else None
+            ready, _, _ = select.select([self._ended, *self._died], [], [], timeout_s)
+            if self._ended in ready:
+                return
+            if ready:
+                if self._if_lost:
+                    self._take_over(self._died[ready[0]])
+                return
+            assert self._head is not None
+            if self._head.is_reachable():
+                reached_at = time.monotonic()
+            elif (silent_s := time.monotonic() - reached_at) > self._head.patience_s:
+                self._take_over(
+                    f"Ray's head at {self._head.address} has been out of reach for {silent_s:.0f} s: its "
+                    "machine is gone, it was ended, or the network is cut"
+                )
 
-    def _take_over(self, who: str) -> None:
+    def _take_over(self, what_died: str) -> None:
         """Replace this process without shutting Ray down in it: its threads end with the program."""
-        end_processes(self._all)
-        why = "it was killed, or the machine ran out of memory"
+        end_processes(self._to_end)
         if sys.stdout.isatty():
             os.write(1, b"\x1b[?25h")  # show the cursor, which a progress display hides
         sys.stdout.flush()
-        logs = self._session / "logs"
-        os.execv(self._if_lost[0], [*self._if_lost, f"{who} died: {why}. Its logs are in {logs}"])
+        os.execv(self._if_lost[0], [*self._if_lost, what_died])
+
+
+def _listener(path: str) -> int | None:
+    """Pid of the process that listens on a Unix socket; None where it is hidden from this one."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(path)
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid: int = struct.unpack("3i", credentials)[0]
+    return pid or None
+
+
+def _answers(address: str) -> bool:
+    try:
+        _check_reachable(address)
+    except OSError:
+        return False
+    return True
 
 
 def end_processes(pids: Sequence[int]) -> None:

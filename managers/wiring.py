@@ -22,6 +22,7 @@ from envsdk.managers.worker_demand import WorkerDemandConfig
 from envsdk.managers.worker_pool import WorkerPoolConfig
 from envsdk.prompts import AgentPrompts
 from envsdk.registry import spec as spec_of
+from envsdk.store.travel import Parcels
 
 VAL_SPLIT = "val"
 
@@ -72,7 +73,13 @@ def tag_setups(config: RunConfig, manager: EnvManagerArgs) -> dict[str, TagSetup
 
 
 def worker_setups(
-    config: RunConfig, manager: EnvManagerArgs, *, split: str, model: Path, engines: Mapping[str, Any]
+    config: RunConfig,
+    manager: EnvManagerArgs,
+    *,
+    split: str,
+    model: Path,
+    engines: Mapping[str, Any],
+    parcels: Parcels | None = None,
 ) -> dict[str, WorkerSetup]:
     """The setup of each worker there may be, by name. The slots of a tag are spread evenly over the workers.
 
@@ -96,6 +103,7 @@ def worker_setups(
             turn_timeout_s=manager.turn_timeout_s,
             engines=engines,
             engines_return=True,
+            parcels=parcels or Parcels(),
             shares_prompts=not config.is_num_return_sequences_expand,
             manager_classes={
                 tag: config.custom_envs[tag].env_manager_cls or manager.env_manager_cls for tag in setups
@@ -110,7 +118,7 @@ def _slots(manager: EnvManagerArgs, split: str) -> list[dict[str, str]]:
     slots: list[dict[str, str]] = [{} for _ in range(manager.workers_between[1])]
     if manager.has_worker_range:
         for index, tag in enumerate(interleave(manager.groups_per_tag, manager.max_envs)):
-            slots[index // manager.max_env_num_per_worker][f"{split}/{tag}/{index}"] = tag
+            slots[index // manager.envs_per_worker][f"{split}/{tag}/{index}"] = tag
     else:
         tags = [tag for tag, count in manager.envs_per_tag.items() for _ in range(count)]
         for index, tag in enumerate(tags):
@@ -126,7 +134,7 @@ def worker_pool(manager: EnvManagerArgs) -> WorkerPoolConfig:
         max_workers=most,
         num_workers=manager.num_workers,
         demand=WorkerDemandConfig(
-            slots_per_worker=manager.max_env_num_per_worker,
+            slots_per_worker=manager.envs_per_worker,
             max_node_cpu=manager.max_node_cpu,
             idle_s=manager.worker_idle_s,
         ),

@@ -143,11 +143,11 @@ def _workers(name: str, manager: EnvManagerArgs) -> Iterator[Problem]:
     if fewest > most:
         yield Problem((name, "min_workers"), f"{fewest} is more than max_workers={most}")
         return
-    num_envs = fewest * manager.max_env_num_per_worker
+    num_envs = fewest * manager.envs_per_worker
     if manager.has_worker_range and num_envs < len(manager.tags):
         yield Problem(
             (name, "min_workers" if manager.min_workers is not None else "max_workers"),
-            f"{fewest} x max_env_num_per_worker={manager.max_env_num_per_worker} environments cannot play "
+            f"{fewest} x max_env_num_per_worker={manager.envs_per_worker} environments cannot play "
             f"{len(manager.tags)} tags: every tag needs one; raise min_workers or max_env_num_per_worker",
         )
 

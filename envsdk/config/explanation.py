@@ -171,7 +171,7 @@ def _manager_rows(name: str, manager: EnvManagerArgs) -> Iterator[tuple[str, str
     yield f"{name} environments", f"{manager.num_envs} in {workers}{spares}"
     fewest, most = manager.workers_between
     if fewest < most:
-        each = manager.max_env_num_per_worker
+        each = manager.envs_per_worker
         yield (
             f"{name} workers",
             f"{fewest} to {most}, {each} environments each: {fewest * each} to {most * each}",

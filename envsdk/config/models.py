@@ -84,8 +84,8 @@ class EnvManagerArgs(Section):
     """Names from `custom_envs`."""
     num_groups_partition: list[PositiveInt] | None = None
     """Groups per tag, in the order of `tags`; an equal split when absent."""
-    max_env_num_per_worker: PositiveInt = 64
-    """Environments hosted by one worker process."""
+    max_env_num_per_worker: PositiveInt | None = None
+    """Environments hosted by one worker process; when absent an eighth of all, at least 64, at most 1024."""
     min_workers: PositiveInt | None = None
     """Fewest worker processes when there is little to play. With this or `max_workers`, each hosts exactly
     `max_env_num_per_worker` environments, so that their number follows that of the workers."""
@@ -119,17 +119,22 @@ class EnvManagerArgs(Section):
         return self.group_size + self.group_size_redundancy
 
     @property
+    def envs_per_worker(self) -> int:
+        """`max_env_num_per_worker`, or what stands for it when it is absent."""
+        return self.max_env_num_per_worker or run_limits.envs_per_worker(self._num_envs_of_groups)
+
+    @property
     def num_envs(self) -> int:
         """Environment slots that the run begins with."""
         if self.has_worker_range:
-            return self.num_workers * self.max_env_num_per_worker
-        return self.num_env_groups * self.num_envs_per_group
+            return self.num_workers * self.envs_per_worker
+        return self._num_envs_of_groups
 
     @property
     def max_envs(self) -> int:
         """Environment slots of the most workers."""
         if self.has_worker_range:
-            return self.workers_between[1] * self.max_env_num_per_worker
+            return self.workers_between[1] * self.envs_per_worker
         return self.num_envs
 
     @property
@@ -152,8 +157,11 @@ class EnvManagerArgs(Section):
 
     @property
     def _workers_for_groups(self) -> int:
-        num_envs = self.num_env_groups * self.num_envs_per_group
-        return math.ceil(num_envs / self.max_env_num_per_worker)
+        return math.ceil(self._num_envs_of_groups / self.envs_per_worker)
+
+    @property
+    def _num_envs_of_groups(self) -> int:
+        return self.num_env_groups * self.num_envs_per_group
 
     @property
     def required_group_size(self) -> int:

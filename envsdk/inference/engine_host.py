@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from envsdk.inference.engine import (
@@ -38,6 +38,7 @@ from envsdk.inference.wire import (
 from envsdk.net.long_poll import LongPoll, Outbox
 from envsdk.plugins import load_plugin
 from envsdk.processes.garbage import collect_rarely, collect_when_grown
+from envsdk.store.travel import Parcels
 
 
 class BusyStretches:
@@ -102,9 +103,11 @@ class EngineHost:
     _running: ProgressWatch[_Outbox]
     _watched: ProgressWatch[_Outbox]
 
-    def __init__(self, strategy_name: str, config: EngineConfig) -> None:
+    def __init__(self, strategy_name: str, config: EngineConfig, parcels: Parcels | None = None) -> None:
+        """`parcels` may have the model, should this machine lack it."""
         self._strategy_name = strategy_name
         self._config = config
+        self._parcels = parcels
         self._clients: dict[str, _Client] = {}
         self._busy = BusyStretches()
         self._updates: dict[str, _Update] = {}
@@ -113,7 +116,10 @@ class EngineHost:
     async def start(self) -> None:
         """Load the model and begin. Not in the constructor, whose errors Ray turns into text."""
         engine_class: type[Engine] = load_plugin("envsdk.engines", self._strategy_name)
-        engine = self._engine = engine_class.create(self._config)
+        config = self._config
+        if self._parcels is not None and config.model is not None:
+            config = replace(config, model=await asyncio.to_thread(self._parcels.here, config.model))
+        engine = self._engine = engine_class.create(config)
         await engine.start()
         self._running = ProgressWatch(engine, self._leave_quietly, period_s=REPORT_S, spare_short_turns=True)
         self._watched = ProgressWatch(engine, self._leave, period_s=STREAM_S, spare_short_turns=False)

@@ -40,6 +40,7 @@ from envsdk.pipeline.reservation import KEEP_DEVICES, Reservation, show_only
 from envsdk.pipeline.trainer_group import reason_of_death
 from envsdk.pipeline.weight_source import WeightSource
 from envsdk.pipeline.weight_update import TransferReport, update_engines
+from envsdk.store.travel import Parcels
 
 HEALTH_CHECK_S = 1.0
 CLOSE_TIMEOUT_S = 5.0
@@ -70,14 +71,18 @@ class EngineGroupSpec:
     """Of trainers, which may share accelerators with the engines."""
     placement: RolePlacement = field(default_factory=RolePlacement)
     """Nodes of the cluster that the engines run on."""
+    parcels: Parcels = field(default_factory=Parcels)
+    """Files that their machines may lack."""
 
 
 class PlacedEngineHost(EngineHost):
     """An engine that sees the accelerators of its place, and no others."""
 
-    def __init__(self, devices: Sequence[int], strategy_name: str, config: EngineConfig) -> None:
+    def __init__(
+        self, devices: Sequence[int], strategy_name: str, config: EngineConfig, parcels: Parcels
+    ) -> None:
         show_only(devices)
-        super().__init__(strategy_name, config)
+        super().__init__(strategy_name, config, parcels)
 
 
 class EngineGroup:
@@ -224,7 +229,7 @@ class EngineGroup:
             self._fail(EngineError(self._pool.failure))
 
     def _new_actor(self, name: str) -> Any:
-        args = (self._spec.strategy_name, self._spec.configs[name])
+        args = (self._spec.strategy_name, self._spec.configs[name], self._spec.parcels)
         if name in self._places:
             return self._placed_actor(self._places[name], *args)
         where = self._nodes[name] if self._transport is Transport.SHARED_MEMORY else None

@@ -22,7 +22,7 @@ def main(argv: list[str]) -> None:
     write_report_of_job(folder)
     raise EnvsdkError(
         f"{what_died}. The checkpoints and batches in {folder} are whole: the same command continues from "
-        "them"
+        "them, here or wherever that folder is"
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from envsdk.inference.engine_demand import DemandConfig
 from envsdk.inference.engine_pool import PoolConfig
 from envsdk.managers.explorer_scheduler import ExplorerScheduler
 from envsdk.managers.ledger_types import LedgerState
+from envsdk.managers.ray_files import travelling
 from envsdk.managers.ray_nodes import check_placement, on_this_node
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
@@ -30,6 +32,7 @@ from envsdk.pipeline.engine_group import EngineGroup, EngineGroupSpec, Say
 from envsdk.pipeline.node_watch import NodeWatch, address_of
 from envsdk.pipeline.trainer_group import reason_of_death
 from envsdk.pipeline.weight_source import WeightSource
+from envsdk.store.travel import Parcels
 
 Result = TypeVar("Result")
 
@@ -47,13 +50,19 @@ class RolloutCluster:
         weights: WeightSource,
         trainer_mappings: Sequence[Sequence[int] | None],
         say: Say,
+        parcels: Parcels | None = None,
     ) -> None:
-        """`trainer_mappings` are accelerators that engines may share; `say` shows the user a line."""
+        """`trainer_mappings` are accelerators that engines may share; `say` shows the user a line.
+
+        `parcels` has what other machines may lack; found out when it is not given.
+        """
         self._config = config
         placement = config.ray.placement
         check_placement("workers", placement.workers)
         check_placement("engines", placement.engines)
-        spec = _engines_spec(config, model, trainer_mappings)
+        if parcels is None:
+            parcels = travelling(config, [model])
+        spec = replace(_engines_spec(config, model, trainer_mappings), parcels=parcels)
         self.engines = EngineGroup(spec, weights, self._announce, say)
 
         self.rollout_scheduler: Any = None
@@ -68,6 +77,7 @@ class RolloutCluster:
                         split="train",
                         model=model,
                         engines=self.engines.actors,
+                        parcels=parcels,
                     ),
                     pool=worker_pool(config.train_env_manager),
                     run_seed=config.seed,
@@ -91,6 +101,7 @@ class RolloutCluster:
                         split=VAL_SPLIT,
                         model=model,
                         engines=self.engines.actors,
+                        parcels=parcels,
                     ),
                     pool=worker_pool(config.val_env_manager),
                     run_seed=config.seed,

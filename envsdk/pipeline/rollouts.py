@@ -50,6 +50,7 @@ from envsdk.play.local_engine import whole_version
 from envsdk.processes.background_loop import on_background_loop
 from envsdk.prompts import TagPrompts
 from envsdk.results.trajectories import Batch
+from envsdk.store.travel import Parcels
 
 STATE_FORMAT = "envsdk.rollouts/1"
 _LOG = logging.getLogger("envsdk")
@@ -62,8 +63,16 @@ class PlayedBatches:
     """
 
     def __init__(
-        self, config: RunConfig, folder: RunFolder, *, model: Path, weights: WeightSource, say: Say
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        *,
+        model: Path,
+        weights: WeightSource,
+        say: Say,
+        parcels: Parcels | None = None,
     ) -> None:
+        """`parcels` has what other machines may lack; found out when it is not given."""
         self._config = config
         self._folder = folder
         self.cluster = RolloutCluster(
@@ -74,6 +83,7 @@ class PlayedBatches:
             weights=weights,
             trainer_mappings=trainer_mappings(config),
             say=say,
+            parcels=parcels,
         )
         self._request: tuple[int, int, asyncio.Future[RolloutBatch]] | None = None
         self.is_suspended = False

@@ -20,6 +20,7 @@ from envsdk.config.start_checks import check_start
 from envsdk.display.progress import ProgressDisplay
 from envsdk.display.terminal import say
 from envsdk.failures import EnvsdkError, Interrupted
+from envsdk.managers.ray_files import travelling
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.pipeline.agentic_pipeline import AgenticPipeline
 from envsdk.pipeline.batch_source import BatchSource
@@ -49,7 +50,9 @@ def run(loaded: LoadedConfig, open_batches: OpenBatches | None = None) -> None:
 
 
 def _played(config: RunConfig, folder: RunFolder, model: Path, trainers: Trainers, say: Say) -> BatchSource:
-    return PlayedBatches(config, folder, model=model, weights=trainers.actor, say=say)
+    return PlayedBatches(
+        config, folder, model=model, weights=trainers.actor, parcels=trainers.parcels, say=say
+    )
 
 
 def _train(loaded: LoadedConfig, open_batches: OpenBatches) -> None:
@@ -95,7 +98,8 @@ async def _run(
         tracker = open_trackers(config.trackers, folder.path, config.tracker_args)
         stack.callback(tracker.close)
         tracker.rewind(folder.first_step - 1)
-        trainers = Trainers.of(config, model)
+        checkpoint = [] if folder.checkpoint is None else [folder.checkpoint.folder.resolve()]
+        trainers = Trainers.of(config, model, travelling(config, [model, *checkpoint]))
         batches = open_batches(config, folder, model, trainers, display.note)
         pipeline = AgenticPipeline(
             config, folder, batches, trainers, tracker=tracker, timeline=timeline, display=display

@@ -10,8 +10,11 @@ that fails, with that rank's error: the others, which wait for it, are ended.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
+import socket
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +33,8 @@ from envsdk.pipeline.reservation import KEEP_DEVICES, PLACEMENT_TIMEOUT_S, Reser
 from envsdk.pipeline.trainer_host import TrainerHost
 from envsdk.pipeline.weight_outlet import OutletReport, WeightOutlet
 from envsdk.pipeline.weight_update import TransferReport, WeightTransfer
+from envsdk.store.atomic import storage_error
+from envsdk.store.travel import CHUNK_BYTES, Parcels
 from envsdk.trainer import TrainBatch, TrainerConfig, TrainerRank
 
 CAUSE_GRACE_S = 5.0
@@ -52,6 +57,8 @@ class TrainerSpec:
     """Its section of `ray.placement`."""
     placement: RolePlacement = field(default_factory=TrainerPlacement)
     """Nodes of the cluster that the ranks run on."""
+    parcels: Parcels = field(default_factory=Parcels)
+    """Files that their machines may lack."""
 
 
 class TrainerGroup:
@@ -107,7 +114,7 @@ class TrainerGroup:
         )
         places = await asyncio.to_thread(self._reservation.take)
         self._hosts = [self._host(place, self._reservation.bundle) for place in places]
-        address, port = await self._first_to_fail([self._hosts[0].meeting_point.remote()])
+        [(address, port)] = await self._first_to_fail([self._hosts[0].meeting_point.remote()])
         starting = [
             host.start.remote(
                 TrainerRank(
@@ -161,8 +168,43 @@ class TrainerGroup:
         return found
 
     async def save(self, folder: Path) -> None:
-        """Every rank writes its part into `folder`, which all of them can reach."""
-        await self._on_all("save", folder)
+        """Every rank writes its part into `folder`; what ranks wrote on other machines is brought here.
+
+        Whether another machine shares the folder is found out by a file in it.
+        """
+        if self._spec.parcels.reader is None:
+            await self._on_all("save", folder)
+            return
+        probe = folder / f".probe-{uuid.uuid4().hex}"
+        probe.touch()
+        own_name = hashlib.sha256(f"{socket.gethostname()}:{folder.parent}".encode()).hexdigest()[:16]
+        places: list[Path] = await self._on_each(
+            "place_to_write", [(folder, probe.name, own_name)] * self.world_size
+        )
+        probe.unlink()
+        await self._on_each("save", [(place,) for place in places])
+        nodes: list[str] = await self._on_each("node_id", [()] * self.world_size)
+        elsewhere = {
+            node: (host, place) for node, host, place in zip(nodes, self._hosts, places, strict=True)
+        }
+        for host, place in elsewhere.values():
+            if place != folder:
+                await self._bring(host, place, folder)
+
+    async def _bring(self, host: Any, source: Path, folder: Path) -> None:
+        """Move the files in `source` on the machine of a rank into `folder` here."""
+        [files] = await self._first_to_fail([host.files_in.remote(source)])
+        for name, size in files:
+            target = folder / name
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with target.open("wb") as file:
+                    for offset in range(0, size, CHUNK_BYTES):
+                        part = host.read.remote(source / name, offset, min(CHUNK_BYTES, size - offset))
+                        file.write((await self._first_to_fail([part]))[0])
+            except OSError as error:
+                raise storage_error("write", target, error) from error
+        await self._first_to_fail([host.remove.remote(source)])
 
     async def load(self, folder: Path) -> None:
         await self._on_all("load", folder)
@@ -188,15 +230,23 @@ class TrainerGroup:
         strategy = PlacementGroupSchedulingStrategy(
             self._reservation.group, placement_group_bundle_index=place.bundle
         )
-        return actor.options(scheduling_strategy=strategy).remote(self._spec.strategy_name, self._spec.config)
+        spec = self._spec
+        placed = actor.options(scheduling_strategy=strategy)
+        return placed.remote(spec.strategy_name, spec.config, spec.parcels)
 
     async def _on_all(self, method: str, *args: Any) -> Any:
         """Rank 0's answer, when all have answered. Large arguments are references: one copy for all."""
+        return (await self._on_each(method, [args] * len(self._hosts)))[0]
+
+    async def _on_each(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
+        """The answers of all, by rank."""
         if self._failure is not None:
             raise self._failure
-        return await self._first_to_fail([getattr(host, method).remote(*args) for host in self._hosts])
+        return await self._first_to_fail(
+            [getattr(host, method).remote(*args) for host, args in zip(self._hosts, arguments, strict=True)]
+        )
 
-    async def _first_to_fail(self, calls: Sequence[Any]) -> Any:
+    async def _first_to_fail(self, calls: Sequence[Any]) -> list[Any]:
         answers = [asyncio.ensure_future(call) for call in calls]
         self._num_calls += 1
         try:
@@ -206,7 +256,7 @@ class TrainerGroup:
                 self._failure = self._failure_of(answers)
                 self._end()
                 raise self._failure
-            return answers[0].result()
+            return [answer.result() for answer in answers]
         finally:
             self._num_calls -= 1
             for answer in answers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,8 @@ from envsdk.pipeline.weight_outlet import OutletReport, WeightOutlet
 from envsdk.pipeline.weight_update import TransferReport, WeightSender, WeightTransfer
 from envsdk.plugins import load_plugin
 from envsdk.store.atomic import storage_error
+from envsdk.store.cache import cache_folder
+from envsdk.store.travel import Parcels
 from envsdk.trainer import TrainBatch, Trainer, TrainerConfig, TrainerRank
 
 Scores = list[NDArray[np.float32]]
@@ -31,9 +34,11 @@ class TrainerHost:
     _trainer: Trainer
     _rank: TrainerRank
 
-    def __init__(self, strategy_name: str, config: TrainerConfig) -> None:
+    def __init__(self, strategy_name: str, config: TrainerConfig, parcels: Parcels | None = None) -> None:
+        """`parcels` may have the model and the checkpoint to load, should this machine lack them."""
         self._strategy_name = strategy_name
         self._config = config
+        self._parcels = parcels or Parcels()
 
     def meeting_point(self) -> tuple[str, int]:
         """Address of this node in the cluster, and a port that is free there."""
@@ -50,7 +55,8 @@ class TrainerHost:
             show_only(devices)
         self._rank = rank
         trainer_class: type[Trainer] = load_plugin("envsdk.trainers", self._strategy_name)
-        self._trainer = trainer_class.create(replace(self._config, rank=rank))
+        model = self._parcels.here(self._config.model)
+        self._trainer = trainer_class.create(replace(self._config, model=model, rank=rank))
 
     @property
     def _is_reporting_rank(self) -> bool:
@@ -98,6 +104,34 @@ class TrainerHost:
         """The node of the cluster this rank is on."""
         return str(ray.get_runtime_context().get_node_id())
 
+    def place_to_write(self, folder: Path, probe: str, own_name: str) -> Path:
+        """`folder` where this machine sees its file `probe`; else a folder of this machine, empty."""
+        if (folder / probe).is_file():
+            return folder
+        own = cache_folder() / "outgoing" / own_name
+        if self._rank.local_rank == 0:
+            shutil.rmtree(own, ignore_errors=True)
+        try:
+            own.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise storage_error("make", own, error) from error
+        return own
+
+    def files_in(self, folder: Path) -> list[tuple[str, int]]:
+        """Names and sizes of the files that were written into it."""
+        files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+        return [(str(path.relative_to(folder)), path.stat().st_size) for path in files]
+
+    def read(self, path: Path, offset: int, size: int) -> bytes:
+        """At most `size` bytes from `offset` on."""
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(size)
+
+    def remove(self, folder: Path) -> None:
+        """What was written there has arrived."""
+        shutil.rmtree(folder, ignore_errors=True)
+
     def save(self, folder: Path) -> None:
         """The trainer's state in `folder/trainer` and a Hugging Face model in `folder/model`."""
         for name in ("trainer", "model"):
@@ -109,7 +143,7 @@ class TrainerHost:
         self._trainer.save_pretrained(folder / "model")
 
     def load(self, folder: Path) -> None:
-        self._trainer.load(folder / "trainer")
+        self._trainer.load(self._parcels.here(folder) / "trainer")
 
     def close(self) -> None:
         self._trainer.close()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from envsdk.config.models import RunConfig, TrainerRole
 from envsdk.config.plugins import runs_on_several_ranks
 from envsdk.pipeline.trainer_group import TrainerGroup, TrainerSpec
+from envsdk.store.travel import Parcels
 from envsdk.trainer import TrainerConfig
 
 
@@ -18,19 +19,21 @@ class Trainers:
 
     actor: TrainerGroup
     reference: TrainerGroup | None
+    parcels: Parcels = field(default_factory=Parcels)
+    """Files of the run that other machines may lack."""
 
     @classmethod
-    def of(cls, config: RunConfig, model: Path) -> Trainers:
+    def of(cls, config: RunConfig, model: Path, parcels: Parcels) -> Trainers:
         """Those that `config` describes, not started."""
         roles = _trainer_roles(config)
         mappings = [role.device_mapping for role in roles.values()]
         if config.actor_infer.device_mapping is not None:
             mappings.append(config.actor_infer.device_mapping)
         groups = [
-            TrainerGroup(_trainer_spec(config, key, role, model), all_mappings=mappings)
+            TrainerGroup(_trainer_spec(config, key, role, model, parcels), all_mappings=mappings)
             for key, role in roles.items()
         ]
-        return cls(groups[0], groups[1] if len(groups) > 1 else None)
+        return cls(groups[0], groups[1] if len(groups) > 1 else None, parcels)
 
     @property
     def groups(self) -> list[TrainerGroup]:
@@ -48,12 +51,15 @@ def _trainer_roles(config: RunConfig) -> dict[str, TrainerRole]:
     return roles | {"reference": config.reference} if config.algorithm.needs_reference else roles
 
 
-def _trainer_spec(config: RunConfig, key: str, role: TrainerRole, model: Path) -> TrainerSpec:
+def _trainer_spec(
+    config: RunConfig, key: str, role: TrainerRole, model: Path, parcels: Parcels
+) -> TrainerSpec:
     learns = role is config.actor_train
     strategy = role.strategy_args.strategy_name
     placement = config.ray.placement
     return TrainerSpec(
         key=key,
+        parcels=parcels,
         role="trainer" if learns else "reference",
         placement=placement.trainer if learns else placement.reference,
         strategy_name=strategy,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,8 @@ from envsdk.managers import ray_runtime
 from envsdk.managers.ray_runtime import (
     MAX_DEFAULT_OBJECT_STORE_BYTES,
     MIN_OBJECT_STORE_BYTES,
+    Head,
+    Watch,
     object_store_bytes,
 )
 
@@ -156,3 +159,51 @@ def test_where_ray_dies_another_program_takes_over_and_nothing_stays_behind(part
     left = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
     assert not [each for each in left if session in each]
     ray_runtime.remove_session(Path(session))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("{ended.pid: 'the raylet died'}, program", "the raylet died"),
+        (
+            "{}, program, head=Head(address='10.0.0.1:6379', is_reachable=lambda: False, patience_s=0.0)",
+            "Ray's head at 10.0.0.1:6379 has been out of reach for 0 s: its machine is gone, it was ended, "
+            "or the network is cut",
+        ),
+    ],
+)
+def test_a_process_whose_ray_is_gone_is_replaced_by_one_that_says_so(arguments: str, expected: str) -> None:
+    code = f"""
+import signal, subprocess, sys
+from envsdk.managers import ray_runtime
+from envsdk.managers.ray_runtime import Head, Watch
+
+ray_runtime.LOOK_AT_HEAD_S = 0.01
+program = [sys.executable, "-c", "import sys; print(sys.argv[1:])"]
+ended = subprocess.Popen(["sleep", "100"])
+watch = Watch({arguments})
+ended.kill()
+signal.pause()
+"""
+    lost = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert lost.stdout.strip() == repr([expected])
+
+
+def test_a_head_that_answers_again_in_time_is_not_given_up() -> None:
+    answers = iter([False, False, True])
+    asked = threading.Event()
+
+    def is_reachable() -> bool:
+        answer = next(answers, None)
+        if answer is None:
+            asked.set()
+        return answer is not False
+
+    head = Head(address="10.0.0.1:6379", is_reachable=is_reachable, patience_s=1000.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray_runtime, "LOOK_AT_HEAD_S", 0.01)
+        watch = Watch({}, ["/bin/false"], head=head)
+        assert asked.wait(60)
+        watch.end()

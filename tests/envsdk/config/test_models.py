@@ -61,6 +61,17 @@ def test_workers_have_room_for_every_environment_and_none_is_idle(
     assert sum(manager.envs_per_tag.values()) == manager.num_envs
 
 
+@pytest.mark.parametrize(
+    ("num_groups", "per_worker", "num_workers"),
+    [(1, 64, 1), (64, 64, 8), (128, 128, 8), (1024, 1024, 8), (1280, 1024, 10)],
+)
+def test_by_default_a_worker_hosts_an_eighth_of_the_environments_within_bounds(
+    num_groups: int, per_worker: int, num_workers: int
+) -> None:
+    manager = EnvManagerArgs(num_env_groups=num_groups, group_size=8, tags=["A"])
+    assert (manager.envs_per_worker, manager.num_workers) == (per_worker, num_workers)
+
+
 @given(
     st.dictionaries(st.sampled_from("ABCDE"), st.integers(1, 6), min_size=1), st.integers(1, 60), st.data()
 )

@@ -1,0 +1,57 @@
+"""Shell: files of the driver's machine, read by processes on other nodes through Ray's object store.
+
+parcels = travelling(config, [model])       # an actor beside the driver serves them
+WorkerSetup(..., parcels=parcels)           # a process on a node that lacks them fetches them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from envsdk.config.models import RunConfig
+from envsdk.failures import StorageError
+from envsdk.managers.ray_nodes import on_this_node
+from envsdk.store.travel import Parcels, paths_in
+
+
+class FileServer:
+    """Body of the actor. Reads what this user may read, for processes of the same run."""
+
+    def read(self, path: Path, offset: int, size: int) -> bytes:
+        """At most `size` bytes from `offset` on."""
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(size)
+
+
+@dataclass(frozen=True, slots=True)
+class RayReader:
+    """A `Reader` by calls to an actor that has a method `read`."""
+
+    actor: Any
+
+    def read(self, path: Path, offset: int, size: int) -> bytes:
+        """At most `size` bytes from `offset` on."""
+        try:
+            data: bytes = ray.get(self.actor.read.remote(path, offset, size))
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, OSError):
+                raise error.cause from error
+            raise
+        except ray.exceptions.RayActorError as error:
+            raise StorageError(f"{path} cannot be read from its machine any more: {error}") from error
+        return data
+
+
+def travelling(config: RunConfig, paths: Iterable[Path]) -> Parcels:
+    """These paths and those that environments are given, where processes of the run may be on other nodes."""
+    if config.ray.address is None:
+        return Parcels()
+    named = [path for env in config.custom_envs.values() for path in paths_in(env.env_config)]
+    server: Any = ray.remote(**on_this_node())(FileServer)
+    return Parcels.of([*paths, *named], RayReader(server.remote()))
