@@ -159,7 +159,8 @@ def test_a_head_with_storage_may_restart_under_a_run(tmp_path: Path, model: Path
 def test_nodes_with_files_of_their_own_need_nothing_of_the_driver_s(
     tmp_path: Path, model: Path, measured: Measured
 ) -> None:
-    with Cluster(3, own_folders=[tmp_path, model]) as cluster:
+    cache = {"ENVSDK_CACHE": str(tmp_path / "cache")}
+    with Cluster(3, own_folders=[tmp_path, model], env=cache) as cluster:
         run = ClusterRun(tmp_path, model, cluster)
         begun = time.time()
         program = run.start("max_steps=4")
