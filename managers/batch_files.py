@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,9 @@ class BatchFiles:
         """Written since the last batch."""
         self._next_step = 0
         """The step whose batch is assembled now."""
+        self._writing = asyncio.Lock()
+        """Files are written one after another. A batch waits for what was discarded before it, so a slow disk
+        holds up the run and what waits to be written does not grow from batch to batch."""
 
     def begin(self, step: int) -> None:
         """From now on discarded trajectories belong to the batch of this step."""
@@ -57,7 +60,7 @@ class BatchFiles:
             "group_size": str(self._group_size),
         }
         path = self._folder / f"{self._prefix}_{step:06d}.parquet"
-        await asyncio.to_thread(write_trajectories, path, batch.trajectories, metadata=metadata)
+        await self._write(path, batch.trajectories, metadata)
 
     def _write_discarded(self) -> Coroutine[Any, Any, None]:
         """The write of the trajectories collected so far; what is discarded later goes into another file."""
@@ -68,7 +71,17 @@ class BatchFiles:
             for left_by_a_killed_run in self._folder.glob(f"{name}_*.parquet"):
                 left_by_a_killed_run.unlink()
         self._num_discarded_files += bool(discarded)
-        return _write_discarded(self._folder / f"{name}{part}.parquet", discarded)
+        path = self._folder / f"{name}{part}.parquet"
+        ends = json.dumps([end for _, end in discarded])
+        return self._write(path, [trajectory for trajectory, _ in discarded], {"ends": ends})
+
+    async def _write(
+        self, path: Path, trajectories: Sequence[Trajectory], metadata: Mapping[str, str]
+    ) -> None:
+        """After all writes that were begun before; no trajectories, no file."""
+        async with self._writing:
+            if trajectories:
+                await asyncio.to_thread(write_trajectories, path, trajectories, metadata=metadata)
 
 
 def read_batch(path: Path) -> RolloutBatch:
@@ -78,10 +91,3 @@ def read_batch(path: Path) -> RolloutBatch:
     trajectories = read_trajectories(path)
     groups = [trajectories[i : i + group_size] for i in range(0, len(trajectories), group_size)]
     return RolloutBatch(version=int(metadata["version"]), groups=groups)
-
-
-async def _write_discarded(path: Path, discarded: Sequence[tuple[Trajectory, str]]) -> None:
-    if discarded:
-        trajectories = [trajectory for trajectory, _ in discarded]
-        ends = json.dumps([end for _, end in discarded])
-        await asyncio.to_thread(write_trajectories, path, trajectories, metadata={"ends": ends})

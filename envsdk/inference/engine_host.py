@@ -45,6 +45,8 @@ class BusyStretches:
     """When an engine had something to do; gaps too short to see are closed."""
 
     MIN_GAP_S = 0.02
+    MOST_STRETCHES = 10_000
+    """Kept between two calls of `drain`; then gaps are closed, however long."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -56,7 +58,8 @@ class BusyStretches:
         """A request came."""
         if self._num_open == 0:
             self._since = self._clock()
-            if self._stretches and self._since - self._stretches[-1][1] < self.MIN_GAP_S:
+            is_full = len(self._stretches) >= self.MOST_STRETCHES
+            if is_full or (self._stretches and self._since - self._stretches[-1][1] < self.MIN_GAP_S):
                 self._since = self._stretches.pop()[0]
         self._num_open += 1
 

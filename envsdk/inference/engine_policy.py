@@ -68,7 +68,9 @@ class EnginePolicy(Policy):
     async def act(self, turn: TurnContext) -> Reply:
         log = turn.log
         try:
-            length = len(turn.system) + len(turn.prompt) + sum(len(each["content"]) for each in turn.history)
+            length = len(turn.system) + len(turn.prompt)
+            if turn.history:
+                length += sum(len(each["content"]) for each in turn.history)
             if length > LONG_TEXT:
                 ids = await asyncio.to_thread(self._prompt_ids, turn)
             else:

@@ -437,6 +437,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             "a result is kept for nobody"
         )
         assert not scheduler._filter_reasons
+        assert all(not task.done() for task in scheduler._tasks), "ended tasks are kept"
+        for worker in scheduler._workers.workers.values():
+            waiting = [item for item in worker.outbox._items if isinstance(item, Play | Stop)]
+            assert len(waiting) <= 2 * len(worker.setup.slots), (
+                "a worker that does not listen piles up leases"
+            )
         pool = scheduler._pool
         assert {*pool.names} <= self.workers.keys()
         assert all(pool.is_leaving(name) for name in self.workers.keys() - {*pool.names})

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from safetensors.numpy import load_file
 
 from envsdk.store.trajectories import read_trajectories
+from envsdk.tracking import read_metrics
+from envsdk.trajectory import Outcome
 
 CONFIG = """
 exp_name: run
@@ -111,3 +115,26 @@ def wait_until(happened: Callable[[], bool], process: subprocess.Popen[str]) -> 
         assert process.poll() is None, process.stdout and process.stdout.read()
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def stop_and_check(job: Job, process: subprocess.Popen[str]) -> str:
+    """Ends the run; its batches are whole and hold each trajectory once. What it printed."""
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    job_rows = rows(job)
+    assert [row["step"] for row in job_rows] == list(range(len(job_rows)))
+    assert all(row["staleness/max"] <= 1 for row in job_rows)
+    ids = []
+    for step in range(len(job_rows)):
+        batch = read_trajectories(job.batch(step))
+        assert len(batch) == 8
+        assert all(trajectory.outcome is not Outcome.FAILED for trajectory in batch)
+        ids += [trajectory.trajectory_id for trajectory in batch]
+    assert len(ids) == len(set(ids))
+    return output
+
+
+def rows(job: Job) -> list[dict[str, Any]]:
+    """The metrics of each step."""
+    return [dict(row) for row in read_metrics(job.run / "metrics.jsonl")]

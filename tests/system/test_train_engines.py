@@ -6,17 +6,12 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from envsdk.store.trajectories import read_trajectories
-from envsdk.tracking import read_metrics
-from envsdk.trajectory import Outcome
-from tests.system.jobs import Job, wait_until
+from tests.system.jobs import Job, rows, stop_and_check, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
@@ -75,29 +70,6 @@ def test_engines_come_and_go_with_the_load_and_no_trajectory_is_lost(
     wait_until(job.batch(len(rows(job)) + 2).is_file, process)
     assert rows(job)[-1]["engine/restarts"] == 0
     stop_and_check(job, process)
-
-
-def stop_and_check(job: Job, process: subprocess.Popen[str]) -> str:
-    """Ends the run; its batches are whole and hold each trajectory once. What it printed."""
-    os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 130, output
-    job_rows = rows(job)
-    assert [row["step"] for row in job_rows] == list(range(len(job_rows)))
-    assert all(row["staleness/max"] <= 1 for row in job_rows)
-    ids = []
-    for step in range(len(job_rows)):
-        batch = read_trajectories(job.batch(step))
-        assert len(batch) == 8
-        assert all(trajectory.outcome is not Outcome.FAILED for trajectory in batch)
-        ids += [trajectory.trajectory_id for trajectory in batch]
-    assert len(ids) == len(set(ids))
-    return output
-
-
-def rows(job: Job) -> list[dict[str, Any]]:
-    """The metrics of each step."""
-    return [dict(row) for row in read_metrics(job.run / "metrics.jsonl")]
 
 
 def engine_processes(pid: int) -> set[int]:

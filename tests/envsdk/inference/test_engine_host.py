@@ -265,3 +265,15 @@ def test_busy_stretches_close_short_gaps_and_are_told_once() -> None:
     at(7.0, "end")
     assert busy.drain() == [(6.0, 7.0)]
     assert busy.drain() == []
+
+
+def test_busy_stretches_that_nobody_asks_for_stay_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BusyStretches, "MOST_STRETCHES", 3)
+    now = 0.0
+    busy = BusyStretches(clock=lambda: now)
+    for number in range(10):
+        now = float(number)
+        busy.begin()
+        now += 0.5
+        busy.end()
+    assert busy.drain() == [(0.0, 0.5), (1.0, 1.5), (2.0, 9.5)]
