@@ -55,6 +55,7 @@ _COMMANDS = {
     "serve-env": ("envsdk.serve_env", "Serve an environment over OpenEnv's protocol."),
     "init": ("envsdk.init", "Make a package with an environment of your own."),
     "check": ("envsdk.check", "Check that an environment keeps its contract."),
+    "plan": ("envsdk.plan", "Predict throughput and find the best split of devices."),
     "report": ("envsdk.report", "Write a run's report.html."),
     "view": ("envsdk.view", "Look at runs and data sets in a browser."),
     "buffer": ("envsdk.buffer.__main__", "Look into the buffer between explorers and a trainer."),
