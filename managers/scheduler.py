@@ -49,6 +49,7 @@ from envsdk.managers.env_worker import (
 )
 from envsdk.managers.group_judge import GroupFilters
 from envsdk.managers.ledger import RolloutLedger
+from envsdk.managers.ledger_log import LedgerLog, recorded
 from envsdk.managers.ledger_types import (
     Batch,
     BatchGroup,
@@ -95,6 +96,8 @@ class SchedulerSetup:
     """How many of them there are. None: all of them, always."""
     folder: Path | None = None
     """Where batches are written. None keeps them in memory."""
+    log_folder: Path | None = None
+    """Run folder in which the ledger's events are kept; None: they are not."""
     file_prefix: str = "step"
     """Begins the names of batch files."""
     group_filters: Sequence[str | GroupFilterEntry] = ()
@@ -125,6 +128,8 @@ class RolloutScheduler:
 
     def __init__(self, setup: SchedulerSetup, state: LedgerState | None = None) -> None:
         self._setup = setup
+        self._log: LedgerLog | None = None
+        """Of the ledger's events, where this scheduler's batches are trained on."""
         self._ledger = self._new_ledger(state)
         self._ledger.suspend(time.monotonic())
         self._workers = WorkerGroup(setup.workers, setup.placement)
@@ -165,7 +170,11 @@ class RolloutScheduler:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def _new_ledger(self, state: LedgerState | None) -> RolloutLedger:
-        return RolloutLedger(self._setup.ledger, state)
+        ledger = RolloutLedger(self._setup.ledger, state)
+        if self._setup.log_folder is not None:
+            self._log = LedgerLog(self._setup.log_folder, self._setup.ledger, state)
+            recorded(ledger, self._log)
+        return ledger
 
     async def start(self) -> None:
         """Start the workers and wait until each has checked in."""
@@ -215,6 +224,8 @@ class RolloutScheduler:
         if self._files:
             self._files.begin(step)
         asked_at = self._ledger.active_s(time.monotonic())
+        if self._log:
+            self._log.mark("asked", time.monotonic(), step)
         while True:
             self._raise_if_fatal()
             self._changed.clear()
@@ -231,6 +242,10 @@ class RolloutScheduler:
         self._execute(commands)
         self._set_depth(asked_at, time.monotonic(), had_idle_slot=had_idle_slot)
         self._restarts.reset()
+        if self._log:
+            # Before the batch is: the log never lags behind one that was handed out.
+            self._log.mark("wrote", time.monotonic(), step)
+            self._log.flush()
         if self._files:
             await self._files.write_batch(batch, step, state)
         return batch

@@ -82,6 +82,7 @@ class RolloutCluster:
                     pool=worker_pool(config.train_env_manager),
                     run_seed=config.seed,
                     folder=trajectories,
+                    log_folder=trajectories.parent if config.mode == "both" else None,
                     group_filters=config.group_filters,
                     max_filtered_groups=config.filtered_groups_limit,
                     placement=placement.workers,
