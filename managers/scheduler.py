@@ -164,6 +164,7 @@ class RolloutScheduler:
         self._changed = asyncio.Event()
         """Set when a batch may be ready, or the run has failed."""
         self._all_checked_in = asyncio.Event()
+        self._engines_are_full = False
         self._is_awaited = False
         """Somebody waits for a batch."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -289,6 +290,10 @@ class RolloutScheduler:
     async def engine_left(self, name: str) -> None:
         """This engine takes no more requests until it joins again. Its open requests may end there."""
         self._workers.engine_left(name)
+
+    async def engines_are_full(self, are_full: bool) -> None:
+        """Whether requests wait for a place at an engine, until told otherwise."""
+        self._engines_are_full = are_full
 
     async def node_leaves(self, node: str, grace_s: float) -> None:
         """This node goes away: its workers play what can end in that time, and others take their places."""
@@ -430,6 +435,7 @@ class RolloutScheduler:
                     num_playing=self._num_playing(),
                     is_awaited=self._is_awaited,
                     may_run_ahead=self._ledger.alpha > 0,
+                    engines_are_full=self._engines_are_full,
                     worker_cpu=sum(use.own_cores for use in uses),
                     node_cpu=min(use.node_share for use in uses),
                 )
