@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from envsdk.managers.ledger import RolloutLedger
-from envsdk.managers.ledger_log import Event, Section, checksum
+from envsdk.managers.ledger_log import CHECK_BITS, Event, Section, checksum
 from envsdk.managers.ledger_types import (
     Batch,
     Cancel,
@@ -230,7 +230,7 @@ class _Replay:
             result = getattr(self._ledger, event.name)(**event.args, now=now)
             commands: list[Command] = result[1] if event.name == "take" else result
             after = checksum(commands, self._checksum)
-            is_same = (after ^ self._checksum) & 0xFF == event.check
+            is_same = (after ^ self._checksum) & CHECK_BITS == event.check
             self._checksum = after
             if not is_same:
                 return Difference(
