@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from envsdk.chat import ChatTokenizer
+from envsdk.display.terminal import say
 from envsdk.inference.engine_host import RayLink
 from envsdk.inference.engine_policy import EnginePolicy
 from envsdk.inference.proxy import InferenceProxy
@@ -233,7 +233,7 @@ class EnvWorker(LeaseSource):
         try:
             await self._poll.run()
         except RayActorError as error:
-            print(f"the scheduler is out of reach, this worker ends: {error}", file=sys.stderr, flush=True)
+            say(f"the scheduler is out of reach, this worker ends: {error}", err=True)
             os._exit(1)
 
     async def note(self) -> tuple[str, Path]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from envsdk.managers.ledger import RolloutLedger
-from envsdk.managers.ledger_log import Event, Section, checksum
+from envsdk.managers.ledger_log import CHECK_BITS, Event, Section, checksum
 from envsdk.managers.ledger_types import (
     Batch,
     Cancel,
@@ -230,7 +230,7 @@ class _Replay:
             result = getattr(self._ledger, event.name)(**event.args, now=now)
             commands: list[Command] = result[1] if event.name == "take" else result
             after = checksum(commands, self._checksum)
-            is_same = (after ^ self._checksum) & 0xFF == event.check
+            is_same = (after ^ self._checksum) & CHECK_BITS == event.check
             self._checksum = after
             if not is_same:
                 return Difference(
@@ -359,9 +359,4 @@ class _Replay:
 
 def _described(commands: Sequence[Command]) -> str:
     counted = Counter(type(command).__name__ for command in commands)
-    shown = "; ".join(str(command) for command in commands[:3])
-    return (
-        ", ".join(f"{count} {name}" for name, count in counted.items()) + f" ({shown})"
-        if commands
-        else "nothing"
-    )
+    return ", ".join(f"{count} x {name}" for name, count in counted.items()) or "nothing"

@@ -41,6 +41,7 @@ from envsdk.store.appendfile import AppendFile
 
 LOG_NAME = "events/ledger.log"
 LOG_FORMAT = 1
+CHECK_BITS = 0xF
 _HEADER = struct.Struct("<4sIII")
 """Of a frame: magic, bytes stored, bytes of text, checksum of what is stored."""
 _MAGIC = b"evl1"
@@ -67,7 +68,7 @@ class Event:
     """From the section's start."""
     args: Mapping[str, Any]
     check: int
-    """8 bits of the checksum after it, xor those before; 0 for a mark."""
+    """`CHECK_BITS` of the checksum after it, xor those before; 0 for a mark."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +86,7 @@ class Section:
 def checksum(commands: Sequence[Command], before: int) -> int:
     """Of everything that was decided so far; `before` is that of the event before.
 
-    A log keeps 8 bits for each event. A difference stays in all that follow, so none is missed for long.
+    A log keeps 4 bits for each event. A difference stays in all that follow, so none is missed for long.
     """
     if not commands:
         return before
@@ -182,7 +183,7 @@ class LedgerLog:
                 self._version = number
         if name not in _MARKS:
             after = checksum(commands, self._checksum)
-            columns.k.append((after ^ self._checksum) & 0xFF)
+            columns.k.append((after ^ self._checksum) & CHECK_BITS)
             self._checksum = after
 
     def mark(self, name: str, now: float, step: int) -> None:
@@ -200,11 +201,13 @@ def recorded(ledger: RolloutLedger, log: LedgerLog) -> RolloutLedger:
     """The same ledger, whose events are remembered in the log."""
     for name in EVENTS:
         if name not in _MARKS:
-            setattr(ledger, name, _recording(name, getattr(ledger, name), log))
+            setattr(ledger, name, _recording(name, getattr(ledger, name), log, ledger.next_deadline))
     return ledger
 
 
-def _recording(name: str, method: Callable[..., Any], log: LedgerLog) -> Callable[..., Any]:
+def _recording(
+    name: str, method: Callable[..., Any], log: LedgerLog, next_deadline: Callable[[], float | None]
+) -> Callable[..., Any]:
     argument = {
         **dict.fromkeys(_OF_SLOTS, "slot_ids"),
         **{"add_slots": "slots", "finished": "lease_id", "reject_group": "group_id", "publish": "version"},
@@ -220,8 +223,11 @@ def _recording(name: str, method: Callable[..., Any], log: LedgerLog) -> Callabl
             args["slot_ids"] = list(args["slot_ids"])
         if name == "finished":
             args.setdefault("failed", False)
+        due = next_deadline()
         result = method(**args, now=log.clock(at_ms))
-        if name != "take":
+        if name == "tick" and not result and next_deadline() == due:
+            pass  # nothing was late, and nothing has begun to wait
+        elif name != "take":
             log.add(name, at_ms, args, result)
         elif result != (None, []):
             # A `take` that finds too few groups changes nothing.
