@@ -36,6 +36,7 @@ COMMANDS = {
     "collect",
     "evaluate",
     "init",
+    "plan",
     "replay",
     "report",
     "reward",
@@ -73,6 +74,7 @@ ORDER = [
     "trainers",
     "warm_start",
     "view",
+    "planning",
     "pipeline",
     "job",
     "commands",
@@ -85,7 +87,7 @@ IMPORTED_BY_NOBODY = {"envs"}
 LINKED = {"envs", "managers", "trainers"}
 """Rooms that stand beside the package and are linked into it."""
 
-MOST_FLAT_MODULES = 27
+MOST_FLAT_MODULES = 28
 
 PURE_CORES = {
     "envsdk/buffer/contract.py",
@@ -119,6 +121,11 @@ PURE_CORES = {
     "envsdk/view/waiting.py",
     "envsdk/results/advantages.py",
     "envsdk/results/trajectories.py",
+    "envsdk/planning/candidates.py",
+    "envsdk/planning/engines.py",
+    "envsdk/planning/report.py",
+    "envsdk/planning/simulation.py",
+    "envsdk/planning/workload.py",
     "envsdk/rewards/code/compare.py",
     "envsdk/rewards/code/program_text.py",
     "envsdk/rewards/code/returned.py",

@@ -1,0 +1,56 @@
+"""`envsdk plan`: a table, a plot, and errors that say what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from envsdk.plan import main
+
+PLAN = """
+rollout_batch_size: 16
+group_size: 4
+episodes: {num_turns: 2, reply_tokens: {kind: lognormal, mean: 100, sigma: 0.6}}
+timings: {engine: {token_s: 0.01}, train: {token_s: 0.01}}
+search: {async_generation_ratio: [0, 1]}
+"""
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "mine.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_plan_prints_a_table_and_writes_a_plot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([write(tmp_path, PLAN), "--devices", "4", "--cost", "2", "--steps", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert "6 configurations" in printed
+    assert "\n*" in printed
+    assert "per M tokens" in printed
+    assert (tmp_path / "mine.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        (PLAN, ["--devices", "1"], "--devices: must be at least 2"),
+        (PLAN.replace("group_size: 4\n", ""), ["--devices", "4"], "group_size is missing"),
+        (PLAN.replace("sigma", "sigmas"), ["--devices", "4"], "sigmas"),
+        (PLAN.replace("timings", "#"), ["--devices", "4"], "--measured runs/NAME"),
+        (PLAN + "  sampling_devices: [4]", ["--devices", "4"], "mine.yaml"),
+        ("- 1", ["--devices", "4"], "has no keys"),
+        (PLAN, ["--devices", "4", "--measured", "nowhere"], "there is no config.yaml"),
+        (PLAN, ["--devices", "4", "--cost", "-1"], "--cost"),
+    ],
+)
+def test_bad_input_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, options: list[str], message: str
+) -> None:
+    assert main([write(tmp_path, text), *options]) != 0
+    captured = capsys.readouterr()
+    assert message in " ".join((captured.err + captured.out).split())
