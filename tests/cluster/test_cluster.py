@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.nodes import Cluster, Kind, Node, kind, wait_until
+from tests.cluster.nodes import Cluster, Kind, Node, kind
 from tests.cluster.runs import LONG, ClusterRun
 
 pytestmark = [
@@ -105,7 +105,6 @@ def test_a_link_that_is_cut_for_seconds_delays_and_one_cut_for_good_is_a_lost_no
         measured("a link is cut for good: its workers run elsewhere after", time.time() - begun)
         run.wait_for_batches(5, program)
         measured("a link is cut for good: time without a batch", run.lost_s(begun))
-        wait_until(lambda: not node.actors())
         run.stop(program)
         run.audit()
 
