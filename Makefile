@@ -145,6 +145,10 @@ test-image: install ## Build the Dockerfile's image with podman and train in it;
 test-postgres: install ## Run the tests of the buffer on a PostgreSQL server of their own, from the system's packages
 	$(BIN)/python -m tests.postgres_server $(BIN)/python -m pytest -m postgres tests
 
+.PHONY: test-cluster
+test-cluster: install ## Run the tests on a Ray cluster of several nodes, in network namespaces where they are allowed; minutes
+	ENVSDK_TEST_CLUSTER=1 $(BIN)/python -m pytest -v -m cluster tests/cluster
+
 .PHONY: test-docker
 test-docker: install ## Run the tests of real containers with docker; no image is downloaded
 	@docker version > /dev/null || { echo "make: docker does not answer: start its service" >&2; exit 1; }

@@ -48,6 +48,7 @@ _COMMANDS = {
     "collect": ("envsdk.collect", "Play episodes with no trainer and write them as a data set."),
     "evaluate": ("envsdk.evaluate", "Play a frozen task list and print a table of results."),
     "replay": ("envsdk.replay", "Play a data set again, or give it other rewards."),
+    "replay-run": ("envsdk.play.replay_run", "Make a run's scheduling decisions again; say why it waited."),
     "reward": ("envsdk.reward", "Score recorded responses with a reward function."),
     "sft": ("envsdk.sft", "Fine-tune a policy on a data set."),
     "serve": ("envsdk.serve", "Serve a model over OpenAI's HTTP protocol; record sessions."),

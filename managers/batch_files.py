@@ -17,7 +17,13 @@ from typing import Any
 
 from envsdk.managers.ledger_types import LedgerState
 from envsdk.managers.rollout_batch import RolloutBatch
-from envsdk.store.trajectories import DISCARDED_PREFIX, read_metadata, read_trajectories, write_trajectories
+from envsdk.store.trajectories import (
+    DISCARDED_PREFIX,
+    read_columns,
+    read_metadata,
+    read_trajectories,
+    write_trajectories,
+)
 from envsdk.trajectory import Trajectory
 
 
@@ -91,3 +97,9 @@ def read_batch(path: Path) -> RolloutBatch:
     trajectories = read_trajectories(path)
     groups = [trajectories[i : i + group_size] for i in range(0, len(trajectories), group_size)]
     return RolloutBatch(version=int(metadata["version"]), groups=groups)
+
+
+def batch_groups(folder: Path, step: int) -> tuple[int, ...]:
+    """The groups of a batch of training, in order. Errors as of `read_columns`."""
+    ids = read_columns(folder / f"step_{step:06d}.parquet", ["group_id"])["group_id"]
+    return tuple(dict.fromkeys(ids))

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from envsdk.chat import ChatTokenizer
+from envsdk.display.terminal import say
 from envsdk.inference.engine_host import RayLink
 from envsdk.inference.engine_policy import EnginePolicy
 from envsdk.inference.proxy import InferenceProxy
@@ -205,7 +206,7 @@ class EnvWorker(LeaseSource):
         )
         collect_rarely()
         collecting = asyncio.ensure_future(collect_when_grown())
-        polling: asyncio.Future[Any] = asyncio.ensure_future(self._poll.run())
+        polling: asyncio.Future[Any] = asyncio.ensure_future(self._keep_polling())
         playing: asyncio.Future[Any] = asyncio.gather(
             *(manager.run_rollout_loop() for manager in self._managers.values())
         )
@@ -220,6 +221,20 @@ class EnvWorker(LeaseSource):
             playing.cancel()
             await asyncio.gather(polling, playing, return_exceptions=True)
             await proxy.close()
+
+    async def _keep_polling(self) -> None:
+        """Exchange messages. When one is lost, nobody knows which have arrived: this process then ends.
+
+        The scheduler starts another in its place, and its episodes are played elsewhere.
+        """
+        from ray.exceptions import RayActorError  # here, because collecting imports this module
+
+        assert self._poll is not None
+        try:
+            await self._poll.run()
+        except RayActorError as error:
+            say(f"the scheduler is out of reach, this worker ends: {error}", err=True)
+            os._exit(1)
 
     async def note(self) -> tuple[str, Path]:
         """Ray's id of this machine, and the file in which a watcher says why it killed this process."""

@@ -49,6 +49,7 @@ from envsdk.managers.env_worker import (
 )
 from envsdk.managers.group_judge import GroupFilters
 from envsdk.managers.ledger import RolloutLedger
+from envsdk.managers.ledger_log import LedgerLog, recorded
 from envsdk.managers.ledger_types import (
     Batch,
     BatchGroup,
@@ -95,6 +96,8 @@ class SchedulerSetup:
     """How many of them there are. None: all of them, always."""
     folder: Path | None = None
     """Where batches are written. None keeps them in memory."""
+    log_folder: Path | None = None
+    """Run folder in which the ledger's events are kept; None: they are not."""
     file_prefix: str = "step"
     """Begins the names of batch files."""
     group_filters: Sequence[str | GroupFilterEntry] = ()
@@ -125,6 +128,8 @@ class RolloutScheduler:
 
     def __init__(self, setup: SchedulerSetup, state: LedgerState | None = None) -> None:
         self._setup = setup
+        self._log: LedgerLog | None = None
+        """Of the ledger's events, where this scheduler's batches are trained on."""
         self._ledger = self._new_ledger(state)
         self._ledger.suspend(time.monotonic())
         self._workers = WorkerGroup(setup.workers, setup.placement)
@@ -159,12 +164,17 @@ class RolloutScheduler:
         self._changed = asyncio.Event()
         """Set when a batch may be ready, or the run has failed."""
         self._all_checked_in = asyncio.Event()
+        self._engines_are_full = False
         self._is_awaited = False
         """Somebody waits for a batch."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def _new_ledger(self, state: LedgerState | None) -> RolloutLedger:
-        return RolloutLedger(self._setup.ledger, state)
+        ledger = RolloutLedger(self._setup.ledger, state)
+        if self._setup.log_folder is not None:
+            self._log = LedgerLog(self._setup.log_folder, self._setup.ledger, state)
+            recorded(ledger, self._log)
+        return ledger
 
     async def start(self) -> None:
         """Start the workers and wait until each has checked in."""
@@ -214,6 +224,8 @@ class RolloutScheduler:
         if self._files:
             self._files.begin(step)
         asked_at = self._ledger.active_s(time.monotonic())
+        if self._log:
+            self._log.mark("asked", time.monotonic(), step)
         while True:
             self._raise_if_fatal()
             self._changed.clear()
@@ -230,6 +242,10 @@ class RolloutScheduler:
         self._execute(commands)
         self._set_depth(asked_at, time.monotonic(), had_idle_slot=had_idle_slot)
         self._restarts.reset()
+        if self._log:
+            # Before the batch is: the log never lags behind one that was handed out.
+            self._log.mark("wrote", time.monotonic(), step)
+            self._log.flush()
         if self._files:
             await self._files.write_batch(batch, step, state)
         return batch
@@ -274,6 +290,10 @@ class RolloutScheduler:
     async def engine_left(self, name: str) -> None:
         """This engine takes no more requests until it joins again. Its open requests may end there."""
         self._workers.engine_left(name)
+
+    async def engines_are_full(self, are_full: bool) -> None:
+        """Whether requests wait for a place at an engine, until told otherwise."""
+        self._engines_are_full = are_full
 
     async def node_leaves(self, node: str, grace_s: float) -> None:
         """This node goes away: its workers play what can end in that time, and others take their places."""
@@ -415,6 +435,7 @@ class RolloutScheduler:
                     num_playing=self._num_playing(),
                     is_awaited=self._is_awaited,
                     may_run_ahead=self._ledger.alpha > 0,
+                    engines_are_full=self._engines_are_full,
                     worker_cpu=sum(use.own_cores for use in uses),
                     node_cpu=min(use.node_share for use in uses),
                 )

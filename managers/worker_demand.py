@@ -4,7 +4,8 @@
 
 More when episodes wait for a slot, or the workers' event loops are full, while the trainer waits for a batch.
 Such time adds up and leaks away at a quarter of the speed otherwise, so that a trainer that waits for less
-than a fifth of its time asks for nothing. A node whose CPU is in use takes no more workers.
+than a fifth of its time asks for nothing. Nor does time count in which requests wait at every engine: replies
+are short then, not environments. A node whose CPU is in use takes no more workers.
 
 One fewer when for `idle_s` no episode waited and the remaining workers would have been filled to at most four
 fifths of their slots and half of their CPU. A moment in which they would not have sufficed starts this time
@@ -47,6 +48,8 @@ class WorkerLoad:
     """Slots that play."""
     is_awaited: bool
     """The trainer waits for a batch."""
+    engines_are_full: bool = False
+    """Requests wait for a place at an engine: more episodes would only wait longer."""
     may_run_ahead: bool = False
     """Episodes are played while the trainer learns."""
     worker_cpu: float = 0.0
@@ -88,7 +91,7 @@ class WorkerDemand:
         self._last = load
         if load.node_cpu > self._config.max_node_cpu:
             self._crowded_s = 0.0
-        elif load.is_awaited and (load.num_waiting or self._has_full_loops(load)):
+        elif self._is_crowded(load):
             self._crowded_s = min(self._crowded_s + elapsed_s, self._config.grow_s)
         else:
             self._crowded_s = max(0.0, self._crowded_s - LEAK * elapsed_s)
@@ -96,6 +99,10 @@ class WorkerDemand:
             self._idle_s = 0.0 if load.is_awaited else max(0.0, self._idle_s - SETBACK * elapsed_s)
         elif load.num_playing or load.is_awaited or load.may_run_ahead:
             self._idle_s += elapsed_s
+
+    def _is_crowded(self, load: WorkerLoad) -> bool:
+        is_full = load.num_waiting > 0 or self._has_full_loops(load)
+        return is_full and load.is_awaited and not load.engines_are_full
 
     def _has_full_loops(self, load: WorkerLoad) -> bool:
         return load.worker_cpu >= FULL_LOOP * load.num_workers

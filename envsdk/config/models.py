@@ -422,7 +422,8 @@ class RunConfig(AlgorithmKeys, Section):
     """Size of the buckets that weights travel to the engines in, in MiB; at most two are on their way."""
     model_update_transport: Literal["auto", "shared_memory", "object_store", "broadcast"] = "auto"
     """How weights reach the engines. `auto` is `shared_memory` when all engines are on the node of the
-    trainer's first rank (`object_store` where that is no Linux), and `broadcast` otherwise."""
+    trainer's first rank (`object_store` where that is no Linux); `object_store` when another node has several
+    of them, which then share one copy there; and `broadcast` otherwise."""
 
     group_filters: Annotated[GroupFilterEntries, AfterValidator(distinct)] = Field(default_factory=list)
     """Groups that one of these drops are left out, and others played instead: `zero_variance` (equal

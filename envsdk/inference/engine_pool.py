@@ -187,6 +187,12 @@ class EnginePool:
         return [engine.incarnation for engine in self._engines.values() if engine.state in started]
 
     @property
+    def has_queue(self) -> bool:
+        """At the last look at each engine that serves, requests waited at all of them."""
+        serving = self._in({EngineState.SERVING})
+        return bool(serving) and all(each.health and each.health.num_queued for each in serving)
+
+    @property
     def num_serving(self) -> int:
         return len(self._in({EngineState.SERVING}))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import mmap
 import os
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -71,18 +72,22 @@ def choose_transport(
 ) -> Transport:
     """What `model_update_transport` stands for, given the nodes of the trainer's first rank and the engines.
 
+    A bucket of the object store goes to a node once, and its engines read it there; a broadcast goes to each
+    engine.
     ConfigurationError for shared memory between nodes, or where there is none.
     """
     elsewhere = [name for name, node in engine_nodes.items() if node != trainer_node]
     if asked_for == "auto":
         if elsewhere:
-            return Transport.BROADCAST
+            most = max(Counter(engine_nodes[name] for name in elsewhere).values())
+            return Transport.OBJECT_STORE if most > 1 else Transport.BROADCAST
         return Transport.SHARED_MEMORY if can_share_memory else Transport.OBJECT_STORE
     transport = Transport(asked_for)
     if transport is Transport.SHARED_MEMORY and (elsewhere or not can_share_memory):
         why = f"{elsewhere[0]} is on another node than the trainer" if elsewhere else "this is no Linux"
         raise ConfigurationError(
             f"model_update_transport: shared_memory, but {why}; use auto, object_store or broadcast"
+            + (", or place both with ray.placement.engines and ray.placement.trainer" if elsewhere else "")
         )
     return transport
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from envsdk.buffer.contract import BUFFER_FILE, JobStatus, Role
@@ -22,10 +23,12 @@ from envsdk.job.buffered_batches import BufferedBatches
 from envsdk.job.explorer import Explorer
 from envsdk.job.membership import Membership
 from envsdk.job.weights import open_publisher, open_reader
+from envsdk.managers.ray_nodes import this_node
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.pipeline import run as single_program
 from envsdk.pipeline.batch_source import BatchSource
 from envsdk.pipeline.engine_group import Say
+from envsdk.pipeline.node_watch import watch_nodes
 from envsdk.pipeline.opening import only_run_in
 from envsdk.pipeline.rollout_cluster import RolloutCluster
 from envsdk.pipeline.run_end import ending_of
@@ -151,6 +154,11 @@ async def _explore(config: RunConfig, folder: Path, model: Path) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, explorer.request_stop)
+        if config.ray.address is not None:
+            watching = asyncio.ensure_future(
+                watch_nodes({this_node(): "this program"}, partial(_stop, explorer, display.note))
+            )
+            stack.callback(watching.cancel)
         try:
             await explorer.run()
         except BaseException as error:
@@ -160,6 +168,11 @@ async def _explore(config: RunConfig, folder: Path, model: Path) -> None:
             tracker.end(Ending.FINISHED)
         finally:
             await explorer.close()
+
+
+def _stop(explorer: Explorer, say: Say, why: str) -> None:
+    say(f"{why}; the explorer stops")
+    explorer.request_stop()
 
 
 def _buffered(config: RunConfig, folder: RunFolder, model: Path, trainers: Trainers, say: Say) -> BatchSource:

@@ -119,6 +119,11 @@ class EngineGroup:
         return len(self._pool.incarnations)
 
     @property
+    def are_full(self) -> bool:
+        """Requests wait at every engine that serves."""
+        return self._pool.has_queue
+
+    @property
     def num_serving(self) -> int:
         return self._pool.num_serving
 

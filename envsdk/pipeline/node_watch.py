@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import ray
 from ray._private.state import state
@@ -41,6 +41,19 @@ class NodeWatch:
                     left_s = deadline_ms / 1000 - time.time() if deadline_ms else DEFAULT_GRACE_S
                     await self._leaves(node, max(0.0, left_s))
             await asyncio.sleep(LOOK_S)
+
+
+async def watch_nodes(needed: Mapping[str, str], give_way: Callable[[str], None]) -> None:
+    """Call `give_way`, with a sentence for people, when one of these nodes is to go. Ends when cancelled.
+
+    `needed` says by node id what runs there.
+    """
+
+    async def leaves(node: str, grace_s: float) -> None:
+        if node in needed:
+            give_way(f"node {address_of(node)}, where {needed[node]} runs, goes away in {grace_s:.0f} s")
+
+    await NodeWatch(leaves).run()
 
 
 def address_of(node: str) -> str:

@@ -28,7 +28,7 @@ from envsdk.managers.ray_nodes import check_placement, on_this_node
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.wiring import VAL_SPLIT, train_ledger, validation_ledger, worker_pool, worker_setups
-from envsdk.pipeline.engine_group import EngineGroup, EngineGroupSpec, Say
+from envsdk.pipeline.engine_group import HEALTH_CHECK_S, EngineGroup, EngineGroupSpec, Say
 from envsdk.pipeline.node_watch import NodeWatch, address_of
 from envsdk.pipeline.trainer_group import reason_of_death
 from envsdk.pipeline.weight_source import WeightSource
@@ -82,6 +82,7 @@ class RolloutCluster:
                     pool=worker_pool(config.train_env_manager),
                     run_seed=config.seed,
                     folder=trajectories,
+                    log_folder=trajectories.parent if config.mode == "both" else None,
                     group_filters=config.group_filters,
                     max_filtered_groups=config.filtered_groups_limit,
                     placement=placement.workers,
@@ -89,7 +90,7 @@ class RolloutCluster:
                 state,
             )
         self._say = say
-        self._watching: asyncio.Future[None] | None = None
+        self._watching: list[asyncio.Future[None]] = []
         self.validation_scheduler: Any = None
         if config.val_batch_size and config.mode in ("both", "bench"):
             self.validation_scheduler = _actor(RolloutScheduler).remote(
@@ -117,8 +118,21 @@ class RolloutCluster:
         starting = [scheduler.start.remote() for scheduler in self._schedulers]
         await self.call(asyncio.gather(*starting, *(start() for start in also)))
         await self.call(self.engines.choose_transport())
-        if self._config.ray.address is not None:
-            self._watching = asyncio.ensure_future(NodeWatch(self._node_leaves).run())
+        config = self._config
+        if config.ray.address is not None:
+            self._watching.append(asyncio.ensure_future(NodeWatch(self._node_leaves).run()))
+        if any(manager.has_worker_range for manager in (config.train_env_manager, config.val_env_manager)):
+            self._watching.append(asyncio.ensure_future(self._tell_of_full_engines()))
+
+    async def _tell_of_full_engines(self) -> None:
+        """Schedulers add no workers meanwhile."""
+        were_full = False
+        while True:
+            await asyncio.sleep(HEALTH_CHECK_S)
+            if (are_full := self.engines.are_full) is not were_full:
+                were_full = are_full
+                told = (_quiet(each.engines_are_full.remote(are_full)) for each in self._schedulers)
+                await asyncio.gather(*told)
 
     async def _node_leaves(self, node: str, grace_s: float) -> None:
         self._say(
@@ -202,8 +216,8 @@ class RolloutCluster:
         What takes longer ends with this process.
         """
         self.engines.close()
-        if self._watching is not None:
-            self._watching.cancel()
+        for watching in self._watching:
+            watching.cancel()
         closing = [scheduler.close.remote() for scheduler in self._schedulers]
         closing += [close() for close in also]
         await asyncio.wait([asyncio.ensure_future(_quiet(call)) for call in closing], timeout=patience_s)

@@ -21,11 +21,12 @@ from envsdk.display.progress import ProgressDisplay
 from envsdk.display.terminal import say
 from envsdk.failures import EnvsdkError, Interrupted
 from envsdk.managers.ray_files import travelling
+from envsdk.managers.ray_nodes import this_node
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.pipeline.agentic_pipeline import AgenticPipeline
 from envsdk.pipeline.batch_source import BatchSource
 from envsdk.pipeline.engine_group import Say
-from envsdk.pipeline.node_watch import NodeWatch, address_of
+from envsdk.pipeline.node_watch import watch_nodes
 from envsdk.pipeline.opening import begin, only_run_in
 from envsdk.pipeline.rollouts import PlayedBatches
 from envsdk.pipeline.run_end import close, ending_of, success_before_and_after
@@ -75,17 +76,11 @@ async def _stop_before_the_trainer_goes(config: RunConfig, pipeline: AgenticPipe
     """Stop with a checkpoint when a node is drained that this program or a trainer runs on."""
     if config.ray.address is None:
         return
-    needed = {ray.get_runtime_context().get_node_id(): "this program"}
-    for group in pipeline.trainers.groups:
-        needed |= dict.fromkeys(await group.nodes(), "the trainer")
-
-    async def leaves(node: str, grace_s: float) -> None:
-        if node in needed:
-            pipeline.give_way(
-                f"node {address_of(node)}, where {needed[node]} runs, goes away in {grace_s:.0f} s"
-            )
-
-    await NodeWatch(leaves).run()
+    needed = {this_node(): "this program"}
+    with suppress(ray.exceptions.RayError):  # the run will end for it
+        for group in pipeline.trainers.groups:
+            needed |= dict.fromkeys(await group.nodes(), "the trainer")
+    await watch_nodes(needed, pipeline.give_way)
 
 
 async def _run(

@@ -11,6 +11,7 @@ import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,12 @@ import yaml
 from envsdk import tracking
 from envsdk.buffer.contract import BUFFER_FILE
 from envsdk.failures import EnvsdkError, StorageError
+from envsdk.managers.ledger_log import LOG_NAME
 from envsdk.settings.extras import require
 from envsdk.store.shards import MANIFEST
 from envsdk.store.trajectories import read_rows
 from envsdk.tracking import jsonl, timeline
+from envsdk.view.decisions import decisions_view
 from envsdk.view.filters import Filter
 from envsdk.view.index import TrajectoryIndex, key, parse_key
 from envsdk.view.run_view import (
@@ -109,6 +112,9 @@ class OpenSource:
         self._run: tuple[tuple[Any, ...], RunFiles] | None = None
         self._programs: dict[str, Any] | None = None
         self._programs_until = 0.0
+        self._decided: dict[str, Any] = {"steps": [], "note": ""}
+        self._decided_at = -1
+        """Size of the log that `_decided` is of."""
 
     def listed(self, now: float) -> dict[str, Any]:
         """One line of the list of sources."""
@@ -156,7 +162,18 @@ class OpenSource:
 
     def timeline(self, max_spans: int = MAX_SPANS) -> dict[str, Any]:
         """`timeline_view` of the run so far."""
-        return timeline_view(self.run_files().timeline if self.source.kind is Kind.RUN else [], max_spans)
+        if self.source.kind is not Kind.RUN:
+            return timeline_view([], max_spans)
+        return timeline_view(self.run_files().timeline, max_spans) | {"decisions": self._decisions()}
+
+    def _decisions(self) -> dict[str, Any]:
+        """`decisions_view`, made again when the log has grown."""
+        with self._lock:
+            with suppress(OSError):
+                stamp = (self.source.folder / LOG_NAME).stat().st_size
+                if stamp != self._decided_at:
+                    self._decided_at, self._decided = stamp, decisions_view(self.source.folder)
+            return self._decided
 
     def programs(self, now: float) -> dict[str, Any] | None:
         """`programs_view` of a run whose explorers and trainer are programs of their own; None of others.

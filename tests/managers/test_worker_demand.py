@@ -19,6 +19,7 @@ def load(
     playing: int = 0,
     is_awaited: bool = True,
     may_run_ahead: bool = False,
+    engines_are_full: bool = False,
     worker_cpu: float = 0.0,
     node_cpu: float = 0.0,
 ) -> WorkerLoad:
@@ -28,6 +29,7 @@ def load(
         num_playing=playing,
         is_awaited=is_awaited,
         may_run_ahead=may_run_ahead,
+        engines_are_full=engines_are_full,
         worker_cpu=worker_cpu,
         node_cpu=node_cpu,
     )
@@ -66,6 +68,10 @@ def test_a_node_whose_cpu_is_in_use_gets_no_more_workers() -> None:
     busy = load(waiting=5, playing=20, node_cpu=0.95)
     assert after(demand(), busy, 100).num_more == 0
     assert after(demand(max_node_cpu=1.0), busy, 100).num_more == 1
+
+
+def test_full_engines_are_helped_by_no_worker() -> None:
+    assert after(demand(), load(waiting=5, playing=20, engines_are_full=True), 100).num_more == 0
 
 
 def test_full_event_loops_ask_for_one_more_although_no_episode_waits() -> None:

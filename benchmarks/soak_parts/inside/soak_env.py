@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+
+from ray.exceptions import ActorUnavailableError
 
 from envsdk.env import EnvSpec
 from envsdk.envs.frozen_lake.env import FrozenLakeEnv
@@ -56,8 +57,9 @@ class SoakLake(FrozenLakeEnv):
 SPEC = EnvSpec(id="soak/Lake-v1", entry_point="soak_env:SoakLake")
 
 
-class MessageLost(ConnectionError):
-    """Stands for a call that the network lost."""
+def lost(kind: str) -> Exception:
+    """What Ray raises for a call that the network lost."""
+    return ActorUnavailableError(kind, bytes(16))
 
 
 def with_trouble(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
@@ -66,14 +68,14 @@ def with_trouble(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable
     async def troubled(number: int, items: list[Any]) -> Any:
         kind = claimed("message") or claimed("answer") if items else None
         if kind == "message lost":
-            raise MessageLost(kind)
+            raise lost(kind)
         if kind == "message late":
             await asyncio.sleep(LATE_S)
         if kind == "message doubled":
             _DOUBLES.append(asyncio.ensure_future(_quiet(call(number, items))))
         answer = await call(number, items)
         if kind == "answer lost":
-            raise MessageLost(kind)
+            raise lost(kind)
         return answer
 
     return troubled
@@ -84,12 +86,15 @@ async def _quiet(call: Awaitable[Any]) -> None:
         await call
 
 
-if "envsdk.net.long_poll" in sys.modules and not hasattr(LongPoll, "soak"):
-    _run = LongPoll.run
+# The worker's long poll runs already when its first environment is made, and this module with it.
+_send = LongPoll.send
 
-    async def _run_with_trouble(self: Any) -> None:
+
+def _send_with_trouble(self: Any, item: Any) -> None:
+    if not hasattr(self, "is_troubled"):
+        self.is_troubled = True
         self._call = with_trouble(self._call)
-        await _run(self)
+    _send(self, item)
 
-    LongPoll.run = _run_with_trouble  # type: ignore[method-assign]
-    LongPoll.soak = True  # type: ignore[attr-defined]
+
+LongPoll.send = _send_with_trouble  # type: ignore[method-assign]

@@ -119,6 +119,21 @@
       legend, canvas, h("p", { class: "quiet hint" }, "Drag to move; Ctrl and the wheel, or + and −, to zoom; arrow keys when it has the focus."));
   };
 
+  // Why the trainer waited: the longest waits, and any step that is asked for.
+  const whyCard = ({ steps, note }) => {
+    const card = (...rows) => View.card(h("h2", {}, "Why the trainer waited"), ...rows);
+    if (!steps.length) return note ? card(h("p", { class: "quiet" }, note)) : null;
+    const row = (each) => h("p", {}, h("b", {}, `Step ${each.step}, ${View.seconds(each.waited_s)}. `), each.said.replace(/^Step \d+ /, "It "));
+    const longest = [...steps].sort((one, other) => other.waited_s - one.waited_s).slice(0, 5);
+    const asked = h("div", {}, ...longest.map(row));
+    const input = h("input", { type: "number", min: steps[0].step, max: steps[steps.length - 1].step, "aria-label": "Step", placeholder: "step" });
+    input.addEventListener("input", () => {
+      const found = steps.find((each) => each.step === Number(input.value));
+      asked.replaceChildren(...(input.value === "" ? longest.map(row) : found ? [row(found)] : [h("p", { class: "quiet" }, `There is no batch of step ${input.value}.`)]));
+    });
+    return card(h("p", { class: "quiet" }, "The longest waits; or that before step ", input), asked, note && h("p", { class: "quiet" }, note));
+  };
+
   View.timelinePage = async (id) => {
     const element = h("div", {});
     let drawn = -1;
@@ -135,6 +150,8 @@
         View.card(h("h2", {}, "Who waited for whom"), h("p", { class: "quiet" }, `Of ${View.seconds(Object.values(timeline.waits).reduce((sum, value) => sum + value, 0))} that are on record.`), View.shareBar(parts(timeline.waits, timeline.causes), View.seconds)),
         canvasLanes(timeline));
       if (bars.length) element.append(View.stackedBars("Seconds from one training step to the next, by who waited", bars, View.seconds));
+      const why = timeline.decisions && whyCard(timeline.decisions);
+      if (why) element.append(why);
     };
     await update();
     return { title: "Timeline", element, update };

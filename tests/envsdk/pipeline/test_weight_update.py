@@ -239,6 +239,8 @@ class TestUpdates:
         ("auto", ["a", "a"], True, Transport.SHARED_MEMORY),
         ("auto", ["a", "a"], False, Transport.OBJECT_STORE),
         ("auto", ["a", "b"], True, Transport.BROADCAST),
+        ("auto", ["a", "a", "b", "c"], True, Transport.BROADCAST),
+        ("auto", ["a", "b", "c", "b"], True, Transport.OBJECT_STORE),
         ("object_store", ["a", "b"], True, Transport.OBJECT_STORE),
         ("broadcast", ["a"], True, Transport.BROADCAST),
     ],

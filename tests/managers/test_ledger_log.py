@@ -1,0 +1,186 @@
+"""A log of random events replays to the same decisions; a changed ledger, and a damaged log, are found."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from ledger_machine import LedgerMachine
+from ledger_scenarios import SCENARIOS
+
+from envsdk.failures import StorageError
+from envsdk.managers.ledger import RolloutLedger
+from envsdk.managers.ledger_history import replay
+from envsdk.managers.ledger_log import LOG_NAME, LedgerLog, read_log, recorded
+from envsdk.managers.ledger_types import Grant, LedgerConfig, LedgerState
+
+
+class Recorder:
+    """Makes ledgers that log into a folder, one section each."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp())
+        self.logs: list[LedgerLog] = []
+        self.is_first = True
+
+    def __call__(self, config: LedgerConfig, state: LedgerState | None) -> RolloutLedger:
+        ledger = RolloutLedger(config, state)
+        self.is_first = not self.is_first
+        if self.is_first:
+            return ledger  # the twin
+        for earlier in self.logs:
+            earlier.flush()
+        log = LedgerLog(self.folder, config, state)
+        log._began_ms = 0
+        self.logs.append(log)
+        return recorded(ledger, log)
+
+
+class RecordedMachine(LedgerMachine):
+    """The machine of the ledger's promises; its twin runs without a recorder, and must decide the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recorder = Recorder()
+        self.make = self.recorder  # type: ignore[misc,assignment]
+        type(self).make = self.recorder  # type: ignore[assignment]
+
+    def teardown(self) -> None:
+        super().teardown()
+        try:
+            if self.recorder.logs and not self.model.is_broken:
+                self.recorder.logs[-1].flush()
+                sections = read_log(self.recorder.folder)
+                assert replay(_from_zero(sections)).difference is None
+        finally:
+            shutil.rmtree(self.recorder.folder)
+
+
+def _from_zero(sections: list[Any]) -> list[Any]:
+    return [replace(section, began_ms=0) for section in sections]
+
+
+TestRecordedLedger = RecordedMachine.TestCase
+TestRecordedLedger.settings = settings(
+    max_examples=15,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+
+
+def play(folder: Path, num_batches: int = 6, **changes: Any) -> RolloutLedger:
+    """Batches of two groups of two on four slots; the second member of each group takes longer."""
+    config = LedgerConfig(
+        **{"batch_size": 4, "group_size": 2, "alpha": 1, "tag_weights": {"maze": 1}, **changes}
+    )
+    log = LedgerLog(folder, config, None)
+    log._began_ms = 0
+    ledger = recorded(RolloutLedger(config), log)
+    now, ends = 0.0, []
+
+    def follow(commands: list[Any]) -> None:
+        for command in commands:
+            if isinstance(command, Grant):
+                lasts_s = 1.0 + 2.0 * command.lease.member + 0.1 * command.lease.group_id
+                ends.append((now + lasts_s, command.lease.lease_id))
+
+    follow(ledger.add_slots({f"slot{i}": "maze" for i in range(4)}, now=now))
+    for step in range(num_batches):
+        log.mark("asked", now, step)
+        while (taken := ledger.take(4, now))[0] is None:
+            ends.sort()
+            now, lease_id = ends.pop(0)
+            follow(ledger.finished(lease_id, now, oldest_version=ledger.version))
+        follow(taken[1])
+        log.mark("wrote", now, step)
+        log.flush()
+        now += 0.5
+        follow(ledger.publish(step + 1, now))
+    log.flush()
+    return ledger
+
+
+def sections_of(folder: Path) -> list[Any]:
+    return _from_zero(read_log(folder))
+
+
+def test_the_reason_of_a_wait_is_the_episode_that_came_last(tmp_path: Path) -> None:
+    play(tmp_path)
+    history = replay(sections_of(tmp_path))
+    assert history.difference is None
+    assert sorted(history.batches) == [0, 1, 2, 3, 4, 5]
+    said = " ".join(history.why_step(0))
+    assert "Step 0 waited 3.1 s: 0 of 2 groups were ready when it asked, and 4 of 4 environments" in said
+    assert "The last group that it needed was group 1 (maze 1): member 1 played for 3.1 s on slot3" in said
+
+
+def test_a_group_tells_its_life(tmp_path: Path) -> None:
+    play(tmp_path)
+    history = replay(sections_of(tmp_path))
+    first, *moments = history.why_group(history.batches[2][0])
+    assert "delivered with step 2" in first
+    assert any("began on slot" in moment for moment in moments)
+    assert moments[-1].endswith("delivered with step 2")
+    with pytest.raises(ValueError, match="no group 999"):
+        history.why_group(999)
+    with pytest.raises(ValueError, match="no batch of step 77"):
+        history.why_step(77)
+
+
+def test_a_ledger_that_decides_otherwise_is_named_with_the_event(tmp_path: Path) -> None:
+    play(tmp_path)
+
+    class Greedy(RolloutLedger):
+        def _max_open_groups(self) -> int:
+            return super()._max_open_groups() + (self.version >= 2)
+
+    difference = replay(sections_of(tmp_path), Greedy).difference
+    assert difference is not None
+    assert difference.event.startswith("finished(lease_id=11, oldest_version=2")
+    assert "decides otherwise" in str(difference)
+    assert "Grant" in difference.decided
+
+
+@pytest.mark.parametrize("cut", [1, 7, 30])
+def test_a_torn_frame_is_left_out_and_the_log_goes_on_after_it(tmp_path: Path, cut: int) -> None:
+    play(tmp_path)
+    path = tmp_path / LOG_NAME
+    path.write_bytes(path.read_bytes()[:-cut])
+    before = replay(sections_of(tmp_path))
+    assert before.difference is None
+    play(tmp_path, num_batches=2)
+    history = replay(sections_of(tmp_path))
+    assert history.num_sections == 2
+    assert history.difference is None
+
+
+def test_a_flipped_bit_is_named(tmp_path: Path) -> None:
+    play(tmp_path)
+    path = tmp_path / LOG_NAME
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(bytes(data))
+    with pytest.raises(StorageError, match="damaged at byte"):
+        read_log(tmp_path)
+
+
+def test_a_run_without_a_log_says_what_writes_one(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"has no events/ledger\.log.*mode: both"):
+        read_log(tmp_path)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_every_scenario_replays(scenario: Any) -> None:
+    recorder = Recorder()
+    try:
+        scenario(recorder)
+        recorder.logs[-1].flush()
+        assert replay(_from_zero(read_log(recorder.folder))).difference is None
+    finally:
+        shutil.rmtree(recorder.folder)
