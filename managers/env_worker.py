@@ -34,6 +34,7 @@ from envsdk.plugins import load_plugin
 from envsdk.processes.call_watch import CALLS
 from envsdk.processes.cpu_meter import CpuMeter, CpuUse
 from envsdk.processes.garbage import collect_rarely, collect_when_grown
+from envsdk.seeds import stable_seed
 from envsdk.store.travel import Parcels
 from envsdk.trajectory import Rows, Task, Trajectory
 
@@ -310,8 +311,12 @@ class EnvWorker(LeaseSource):
         self._send(Released(stop.slot_id, stop.lease_id))
 
     def _open_proxy(self) -> InferenceProxy:
+        # Routers prefer the first of equally loaded engines and know only their own requests: in one order,
+        # all workers would begin with the same engine.
+        engines = list(self._setup.engines.items())
+        first = stable_seed("engines", str(self._worker_id)) % max(1, len(engines))
         proxy = InferenceProxy(
-            {name: self._link(actor) for name, actor in self._setup.engines.items()},
+            {name: self._link(actor) for name, actor in engines[first:] + engines[:first]},
             turn_timeout_s=self._setup.turn_timeout_s,
             engines_return=self._setup.engines_return,
         )
