@@ -13,6 +13,7 @@ episodes elsewhere.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -117,6 +118,9 @@ class Play:
         return _play, (self.slot_id, row)
 
 
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+"""No file descriptors, memory or processes are left."""
+
 _ORDERS, _TASKS = Rows(EpisodeOrder), Rows(Task)
 _TASK = _ORDERS.names.index("task")
 
@@ -177,7 +181,19 @@ class EnvWorker(LeaseSource):
         self._cpu = CpuMeter()
 
     async def run(self, scheduler: Any) -> None:
-        """Play until the scheduler sends CLOSE. Raises the error that broke the connection, if one did."""
+        """Play until the scheduler sends CLOSE. Raises the error of this process's own code, if one did.
+
+        Where the machine has nothing left for this process, it ends: another is started in its place.
+        """
+        try:
+            await self._play(scheduler)
+        except OSError as error:
+            if error.errno not in _EXHAUSTED:
+                raise
+            say(f"this machine has nothing left for the worker, which ends: {error}", err=True)
+            os._exit(1)
+
+    async def _play(self, scheduler: Any) -> None:
         self._setup = await asyncio.to_thread(self._setup.here)
         proxy = self._proxy = self._open_proxy()
         policies = self._make_policies(proxy)
