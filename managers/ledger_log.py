@@ -41,7 +41,7 @@ from envsdk.managers.ledger_types import (
 from envsdk.store.appendfile import AppendFile
 
 LOG_NAME = "events/ledger.log"
-LOG_FORMAT = 1
+LOG_FORMAT = 2
 CHECK_BITS = 0xF
 _HEADER = struct.Struct("<4sIII")
 """Of a frame: magic, bytes stored, bytes of text, checksum of what is stored."""
