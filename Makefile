@@ -135,6 +135,10 @@ test-podman: install ## Run the tests of real containers with podman; no image i
 	@command -v podman > /dev/null || { echo "make: there is no podman. On Debian: apt-get install podman crun runc" >&2; exit 1; }
 	ENVSDK_CONTAINERS=podman $(BIN)/python -m pytest -m containers tests/envsdk/sandbox
 
+.PHONY: test-soak
+test-soak: install ## Forty faults on real runs, then an audit of what is on disk: some ten minutes on two cores
+	$(BIN)/python benchmarks/soak.py --seed 1 --faults 40 --steps 400 --out $$(mktemp -d)/soak
+
 .PHONY: test-image
 test-image: install ## Build the Dockerfile's image with podman and train in it; as root, some minutes
 	@command -v podman debootstrap runc > /dev/null || { \

@@ -13,7 +13,7 @@ includes the further workers that more environments need.
 
 The floor is one process in which a bare asyncio task per environment sends the same messages, pickled, and
 does nothing else: no tokens, no queue, no process. `--verifiers` names a Python with verifiers 0.3
-(`pip install verifiers==0.3.1`), whose rollouts of the same environment are measured before and after.
+(`pip install verifiers==0.3.1`), whose rollouts of the same environment are measured just before.
 
 The exit code is 1 when a goal is missed.
 """
@@ -375,22 +375,20 @@ def main() -> int:
         filter(None, [str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH")])
     )
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs")
-    floors = {n: floor_ms(n, options.turns) for n in options.envs}
-    peers: dict[int, list[float]] = {n: [] for n in options.envs if options.verifiers}
-    for n in peers:
-        peers[n].append(verifiers_ms(options.verifiers, n))
+    floors: dict[int, float] = {}
+    peers: dict[int, float] = {}
+    results: list[Result] = []
     with tempfile.TemporaryDirectory() as folder, ray_runtime(RayArgs()):
         model = write_toy_tokenizer(Path(folder))
-        results = [asyncio.run(measure(n, options.turns, model)) for n in options.envs]
-    for n in peers:
-        peers[n].append(verifiers_ms(options.verifiers, n))
+        for n in options.envs:
+            floors[n] = floor_ms(n, options.turns)
+            if options.verifiers:
+                peers[n] = verifiers_ms(options.verifiers, n)
+            results.append(asyncio.run(measure(n, options.turns, model)))
+            beside = f", verifiers {peers[n]:.3f}" if n in peers else ""
+            cost = results[-1].cpu_ms_per_turn
+            print(f"{n} environments, CPU per turn: {cost:.3f} ms, floor {floors[n]:.3f}{beside}", flush=True)
     goals = report(results)
-    print("\nCPU per turn, ms:")
-    for result in results:
-        n = result.num_envs
-        floors[n] = min(floors[n], floor_ms(n, options.turns))
-        beside = f", verifiers {min(peers[n]):.3f} to {max(peers[n]):.3f}" if peers else ""
-        print(f"  {n} environments: {result.cpu_ms_per_turn:.3f}, floor {floors[n]:.3f}{beside}")
     if options.json:
         figures = {
             "results": [asdict(result) for result in results],

@@ -4,7 +4,8 @@
 
 Each family of configurations has one run that is measured, from which `envsdk.planning.measured` takes
 episodes, reply times, training times and weight updates. The others are predicted from it: other values of
-alpha, of the group size, of the redundancy and of the number of replies per engine.
+alpha, of the group size, of the redundancy and of the number of replies per engine. How long a mock engine's
+reply takes is stated, not measured.
 
     mock       the real ledger, scheduler, workers, routers and engine hosts on Ray; mock engines answer after
                a drawn time, and a trainer sleeps. The runs of a family go on side by side: they mostly wait.
@@ -43,9 +44,9 @@ from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.traj_env_manager import TagSetup
 from envsdk.planning.candidates import Candidate, Plan
-from envsdk.planning.measured import FIRST_STEPS, Measured, measured, read_measured
+from envsdk.planning.measured import FIRST_STEPS, measured, read_measured
 from envsdk.planning.simulation import simulate
-from envsdk.planning.workload import StatedEpisodes, Timings, Workload
+from envsdk.planning.workload import EngineTime, StatedEpisodes, Timings, TrainTime, Workload
 from envsdk.tracking.jsonl import read_run_metrics
 from envsdk.trajectory import Trajectory
 
@@ -276,10 +277,31 @@ async def mock_family(sigma: float, options: argparse.Namespace, model: Path) ->
         max_running=BASE.max_running,
         train_devices=1,
     )
+    workload = with_stated_replies(found.workload, first, latency)
     return [
-        row_of(f"mock, sigma {sigma:g}", config, found, run, options.num_steps, load_average)
+        row_of(f"mock, sigma {sigma:g}", config, workload, run, options.num_steps, load_average)
         for config, run in zip(MOCK, runs, strict=True)
     ]
+
+
+def with_stated_replies(workload: Workload, run: RealRun, latency: LognormalLatency) -> Workload:
+    """Replies as the mock engine draws them; what a turn took besides is measured.
+
+    What a busy machine adds to a reply takes no place at an engine.
+    """
+    episodes = [one for batch in run.batches[BASE.warmup :] for one in batch]
+    turn_s = fmean((one.ended_at - one.started_at) / len(one.turns) for one in episodes)
+    reply = {"kind": "lognormal", "mean": 1000, "sigma": latency.sigma}
+    return Workload(
+        episodes=StatedEpisodes.model_validate({"num_turns": NUM_TURNS, "reply_tokens": reply}),
+        timings=workload.timings.model_copy(
+            update={
+                "engine": EngineTime(token_s=latency.mean_s / 1000),
+                "train": TrainTime(base_s=fmean(step["time/train_s"] for step in run.steps)),
+                "turn_overhead_s": max(0.0, turn_s - latency.mean_s),
+            }
+        ),
+    )
 
 
 def embedded_family(options: argparse.Namespace, folder: Path) -> list[Row]:
@@ -316,18 +338,18 @@ def embedded_family(options: argparse.Namespace, folder: Path) -> list[Row]:
         runs.append(RealRun(steps=steps, wastes=list(zip(delivered, ended, strict=True))))
     assert found is not None
     return [
-        row_of("embedded", config, found, run, options.num_steps, load_average)
+        row_of("embedded", config, found.workload, run, options.num_steps, load_average)
         for config, run in zip(EMBEDDED, runs, strict=True)
     ]
 
 
 def row_of(
-    family: str, config: Config, found: Measured, run: RealRun, num_steps: int, load_average: float
+    family: str, config: Config, workload: Workload, run: RealRun, num_steps: int, load_average: float
 ) -> Row:
     """A real run beside its prediction, the mean over `SEEDS` seeds."""
     results = [
         simulate(
-            config.plan(found.workload, seed).simulated(config.candidate),
+            config.plan(workload, seed).simulated(config.candidate),
             num_steps=num_steps,
             warmup=config.warmup,
         )

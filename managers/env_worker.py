@@ -13,6 +13,7 @@ episodes elsewhere.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -33,6 +34,7 @@ from envsdk.plugins import load_plugin
 from envsdk.processes.call_watch import CALLS
 from envsdk.processes.cpu_meter import CpuMeter, CpuUse
 from envsdk.processes.garbage import collect_rarely, collect_when_grown
+from envsdk.seeds import stable_seed
 from envsdk.store.travel import Parcels
 from envsdk.trajectory import Rows, Task, Trajectory
 
@@ -116,6 +118,9 @@ class Play:
         return _play, (self.slot_id, row)
 
 
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+"""No file descriptors, memory or processes are left."""
+
 _ORDERS, _TASKS = Rows(EpisodeOrder), Rows(Task)
 _TASK = _ORDERS.names.index("task")
 
@@ -176,7 +181,19 @@ class EnvWorker(LeaseSource):
         self._cpu = CpuMeter()
 
     async def run(self, scheduler: Any) -> None:
-        """Play until the scheduler sends CLOSE. Raises the error that broke the connection, if one did."""
+        """Play until the scheduler sends CLOSE. Raises the error of this process's own code, if one did.
+
+        Where the machine has nothing left for this process, it ends: another is started in its place.
+        """
+        try:
+            await self._play(scheduler)
+        except OSError as error:
+            if error.errno not in _EXHAUSTED:
+                raise
+            say(f"this machine has nothing left for the worker, which ends: {error}", err=True)
+            os._exit(1)
+
+    async def _play(self, scheduler: Any) -> None:
         self._setup = await asyncio.to_thread(self._setup.here)
         proxy = self._proxy = self._open_proxy()
         policies = self._make_policies(proxy)
@@ -294,8 +311,12 @@ class EnvWorker(LeaseSource):
         self._send(Released(stop.slot_id, stop.lease_id))
 
     def _open_proxy(self) -> InferenceProxy:
+        # Routers prefer the first of equally loaded engines and know only their own requests: in one order,
+        # all workers would begin with the same engine.
+        engines = list(self._setup.engines.items())
+        first = stable_seed("engines", str(self._worker_id)) % max(1, len(engines))
         proxy = InferenceProxy(
-            {name: self._link(actor) for name, actor in self._setup.engines.items()},
+            {name: self._link(actor) for name, actor in engines[first:] + engines[:first]},
             turn_timeout_s=self._setup.turn_timeout_s,
             engines_return=self._setup.engines_return,
         )

@@ -390,6 +390,5 @@ class _Replay:
 def _described(batch: Batch | None, commands: Sequence[Command]) -> str:
     counted = Counter(type(command).__name__ for command in commands)
     said = [] if batch is None else [f"a batch of groups {[group.group_id for group in batch.groups]}"]
-    said += [f"{count} {name}" for name, count in counted.items()]
-    shown = f" ({'; '.join(str(command) for command in commands[:3])})" if commands else ""
-    return ", ".join(said) + shown or "nothing"
+    said += [f"{count} x {name}" for name, count in counted.items()]
+    return ", ".join(said) or "nothing"

@@ -10,6 +10,9 @@ of the CPU; the sender's bytes leave once, engines pass them on.
 
 from __future__ import annotations
 
+import threading
+import time
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
@@ -24,17 +27,33 @@ TIMEOUT = timedelta(seconds=30)
 """How long a member waits for one that is there but does not answer; all members have the same."""
 
 
+LOOK_S = 0.02
+"""How often an engine that waits for the others looks whether rank 0 has given up."""
+
+
 class WeightGroup:
     """One process's membership."""
 
     def __init__(
-        self, store: TCPStore, address: str, *, rank: int, world_size: int, timeout: timedelta = TIMEOUT
+        self,
+        store: TCPStore,
+        place: tuple[str, int],
+        address: str,
+        *,
+        rank: int,
+        world_size: int,
+        timeout: timedelta = TIMEOUT,
     ) -> None:
+        """`place` is the store's address and port; `address` is this process's own."""
         self._store: TCPStore | None = store
+        self._place = place
         self._address = address
         self._rank = rank
         self._world_size = world_size
         self._timeout = timeout
+        self._meeting: Future[Any] | None = None
+        """Connects with the others."""
+        self._meets_until = 0.0
         self._group: Any = None  # a ProcessGroupGloo, of which PyTorch's types know half
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
@@ -42,7 +61,7 @@ class WeightGroup:
     def host(cls, address: str, *, world_size: int, timeout: timedelta = TIMEOUT) -> WeightGroup:
         """Rank 0's; engines find it at `address` and `port`."""
         store = host_store(address, 0, world_size, timeout=timeout, wait_for_all=False)
-        return cls(store, address, rank=0, world_size=world_size, timeout=timeout)
+        return cls(store, (address, int(store.port)), address, rank=0, world_size=world_size, timeout=timeout)
 
     @classmethod
     def join(
@@ -53,8 +72,10 @@ class WeightGroup:
             store = join_store(address, port, world_size, timeout=timeout, wait_for_all=False)
             store.set(f"here/{rank}", "")
             own = address_towards(address, port)
-            group = cls(store, own, rank=rank, world_size=world_size, timeout=timeout)
-            group._connect()
+            group = cls(store, (address, port), own, rank=rank, world_size=world_size, timeout=timeout)
+            while not group._is_connected():
+                store.check([f"here/{rank}"])  # fails when rank 0 has closed the store
+                time.sleep(LOOK_S)
         except (RuntimeError, OSError) as error:
             raise UpdateInterrupted(f"the trainer cannot be met for the weights: {error}") from error
         return group
@@ -65,14 +86,14 @@ class WeightGroup:
         return int(self._store.port)
 
     def gather(self) -> bool:
-        """Whether all engines are here, and rank 0 connected with them. UpdateInterrupted."""
+        """Whether all engines are here, and rank 0 connected with them. Does not block. UpdateInterrupted."""
         assert self._store is not None, "closed"
-        if self._group is None and self._store.check([f"here/{r}" for r in range(1, self._world_size)]):
-            try:
-                self._connect()
-            except RuntimeError as error:
-                raise UpdateInterrupted(f"an engine was lost on the way to the others: {error}") from error
-        return self._group is not None
+        if self._meeting is None and not self._store.check([f"here/{r}" for r in range(1, self._world_size)]):
+            return False
+        try:
+            return self._is_connected()
+        except (RuntimeError, OSError) as error:
+            raise UpdateInterrupted(f"an engine was lost on the way to the others: {error}") from error
 
     def broadcast(self, data: Buffer) -> Work:
         """Start sending `data`, which stays as it is until the engines say they have it."""
@@ -94,19 +115,45 @@ class WeightGroup:
 
     def close(self) -> None:
         """Idempotent. Members that wait for this one get an error."""
-        if self._group is not None:
-            self._group.abort()
-            self._group = None
+        self._group = None
+        if self._meeting is not None:
+            self._meeting.add_done_callback(_abort)
+            self._meeting = None
         # An engine that still waits for one that died on the way meets nobody any more, and hears of it.
         self._store = None
 
-    def _connect(self) -> None:
+    def _is_connected(self) -> bool:
+        """Connects on a thread: gloo does not give up a member whose machine is gone for minutes."""
+        if self._meeting is None:
+            self._meeting = Future()
+            self._meets_until = time.monotonic() + self._timeout.total_seconds()
+            threading.Thread(
+                target=self._connect, args=[self._meeting], name="envsdk-weight-group", daemon=True
+            ).start()
+        if self._group is None and self._meeting.done():
+            self._group = self._meeting.result()
+        if self._group is None and time.monotonic() > self._meets_until:
+            raise TimeoutError(f"one did not connect within {self._timeout.total_seconds():g} s")
+        return self._group is not None
+
+    def _connect(self, meeting: Future[Any]) -> None:
         gloo: Any = ProcessGroupGloo
-        options = gloo._Options()
-        interface = interface_of(self._address)
-        if interface is None:
-            options._devices = [gloo.create_device(hostname=self._address)]
-        else:
-            options._devices = [gloo.create_device(interface=interface)]
-        options._timeout = self._timeout
-        self._group = gloo(self._store, self._rank, self._world_size, options)
+        try:
+            # A connection of its own: one that waits answers nobody else.
+            address, port = self._place
+            store = join_store(address, port, self._world_size, timeout=self._timeout, wait_for_all=False)
+            options = gloo._Options()
+            interface = interface_of(self._address)
+            if interface is None:
+                options._devices = [gloo.create_device(hostname=self._address)]
+            else:
+                options._devices = [gloo.create_device(interface=interface)]
+            options._timeout = self._timeout
+            meeting.set_result(gloo(store, self._rank, self._world_size, options))
+        except (RuntimeError, OSError) as error:
+            meeting.set_exception(error)
+
+
+def _abort(meeting: Future[Any]) -> None:
+    if meeting.exception() is None:
+        meeting.result().abort()

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from envsdk.inference.router import Router
+from envsdk.seeds import stable_seed
 
 _ALMOST = 1e-9
 """Seconds of work that rounding may leave over."""
@@ -181,8 +182,9 @@ class RouterDispatch(Dispatch):
         self._routers = [Router() for _ in range(num_workers)]
         names = [f"engine{index}" for index in range(num_engines)]
         self._index = {name: index for index, name in enumerate(names)}
-        for router in self._routers:
-            for name in names:
+        for worker, router in enumerate(self._routers):
+            first = stable_seed("engines", worker) % num_engines
+            for name in names[first:] + names[:first]:
                 router.add_engine(name)
         self._open: dict[str, Reply] = {}
         self._arrivals = count()

@@ -217,6 +217,7 @@ class Cluster:
         self._switch: Space | None = None
         self._helpers: list[subprocess.Popen[bytes]] = []
         self.nodes: dict[int, Node] = {}
+        self._last = 0
         self.folder = Path()
         self.up_s = 0.0
         """How long it took until all nodes were there."""
@@ -270,7 +271,7 @@ class Cluster:
 
     def join(self, number: int | None = None) -> Node:
         """One more node, or one that was killed once more."""
-        node = self._begin(number or max(self.nodes) + 1)
+        node = self._begin(number or self._last + 1)
         self._wait_for(node)
         return node
 
@@ -367,6 +368,7 @@ class Cluster:
             number=number, address=self._address(number), space=space, log=self.folder / f"start-{number}.log"
         )
         self.nodes[number] = node
+        self._last = max(self._last, number)
         if space is not None:
             self._plug_in(node, space)
         where = [f"--address={self.address}"]
@@ -393,6 +395,8 @@ class Cluster:
     def _plug_in(self, node: Node, space: Space) -> None:
         assert self._switch is not None
         switch, link = self._switch, f"link{node.number}"
+        with suppress(subprocess.CalledProcessError):
+            switch.run("ip", "link", "del", link)  # of the node's last life: the kernel takes its time
         switch.run("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", str(space.pid))
         plug = link
         if (self._delay_s or self._loss) and node.number > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import ActorUnavailableError
 from toy_envs import CountingEnv
 
 from envsdk.env import EnvSpec
@@ -140,3 +142,31 @@ async def test_a_slot_asks_a_silent_engine_for_one_reply(model: Path) -> None:
     await run_until(worker, scheduler, is_reached)
     assert max(seen) == NUM_SLOTS
     assert len(set(asked)) == len(asked) <= NUM_SLOTS
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EMFILE, "Too many open files"),
+        ActorUnavailableError("the network lost a call", bytes(16)),
+    ],
+)
+def test_a_worker_that_cannot_go_on_ends_its_process_and_not_the_run(
+    model: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The scheduler then starts another one, as after a crash."""
+
+    class Ended(BaseException):
+        pass
+
+    async def exchange(*_: object) -> list[ToWorker]:
+        raise error
+
+    def end(code: int) -> None:
+        assert code == 1
+        raise Ended
+
+    monkeypatch.setattr(env_worker.os, "_exit", end)
+    worker = worker_with(model, actor(never))
+    with pytest.raises(Ended):
+        asyncio.run(worker.run(actor(exchange)))

@@ -47,6 +47,18 @@ def test_a_cluster_that_runs_on_this_machine_is_not_joined_unasked(monkeypatch: 
 
 
 @pytest.mark.usefixtures("free")
+def test_a_ray_that_does_not_start_in_time_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: object) -> None:
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "init", init)
+    with (
+        pytest.raises(EngineError, match=r"Ray cannot be started on this machine: .*timed out"),
+        ray_runtime.ray_runtime(RayArgs()),
+    ):
+        pass
+
+
 def test_the_store_is_modest_by_default_and_what_was_asked_for_where_it_fits() -> None:
     assert object_store_bytes(None) == GB // 4
     assert object_store_bytes(GB) == GB

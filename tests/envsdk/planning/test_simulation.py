@@ -197,3 +197,10 @@ def test_an_engine_serves_all_work_and_none_twice(replies: list[tuple[float, flo
     assert ended == len(replies)
     assert engine.served_s == pytest.approx(sum(work for work, _ in replies))
     assert engine.num_running == engine.num_queued == 0
+
+
+def test_many_small_workers_use_all_engines() -> None:
+    """Each worker's router knows only its own requests."""
+    run = replace(stated(0.5, 0, num_turns=4), num_engines=8, slowdown={1: 1.0, 8: 8.0}, routing="router")
+    large, small = (simulate(replace(run, slots_per_worker=size), num_steps=4).step_s for size in (32, 2))
+    assert small <= 1.2 * large
