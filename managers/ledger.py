@@ -89,6 +89,10 @@ class RolloutLedger:
         """Groups that the next `take` may choose from."""
         return len(self._ready)
 
+    def is_open(self, group_id: int) -> bool:
+        """Whether this group was started, and neither delivered nor dropped."""
+        return group_id in self._groups
+
     @property
     def num_waiting(self) -> int:
         """Members that wait for a slot."""

@@ -17,6 +17,7 @@ from envsdk.managers.ledger_log import CHECK_BITS, Event, Section, checksum
 from envsdk.managers.ledger_types import (
     Batch,
     Cancel,
+    CancelReason,
     Command,
     Discard,
     Grant,
@@ -201,7 +202,11 @@ class _Replay:
         self._checksum = 0
         self._running: dict[int, tuple[Lease, str, float]] = {}
         """By lease: with its slot and when it began."""
+        self._leases: dict[int, Lease] = {}
+        """All that were granted."""
         self._played: dict[int, Played] = {}
+        self._open: set[int] = set()
+        """Groups that a slot has played, and that are neither delivered nor dropped."""
         self._slots: set[str] = set()
         self._thrown_away: Counter[str] = Counter()
         self._asked: tuple[float, int, int, int] | None = None
@@ -217,6 +222,7 @@ class _Replay:
             )
             life.moments.append((offset_s, "is played again: the process before ended"))
             life.end = None
+            self._open.add(group.group_id)
 
     def run(self) -> Difference | None:
         for number, event in enumerate(self._section.events):
@@ -227,24 +233,33 @@ class _Replay:
                 continue
             now = (self._section.began_ms + event.at_ms) / 1000
             self._before(event, at_s + self._offset_s)
-            result = getattr(self._ledger, event.name)(**event.args, now=now)
-            commands: list[Command] = result[1] if event.name == "take" else result
-            after = checksum(commands, self._checksum)
+            try:
+                result = getattr(self._ledger, event.name)(**event.args, now=now)
+            except Exception as error:  # noqa: BLE001 - boundary: the ledger under test
+                return self._difference(event, number, f"it raises {error!r}")
+            batch: Batch | None
+            commands: list[Command]
+            batch, commands = result if event.name == "take" else (None, result)
+            after = checksum(commands, self._checksum, batch)
             is_same = (after ^ self._checksum) & CHECK_BITS == event.check
             self._checksum = after
             if not is_same:
-                return Difference(
-                    section=self._number,
-                    number=number,
-                    at_s=at_s,
-                    event=f"{event.name}({', '.join(f'{k}={v!r}' for k, v in event.args.items())})",
-                    decided=_described(commands),
-                )
-            if event.name == "take" and result[0] is not None:
-                self._batch, self._taken_s = result[0], at_s + self._offset_s
+                return self._difference(event, number, _described(batch, commands))
+            if batch is not None:
+                self._batch, self._taken_s = batch, at_s + self._offset_s
             for command in commands:
                 self._follow(command, at_s + self._offset_s)
+            self._end_groups(batch, commands, at_s + self._offset_s)
         return None
+
+    def _difference(self, event: Event, number: int, decided: str) -> Difference:
+        return Difference(
+            section=self._number,
+            number=number,
+            at_s=event.at_ms / 1000,
+            event=f"{event.name}({', '.join(f'{k}={v!r}' for k, v in event.args.items())})",
+            decided=decided,
+        )
 
     def _before(self, event: Event, at_s: float) -> None:
         args = event.args
@@ -278,6 +293,8 @@ class _Replay:
         match command:
             case Grant(lease=lease, slot_id=slot_id):
                 self._running[lease.lease_id] = (lease, slot_id, at_s)
+                self._leases[lease.lease_id] = lease
+                self._open.add(lease.group_id)
                 if lease.group_id not in self._history.groups:
                     self._history.groups[lease.group_id] = GroupLife(
                         group_id=lease.group_id, tag=lease.task.tag, index=lease.task.index
@@ -293,15 +310,16 @@ class _Replay:
                 if (found := self._running.pop(lease_id, None)) is not None:
                     lease = found[0]
                     self._moment(lease.group_id, at_s, f"member {lease.member} was stopped: {reason}")
-                    self._ended_by(lease.group_id, str(reason))
+            case Discard(reason=CancelReason.LATE):
+                pass  # its end was counted when it was stopped
             case Discard(lease_id=lease_id, end=end, reason=reason):
-                self._thrown_away[str(reason)] += 1
-                if (played := self._played.pop(lease_id, None)) is not None:
-                    lease = played.lease
+                if (lost := self._leases.get(lease_id)) is not None:
+                    played = self._played.pop(lease_id, None)
+                    if played is not None:  # else it was counted when it was stopped
+                        self._thrown_away[str(reason)] += 1
                     self._moment(
-                        lease.group_id, at_s, f"member {lease.member} was thrown away: {end}, {reason}"
+                        lost.group_id, at_s, f"member {lost.member} was thrown away: {end}, {reason}"
                     )
-                    self._ended_by(lease.group_id, str(reason))
             case GroupReady(group_id=group_id, lease_ids=lease_ids):
                 life = self._history.groups[group_id]
                 life.ready_s = at_s
@@ -311,10 +329,22 @@ class _Replay:
             case Stalled():
                 pass
 
-    def _ended_by(self, group_id: int, reason: str) -> None:
-        """A group that the ledger no longer knows was dropped for the reason of its members."""
-        if all(group.group_id != group_id for group in self._ledger.state().unfinished):
-            self._history.groups[group_id].end = f"dropped: {reason}"
+    def _end_groups(self, batch: Batch | None, commands: Sequence[Command], at_s: float) -> None:
+        """Say of groups that the ledger no longer has, and did not deliver, that they were dropped."""
+        reasons = {
+            self._leases[command.lease_id].group_id: command.reason
+            for command in commands
+            if isinstance(command, Cancel | Discard) and command.lease_id in self._leases
+        }
+        if batch is not None:
+            self._open -= {group.group_id for group in batch.groups}
+        # A group without an episode is dropped without a command, and only with a batch.
+        for group_id in sorted(self._open if batch is not None else self._open & reasons.keys()):
+            if not self._ledger.is_open(group_id):
+                self._open.remove(group_id)
+                life = self._history.groups[group_id]
+                life.end = f"dropped: {reasons.get(group_id, CancelReason.SURPLUS)}"
+                life.moments.append((at_s, life.end))
 
     def _moment(self, group_id: int, at_s: float, what: str) -> None:
         life = self._history.groups.get(group_id)
@@ -357,6 +387,8 @@ class _Replay:
         self._batch = None
 
 
-def _described(commands: Sequence[Command]) -> str:
+def _described(batch: Batch | None, commands: Sequence[Command]) -> str:
     counted = Counter(type(command).__name__ for command in commands)
-    return ", ".join(f"{count} x {name}" for name, count in counted.items()) or "nothing"
+    said = [] if batch is None else [f"a batch of groups {[group.group_id for group in batch.groups]}"]
+    said += [f"{count} x {name}" for name, count in counted.items()]
+    return ", ".join(said) or "nothing"

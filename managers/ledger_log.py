@@ -16,7 +16,7 @@ import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ import pyarrow as pa
 from envsdk.failures import StorageError
 from envsdk.managers.ledger import RolloutLedger
 from envsdk.managers.ledger_types import (
+    Batch,
     Cancel,
     CancelReason,
     Command,
@@ -40,7 +41,7 @@ from envsdk.managers.ledger_types import (
 from envsdk.store.appendfile import AppendFile
 
 LOG_NAME = "events/ledger.log"
-LOG_FORMAT = 1
+LOG_FORMAT = 2
 CHECK_BITS = 0xF
 _HEADER = struct.Struct("<4sIII")
 """Of a frame: magic, bytes stored, bytes of text, checksum of what is stored."""
@@ -83,11 +84,13 @@ class Section:
     events: Sequence[Event]
 
 
-def checksum(commands: Sequence[Command], before: int) -> int:
-    """Of everything that was decided so far; `before` is that of the event before.
+def checksum(commands: Sequence[Command], before: int, batch: Batch | None = None) -> int:
+    """Of everything that was decided so far; `before` is that of the event before, `batch` what it delivered.
 
     A log keeps 4 bits for each event. A difference stays in all that follow, so none is missed for long.
     """
+    if batch is not None:
+        before = zlib.crc32(repr(batch.lease_ids).encode(), before)
     if not commands:
         return before
     return zlib.crc32(repr([_signature(command) for command in commands]).encode(), before)
@@ -156,7 +159,14 @@ class LedgerLog:
         """What the ledger is told: seconds on the shell's clock."""
         return (self._began_ms + at_ms) / 1000
 
-    def add(self, name: str, at_ms: int, args: Mapping[str, Any], commands: Sequence[Command]) -> None:
+    def add(
+        self,
+        name: str,
+        at_ms: int,
+        args: Mapping[str, Any],
+        commands: Sequence[Command],
+        batch: Batch | None = None,
+    ) -> None:
         """Remember one event until the next `flush`."""
         columns = self._columns
         columns.c.append(EVENTS.index(name))
@@ -182,7 +192,7 @@ class LedgerLog:
             if name == "publish":
                 self._version = number
         if name not in _MARKS:
-            after = checksum(commands, self._checksum)
+            after = checksum(commands, self._checksum, batch)
             columns.k.append((after ^ self._checksum) & CHECK_BITS)
             self._checksum = after
 
@@ -223,7 +233,7 @@ def _recording(
             args["slot_ids"] = list(args["slot_ids"])
         if name == "finished":
             args.setdefault("failed", False)
-        due = next_deadline()
+        due = next_deadline() if name == "tick" else None
         result = method(**args, now=log.clock(at_ms))
         if name == "tick" and not result and next_deadline() == due:
             pass  # nothing was late, and nothing has begun to wait
@@ -231,7 +241,7 @@ def _recording(
             log.add(name, at_ms, args, result)
         elif result != (None, []):
             # A `take` that finds too few groups changes nothing.
-            log.add(name, at_ms, args, result[1])
+            log.add(name, at_ms, args, result[1], result[0])
         return result
 
     return call
@@ -254,7 +264,7 @@ def read_log(run: Path) -> list[Section]:
         raise StorageError(f"cannot read {path}: {error}") from error
     try:
         return _sections(data, path)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
         # RuntimeError: a column ended too early.
         raise StorageError(f"{path} was not written by this version of envsdk: {error!r}") from error
 
@@ -270,19 +280,19 @@ def _sections(data: bytes, path: Path) -> list[Section]:
                     "replay it with the version that wrote it"
                 )
             state = content["state"]
+            events: list[Event] = []
             sections.append(
                 Section(
                     config=LedgerConfig(**content["config"]),
                     state=None if state is None else LedgerState.from_dict(state),
                     began_unix_s=content["began_unix_s"],
                     began_ms=content["began_ms"],
-                    events=[],
+                    events=events,
                 )
             )
             decoder = _Decoder(0 if state is None else state["version"])
         else:
-            last = sections[-1]
-            sections[-1] = replace(last, events=[*last.events, *decoder.events(_Columns(**content))])
+            events += decoder.events(_Columns(**content))
     return sections
 
 
@@ -314,7 +324,7 @@ class _Decoder:
             return {"lease_id": self._lease, "oldest_version": oldest, "failed": bool(failed)}
         if name == "add_slots":
             slots = next(extras)
-            self._slots += [slot for slot in slots if slot not in self._slots]
+            self._slots = list(dict.fromkeys([*self._slots, *slots]))
             return {"slots": slots}
         if name in _OF_SLOTS:
             return {"slot_ids": [self._slots[s] if isinstance(s, int) else s for s in next(extras)]}

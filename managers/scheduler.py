@@ -314,6 +314,8 @@ class RolloutScheduler:
         for task in self._tasks:
             task.cancel()
         self._workers.close()
+        if self._log:
+            self._log.flush()  # a run that ended without another batch is explained too
 
     async def exchange(
         self, worker_id: WorkerId, number: int, messages: Sequence[FromWorker]

@@ -147,6 +147,66 @@ def test_a_ledger_that_decides_otherwise_is_named_with_the_event(tmp_path: Path)
     assert "x Grant" in difference.decided
 
 
+def test_a_batch_of_other_groups_is_a_difference_though_the_commands_are_the_same(tmp_path: Path) -> None:
+    config = LedgerConfig(batch_size=1, group_size=1, alpha=2, tag_weights={"maze": 1})
+    log = LedgerLog(tmp_path, config, None)
+    ledger = recorded(RolloutLedger(config), log)
+    now = log.clock(0)
+    ledger.add_slots({"slot0": "maze", "slot1": "maze"}, now)
+    ledger.finished(1, now, oldest_version=0)
+    ledger.finished(0, now, oldest_version=0)
+    ledger.take(1, now)
+    log.flush()
+
+    class Ordered(RolloutLedger):
+        def take(self, num_trajectories: int, now: float) -> Any:
+            self._ready = dict(sorted(self._ready.items()))
+            return super().take(num_trajectories, now)
+
+    assert replay(read_log(tmp_path)).difference is None
+    difference = replay(read_log(tmp_path), Ordered).difference
+    assert difference is not None
+    assert difference.event == "take(num_trajectories=1)"
+    assert difference.decided == "a batch of groups [0]"
+
+
+def test_a_ledger_that_raises_is_named_with_the_event(tmp_path: Path) -> None:
+    play(tmp_path)
+
+    class Broken(RolloutLedger):
+        def publish(self, version: int, now: float) -> Any:
+            raise KeyError(version)
+
+    difference = replay(sections_of(tmp_path), Broken).difference
+    assert difference is not None
+    assert difference.event == "publish(version=1)"
+    assert difference.decided == "it raises KeyError(1)"
+
+
+def test_a_group_whose_episodes_all_missed_their_deadline_was_given_up(tmp_path: Path) -> None:
+    config = LedgerConfig(
+        batch_size=2,
+        group_size=2,
+        alpha=0,
+        tag_weights={"maze": 1},
+        episode_deadline_s=10,
+        max_group_attempts=1,
+        min_group_size=1,
+    )
+    log = LedgerLog(tmp_path, config, None)
+    ledger = recorded(RolloutLedger(config), log)
+    ledger.add_slots({"slot0": "maze", "slot1": "maze"}, log.clock(0))
+    ledger.tick(log.clock(10_000))
+    ledger.finished(0, log.clock(11_000), oldest_version=0)  # too late
+    log.flush()
+    history = replay(read_log(tmp_path))
+    assert history.difference is None
+    first, *moments = history.why_group(0)
+    assert "group 0 (maze 0) was dropped: " in first
+    assert any("member 1 was stopped: past the episode deadline" in moment for moment in moments)
+    assert "dropped: " in moments[-1]
+
+
 @pytest.mark.parametrize("cut", [1, 7, 30])
 def test_a_torn_frame_is_left_out_and_the_log_goes_on_after_it(tmp_path: Path, cut: int) -> None:
     play(tmp_path)
