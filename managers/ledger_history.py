@@ -359,9 +359,4 @@ class _Replay:
 
 def _described(commands: Sequence[Command]) -> str:
     counted = Counter(type(command).__name__ for command in commands)
-    shown = "; ".join(str(command) for command in commands[:3])
-    return (
-        ", ".join(f"{count} {name}" for name, count in counted.items()) + f" ({shown})"
-        if commands
-        else "nothing"
-    )
+    return ", ".join(f"{count} x {name}" for name, count in counted.items()) or "nothing"

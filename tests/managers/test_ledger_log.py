@@ -144,7 +144,7 @@ def test_a_ledger_that_decides_otherwise_is_named_with_the_event(tmp_path: Path)
     assert difference is not None
     assert difference.event.startswith("finished(lease_id=11, oldest_version=2")
     assert "decides otherwise" in str(difference)
-    assert "Grant" in difference.decided
+    assert "x Grant" in difference.decided
 
 
 @pytest.mark.parametrize("cut", [1, 7, 30])
