@@ -21,6 +21,8 @@ from envsdk.managers.placement import Node, check_role, choose_node, demand, has
 
 NODE_LABEL = "ray.io/node-id"
 """Ray gives it to each node."""
+MANY_CALLS: dict[str, Any] = {"max_concurrency": 10_000}
+"""Of schedulers and engines, with which each worker keeps two calls open. Ray's default is 1,000."""
 LOOK_S = 1.0
 """How long one look at the cluster counts: many actors are placed together."""
 

@@ -34,7 +34,7 @@ from envsdk.inference.engine_pool import (
     Update,
 )
 from envsdk.inference.weight_transport import Transport, can_share_memory, choose_transport
-from envsdk.managers.ray_nodes import Placer
+from envsdk.managers.ray_nodes import MANY_CALLS, Placer
 from envsdk.pipeline.engine_placement import EnginePlace, device_bundle, engine_places
 from envsdk.pipeline.reservation import KEEP_DEVICES, Reservation, show_only
 from envsdk.pipeline.trainer_group import reason_of_death
@@ -238,7 +238,8 @@ class EngineGroup:
         if name in self._places:
             return self._placed_actor(self._places[name], *args)
         where = self._nodes[name] if self._transport is Transport.SHARED_MEMORY else None
-        actor: Any = ray.remote(**self._placer.options(name, where))(EngineHost)
+        options = self._placer.options(name, where)
+        actor: Any = ray.remote(**options, **MANY_CALLS)(EngineHost)
         return actor.remote(*args)
 
     def _reserve(self, names: Sequence[str]) -> dict[str, EnginePlace]:
@@ -274,6 +275,7 @@ class EngineGroup:
             max_restarts=0,
             scheduling_strategy=there,
             runtime_env=KEEP_DEVICES,
+            **MANY_CALLS,
         )(PlacedEngineHost)
         return actor.remote(place.devices, *args)
 

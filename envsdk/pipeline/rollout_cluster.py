@@ -24,7 +24,7 @@ from envsdk.inference.engine_pool import PoolConfig
 from envsdk.managers.explorer_scheduler import ExplorerScheduler
 from envsdk.managers.ledger_types import LedgerState
 from envsdk.managers.ray_files import travelling
-from envsdk.managers.ray_nodes import check_placement, on_this_node
+from envsdk.managers.ray_nodes import MANY_CALLS, check_placement, on_this_node
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.wiring import VAL_SPLIT, train_ledger, validation_ledger, worker_pool, worker_setups
@@ -278,7 +278,7 @@ def _engines_spec(
 
 def _actor(body: type[Any]) -> Any:
     """Beside the driver: a scheduler writes into the run's folder."""
-    return ray.remote(**on_this_node())(body)
+    return ray.remote(**on_this_node(), **MANY_CALLS)(body)
 
 
 async def _quiet(call: Awaitable[Any]) -> None:

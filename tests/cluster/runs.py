@@ -35,7 +35,8 @@ class ClusterRun(Job):
 
     def start_program(self, *arguments: str) -> subprocess.Popen[str]:
         address = [f"ray.address={self.cluster.address}"]
-        program = self.cluster.start(self.node, *arguments, *SPREAD, *address, cwd=self.folder)
+        command, overrides = arguments[:3], arguments[3:]
+        program = self.cluster.start(self.node, *command, *SPREAD, *overrides, *address, cwd=self.folder)
         self._output = []
         # A thread reads, so that no test can fill the pipe.
         threading.Thread(target=self._read, args=[program], daemon=True).start()

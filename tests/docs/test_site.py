@@ -90,7 +90,7 @@ def test_each_message_of_the_troubleshooting_page_is_in_the_code() -> None:
     messages = [message.replace("\0", "`") for message in _quoted_messages()]
     assert len(messages) > 10
     # A message may be split over lines, and is a string with escapes.
-    sources = [path.read_text() for path in ROOT.glob("envsdk/**/*.py")]
+    sources = [path.read_text() for room in ("envsdk", "managers") for path in ROOT.glob(f"{room}/**/*.py")]
     code = re.sub(r'"\s*\n\s*f?"', "", "".join(sources)).replace('\\"', '"')
     assert [message for message in messages if message not in code] == []
 

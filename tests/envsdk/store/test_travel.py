@@ -52,10 +52,19 @@ def parcel_of(path: Path) -> Parcel:
     return parcel
 
 
-def test_a_path_that_holds_the_same_files_here_is_used_as_it_is(driver: Path) -> None:
+def test_a_path_that_holds_the_same_files_here_is_used_as_it_is_and_read_once(
+    driver: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reader = Counting(driver)
-    assert parcel_of(driver / "model").here(reader) == driver / "model"
+    parcel = parcel_of(driver / "model")
+    assert parcel.here(reader) == driver / "model"
+    with monkeypatch.context() as patch:
+        patch.setattr(travel, "_digest_ends", None)
+        assert parcel.here(reader) == driver / "model"
     assert not reader.num_bytes
+    (driver / "model" / "sub" / "weights").write_bytes(bytes(3500))
+    with pytest.raises(ValueError, match="is not in the subpath of"):
+        parcel.here(reader)  # it would be fetched
 
 
 def test_processes_of_a_machine_that_lacks_a_folder_fetch_it_once(driver: Path) -> None:
@@ -139,6 +148,16 @@ def test_paths_in_settings_are_replaced_wherever_they_stand(
     assert list(paths_in(settings)) == ["rows.jsonl", "gone.jsonl", f"{driver}/model"]
     parcels = Parcels.of(paths_in(settings), Counting(driver))
     assert parcels.here_in(settings) == settings | {"files": [f"{driver}/rows.jsonl", "gone.jsonl"]}
+
+
+def test_a_machine_whose_cache_cannot_be_written_uses_what_is_shared(
+    driver: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (driver / "file").touch()
+    monkeypatch.setenv("ENVSDK_CACHE", str(driver / "file"))
+    assert parcel_of(driver / "model").here(Counting(driver)) == driver / "model"
+    with pytest.raises(StorageError, match="Cannot write into"):
+        elsewhere(parcel_of(driver / "model")).here(Counting(driver))
 
 
 def test_a_folder_of_very_many_files_stays_where_it_is(driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
