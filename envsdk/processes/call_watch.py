@@ -161,7 +161,10 @@ class CallTable:
             return  # all environments run in processes of their own
         table = self._file.fileno()
         subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, str(table), str(note), json.dumps(dict(names))],
+            [
+                *(sys.executable, "-I", "-S", __file__),
+                *(str(os.getpid()), str(table), str(note), json.dumps(dict(names))),
+            ],
             pass_fds=[table],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -253,8 +256,8 @@ def read_note(path: Path) -> Note | None:
 
 def main(argv: list[str]) -> None:
     """Body of the watcher."""
-    table, note, names = int(argv[0]), Path(argv[1]), json.loads(argv[2])
-    watched = os.getppid()
+    # The process is named: it may have ended, and this one have another parent, before this line.
+    watched, table, note, names = int(argv[0]), int(argv[1]), Path(argv[2]), json.loads(argv[3])
     cells = table_in(table)
     while os.getppid() == watched:
         call = overdue(cells, time.monotonic(), watched)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
-from envsdk.processes.call_watch import GRACE_S, CallTable, EnvCall, overdue, table_bytes
+from envsdk.processes import call_watch
+from envsdk.processes.call_watch import GRACE_S, CallTable, EnvCall, overdue, table_bytes, table_in
 
 LIMIT_S = 30.0
 
@@ -53,3 +57,21 @@ def test_a_call_that_waits_is_the_loop_s_to_end(cells: memoryview[float]) -> Non
     assert (found.place, found.limit_s) == (call.place, LIMIT_S)
     call.leave()
     assert overdue(cells, now + LIMIT_S + GRACE_S + 1, os.getpid()) is None
+
+
+def test_a_watcher_whose_process_ended_before_it_looked_ends_and_kills_nobody(tmp_path: Path) -> None:
+    """Its parent is another process then; with the limit of a call passed, that one would be killed."""
+    table = tmp_path / "table"
+    table.write_bytes(bytes(table_bytes(1)))
+    with table.open("r+b") as file:
+        call = EnvCall(table_in(file.fileno()), 0)
+        call._cells[0] = 1
+        call.runs_on(1, is_inline=True)
+        call.enter("step", -10.0)
+        ended = subprocess.Popen(["true"])
+        ended.wait()
+        watcher = [sys.executable, "-I", "-S", call_watch.__file__, str(ended.pid)]
+        arguments = [str(file.fileno()), str(tmp_path / "note"), '{"0": "slot"}']
+        done = subprocess.run([*watcher, *arguments], pass_fds=[file.fileno()], timeout=60, check=False)
+    assert done.returncode == 0
+    assert not (tmp_path / "note").exists()
