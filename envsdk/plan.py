@@ -11,6 +11,7 @@ from typing import Annotated
 
 from pydantic import PositiveFloat
 
+from envsdk.config.loading import find_config
 from envsdk.display.model_command import command_of
 from envsdk.display.terminal import say
 from envsdk.failures import EnvsdkError
@@ -50,7 +51,7 @@ def plan(options: PlanOptions) -> None:
 
     began = time.monotonic()
     planned, measured = read_plan(
-        options.file,
+        find_config(options.file),
         devices=options.devices,
         measured=options.measured,
         seed=options.seed,
