@@ -230,7 +230,8 @@ class Trajectory:
         """Pickled as one nested tuple: object by object takes many times as long."""
         row = list(_TRAJECTORY.row(self))
         row[_TASK] = _TASKS.row(self.task)
-        row[_TURNS] = [_TURN.row(turn) for turn in self.turns]
+        turns = [_TURN.row(turn) for turn in self.turns]
+        row[_TURNS] = tuple(turns) if isinstance(self.turns, tuple) else turns
         row[_TOKENS] = None if self.tokens is None else _packed(self.tokens)
         return _unpickled, tuple(row)
 
@@ -299,7 +300,7 @@ def _packed(tokens: TokenArrays) -> tuple[bytes, ...]:
 def _unpickled(*values: Any) -> Trajectory:
     row = list(values)
     row[_TASK] = _TASKS.make(row[_TASK])
-    row[_TURNS] = [_TURN.make(turn) for turn in row[_TURNS]]
+    row[_TURNS] = type(row[_TURNS])(_TURN.make(turn) for turn in row[_TURNS])
     if row[_TOKENS] is not None:
         columns = zip(_COLUMNS.items(), row[_TOKENS], strict=True)
         row[_TOKENS] = TokenArrays(**{name: np.frombuffer(data, dtype) for (name, dtype), data in columns})

@@ -59,6 +59,7 @@ def test_a_ray_that_does_not_start_in_time_is_no_bug(monkeypatch: pytest.MonkeyP
         pass
 
 
+@pytest.mark.usefixtures("free")
 def test_the_store_is_modest_by_default_and_what_was_asked_for_where_it_fits() -> None:
     assert object_store_bytes(None) == GB // 4
     assert object_store_bytes(GB) == GB
