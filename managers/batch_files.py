@@ -74,8 +74,12 @@ class BatchFiles:
         discarded, self._discarded = self._discarded, []
         part = f"_{self._num_discarded_files}" if self._num_discarded_files else ""
         if not part:
-            for left_by_a_killed_run in self._folder.glob(f"{name}_*.parquet"):
-                left_by_a_killed_run.unlink()
+            # The first file too: its leases are granted again, and may now be delivered.
+            for left_by_a_killed_run in (
+                self._folder / f"{name}.parquet",
+                *self._folder.glob(f"{name}_*.parquet"),
+            ):
+                left_by_a_killed_run.unlink(missing_ok=True)
         self._num_discarded_files += bool(discarded)
         path = self._folder / f"{name}{part}.parquet"
         ends = json.dumps([end for _, end in discarded])

@@ -545,11 +545,18 @@ class SqlBuffer:
         """Every call is a sign of life; LeaseLost for one that others took for dead.
 
         When nobody was heard for a lease, the database was away: nobody is taken for dead for one lease more.
+        The same holds for a program that was heard at a time which is yet to come.
         """
         living = members.c.left_at.is_(None)
         heard_at = connection.execute(sa.select(sa.func.max(members.c.seen_at)).where(living)).scalar()
         if heard_at is not None and now - heard_at > self._lease_s:
             connection.execute(members.update().where(living).values(expires_at=now + self._lease_s))
+        elif heard_at is not None and heard_at > now:
+            # The clock went back, and would keep the dead alive until it is there again.
+            ahead = sa.and_(living, members.c.seen_at > now)
+            connection.execute(
+                members.update().where(ahead).values(seen_at=now, expires_at=now + self._lease_s)
+            )
         if self._row_of(connection, member) is None:
             raise LeaseLost(
                 f"the {member.role} {member.name!r} was not heard for more than buffer.lease_s "

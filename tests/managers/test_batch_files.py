@@ -70,3 +70,18 @@ async def test_a_batch_waits_for_the_writes_before_it_which_run_one_at_a_time(
     assert most_open == 1
     name = "discarded_step_000007"
     assert written == [name, f"{name}_1", f"{name}_2", "step_000007"]
+
+
+async def test_what_a_killed_run_discarded_does_not_stay_beside_the_batch_that_is_played_again(
+    tmp_path: Path,
+) -> None:
+    killed = BatchFiles(tmp_path, prefix="step", group_size=1, discarded_per_file=1)
+    killed.begin(7)
+    write = killed.add_discarded(trajectory(9), "stale")
+    assert write is not None
+    await write
+    # The run goes on from the batch before: lease 9 is granted again, and this time it is delivered.
+    resumed = BatchFiles(tmp_path, prefix="step", group_size=1, discarded_per_file=1)
+    resumed.begin(7)
+    await resumed.write_batch(RolloutBatch(version=0, groups=[[trajectory(9)]]), 7, STATE)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000007.parquet"]

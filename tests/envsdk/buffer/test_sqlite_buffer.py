@@ -85,3 +85,25 @@ def test_a_database_that_was_away_takes_nobody_for_dead(tmp_path: Path) -> None:
     assert view.explorer_versions == {}
     with pytest.raises(LeaseLost):
         buffer.renew(explorer)
+
+
+def test_a_clock_that_goes_back_keeps_no_dead_explorer_alive(tmp_path: Path) -> None:
+    now = [100_000.0]
+    buffer = SqlBuffer(open_engine(str(tmp_path / "b.db")), lease_s=30, clock=lambda connection: now[0])
+    buffer.create("job", TERMS)
+    trainer, dead = buffer.join(Role.TRAINER, "trainer"), buffer.join(Role.EXPLORER, "dead")
+    living = buffer.join(Role.EXPLORER, "living")
+    buffer.begin(trainer, 0)
+    buffer.publish(trainer, 0, 0, {})
+    (claimed,) = buffer.claim(dead, ["lake"], version=0, token="one")
+    now[0] -= 86_400  # its last sign of life is now in the future
+    for _ in range(4):
+        buffer.renew(trainer)
+        view = buffer.renew(living)
+        assert view.explorer_versions.keys() <= {"dead", "living"}
+        now[0] += 10
+    view = buffer.renew(trainer)
+    assert set(view.explorer_versions) == {"living"}
+    assert claimed.group_id in {
+        group.group_id for group in buffer.claim(living, ["lake"] * 4, version=0, token="two")
+    }
