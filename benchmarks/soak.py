@@ -3,8 +3,8 @@
     python benchmarks/soak.py --seed 1 --faults 40 --out /tmp/soak
     python benchmarks/soak.py --seed 1 --only 17 --out /tmp/soak      one fault of that plan
 
-Each job is a small run as a program of its own. After every death of the program the same command goes on.
-Each fault waits until the run goes on again, which is measured. After each end `audit_run.py`, which shares
+Each job is a small run: agents, prompts with rewards, repositories in sandboxes, or explorers and a trainer
+as programs of their own. After every death of a program the same command goes on. Each fault waits until the run goes on again, which is measured. After each end `audit_run.py`, which shares
 no code with envsdk, reads the run's folder. At the end nothing may be left: processes, mounts, shared memory,
 temporary files.
 
@@ -20,13 +20,14 @@ import json
 import math
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.audit_run import Finding, audit
 from benchmarks.soak_parts.faults import Control, NotPossible, happening
-from benchmarks.soak_parts.job import ENV_ID, INSIDE, REPOSITORY, Job
+from benchmarks.soak_parts.job import INSIDE, REPOSITORY, Job
 from benchmarks.soak_parts.plan import Fault, faults
+from benchmarks.soak_parts.recipes import MAIN, RECIPES
 
 STUCK_S = 240.0
 """A run that does not go on for so long, after the fault is over, hangs."""
@@ -59,6 +61,8 @@ class Outcome:
     exit_code: int | None = None
     said: str = ""
     """The last line of a program that ended."""
+    job: str = ""
+    """The recipe."""
 
 
 @dataclass
@@ -82,7 +86,7 @@ class Soak:
             print(f"BROKEN after {where}: {finding}", flush=True)
 
     def job(self, job: Job, plan: Iterator[Fault]) -> None:
-        """Run one job to its end while the faults of the plan happen."""
+        """Run one job to its end while the faults of the plan happen that it can have."""
         last: Outcome | None = None
         fault: Fault | None = None
         num_fruitless = 0
@@ -92,28 +96,45 @@ class Soak:
             if not self._goes_on(job, job.num_batches()) and job.exit_code is None:
                 self._stuck(job, last)
             while job.exit_code is None:
-                fault = next(plan, None)
+                fault = next(filter(job.recipe.may_have, plan), None)
                 if fault is None:
                     self._wait_for_end(job)
                     break
                 last = self._one(job, fault)
+                last.job = job.name.rpartition("-")[0]
                 self.outcomes.append(last)
-                print(f"{len(self.outcomes):4d} {fault}: {last.result}, {last.lost_s:.1f} s", flush=True)
+                print(
+                    f"{len(self.outcomes):4d} {job.name} {fault}: {last.result}, {last.lost_s:.1f} s",
+                    flush=True,
+                )
             where = str(last.fault) if last is not None else "no fault"
             if last is not None and job.exit_code != 0:
                 last.exit_code, last.said = job.exit_code, job.last_words(1)
             if job.exit_code == 0:
+                late = job.wait_for_explorers(STUCK_S)
+                self._judge(where, job, late)
+                if late:
+                    job.end()
                 self.found(where, audit(job.run, finished=True))
                 return
-            self.found(where, audit(job.run) if job.run.exists() else [])
-            if job.exit_code not in (-9, 1):
-                self.found(
-                    where, [Finding("a failure has a message", f"exit {job.exit_code}", job.last_words())]
-                )
+            # Explorers go on while the trainer is dead, so their part of the job is judged at the end.
+            self.found(where, audit(job.run) if job.run.exists() and not job.recipe.explorers else [])
+            self._judge(where, job, {MAIN: job.exit_code})
             num_fruitless = 0 if job.num_batches() > began_with else num_fruitless + 1
             if num_fruitless == 4:
                 self.found(where, [Finding("the run goes on", job.name, job.last_words())])
                 return
+
+    def _judge(self, where: str, job: Job, codes: Mapping[str, int | None]) -> None:
+        """A program may be killed, or fail with a message."""
+        wrong = {name: code for name, code in codes.items() if code not in (0, 1, -signal.SIGKILL)}
+        self.found(
+            where,
+            [
+                Finding("a failure has a message", f"{name}: exit {code}", job.last_words(name=name))
+                for name, code in wrong.items()
+            ],
+        )
 
     def _one(self, job: Job, fault: Fault) -> Outcome:
         self._usual_step(job, fault.after_s)
@@ -153,6 +174,7 @@ class Soak:
         """Wait for another batch; False when the program ended first, or hangs."""
         deadline = time.monotonic() + STUCK_S
         while time.monotonic() < deadline:
+            self._judge(job.name, job, job.tend())
             if job.num_batches() > before:
                 return True
             if job.exit_code is not None:
@@ -167,6 +189,7 @@ class Soak:
         deadline = time.monotonic() + STUCK_S
         before = job.num_batches()
         while job.exit_code is None:
+            self._judge(job.name, job, job.tend())
             if job.num_batches() != before:
                 before, deadline = job.num_batches(), time.monotonic() + STUCK_S
             if time.monotonic() > deadline:
@@ -248,7 +271,9 @@ def installed(folder: Path) -> Path:
     package = folder / "inside" / "soak_env-1.dist-info"
     package.mkdir(parents=True)
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: soak-env\nVersion: 1\n")
-    (package / "entry_points.txt").write_text(f"[envsdk.envs]\n{ENV_ID} = soak_env:SPEC\n")
+    (package / "entry_points.txt").write_text(
+        "[envsdk.envs]\nsoak/Lake-v1 = soak_env:SPEC\nsoak/SWE-v1 = soak_env:SWE_SPEC\n"
+    )
     return package.parent
 
 
@@ -315,6 +340,13 @@ def main() -> int:
         "--longest-stop-s", type=float, default=12.0, help="of a stopped process (default 12)"
     )
     parser.add_argument("--steps", type=int, default=60, help="steps of each job (default 60)")
+    parser.add_argument(
+        "--jobs",
+        nargs="+",
+        choices=RECIPES,
+        default=list(RECIPES),
+        help="kinds of jobs, in turn (default all)",
+    )
     parser.add_argument("--out", type=Path, required=True, help="new folder for everything")
     options = parser.parse_args()
 
@@ -338,12 +370,14 @@ def main() -> int:
         environment["LD_PRELOAD"] = str(preloaded)
     else:
         print("no C compiler: no full or slow disk, and no jumps of the clock")
-    plan = itertools.islice(faults(options.seed, longest_stop_s=options.longest_stop_s), options.faults)
-    if options.only is not None:
-        every = faults(options.seed, longest_stop_s=options.longest_stop_s)
-        plan = itertools.islice(every, options.only, options.only + 1)
     began = time.monotonic()
-    plan = itertools.takewhile(lambda _: time.monotonic() - began < 60 * options.minutes, plan)
+    every = faults(options.seed, longest_stop_s=options.longest_stop_s)
+    if options.only is not None:
+        every = itertools.islice(every, options.only, options.only + 1)
+    plan = itertools.takewhile(
+        lambda _: len(soak.outcomes) < options.faults and time.monotonic() - began < 60 * options.minutes,
+        every,
+    )
 
     folders = (temporary, out)
     before = what_is_there(token, folders)
@@ -351,11 +385,12 @@ def main() -> int:
     settings = itertools.cycle(
         [{"alpha": 1, "bound": 1}, {"alpha": 1, "bound": 2}, {"alpha": 0, "bound": "null"}]
     )
-    for number in itertools.count():
+    for number, kind in enumerate(itertools.cycle(options.jobs)):
         num_before = len(soak.outcomes)
         job = Job(
             out,
-            f"agentic-{number}",
+            f"{kind}-{number}",
+            RECIPES[kind],
             environment,
             seed=options.seed + number,
             steps=options.steps if options.only is None else 8,

@@ -1,4 +1,4 @@
-"""One job of a soak: a program that is started again until it has finished."""
+"""One job of a soak: programs that are started again until it has finished."""
 
 from __future__ import annotations
 
@@ -12,56 +12,11 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.soak_parts.recipes import MAIN, Recipe
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 INSIDE = Path(__file__).resolve().parent / "inside"
 
-AGENTIC = """
-exp_name: {name}
-output_dir: {runs}
-seed: {seed}
-async_generation_ratio: {alpha}
-max_staleness: {bound}
-rollout_batch_size: 16
-val_batch_size: {val}
-sequence_length: 256
-max_steps: {steps}
-eval_steps: 10
-save_steps: 4
-entropy_loss_coef: 0.01
-pretrain: embedded_default
-warm_start: {{num_episodes: 50}}
-custom_envs:
-  Apart:
-    env_type: soak/Lake-v1
-    isolation: process
-    step_timeout_s: 2
-    env_config: {{size: 3, legend: false, invalid_penalty: 0.1}}
-    max_steps: 3
-    agent_system_template: Go.
-  Inside:
-    env_type: soak/Lake-v1
-    isolation: inline
-    step_timeout_s: 2
-    env_config: {{size: 3, legend: false, invalid_penalty: 0.1}}
-    max_steps: 3
-    agent_system_template: Go.
-train_env_manager:
-  tags: [Apart, Inside]
-  num_env_groups: 4
-  group_size: 4
-  max_env_num_per_worker: 8
-  turn_timeout_s: 30
-  episode_deadline_s: 60
-val_env_manager: {{tags: [Inside], num_env_groups: 4, turn_timeout_s: 30, episode_deadline_s: 60}}
-actor_train: {{training_args: {{learning_rate: 1.0e-3}}}}
-actor_infer:
-  num_engines: 2
-  engine_timeout_s: 8
-  max_engine_restarts: 100
-  generating_args: {{max_new_tokens: 3}}
-"""
-
-ENV_ID = "soak/Lake-v1"
 ROLES = {
     "worker": ("ray::EnvWorker",),
     "engine": ("ray::EngineHost",),
@@ -69,45 +24,76 @@ ROLES = {
     "trainer": ("ray::TrainerHost",),
     "raylet": ("raylet/raylet",),
     "gcs": ("gcs_server",),
+    "sandbox": ("bwrap ",),
 }
 
 
 class Job:
-    """A run folder, and the program that works on it."""
+    """A run folder, and the programs that work on it. The first of them decides when the job is over."""
 
-    def __init__(self, folder: Path, name: str, environment: Mapping[str, str], **settings: object) -> None:
+    def __init__(
+        self, folder: Path, name: str, recipe: Recipe, environment: Mapping[str, str], **settings: object
+    ) -> None:
         self.folder = folder
         self.name = name
+        self.recipe = recipe
         self.run = folder / "runs" / name
         self.max_steps = int(str(settings["steps"]))
-        self.log = folder / "logs" / f"{name}.log"
-        self.log.parent.mkdir(exist_ok=True)
         self.file = folder / f"{name}.yaml"
-        self.file.write_text(AGENTIC.format(name=name, runs=folder / "runs", **settings))
+        self.file.write_text(recipe.file({"name": name, "runs": folder / "runs", **settings}))
+        (folder / "logs").mkdir(exist_ok=True)
         self._environment = environment
-        self.process: subprocess.Popen[bytes] | None = None
-        self.started_at = 0.0
+        self._programs: dict[str, subprocess.Popen[bytes]] = {}
+        self._done: set[str] = set()
 
     def start(self) -> None:
-        """Start the program, or start it again."""
-        with self.log.open("ab") as log:
-            log.write(f"\n$ envsdk train {self.file.name}\n".encode())
-            log.flush()
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "envsdk.train", str(self.file)],
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env={**os.environ, **self._environment},
-            )
-        self.started_at = time.monotonic()
+        """Start the programs that do not run, as a supervisor would; those that ended well stay ended."""
+        for name, overrides in self.recipe.programs().items():
+            running = self._programs.get(name)
+            if name in self._done or (running is not None and running.poll() is None):
+                continue
+            with self._log(name).open("ab") as log:
+                log.write(f"\n$ envsdk train {self.file.name} {' '.join(overrides)}\n".encode())
+                log.flush()
+                self._programs[name] = subprocess.Popen(
+                    [sys.executable, "-m", "envsdk.train", str(self.file), *overrides],
+                    cwd=self.folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    env={**os.environ, **self._environment},
+                )
+
+    def tend(self) -> dict[str, int]:
+        """Start explorers again that ended while the trainer runs. Returns the codes that they ended with."""
+        ended = {
+            name: code
+            for name, program in self._programs.items()
+            if name != MAIN and name not in self._done and (code := program.poll()) is not None
+        }
+        self._done |= {name for name, code in ended.items() if code == 0}
+        if any(ended.values()) and self.exit_code is None:
+            self.start()
+        return {name: code for name, code in ended.items() if code}
+
+    def wait_for_explorers(self, timeout_s: float) -> dict[str, int | None]:
+        """Once the trainer has finished: exit codes of explorers that did not end well; None: not at all."""
+        deadline = time.monotonic() + timeout_s
+        found: dict[str, int | None] = {}
+        for name, program in self._programs.items():
+            try:
+                code = program.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                code = None
+            if code != 0:
+                found[name] = code
+        return found
 
     @property
     def exit_code(self) -> int | None:
-        """Of the program; None while it runs."""
-        return None if self.process is None else self.process.poll()
+        """Of the program that decides; None while it runs."""
+        return None if MAIN not in self._programs else self._programs[MAIN].poll()
 
     def num_batches(self) -> int:
         """Batches on disk."""
@@ -115,43 +101,47 @@ class Job:
 
     def processes(self, role: str) -> list[psutil.Process]:
         """Living processes of this role, in a fixed order."""
-        assert self.process is not None
-        try:
-            driver = psutil.Process(self.process.pid)
-            children = driver.children(recursive=True)
-        except psutil.NoSuchProcess:
-            return []
-        if role == "driver":
-            return [driver]
         found = []
-        for process in children:
+        for name, program in self._programs.items():
             try:
-                title, parents = " ".join(process.cmdline()), process.parents()
-                if role == "environment":
-                    # Forked by the one parent of environments, which a worker started.
-                    names = [" ".join(parent.cmdline()) for parent in parents[:2]]
-                    if len(names) == 2 and "EnvWorker" not in names[0] and "ray::EnvWorker" in names[1]:
-                        found.append(process)
-                elif any(pattern in title for pattern in ROLES[role]):
-                    found.append(process)
+                top = psutil.Process(program.pid)
+                children = top.children(recursive=True)
             except psutil.NoSuchProcess:
                 continue
+            if role == ("driver" if name == MAIN else "explorer"):
+                found.append(top)
+            found += [process for process in children if _is(process, role)]
         return sorted(found, key=lambda process: process.pid)
 
-    def last_words(self, number: int = 12) -> str:
-        """The end of what it printed."""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-number:])
+    def last_words(self, number: int = 12, name: str = "") -> str:
+        """The end of what a program printed."""
+        return "\n".join(self._log(name or MAIN).read_text(errors="replace").splitlines()[-number:])
 
     def end(self) -> None:
-        """Kill the program and what it started."""
-        assert self.process is not None
-        try:
-            everything = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(True)]
-        except psutil.NoSuchProcess:
-            everything = []
-        for process in everything:
+        """Kill the programs and what they started."""
+        for program in self._programs.values():
             try:
-                process.send_signal(signal.SIGKILL)
+                everything = [psutil.Process(program.pid), *psutil.Process(program.pid).children(True)]
             except psutil.NoSuchProcess:
-                continue
-        self.process.wait()
+                everything = []
+            for process in everything:
+                try:
+                    process.send_signal(signal.SIGKILL)
+                except psutil.NoSuchProcess:
+                    continue
+            program.wait()
+
+    def _log(self, program: str) -> Path:
+        return self.folder / "logs" / f"{self.name}{'' if program == MAIN else '-' + program}.log"
+
+
+def _is(process: psutil.Process, role: str) -> bool:
+    try:
+        if role == "environment":
+            # Forked by the one parent of environments, which a worker started.
+            names = [" ".join(parent.cmdline()) for parent in process.parents()[:2]]
+            return len(names) == 2 and "EnvWorker" not in names[0] and "ray::EnvWorker" in names[1]
+        title = " ".join(process.cmdline())
+        return any(pattern in title for pattern in ROLES.get(role, ()))
+    except psutil.NoSuchProcess:
+        return False

@@ -28,6 +28,7 @@ class Kind(StrEnum):
     MESSAGE_DOUBLED = "message doubled"
     MESSAGE_LATE = "message late"
     ENV_HANGS = "environment hangs"
+    """This and what follows also happen to reward functions."""
     ENV_CRASHES = "environment crashes"
     """Its process ends."""
     ENV_RAISES = "environment raises"
@@ -38,6 +39,7 @@ class Kind(StrEnum):
 
 WORKER, ENGINE, SCHEDULER, TRAINER, DRIVER = "worker", "engine", "scheduler", "trainer", "driver"
 ENVIRONMENT, RAYLET, GCS = "environment", "raylet", "gcs"
+SANDBOX, EXPLORER = "sandbox", "explorer"
 
 WEIGHTS: Sequence[tuple[Kind, str, int]] = (
     (Kind.KILL, WORKER, 12),
@@ -46,6 +48,8 @@ WEIGHTS: Sequence[tuple[Kind, str, int]] = (
     (Kind.KILL, SCHEDULER, 2),
     (Kind.KILL, TRAINER, 2),
     (Kind.KILL, DRIVER, 4),
+    (Kind.KILL, SANDBOX, 8),
+    (Kind.KILL, EXPLORER, 8),
     (Kind.KILL, RAYLET, 1),
     (Kind.KILL, GCS, 1),
     (Kind.STOP, WORKER, 4),
@@ -54,6 +58,8 @@ WEIGHTS: Sequence[tuple[Kind, str, int]] = (
     (Kind.STOP, SCHEDULER, 3),
     (Kind.STOP, TRAINER, 3),
     (Kind.STOP, DRIVER, 3),
+    (Kind.STOP, SANDBOX, 3),
+    (Kind.STOP, EXPLORER, 4),
     (Kind.STOP, RAYLET, 2),
     (Kind.STOP, GCS, 1),
     (Kind.DISK_FULL, "", 3),
@@ -72,7 +78,8 @@ WEIGHTS: Sequence[tuple[Kind, str, int]] = (
     (Kind.ENV_FLOODS, "", 4),
     (Kind.ENV_NAN, "", 4),
 )
-"""Kind, the process it happens to, and how often. What ends the program is rarer: it costs a new start."""
+"""Kind, the process it happens to, and how often. What ends the program is rarer: it costs a new start.
+A job passes over what cannot happen to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

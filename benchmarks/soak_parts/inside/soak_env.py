@@ -10,6 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,15 @@ from ray.exceptions import ActorUnavailableError
 
 from envsdk.env import EnvSpec
 from envsdk.envs.frozen_lake.env import FrozenLakeEnv
+from envsdk.envs.swe import SPEC as SWE
+from envsdk.envs.swe.env import SWEEnv
 from envsdk.net.long_poll import LongPoll
+from envsdk.rewards.mathematics import MathReward
+from envsdk.rewards.reward import AsyncRewardFunction, Reward, Sample
 
 TROUBLE = Path(os.environ["SOAK_TROUBLE"])
 LATE_S = 3.0
+FLOOD = "flood " * 200_000
 _DOUBLES: list[asyncio.Future[None]] = []
 """Calls whose answers nobody awaits."""
 
@@ -34,27 +40,56 @@ def claimed(prefix: str) -> str | None:
     return None
 
 
+def trouble() -> str | None:
+    """Make what is due: hang, end the process, raise or flood. The kind that was made, if any."""
+    kind = claimed("environment")
+    if kind == "environment hangs":
+        time.sleep(3600)
+    elif kind == "environment crashes":
+        os._exit(3)
+    elif kind == "environment raises":
+        raise RuntimeError("the soak asked for this")
+    elif kind == "environment floods":
+        print(FLOOD, flush=True)
+    return kind
+
+
 class SoakLake(FrozenLakeEnv):
     """A frozen lake, as long as nothing is due."""
 
     def step(self, action: str) -> Any:
-        kind = claimed("environment")
-        if kind == "environment hangs":
-            time.sleep(3600)
-        elif kind == "environment crashes":
-            os._exit(3)
-        elif kind == "environment raises":
-            raise RuntimeError("the soak asked for this")
+        kind = trouble()
         observation, reward, terminated, truncated, info = super().step(action)
         if kind == "environment floods":
-            print("flood " * 200_000, flush=True)
-            observation = "flood " * 200_000
+            observation = FLOOD
         elif kind == "environment returns NaN":
             reward = float("nan")
         return observation, reward, terminated, truncated, info
 
 
+class SoakSWE(SWEEnv):
+    """Repositories in sandboxes. Trouble comes to them from outside, and to messages through this module."""
+
+
+class SoakSums(MathReward):
+    """Right sums, as long as nothing is due. Runs in processes of its own."""
+
+    def score(self, sample: Sample) -> Reward:
+        if trouble() == "environment returns NaN":
+            return Reward(value=float("nan"))
+        return super().score(sample)
+
+
+class SoakComparisons(AsyncRewardFunction):
+    """The right choice, awaited in the worker itself, which so imports this module."""
+
+    async def score_async(self, sample: Sample) -> Reward:
+        is_right = sample.response.strip().endswith(f"{sample.ground_truth}}}")
+        return Reward(value=float(is_right), correct=is_right)
+
+
 SPEC = EnvSpec(id="soak/Lake-v1", entry_point="soak_env:SoakLake")
+SWE_SPEC = replace(SWE, id="soak/SWE-v1", entry_point="soak_env:SoakSWE")
 
 
 def lost(kind: str) -> Exception:
