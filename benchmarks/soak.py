@@ -4,9 +4,9 @@
     python benchmarks/soak.py --seed 1 --only 17 --out /tmp/soak      one fault of that plan
 
 Each job is a small run: agents, prompts with rewards, repositories in sandboxes, or explorers and a trainer
-as programs of their own. After every death of a program the same command goes on. Each fault waits until the run goes on again, which is measured. After each end `audit_run.py`, which shares
-no code with envsdk, reads the run's folder. At the end nothing may be left: processes, mounts, shared memory,
-temporary files.
+as programs of their own. After every death of a program the same command goes on. Each fault waits until the
+run goes on again, which is measured. After each end `audit_run.py`, which shares no code with envsdk, reads
+the run's folder. At the end nothing may be left: processes, mounts, shared memory, temporary files.
 
 The exit code is 1 when anything was lost, doubled, too old or left behind; the folder is kept. Faults that
 cannot be made on this machine are skipped and named.
@@ -79,6 +79,10 @@ class Soak:
     memory: dict[str, list[tuple[int, int, float]]] = field(default_factory=lambda: defaultdict(list))
     """By role: process, batches, MB."""
 
+    def num_made(self) -> int:
+        """Faults that could be made."""
+        return sum(not each.result.startswith("skipped") for each in self.outcomes)
+
     def found(self, where: str, findings: list[Finding]) -> None:
         """Remember broken promises, and say so at once."""
         for finding in findings:
@@ -103,6 +107,8 @@ class Soak:
                 last = self._one(job, fault)
                 last.job = job.name.rpartition("-")[0]
                 self.outcomes.append(last)
+                with (self.folder / "faults.jsonl").open("a") as file:
+                    file.write(json.dumps(asdict(last)) + "\n")
                 print(
                     f"{len(self.outcomes):4d} {job.name} {fault}: {last.result}, {last.lost_s:.1f} s",
                     flush=True,
@@ -333,11 +339,13 @@ def report(soak: Soak, seconds: float) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--faults", type=int, default=40, help="how many faults (default 40)")
+    parser.add_argument(
+        "--faults", type=int, default=40, help="how many faults are made, skipped ones aside (default 40)"
+    )
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no fault after so long")
     parser.add_argument("--only", type=int, metavar="NUMBER", help="only this fault of the plan")
     parser.add_argument(
-        "--longest-stop-s", type=float, default=12.0, help="of a stopped process (default 12)"
+        "--longest-stop-s", type=float, default=60.0, help="of a stopped process (default 60)"
     )
     parser.add_argument("--steps", type=int, default=60, help="steps of each job (default 60)")
     parser.add_argument(
@@ -375,7 +383,7 @@ def main() -> int:
     if options.only is not None:
         every = itertools.islice(every, options.only, options.only + 1)
     plan = itertools.takewhile(
-        lambda _: len(soak.outcomes) < options.faults and time.monotonic() - began < 60 * options.minutes,
+        lambda _: soak.num_made() < options.faults and time.monotonic() - began < 60 * options.minutes,
         every,
     )
 
@@ -398,11 +406,7 @@ def main() -> int:
             **next(settings),
         )
         soak.job(job, plan)
-        if (
-            len(soak.outcomes) == num_before
-            or options.only is not None
-            or len(soak.outcomes) >= options.faults
-        ):
+        if len(soak.outcomes) == num_before or options.only is not None or soak.num_made() >= options.faults:
             break
     soak.found("the last job", leftovers(token, folders, before))
     result = report(soak, time.monotonic() - began)

@@ -81,6 +81,9 @@ WEIGHTS: Sequence[tuple[Kind, str, int]] = (
 """Kind, the process it happens to, and how often. What ends the program is rarer: it costs a new start.
 A job passes over what cannot happen to it."""
 
+LONG = 0.05
+"""Share of stops whose length is drawn evenly up to the longest."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
@@ -110,13 +113,15 @@ def faults(seed: int, *, longest_stop_s: float) -> Iterator[Fault]:
     number = 0
     while True:
         ((kind, target, _),) = rng.choices(WEIGHTS, weights)
-        longest = longest_stop_s if kind is Kind.STOP else 4.0
+        lasts_s = 1.0 + rng.expovariate(1 / 3.0)
+        if rng.random() < LONG:
+            lasts_s = rng.uniform(1.0, longest_stop_s)
         yield Fault(
             number=number,
             kind=kind,
             target=target,
             after_s=rng.uniform(0.0, 1.0),
-            lasts_s=min(longest, 1.0 + rng.expovariate(1 / 3.0)),
+            lasts_s=min(lasts_s, longest_stop_s if kind is Kind.STOP else 4.0),
             choice=rng.random(),
             amount=rng.uniform(-1.0, 1.0),
         )

@@ -58,7 +58,7 @@ _PROMPTS = """
 eval_steps: 10
 rollout_batch_size: 4
 num_return_sequences_in_group: 4
-prompt_length: 32
+prompt_length: 64
 response_length: 8
 warm_start:
   num_episodes: 200
@@ -83,6 +83,7 @@ warm_start:
 custom_envs:
   SWE:
     env_type: soak/SWE-v1
+    step_timeout_s: 20
     env_config: {{split: train, instructions: false, shown_output: 400, command_timeout_s: 10, max_steps: 2}}
     max_tokens_per_step: 24
     agent_system_template: Repair the repository.

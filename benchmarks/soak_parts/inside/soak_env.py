@@ -40,42 +40,53 @@ def claimed(prefix: str) -> str | None:
     return None
 
 
-def trouble() -> str | None:
-    """Make what is due: hang, end the process, raise or flood. The kind that was made, if any."""
-    kind = claimed("environment")
-    if kind == "environment hangs":
-        time.sleep(3600)
-    elif kind == "environment crashes":
+def trouble(kind: str | None) -> None:
+    """End the process, raise or flood, if that is what is due."""
+    if kind == "environment crashes":
         os._exit(3)
     elif kind == "environment raises":
         raise RuntimeError("the soak asked for this")
     elif kind == "environment floods":
         print(FLOOD, flush=True)
-    return kind
+
+
+def troubled_step(kind: str | None, step: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a step returned, with what is due."""
+    if kind == "environment floods":
+        return FLOOD, *step[1:]
+    if kind == "environment returns NaN":
+        return step[0], float("nan"), *step[2:]
+    return step
 
 
 class SoakLake(FrozenLakeEnv):
     """A frozen lake, as long as nothing is due."""
 
     def step(self, action: str) -> Any:
-        kind = trouble()
-        observation, reward, terminated, truncated, info = super().step(action)
-        if kind == "environment floods":
-            observation = FLOOD
-        elif kind == "environment returns NaN":
-            reward = float("nan")
-        return observation, reward, terminated, truncated, info
+        if (kind := claimed("environment")) == "environment hangs":
+            time.sleep(3600)
+        trouble(kind)
+        return troubled_step(kind, super().step(action))
 
 
 class SoakSWE(SWEEnv):
-    """Repositories in sandboxes. Trouble comes to them from outside, and to messages through this module."""
+    """Repositories in sandboxes, awaited in the worker itself: a crash is the worker's."""
+
+    async def step(self, action: str) -> Any:
+        if (kind := claimed("environment")) == "environment hangs":
+            await asyncio.sleep(3600)
+        trouble(kind)
+        return troubled_step(kind, await super().step(action))
 
 
 class SoakSums(MathReward):
     """Right sums, as long as nothing is due. Runs in processes of its own."""
 
     def score(self, sample: Sample) -> Reward:
-        if trouble() == "environment returns NaN":
+        if (kind := claimed("environment")) == "environment hangs":
+            time.sleep(3600)
+        trouble(kind)
+        if kind == "environment returns NaN":
             return Reward(value=float("nan"))
         return super().score(sample)
 
