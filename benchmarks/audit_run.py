@@ -290,10 +290,16 @@ def _no_task_is_skipped(run: Run) -> Iterator[Finding]:
             )
         indices[group["tag"]].add(group["index"])
     dropped = {
-        (row["tag"], row["index"])
-        for row in run.discarded
-        if str(row["end"]).startswith(("filtered", "cancelled"))
+        (group["tag"], group["index"])
+        for _, state in states
+        if state is not None
+        for group in state.get("dropped", ())
     }
+    for tag, index in sorted(dropped):
+        if index in indices[tag]:
+            yield Finding(
+                "each is trained once", "ledger state", f"task {tag} {index} is dropped and trained or open"
+            )
     for tag, cursor in last["cursors"].items():
         beyond = [index for index in indices[tag] if index >= cursor]
         if beyond:

@@ -149,7 +149,7 @@ class Soak:
         began, before = time.monotonic(), job.num_batches()
         try:
             with happening(fault, job, self.control) as happened:
-                over = began + (0.0 if fault.kind == "kill" else fault.lasts_s)
+                over = began + fault.lasts_s
                 while time.monotonic() < over and job.exit_code is None:
                     time.sleep(POLL_S)
                 patience = time.monotonic() + 30.0

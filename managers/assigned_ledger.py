@@ -76,6 +76,7 @@ class AssignedLedger(RolloutLedger):
             group = self._groups.get(group_id)
             if group is not None:
                 super()._drop_group(group, LeaseEnd.CANCELLED, CancelReason.UNASSIGNED)
+                self._dropped.clear()
         return self._advance(now)
 
     def deliver(self, now: float) -> tuple[list[BatchGroup], list[Command]]:
@@ -91,4 +92,5 @@ class AssignedLedger(RolloutLedger):
 
     def _drop_group(self, group: Group, finished_end: LeaseEnd, reason: CancelReason) -> None:
         super()._drop_group(group, finished_end, reason)
+        self._dropped.clear()  # the buffer writes it down
         self._commands.append(GroupDropped(group_id=group.group_id, reason=reason))

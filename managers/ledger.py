@@ -30,6 +30,7 @@ from envsdk.managers.ledger_types import (
     CancelReason,
     Command,
     Discard,
+    DroppedGroup,
     Grant,
     GroupReady,
     Lease,
@@ -69,6 +70,10 @@ class RolloutLedger:
         self._next_lease_id = 0
         self._next_finish = 0
         self._ends = dict.fromkeys(LeaseEnd, 0)
+        self._dropped: list[DroppedGroup] = []
+        """Since the last batch."""
+        self._dropped_with_batch: tuple[DroppedGroup, ...] = ()
+        """Before the last batch and after the one before it."""
         self._suspended_at: float | None = None
         self._suspended_s = 0.0
         if state is not None:
@@ -147,6 +152,7 @@ class RolloutLedger:
                 for group in self._groups.values()
             ),
             alpha=self.alpha,
+            dropped=self._dropped_with_batch,
         )
 
     def add_slots(self, slots: Mapping[str, str], now: float) -> list[Command]:
@@ -292,6 +298,7 @@ class RolloutLedger:
         self._guard.delivered()
         if self._groups_in_training >= self.config.groups_per_batch:
             self._drop_what_cannot_be_delivered()
+        self._dropped_with_batch, self._dropped = tuple(self._dropped), []
         return batch, self._advance(now)
 
     def _start_groups(self) -> None:
@@ -368,6 +375,11 @@ class RolloutLedger:
         """End a group without delivery: finished members end with `finished_end`, running ones cancelled."""
         del self._groups[group.group_id]
         self._ready.pop(group.group_id, None)
+        self._dropped.append(
+            DroppedGroup(
+                group_id=group.group_id, tag=group.task.tag, index=group.task.index, reason=str(reason)
+            )
+        )
         for member in group.members:
             end = LeaseEnd.CANCELLED if member.status is Status.RUNNING else finished_end
             self._vacate(member, end, reason)

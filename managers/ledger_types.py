@@ -285,6 +285,17 @@ class UnfinishedGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DroppedGroup:
+    """A group that was started and will never be delivered."""
+
+    group_id: int
+    tag: str
+    index: int
+    reason: str
+    """A `CancelReason`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerState:
     """The part of the ledger that a checkpoint stores. Leases that are open then count as cancelled."""
 
@@ -302,6 +313,8 @@ class LedgerState:
     unfinished: tuple[UnfinishedGroup, ...]
     alpha: float | None = None
     """The depth. None in states of ledgers whose depth could not change."""
+    dropped: tuple[DroppedGroup, ...] = ()
+    """What was dropped between the last two batches. A record: a restart has no use for it."""
 
     def to_dict(self) -> dict[str, Any]:
         """The state as plain JSON types."""
@@ -317,4 +330,5 @@ class LedgerState:
                 "resume with the version that wrote it, or start a new run"
             )
         values["unfinished"] = tuple(UnfinishedGroup(**group) for group in values["unfinished"])
+        values["dropped"] = tuple(DroppedGroup(**group) for group in values.get("dropped", ()))
         return cls(**values)

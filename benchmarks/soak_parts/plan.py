@@ -81,6 +81,8 @@ WEIGHTS: Sequence[tuple[Kind, str, int]] = (
 """Kind, the process it happens to, and how often. What ends the program is rarer: it costs a new start.
 A job passes over what cannot happen to it."""
 
+LASTING = frozenset({Kind.STOP, Kind.DISK_FULL, Kind.DISK_SLOW, Kind.DESCRIPTORS, Kind.CLOCK})
+"""The others happen once."""
 LONG = 0.05
 """Share of stops whose length is drawn evenly up to the longest."""
 
@@ -96,7 +98,7 @@ class Fault:
     after_s: float
     """Seconds after the run was seen to go on."""
     lasts_s: float
-    """Of those that end by themselves."""
+    """Of those that go on for a while."""
     choice: float
     """In [0, 1): which of several processes."""
     amount: float
@@ -120,8 +122,8 @@ def faults(seed: int, *, longest_stop_s: float) -> Iterator[Fault]:
             number=number,
             kind=kind,
             target=target,
-            after_s=rng.uniform(0.0, 1.0),
-            lasts_s=min(lasts_s, longest_stop_s if kind is Kind.STOP else 4.0),
+            after_s=rng.uniform(0.0, 0.5),
+            lasts_s=min(lasts_s, longest_stop_s if kind is Kind.STOP else 4.0) if kind in LASTING else 0.0,
             choice=rng.random(),
             amount=rng.uniform(-1.0, 1.0),
         )

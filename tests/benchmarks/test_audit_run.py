@@ -171,6 +171,11 @@ def tell_another_reward(rows: list[dict[str, Any]]) -> None:
     rows[1][told] = 9.0
 
 
+def forget_what_was_dropped(run: Path) -> None:
+    for path in (run / "trajectories").glob("step_*"):
+        change(run, path.name, state=lambda state: state.update(dropped=[]))
+
+
 def copy_batch(run: Path, source: int, target: int) -> None:
     folder = run / "trajectories"
     shutil.copy(folder / f"step_{source:06d}.parquet", folder / f"step_{target:06d}.parquet")
@@ -198,7 +203,7 @@ DAMAGE: list[tuple[str, Callable[[Path], object]]] = [
         "the cursor is past every task",
         lambda run: change(run, LAST, state=lambda s: s["cursors"].update(a=1)),
     ),
-    ("no task is skipped", lambda run: [path.unlink() for path in (run / "trajectories").glob("discarded*")]),
+    ("no task is skipped", forget_what_was_dropped),
     ("a failure is named", lambda run: change(run, "step_000000.parquet", fail_without_a_reason)),
     ("failures are masked", lambda run: change(run, "step_000000.parquet", score_a_failure)),
     ("failures are masked", lambda run: metrics(run, tell_another_reward)),

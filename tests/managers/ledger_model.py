@@ -81,6 +81,8 @@ class CheckedLedger:
         self.alpha = config.alpha
         self.bound = math.ceil(config.alpha) if config.max_staleness is None else config.max_staleness
         self.known_groups: set[int] = set()
+        self.ended_groups: set[int] = set()
+        """Delivered, dropped according to a saved state, or dropped after the state of a restart."""
         self.num_wasted = 0
         self.stalls: list[str] = []
         self.is_broken = False
@@ -192,12 +194,15 @@ class CheckedLedger:
             )
         else:
             self._check_batch(batch, num_trajectories, horizon)
+            self._check_groups(batch)
         self._follow(commands)
         return batch
 
     def restart(self) -> None:
         """A checkpoint and a new process: everything open is gone, nothing delivered comes back."""
-        saved = self.ledger.state().to_dict()
+        state = self.ledger.state()
+        saved = state.to_dict()
+        self.ended_groups |= set(range(state.next_group_id)) - {group.group_id for group in state.unfinished}
         self.promise(7, self.twin.state().to_dict() == saved, "twins save different states")
         for record in self._open():
             self._end(record, LeaseEnd.CANCELLED)
@@ -318,6 +323,18 @@ class CheckedLedger:
                 is_last = record.lease.attempt + 1 == self.config.max_group_attempts
                 self._end(record, LeaseEnd.FAILED if is_last else LeaseEnd.CANCELLED, is_waste=True)
                 record.phase = Phase.FAILED if is_last else Phase.OVER
+
+    def _check_groups(self, batch: Batch) -> None:
+        """Every group that was started is open, in a batch, or dropped for a reason that is written down."""
+        state = self.ledger.state()
+        open_groups = {group.group_id for group in state.unfinished}
+        ended = [group.group_id for group in (*batch.groups, *state.dropped)]
+        self.promise(1, len(set(ended)) == len(ended), "a group ended twice")
+        self.promise(1, not set(ended) & (self.ended_groups | open_groups), "a group ended and goes on")
+        self.promise(1, all(group.reason for group in state.dropped), "a group was dropped without a reason")
+        self.ended_groups |= set(ended)
+        started = set(range(state.next_group_id))
+        self.promise(1, started == self.ended_groups | open_groups, "a group is neither open nor ended")
 
     def _check_batch(self, batch: Batch, num_trajectories: int, horizon: int) -> None:
         config = self.config
