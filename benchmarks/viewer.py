@@ -24,7 +24,8 @@ import numpy as np
 from starlette.testclient import TestClient
 
 from envsdk.failures import Boundary, Failure
-from envsdk.store.shards import Manifest, plan_shards, record_shard, shard_metadata, utc_now
+from envsdk.store.shard_plan import plan_shards
+from envsdk.store.shards import Manifest, record_shard, shard_metadata, utc_now
 from envsdk.store.tally import Tally
 from envsdk.store.trajectories import write_trajectories
 from envsdk.trajectory import Outcome, Task, TokenArrays, Trajectory, Turn

@@ -18,11 +18,11 @@ from envsdk.datasets.reading import DataSet, tag_records
 from envsdk.datasets.selection import DUPLICATE, Deduplicator, Duplicates
 from envsdk.failures import StorageError
 from envsdk.store.atomic import storage_error, write_atomically
+from envsdk.store.shard_plan import ShardPlan
 from envsdk.store.shards import (
     PLAYED,
     Manifest,
     Selection,
-    ShardPlan,
     check_stamp,
     read_selection,
     record_shard,

@@ -18,9 +18,9 @@ from envsdk.datasets.formats import make_formats
 from envsdk.datasets.reading import DataSet
 from envsdk.failures import ConfigurationError, EnvsdkError, describe_error
 from envsdk.store.atomic import make_folder, remove_leftovers
+from envsdk.store.shard_plan import ShardPlan
 from envsdk.store.shards import (
     Manifest,
-    ShardPlan,
     account_for_shards,
     check_same_config,
     locked_folder,

@@ -34,6 +34,7 @@ from envsdk.play.shard_play import Played, ShardJob, play_in_processes, play_sha
 from envsdk.play.source import resolve_source
 from envsdk.settings.options import Count, Option, Options, split_names
 from envsdk.store.atomic import make_folder, remove_leftovers
+from envsdk.store.shard_plan import plan_shards, usual_shard_size
 from envsdk.store.shards import (
     PLAYED,
     Manifest,
@@ -41,13 +42,10 @@ from envsdk.store.shards import (
     account_for_shards,
     check_same_config,
     locked_folder,
-    plan_shards,
     refuse_foreign_shards,
     utc_now,
     wait_for_workers,
 )
-
-_MIN_SHARD_SIZE, _MAX_SHARD_SIZE, _USUAL_NUM_SHARDS = 20, 500, 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,9 +156,7 @@ def collect(
     )
     if filters.max_tokens is not None and player.model is None:
         raise ConfigurationError(f"--max-tokens: the policy {player.policy} keeps no tokens; use --max-turns")
-    shard_size = options.shard_size or min(
-        _MAX_SHARD_SIZE, max(_MIN_SHARD_SIZE, -(-num_episodes // _USUAL_NUM_SHARDS))
-    )
+    shard_size = options.shard_size or usual_shard_size(num_episodes)
     shard_size = -(-shard_size // samples) * samples
     plans = plan_shards(episodes_by_tag, split=split, shard_size=shard_size, samples_per_task=samples)
     config = {

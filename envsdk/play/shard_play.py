@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 from envsdk.datasets.selection import EpisodeFilters
 from envsdk.processes.supervised import Share, play_supervised
 from envsdk.store.atomic import remove_leftovers
+from envsdk.store.shard_plan import ShardPlan
 from envsdk.store.shards import (
     Selection,
-    ShardPlan,
     ShardRecord,
     record_shard,
     share_worker_lock,

@@ -27,9 +27,10 @@ from typing import Any
 from envsdk.failures import ConfigurationError, StorageError
 from envsdk.store.atomic import storage_error, write_json_atomically
 from envsdk.store.file_lock import wait_for_lock
+from envsdk.store.shard_plan import ShardPlan
 from envsdk.store.tally import Tally
 from envsdk.store.trajectories import iter_trajectories, read_metadata, write_trajectories
-from envsdk.trajectory import Task, Trajectory
+from envsdk.trajectory import Trajectory
 
 MANIFEST = "manifest.json"
 FORMAT = "envsdk.collection/1"
@@ -39,63 +40,6 @@ _COUNTS_KEY = "envsdk.counts"
 _LOCK_PATIENCE_S = 1.0
 _WORKER_PATIENCE_S = 20.0
 """Workers of a killed run end within milliseconds, unless the machine is very busy."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardPlan:
-    """The episodes of one file: tasks of one tag from `first_index` on, `samples_per_task` of each."""
-
-    number: int
-    tag: str
-    split: str
-    first_index: int
-    num_episodes: int
-    first_position: int
-    """Position of the first episode in the collection; ids of trajectories derive from it."""
-    samples_per_task: int = 1
-
-    @property
-    def file_name(self) -> str:
-        return f"part-{self.number:05d}.parquet"
-
-    def tasks(self) -> Iterator[tuple[int, Task]]:
-        """`(position, task)` of each episode."""
-        for offset in range(self.num_episodes):
-            index = self.first_index + offset // self.samples_per_task
-            task = Task(tag=self.tag, split=self.split, index=index)
-            yield self.first_position + offset, task
-
-
-def plan_shards(
-    episodes_by_tag: Mapping[str, int], *, split: str, shard_size: int, samples_per_task: int = 1
-) -> list[ShardPlan]:
-    """Shards of one tag each, the tags taking turns, numbered in the order they are played.
-
-    `shard_size` and the numbers of episodes are multiples of `samples_per_task`.
-    """
-    rounds = [
-        (first, tag, min(shard_size, num_episodes - first))
-        for tag, num_episodes in episodes_by_tag.items()
-        for first in range(0, num_episodes, shard_size)
-    ]
-    # Stable: within a round the tags keep their order.
-    rounds.sort(key=lambda entry: entry[0])
-    plans: list[ShardPlan] = []
-    position = 0
-    for number, (first, tag, num_episodes) in enumerate(rounds):
-        plans.append(
-            ShardPlan(
-                number=number,
-                tag=tag,
-                split=split,
-                first_index=first // samples_per_task,
-                num_episodes=num_episodes,
-                first_position=position,
-                samples_per_task=samples_per_task,
-            )
-        )
-        position += num_episodes
-    return plans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,8 +23,9 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,11 +39,9 @@ from envsdk.config.rlvr import PROMPTS_ENV, source_of
 from envsdk.display.console import TerminalConsole
 from envsdk.display.episode_progress import EpisodeProgress
 from envsdk.failures import ConfigurationError
-from envsdk.play.collection import CollectOptions, collect
-from envsdk.play.options import ENDPOINT
+from envsdk.play.options import ENDPOINT, PlayOptions, TaskOptions
 from envsdk.play.player import MODEL, Player, make_player
 from envsdk.play.policies import OraclePolicy, policy_class
-from envsdk.play.shard_play import Played
 from envsdk.play.source import resolve_source
 from envsdk.prompt_data.opening import open_prompts
 from envsdk.prompts import AgentPrompts, conversation, own_history
@@ -50,8 +49,8 @@ from envsdk.registry import load_entry_point
 from envsdk.registry import spec as registered
 from envsdk.store.atomic import fsync_folder, make_folder, storage_error, write_json_atomically
 from envsdk.store.cache import cache_folder
+from envsdk.store.shard_plan import plan_shards, usual_shard_size
 from envsdk.store.source_digest import source_digest
-from envsdk.store.trajectories import read_trajectories
 from envsdk.trajectory import Trajectory
 from envsdk.warm_start.imitation import Demonstration, imitate, imitation_trainer, tokens_of
 from envsdk.warm_start.tiny_policy import build_tokenizer, check_pieces, write_random_model, write_tokenizer
@@ -67,6 +66,8 @@ RECORD = "warm_start.json"
 _RECIPE = 1
 """Raised when the same settings would give another policy."""
 _PRINT_EVERY_S = 5.0
+_OnPlayed = Callable[[int, int, int, object], None]
+"""Called with the numbers of episodes, successes and failures, and one failure."""
 _HOPELESS = 32
 """With so many failed demonstrations and no other, no more are played."""
 
@@ -150,22 +151,22 @@ def _prompts_digest(config: RunConfig) -> dict[str, str]:
     return found
 
 
-def _demonstrations(config: RunConfig, out: Path | None = None) -> CollectOptions:
+def _options(config: RunConfig) -> dict[str, Any]:
     args = config.warm_start
-    return CollectOptions.of(
-        source=config,
-        out=out,
-        num_episodes=args.num_episodes,
-        policy=args.demonstrator,
-        epsilon=args.epsilon,
-        seed=args.seed,
-    )
+    return {
+        "source": config,
+        "num_episodes": args.num_episodes,
+        "policy": args.demonstrator,
+        "epsilon": args.epsilon,
+        "seed": args.seed,
+    }
 
 
 def _demonstrator(config: RunConfig, tags: Iterable[str]) -> Player:
-    chosen = _demonstrations(config)
     try:
-        return make_player(resolve_source(config), chosen, chosen.options, tags=tags)
+        return make_player(
+            resolve_source(config), TaskOptions.of(**_options(config)), PlayOptions(), tags=tags
+        )
     except ConfigurationError as error:
         if config.warm_start.demonstrator != OraclePolicy.name:
             raise ConfigurationError(f"warm_start.demonstrator: {error}") from error
@@ -191,7 +192,7 @@ def _make(config: RunConfig, description: Mapping[str, Any], folder: Path, conso
     unfinished = work / "policy"
     try:
         shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir()
+        unfinished.mkdir(parents=True)
         score = _clone(config, trajectories, unfinished, console)
         solved = sum(trajectory.success for trajectory in trajectories) / len(trajectories)
         took = time.monotonic() - started
@@ -213,24 +214,27 @@ def _make(config: RunConfig, description: Mapping[str, Any], folder: Path, conso
 
 
 def _collect(config: RunConfig, out: Path, console: Console) -> list[Trajectory]:
-    options = _demonstrations(config, out)
     num_failed, some_succeed = 0, False
 
-    def on_played(played: Played) -> None:
+    def on_played(num_episodes: int, num_successes: int, failures: int, reason: object) -> None:
         nonlocal num_failed, some_succeed
-        progress.played(played.num_episodes, played.num_successes, played.num_failed)
-        num_failed += played.num_failed
-        some_succeed = some_succeed or played.num_failed < played.num_episodes
+        progress.played(num_episodes, num_successes, failures)
+        num_failed += failures
+        some_succeed = some_succeed or failures < num_episodes
         if num_failed >= _HOPELESS and not some_succeed:
             raise ConfigurationError(
-                f"warm_start: the first {num_failed} demonstrations all failed, one with {played.failure}"
+                f"warm_start: the first {num_failed} demonstrations all failed, one with {reason}"
             )
 
     with EpisodeProgress(
-        "warm start: demonstrations", total=options.num_episodes, console=console
+        "warm start: demonstrations", total=config.warm_start.num_episodes, console=console
     ) as progress:
-        collection = collect(options, on_start=progress.start, on_played=on_played)
-    trajectories = [trajectory for shard in collection.shards for trajectory in read_trajectories(shard)]
+        try:
+            import pyarrow  # noqa: F401
+        except ModuleNotFoundError:
+            trajectories = _played(config, on_played)
+        else:
+            trajectories = _kept(config, out, progress, on_played)
     usable = [trajectory for trajectory in trajectories if trajectory.failure is None and trajectory.turns]
     if not usable:
         raise ConfigurationError(
@@ -238,6 +242,33 @@ def _collect(config: RunConfig, out: Path, console: Console) -> list[Trajectory]
             f"the first failed with {trajectories[0].failure}"
         )
     return usable
+
+
+def _kept(config: RunConfig, out: Path, progress: EpisodeProgress, on_played: _OnPlayed) -> list[Trajectory]:
+    """Demonstrations that lie in `out`, those of a killed call among them."""
+    from envsdk.play.collection import CollectOptions, collect
+    from envsdk.store.trajectories import read_trajectories
+
+    collection = collect(
+        CollectOptions.of(**_options(config), out=out),
+        on_start=progress.start,
+        on_played=lambda p: on_played(p.num_episodes, p.num_successes, p.num_failed, p.failure),
+    )
+    return [trajectory for shard in collection.shards for trajectory in read_trajectories(shard)]
+
+
+def _played(config: RunConfig, on_played: _OnPlayed) -> list[Trajectory]:
+    """The same demonstrations where there is no PyArrow to keep them."""
+    counts = resolve_source(config).episodes_by_tag(config.warm_start.num_episodes, split="train", tags=None)
+    plans = plan_shards(counts, split="train", shard_size=usual_shard_size(sum(counts.values())))
+    played: dict[int, Trajectory] = {}
+
+    def ended(position: int, trajectory: Trajectory) -> None:
+        played[position] = trajectory
+        on_played(1, trajectory.success, trajectory.failure is not None, trajectory.failure)
+
+    _demonstrator(config, counts).play(chain.from_iterable(plan.tasks() for plan in plans), ended)
+    return [played[position] for position in sorted(played)]
 
 
 def _clone(

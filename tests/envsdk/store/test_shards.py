@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envsdk.failures import ConfigurationError, StorageError
+from envsdk.store.shard_plan import plan_shards
 from envsdk.store.shards import (
     FORMAT,
     MANIFEST,
@@ -17,7 +18,6 @@ from envsdk.store.shards import (
     check_same_config,
     fingerprint,
     locked_folder,
-    plan_shards,
     refuse_foreign_shards,
 )
 from envsdk.store.tally import Tally

@@ -18,7 +18,8 @@ import httpx2
 import pytest
 from starlette.testclient import TestClient
 
-from envsdk.store.shards import Manifest, plan_shards, record_shard
+from envsdk.store.shard_plan import plan_shards
+from envsdk.store.shards import Manifest, record_shard
 from envsdk.store.tally import Tally
 from envsdk.store.trajectories import write_trajectories
 from envsdk.tracking import JsonlTracker

@@ -1,0 +1,74 @@
+"""What samples and what learns needs neither Ray nor PyArrow."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+MODULES = [
+    "envsdk.algorithms.advantages",
+    "envsdk.algorithms.losses",
+    "envsdk.config.loading",
+    "envsdk.inference.embedded",
+    "envsdk.inference.openai",
+    "envsdk.inference.vllm",
+    "envsdk.pipeline.batches",
+    "envsdk.play.local_engine",
+    "envsdk.play.rollout",
+    "envsdk.results.trajectories",
+    "envsdk.rewards.reward",
+    "envsdk.trainers.fsdp2_trainer",
+    "envsdk.trainers.sft_trainer",
+    "envsdk.trainers.torch_trainer",
+    "envsdk.warm_start.prepare",
+]
+
+ABSENT = """
+import sys
+from importlib import import_module
+
+sys.modules.update(ray=None, pyarrow=None)  # an import of either fails
+"""
+
+LEARNING = """
+from pathlib import Path
+
+import envsdk
+from envsdk.algorithms.args import AlgorithmArgs
+from envsdk.config.loading import load_config
+from envsdk.pipeline.batches import ModelScores, learnable, prepare_batch
+from envsdk.trainer import TrainerConfig
+from envsdk.trainers.torch_trainer import TorchTrainer
+from envsdk.warm_start.prepare import prepare_policy
+
+config = load_config("agentic_async.yaml", ["warm_start={num_episodes: 16, hidden_size: 32}"]).config
+folder = prepare_policy(config)
+trainer = TorchTrainer.create(TrainerConfig(model=folder, sequence_length=config.sequence_length, seed=1))
+with envsdk.LocalEngine(folder) as engine:
+    for version in range(2):
+        played = envsdk.rollout_sync(config, policy=engine, tasks=4, group_size=2)
+        assert all(each.tokens.versions.max() == version for each in played)
+        batch = prepare_batch(AlgorithmArgs(), version, learnable(list(played)), ModelScores()).batch
+        print(len(played), trainer.train_step(batch)["actor/grad_norm"] >= 0)
+        engine.publish(dict(trainer.weights()))
+"""
+
+
+def run(code: str, cache: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "ENVSDK_CACHE": str(cache)}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+
+
+def test_it_is_imported(tmp_path: Path) -> None:
+    modules = [*MODULES, *(["envsdk.trainers.megatron.trainer"] if find_spec("megatron") else [])]
+    done = run(f"{ABSENT}\nfor module in {modules!r}:\n    import_module(module)", tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_it_learns_in_one_process(tmp_path: Path) -> None:
+    done = run(ABSENT + LEARNING, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["8", "True"] * 2
