@@ -28,8 +28,8 @@ from envsdk.managers.wiring import tag_setups
 from envsdk.play.policies import OraclePolicy
 from envsdk.prompts import AgentPrompts
 from envsdk.rewards.reward import Reward, RewardFunction, Runs, Sample
+from envsdk.store import trajectories as trajectories_on_disk
 from envsdk.store.cache import cache_folder
-from envsdk.store.trajectories import read_trajectories
 from envsdk.trajectory import Outcome, Task, Trajectory, Turn
 from envsdk.warm_start import prepare as warm_start
 from envsdk.warm_start.imitation import batches
@@ -185,13 +185,14 @@ def test_who_wants_the_same_policy_at_the_same_time_waits_for_it(monkeypatch: py
 
 def test_only_training_tasks_are_demonstrated(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Trajectory] = []
+    original = trajectories_on_disk.read_trajectories
 
     def read(path: Path) -> list[Trajectory]:
-        trajectories = read_trajectories(path)
+        trajectories = original(path)
         seen.extend(trajectories)
         return trajectories
 
-    monkeypatch.setattr(warm_start, "read_trajectories", read)
+    monkeypatch.setattr(trajectories_on_disk, "read_trajectories", read)
     config = small_config()
     prepare(config)
     assert {trajectory.task.split for trajectory in seen} == {"train"}
