@@ -1,0 +1,179 @@
+"""Everything that can be measured of sampling and learning on one device, in one process, without a network.
+
+    python -m benchmarks.gpu --out DIR                    on the GPU; on a CPU at small sizes, as a check
+    python -m benchmarks.gpu --out DIR --only speed       one part
+    python -m benchmarks.gpu --wheels                     what to carry to a host that can install nothing
+
+Parts: parity (does the device compute what a CPU computes), tests (those marked gpu), learning (the
+quickstart in one process, two seeds), speed (engine over `generate`, trainers, weight updates), servers (vLLM,
+SGLang, two cards). Each has a share of the time; what a part lacks is skipped and said. DIR/gpu.json and
+DIR/gpu.md are written after every part, so that a run which is cut off keeps what it has. It needs neither Ray
+nor PyArrow, and no installation: a checkout will do. The exit code is 1 when a part broke or a bound was missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.gpu_parts.bench import Bench, Part, Result, Row, Skipped, TimeUp, host, limited, missing
+from benchmarks.gpu_parts.checkout import make_importable
+from benchmarks.gpu_parts.wheels import lines
+
+
+def _part(name: str, title: str, share: float, needs: Sequence[str] = ("torch", "transformers")) -> Part:
+    module = {"tests": "marked_tests"}.get(name, name)
+
+    def run(bench: Bench) -> Iterator[Row]:
+        # Imported when its turn comes: a package that is missing costs its own part alone.
+        rows: Iterator[Row] = import_module(f"benchmarks.gpu_parts.{module}").run(bench)
+        return rows
+
+    return Part(name=name, title=title, share=share, run=run, needs=tuple(needs))
+
+
+PARTS = (
+    _part("parity", "Does the device compute what a CPU computes?", 0.15),
+    _part("speed", "How fast does it sample and learn?", 0.40),
+    _part("learning", "Does the quickstart learn on it?", 0.25),
+    _part("tests", "The tests marked gpu", 0.10, ("torch", "transformers", "pytest", "hypothesis")),
+    _part("servers", "vLLM, SGLang, two cards", 0.10),
+)
+"""In the order of what is worth most when time runs out."""
+
+
+def measured(part: Part, bench: Bench, seconds: float) -> Result:
+    """Run one part within its time; it never raises."""
+    result = Result(name=part.name, title=part.title)
+    began = time.monotonic()
+    bench.ends_at = began + seconds
+    if absent := missing(part.needs):
+        result.skipped = f"not installed: {', '.join(absent)}"
+        return result
+    try:
+        with limited(seconds):
+            for row in part.run(bench):
+                result.rows.append(row)
+                print(f"  {told(row)}", flush=True)
+    except TimeUp:
+        result.skipped = f"the rest: its {seconds:.0f} s were over"
+    except (Skipped, ModuleNotFoundError) as reason:
+        result.skipped = str(reason)
+    except KeyboardInterrupt:
+        raise
+    except Exception:  # noqa: BLE001 - a part that breaks is a finding, and the others go on
+        result.error = traceback.format_exc()
+    result.seconds = time.monotonic() - began
+    return result
+
+
+def told(row: Row) -> str:
+    """One row, as text."""
+    bound = "" if row.at_most is None else f" (at most {row.at_most:g})"
+    bound += "" if row.at_least is None else f" (at least {row.at_least:g})"
+    note = f"  {row.note}" if row.note else ""
+    return f"{row.what}: {row.value:.4g} {row.unit}{bound}{' MISSED' if row.is_missed else ''}{note}"
+
+
+def markdown(machine: dict[str, Any], results: Sequence[Result], when: str) -> str:
+    """The report."""
+    text = ["# GPU benchmark", "", when, "", *(f"- {name}: {value}" for name, value in machine.items()), ""]
+    for result in results:
+        text += [f"## {result.title}", ""]
+        if result.rows:
+            text += ["| | value | bound | |", "| --- | --- | --- | --- |"]
+        for row in result.rows:
+            bound = f"≤ {row.at_most:g}" if row.at_most is not None else ""
+            bound = bound or (f"≥ {row.at_least:g}" if row.at_least is not None else "")
+            note = "MISSED" if row.is_missed else ""
+            note = "; ".join(filter(None, [note, row.note]))
+            text.append(f"| {row.what} | {row.value:.4g} {row.unit} | {bound} | {note} |")
+        text += [""] if result.rows else []
+        text += [f"Skipped: {result.skipped}", ""] if result.skipped else []
+        text += ["Broke:", "", "```text", result.error.rstrip(), "```", ""] if result.error else []
+        text += [f"{result.seconds:.0f} s", ""]
+    return "\n".join(text)
+
+
+def write(out: Path, machine: dict[str, Any], results: Sequence[Result]) -> None:
+    """Both files."""
+    when = datetime.now(UTC).strftime("%d %B %Y, %H:%M UTC")
+    record = {"when": when, "host": machine, "parts": [asdict(result) for result in results]}
+    (out / "gpu.json").write_text(json.dumps(record, indent=2))
+    (out / "gpu.md").write_text(markdown(machine, results, when))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where gpu.json and gpu.md go")
+    parser.add_argument("--minutes", type=float, default=8.0, help="for all parts together (default 8)")
+    parser.add_argument("--device", help="a torch device; the first GPU, or the CPU, when absent")
+    parser.add_argument("--small", action="store_true", help="small sizes; always on a CPU")
+    parser.add_argument("--only", nargs="+", choices=[part.name for part in PARTS], metavar="PART")
+    parser.add_argument("--wheels", action="store_true", help="print what to carry to a host, and end")
+    options = parser.parse_args(arguments)
+    if options.wheels:
+        print("\n".join(lines()))
+        return 0
+    if options.out is None:
+        parser.error("--out: name a folder for the results")
+    if absent := missing(["torch", "transformers"]):
+        parser.error(f"not installed: {', '.join(absent)}. See docs/gpu.md")
+    if options.minutes <= 0:
+        parser.error(f"--minutes: must be positive, not {options.minutes:g}")
+
+    import torch
+
+    device = options.device or ("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        parser.error(f"--device: {device} cannot be used here: {str(error).splitlines()[0]}")
+    options.out.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="envsdk-gpu-"))
+    make_importable(folder / "installed")
+    os.environ["ENVSDK_CACHE"] = str(folder / "cache")
+    bench = Bench(device=device, is_small=options.small or not device.startswith("cuda"), folder=folder)
+    machine = host(device)
+    print(", ".join(f"{name}: {value}" for name, value in machine.items()), flush=True)
+
+    parts = [part for part in PARTS if options.only is None or part.name in options.only]
+    ends_at, results = time.monotonic() + 60 * options.minutes, list[Result]()
+    try:
+        for index, part in enumerate(parts):
+            left = ends_at - time.monotonic()
+            # What a part leaves over goes to the others.
+            seconds = left * part.share / sum(each.share for each in parts[index:])
+            print(f"{part.title} ({seconds:.0f} s)", flush=True)
+            results.append(measured(part, bench, seconds))
+            for word, text in (("skipped", results[-1].skipped), ("broke", results[-1].error)):
+                if text:
+                    print(f"  {word}: {text}", flush=True)
+            write(options.out, machine, results)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(f"written: {options.out / 'gpu.md'}")
+    missed = [row for result in results for row in result.rows if row.is_missed]
+    return 1 if missed or any(result.error for result in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,32 @@
+"""A checkout that was never installed: what its entry points say, Python finds all the same."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def make_importable(folder: Path) -> None:
+    """Where envsdk is not installed, describe this checkout in `folder` as an installed package."""
+    if str(REPOSITORY) not in sys.path:
+        sys.path.insert(0, str(REPOSITORY))
+    try:
+        metadata.version("envsdk")
+        return
+    except metadata.PackageNotFoundError:
+        pass
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    described = folder / f"envsdk-{project['version']}.dist-info"
+    described.mkdir(parents=True)
+    (described / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    )
+    lines = []
+    for group, entries in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items()), ""]
+    (described / "entry_points.txt").write_text("\n".join(lines))
+    sys.path.append(str(folder))

@@ -1,0 +1,225 @@
+"""How fast a device samples and learns, against `generate` and against its own matrix products."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.gpu_parts.bench import Bench, Row, Skipped, missing
+from benchmarks.gpu_parts.parity import requests, sampled
+from benchmarks.training_load import ModelShape, make_batch, num_tokens, train_flops
+from envsdk.inference.embedded import EmbeddedEngine
+from envsdk.inference.engine import Engine, EngineConfig
+from envsdk.plugins import load_plugin
+from envsdk.trainer import TrainerConfig
+
+BATCHES = (1, 8, 32, 128)
+PROMPT_TOKENS = 128
+NEW_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerKind:
+    """A trainer that is built in this process, as its only rank."""
+
+    name: str
+    strategy: str
+    needs: tuple[str, ...] = ()
+    cuda_only: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+TRAINERS = (
+    TrainerKind(name="torch", strategy="torch"),
+    TrainerKind(name="FSDP2", strategy="fsdp2_train"),
+    TrainerKind(name="Megatron-core", strategy="megatron_train", needs=("megatron.core",), cuda_only=True),
+)
+
+
+def matrix_peak(bench: Bench) -> float:
+    """Floating-point operations per second of a large bfloat16 matrix product, the fastest of several."""
+    size = 8192 if bench.is_cuda else 512
+    one, other = (torch.randn(size, size, device=bench.device, dtype=torch.bfloat16) for _ in range(2))
+    times = [bench.seconds(lambda: one @ other) for _ in range(20)]
+    return float(2 * size**3 / min(times))
+
+
+def memory_gib(bench: Bench) -> float | None:
+    """Most memory that tensors took on the device since `forget_memory`."""
+    return torch.cuda.max_memory_allocated(bench.device) / 2**30 if bench.is_cuda else None
+
+
+def forget_memory(bench: Bench) -> None:
+    """Free what nobody holds, and count anew."""
+    if bench.is_cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(bench.device)
+
+
+def generate(model: Any, prompts: torch.Tensor, new_tokens: int, **settings: Any) -> None:
+    """transformers' own sampling, with each token's log-probability."""
+    with torch.inference_mode():
+        output = model.generate(
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=new_tokens,
+            min_new_tokens=new_tokens,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+            **settings,
+        )
+        chosen = output.sequences[:, prompts.shape[1] :]
+        for position, logits in enumerate(output.logits):
+            logits.float().log_softmax(-1).gather(1, chosen[:, position : position + 1])
+
+
+async def embedded(bench: Bench, shape: ModelShape, max_running: int) -> Engine:
+    """The embedded engine in bfloat16, started."""
+    engine = EmbeddedEngine.create(
+        EngineConfig(
+            model=bench.model(shape),
+            sequence_length=PROMPT_TOKENS + NEW_TOKENS,
+            max_running=max_running,
+            strategy_config={"device": bench.device, "dtype": "bfloat16", "kv_slots": max_running},
+        )
+    )
+    await engine.start()
+    return engine
+
+
+async def update(engine: Engine, weights: Mapping[str, torch.Tensor], busy: Any) -> tuple[float, float]:
+    """Seconds of an update while replies are sampled, and the longest time without a token around it."""
+    counts: list[tuple[float, int]] = []
+    replies = asyncio.ensure_future(busy)
+
+    async def watch() -> None:
+        while not replies.done():
+            counts.append((time.perf_counter(), engine.health().num_tokens_sampled))
+            await asyncio.sleep(0.0005)
+
+    watching = asyncio.ensure_future(watch())
+    await asyncio.sleep(0)  # the replies are asked for; the update comes between their prompts and their end
+    began = time.perf_counter()
+    await engine.load_weights(iter(weights.items()), engine.health().version + 1)
+    ended = time.perf_counter()
+    await replies
+    await watching
+    seen = [at for (at, count), (_, before) in zip(counts[1:], counts, strict=False) if count > before]
+    pauses = [b - a for a, b in itertools.pairwise(seen) if a < ended and b > began]
+    return ended - began, max(pauses, default=ended - began)
+
+
+def sampling(bench: Bench, name: str, shape: ModelShape) -> Iterator[Row]:
+    """The engine over `generate` at several numbers of replies, and a weight update on the same device."""
+    new_tokens, batches = (8, BATCHES[:2]) if bench.is_small else (NEW_TOKENS, BATCHES)
+    model = (
+        AutoModelForCausalLM.from_pretrained(bench.model(shape), dtype=torch.bfloat16).to(bench.device).eval()
+    )
+    with asyncio.Runner() as runner:
+        engine = runner.run(embedded(bench, shape, max(batches)))
+        try:
+            for count in batches:
+                wanted = requests(shape.vocab_size, count, new_tokens, PROMPT_TOKENS)
+                prompts = torch.from_numpy(np.stack([each.prompt_ids for each in wanted]).astype(np.int64))
+                prompts = prompts.to(bench.device)
+                ours = bench.median_s(lambda wanted=wanted: runner.run(sampled(engine, wanted)), repeats=3)
+                theirs = bench.median_s(
+                    lambda prompts=prompts: generate(model, prompts, new_tokens), repeats=3, warm_ups=1
+                )
+                tokens = count * new_tokens
+                yield Row(what=f"{name}: engine, {count} replies", value=tokens / ours, unit="tokens/s")
+                yield Row(what=f"{name}: generate, {count} replies", value=tokens / theirs, unit="tokens/s")
+                yield Row(
+                    what=f"{name}: engine over generate, {count} replies", value=theirs / ours, unit="x"
+                )
+            weights = {key: value.detach() for key, value in model.named_parameters()}
+            wanted = requests(shape.vocab_size, 8, new_tokens, PROMPT_TOKENS)
+            found = [runner.run(update(engine, weights, sampled(engine, wanted))) for _ in range(3)]
+            bytes_moved = sum(value.numel() * value.element_size() for value in weights.values())
+            yield Row(
+                what=f"{name}: weight update from tensors of the same device",
+                value=1000 * min(seconds for seconds, _ in found),
+                unit="ms",
+                note=f"{bytes_moved / 1e6:.0f} MB, the fastest of {len(found)}",
+            )
+            yield Row(
+                what=f"{name}: longest time without a token around an update",
+                value=1000 * min(pause for _, pause in found),
+                unit="ms",
+                note=f"8 replies, the shortest of {len(found)}",
+            )
+        finally:
+            runner.run(engine.close())
+    if (peak := memory_gib(bench)) is not None:
+        yield Row(what=f"{name}: memory of engine and `generate` together", value=peak, unit="GiB")
+
+
+def training(bench: Bench, name: str, shape: ModelShape, kind: TrainerKind, peak: float) -> Iterator[Row]:
+    """One trainer's tokens per second and utilization."""
+    if kind.cuda_only and not bench.is_cuda:
+        raise Skipped(f"{kind.name} needs a GPU")
+    if absent := missing(kind.needs):
+        raise Skipped(f"{kind.name} needs {', '.join(absent)}")
+    lengths = (
+        {"num_sequences": 4, "mean_length": 64}
+        if bench.is_small
+        else {"num_sequences": 32, "mean_length": 1024}
+    )
+    batch = make_batch(shape.vocab_size, **lengths)
+    settings: dict[str, Any] = {"dtype": "bfloat16"} if kind.strategy != "megatron_train" else {}
+    if kind.strategy == "torch":
+        settings["device"] = bench.device
+    forget_memory(bench)
+    trainer = load_plugin("envsdk.trainers", kind.strategy).create(
+        TrainerConfig(
+            model=bench.model(shape),
+            sequence_length=2048,
+            seed=0,
+            training_args={"max_tokens_per_microbatch": 256 if bench.is_small else 16_384},
+            strategy_config=settings,
+        )
+    )
+    try:
+        seconds = bench.median_s(lambda: trainer.train_step(batch), repeats=3, warm_ups=1)
+        rate = num_tokens(batch) / seconds
+        yield Row(what=f"{name}: {kind.name} trainer", value=rate, unit="tokens/s")
+        share = train_flops(shape, batch.sequences) / seconds / peak
+        yield Row(what=f"{name}: {kind.name} trainer, model FLOPs utilization", value=100 * share, unit="%")
+        if (most := memory_gib(bench)) is not None:
+            yield Row(what=f"{name}: {kind.name} trainer, memory", value=most, unit="GiB")
+    finally:
+        trainer.close()
+
+
+def attempted(work: Callable[[], Iterator[Row]], skipped: list[str]) -> Iterator[Row]:
+    """The rows of `work`; what it lacks is noted, and the rest goes on."""
+    try:
+        yield from work()
+    except Skipped as reason:
+        skipped.append(str(reason))
+
+
+def run(bench: Bench) -> Iterator[Row]:
+    peak = matrix_peak(bench)
+    yield Row(what="bfloat16 matrix product, measured peak", value=peak / 1e12, unit="TFLOP/s")
+    skipped: list[str] = []
+    for name, shape in bench.shapes.items():
+        forget_memory(bench)
+        yield from sampling(bench, name, shape)
+        for kind in TRAINERS:
+            yield from attempted(lambda n=name, s=shape, k=kind: training(bench, n, s, k, peak), skipped)
+    if skipped:
+        raise Skipped("; ".join(dict.fromkeys(skipped)))
