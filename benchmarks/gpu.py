@@ -5,10 +5,11 @@
     python -m benchmarks.gpu --wheels                     what to carry to a host that can install nothing
 
 Parts: parity (does the device compute what a CPU computes), tests (those marked gpu), learning (the
-quickstart in one process, two seeds), speed (engine over `generate`, trainers, weight updates), servers (vLLM,
-SGLang, two cards). Each has a share of the time; what a part lacks is skipped and said. DIR/gpu.json and
-DIR/gpu.md are written after every part, so that a run which is cut off keeps what it has. It needs neither Ray
-nor PyArrow, and no installation: a checkout will do. The exit code is 1 when a part broke or a bound was missed.
+quickstart in one process, two seeds), speed (engine over `generate`, trainers, weight updates), servers
+(vLLM, SGLang, two cards). Each has a share of the time; what a part lacks is skipped and said. DIR/gpu.json
+and DIR/gpu.md are written after every part, so that a run which is cut off keeps what it has. It needs
+neither Ray nor PyArrow, and no installation: a checkout will do. The exit code is 1 when a part broke or a
+bound was missed.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.gpu_parts.bench import Bench, Part, Result, Row, Skipped, TimeUp, host, limited, missing
 from benchmarks.gpu_parts.checkout import make_importable
+
+make_importable()  # before envsdk is imported, which looks at once for what is installed
+
+from benchmarks.gpu_parts.bench import Bench, Part, Result, Row, Skipped, TimeUp, host, limited, missing
 from benchmarks.gpu_parts.wheels import lines
 
 
@@ -149,7 +153,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--device: {device} cannot be used here: {str(error).splitlines()[0]}")
     options.out.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="envsdk-gpu-"))
-    make_importable(folder / "installed")
     os.environ["ENVSDK_CACHE"] = str(folder / "cache")
     bench = Bench(device=device, is_small=options.small or not device.startswith("cuda"), folder=folder)
     machine = host(device)

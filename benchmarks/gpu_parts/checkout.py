@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import sys
+import tempfile
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -10,8 +13,8 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def make_importable(folder: Path) -> None:
-    """Where envsdk is not installed, describe this checkout in `folder` as an installed package."""
+def make_importable() -> None:
+    """Where envsdk is not installed, describe this checkout as an installed package."""
     if str(REPOSITORY) not in sys.path:
         sys.path.insert(0, str(REPOSITORY))
     try:
@@ -20,6 +23,8 @@ def make_importable(folder: Path) -> None:
     except metadata.PackageNotFoundError:
         pass
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    folder = Path(tempfile.mkdtemp(prefix="envsdk-checkout-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     described = folder / f"envsdk-{project['version']}.dist-info"
     described.mkdir(parents=True)
     (described / "METADATA").write_text(
