@@ -35,8 +35,8 @@ from benchmarks.gpu_parts.checkout import make_importable
 
 make_importable()  # before envsdk is imported, which looks at once for what is installed
 
-from benchmarks.gpu_parts.bench import Bench, Part, Result, Row, Skipped, TimeUp, host, limited, missing
-from benchmarks.gpu_parts.wheels import lines
+from benchmarks.gpu_parts.bench import Bench, Part, Result, Row, Skipped, TimeUp, host, limited, missing  # noqa: E402
+from benchmarks.gpu_parts.wheels import lines  # noqa: E402
 
 
 def _part(name: str, title: str, share: float, needs: Sequence[str] = ("torch", "transformers")) -> Part:
@@ -130,7 +130,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="DIR", help="where gpu.json and gpu.md go")
     parser.add_argument("--minutes", type=float, default=8.0, help="for all parts together (default 8)")
     parser.add_argument("--device", help="a torch device; the first GPU, or the CPU, when absent")
-    parser.add_argument("--small", action="store_true", help="small sizes; always on a CPU")
+    parser.add_argument(
+        "--sizes",
+        choices=("small", "full"),
+        help="of models and runs; full on a GPU and small on a CPU when absent",
+    )
     parser.add_argument("--only", nargs="+", choices=[part.name for part in PARTS], metavar="PART")
     parser.add_argument("--wheels", action="store_true", help="print what to carry to a host, and end")
     options = parser.parse_args(arguments)
@@ -154,8 +158,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="envsdk-gpu-"))
     os.environ["ENVSDK_CACHE"] = str(folder / "cache")
-    bench = Bench(device=device, is_small=options.small or not device.startswith("cuda"), folder=folder)
-    machine = host(device)
+    sizes = options.sizes or ("full" if device.startswith("cuda") else "small")
+    bench = Bench(device=device, is_small=sizes == "small", folder=folder)
+    machine = host(device) | {"sizes": sizes}
     print(", ".join(f"{name}: {value}" for name, value in machine.items()), flush=True)
 
     parts = [part for part in PARTS if options.only is None or part.name in options.only]

@@ -1,0 +1,129 @@
+"""The benchmark for GPUs, on a CPU and without Ray and PyArrow."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu import main, markdown, measured
+from benchmarks.gpu_parts.bench import Bench, Part, Result, Row, Skipped, TimeUp, limited
+from benchmarks.gpu_parts.wheels import WHEELS
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+ABSENT = "import sys; sys.modules.update(ray=None, pyarrow=None); from benchmarks.gpu import main; sys.exit(main())"
+
+
+def test_all_of_it_runs_on_a_cpu(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ABSENT, "--out", str(tmp_path), "--device", "cpu", "--minutes", "20"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads((tmp_path / "gpu.json").read_text())
+    rows = {part["name"]: len(part["rows"]) for part in record["parts"]}
+    assert rows["parity"] >= 15
+    assert rows["speed"] >= 12
+    assert rows["learning"] == 4
+    skipped = {part["name"]: part["skipped"] for part in record["parts"]}
+    assert "GPU" in skipped["tests"]
+    assert "two GPUs" in skipped["servers"]
+    assert "largest difference" in (tmp_path / "gpu.md").read_text()
+
+
+def part_of(rows: Iterator[Row], *needs: str) -> Part:
+    return Part(name="part", title="A part", share=1.0, run=lambda bench: rows, needs=needs)
+
+
+def bench(tmp_path: Path) -> Bench:
+    return Bench(device="cpu", is_small=True, folder=tmp_path)
+
+
+def test_what_a_part_found_before_its_time_was_over_is_kept(tmp_path: Path) -> None:
+    def rows() -> Iterator[Row]:
+        yield Row(what="first", value=1.0)
+        while True:
+            time.sleep(0.01)
+
+    result = measured(part_of(rows()), bench(tmp_path), 0.2)
+    assert [row.what for row in result.rows] == ["first"]
+    assert "over" in result.skipped
+    assert not result.error
+
+
+def test_a_part_that_breaks_says_where(tmp_path: Path) -> None:
+    def rows() -> Iterator[Row]:
+        yield Row(what="first", value=1.0)
+        raise ZeroDivisionError("the reason")
+
+    result = measured(part_of(rows()), bench(tmp_path), 60.0)
+    assert "the reason" in result.error
+    assert len(result.rows) == 1
+
+
+def test_a_part_that_lacks_something_says_what(tmp_path: Path) -> None:
+    def rows() -> Iterator[Row]:
+        raise Skipped("no second card")
+        yield
+
+    assert measured(part_of(rows()), bench(tmp_path), 60.0).skipped == "no second card"
+    absent = measured(part_of(iter(()), "no_such_package"), bench(tmp_path), 60.0)
+    assert "no_such_package" in absent.skipped
+
+
+def test_the_time_limit_ends_with_its_block() -> None:
+    with pytest.raises(TimeUp), limited(0.05):
+        while True:
+            time.sleep(0.01)
+    with limited(0.05):
+        pass
+    time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("row", "is_missed"),
+    [
+        (Row(what="", value=1.0, at_most=1.0), False),
+        (Row(what="", value=1.1, at_most=1.0), True),
+        (Row(what="", value=0.9, at_least=1.0), True),
+        (Row(what="", value=float("nan"), at_most=1.0), True),
+        (Row(what="", value=float("nan"), at_least=1.0), True),
+        (Row(what="", value=5.0), False),
+    ],
+)
+def test_a_bound_is_missed_by_what_is_beyond_it_or_no_number(row: Row, is_missed: bool) -> None:
+    assert row.is_missed == is_missed
+
+
+def test_the_report_shows_misses_and_reasons() -> None:
+    rows = [Row(what="gap", value=2.0, unit="nats", at_most=1.0, note="after an update")]
+    text = markdown({"device": "cpu"}, [Result(name="a", title="A", rows=rows, skipped="the rest")], "today")
+    assert "| gap | 2 nats | ≤ 1 | MISSED; after an update |" in text
+    assert "Skipped: the rest" in text
+
+
+def test_the_wheels_fit_into_what_may_be_carried(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--wheels"]) == 0
+    assert "pydantic-core" in capsys.readouterr().out
+    assert sum(wheel.kb for wheels in WHEELS.values() for wheel in wheels) < 64 * 1024
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["--out", "x", "--device", "nothing"], ["--out", "x", "--minutes", "0"]]
+)
+def test_wrong_arguments_are_named(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "--" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
