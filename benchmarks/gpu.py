@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--sizes",
         choices=("small", "full"),
-        help="of models and runs; full on a GPU and small on a CPU when absent",
+        help="of models and runs; when absent, full on a GPU alone",
     )
     parser.add_argument("--only", nargs="+", choices=[part.name for part in PARTS], metavar="PART")
     parser.add_argument("--wheels", action="store_true", help="print what to carry to a host, and end")
