@@ -183,6 +183,27 @@ format: install ## Rewrite the code in the project's format
 test-slow: install ## Run the tests that `make test` leaves out because they take minutes
 	$(BIN)/python -m pytest -m "slow and not gpu" --timeout 3600
 
+# What samples and what learns, on another Python and another PyTorch, without Ray and PyArrow.
+TORCH ?= 2.11.0
+TRANSFORMERS ?= 5.17.0
+VERSIONS_PYTHON ?= python3.12
+VERSIONS_VENV := .venv-versions
+VERSIONS_TESTS := tests/benchmarks/test_gpu_benchmark.py tests/envs/test_frozen_lake.py tests/envs/test_sokoban.py \
+	tests/envsdk/algorithms tests/envsdk/inference/test_embedded.py tests/envsdk/inference/test_embedded_guide.py \
+	tests/envsdk/inference/test_sampling.py tests/envsdk/test_turn_env.py tests/envsdk/test_without_ray.py tests/trainers
+
+.PHONY: test-versions
+test-versions: ## What samples and learns, in a fresh environment: VERSIONS_PYTHON=python3.13 TORCH=2.12.1 TRANSFORMERS=5.19.0
+	rm -rf $(VERSIONS_VENV)
+	$(VERSIONS_PYTHON) -m venv $(VERSIONS_VENV)
+	grep -vE '^(torch|transformers)==' constraints.txt > $(VERSIONS_VENV)/constraints.txt
+	$(VERSIONS_VENV)/bin/python -m pip install -c $(VERSIONS_VENV)/constraints.txt torch==$(TORCH) transformers==$(TRANSFORMERS)
+	$(VERSIONS_VENV)/bin/python -m pip install -c $(VERSIONS_VENV)/constraints.txt gymnasium hatchling hypothesis jinja2 \
+		llguidance omegaconf peft psutil pydantic pytest pytest-asyncio pytest-timeout pytest-xdist pyyaml rich safetensors typer
+	$(VERSIONS_VENV)/bin/python -m pip install --no-deps --no-build-isolation -e .
+	$(VERSIONS_VENV)/bin/python -m pytest -m "not gpu and not slow and not system" -n 2 \
+		--ignore tests/trainers/megatron $(VERSIONS_TESTS)
+
 .PHONY: test-gpu
 test-gpu: install ## Run the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu --timeout 3600
