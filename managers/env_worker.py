@@ -244,12 +244,14 @@ class EnvWorker(LeaseSource):
 
         The scheduler starts another in its place, and its episodes are played elsewhere.
         """
-        from ray.exceptions import RayActorError  # here, because collecting imports this module
+        from ray.exceptions import RayError, RayTaskError  # here, because collecting imports this module
 
         assert self._poll is not None
         try:
             await self._poll.run()
-        except RayActorError as error:
+        except RayTaskError:
+            raise  # the scheduler's own error
+        except RayError as error:
             say(f"the scheduler is out of reach, this worker ends: {error}", err=True)
             os._exit(1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
 import os
@@ -37,6 +38,8 @@ _LOG_BYTES, _LOG_BACKUPS = 16 * 1024**2, 1
 _REPORTED_BY_US = ("Raylet is terminated", "A worker died or was killed")
 _RECONNECT, _RECONNECT_S = "RAY_gcs_rpc_server_reconnect_timeout_s", 60.0
 """How long Ray itself waits for a head that is gone; then it ends the process."""
+_CANNOT_ASK = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
+"""This machine lacks descriptors or memory, which says nothing about the head."""
 _WATCHED = {"raylet": "Ray's node manager (raylet)", "gcs_server": "Ray's control process (gcs_server)"}
 """Processes of Ray whose end also ends the run."""
 
@@ -226,8 +229,8 @@ def _listener(path: str) -> int | None:
 def _answers(address: str) -> bool:
     try:
         _check_reachable(address)
-    except OSError:
-        return False
+    except OSError as error:
+        return error.errno in _CANNOT_ASK
     return True
 
 

@@ -33,6 +33,7 @@ from envsdk.failures import (
     RolloutStalled,
     as_envsdk_error,
 )
+from envsdk.managers.awake_clock import AwakeClock
 from envsdk.managers.batch_files import BatchFiles
 from envsdk.managers.departure import Departures, EpisodeTimes, PlayedEpisode
 from envsdk.managers.depth import depth_control
@@ -128,10 +129,11 @@ class RolloutScheduler:
 
     def __init__(self, setup: SchedulerSetup, state: LedgerState | None = None) -> None:
         self._setup = setup
+        self._clock = AwakeClock(time.monotonic(), longest_s=2 * TICK_S)
         self._log: LedgerLog | None = None
         """Of the ledger's events, where this scheduler's batches are trained on."""
         self._ledger = self._new_ledger(state)
-        self._ledger.suspend(time.monotonic())
+        self._ledger.suspend(self._now())
         self._workers = WorkerGroup(setup.workers, setup.placement)
         self._pool = WorkerPool(list(setup.workers), setup.all_workers)
         self._slots = SlotActivity()
@@ -197,14 +199,14 @@ class RolloutScheduler:
 
         No lease is granted before the first call.
         """
-        self._execute(self._ledger.publish(version, time.monotonic()))
+        self._execute(self._ledger.publish(version, self._now()))
         if not self._has_published:
             self._has_published = True
             await self.resume()
 
     async def suspend(self) -> None:
         """Grant no lease and send no request to engines until `resume`. Deadlines stop meanwhile."""
-        self._execute(self._ledger.suspend(time.monotonic()))
+        self._execute(self._ledger.suspend(self._now()))
         self._workers.broadcast(Control.SUSPEND)
 
     async def resume(self) -> None:
@@ -212,7 +214,7 @@ class RolloutScheduler:
         if not self._has_published:
             return
         self._workers.broadcast(Control.RESUME)
-        self._execute(self._ledger.resume(time.monotonic()))
+        self._execute(self._ledger.resume(self._now()))
 
     async def get_batch(self, batch_size: int, step: int = 0) -> RolloutBatch:
         """The next `batch_size` trajectories in complete groups. They are on disk when this returns.
@@ -223,14 +225,14 @@ class RolloutScheduler:
         """
         if self._files:
             self._files.begin(step)
-        asked_at = self._ledger.active_s(time.monotonic())
+        asked_at = self._ledger.active_s(self._now())
         if self._log:
-            self._log.mark("asked", time.monotonic(), step)
+            self._log.mark("asked", self._now(), step)
         while True:
             self._raise_if_fatal()
             self._changed.clear()
             had_idle_slot = self._ledger.has_idle_slot
-            taken, commands = self._ledger.take(batch_size, time.monotonic())
+            taken, commands = self._ledger.take(batch_size, self._now())
             if taken is not None:
                 break
             self._execute(commands)
@@ -240,11 +242,11 @@ class RolloutScheduler:
         state = self._ledger.state()
         batch = self._assemble(taken)
         self._execute(commands)
-        self._set_depth(asked_at, time.monotonic(), had_idle_slot=had_idle_slot)
+        self._set_depth(asked_at, self._now(), had_idle_slot=had_idle_slot)
         self._restarts.reset()
         if self._log:
             # Before the batch is: the log never lags behind one that was handed out.
-            self._log.mark("wrote", time.monotonic(), step)
+            self._log.mark("wrote", self._now(), step)
             self._log.flush()
         if self._files:
             await self._files.write_batch(batch, step, state)
@@ -268,7 +270,7 @@ class RolloutScheduler:
 
         Episodes that still run are stopped; their slots then join in.
         """
-        now = time.monotonic()
+        now = self._now()
         # Lease ids continue, so that a late report is not mistaken for one of this round.
         self._ledger = self._new_ledger(_from_the_first_task(self._ledger.state(), version))
         self._has_published = True
@@ -297,7 +299,7 @@ class RolloutScheduler:
 
     async def node_leaves(self, node: str, grace_s: float) -> None:
         """This node goes away: its workers play what can end in that time, and others take their places."""
-        now = time.monotonic()
+        now = self._now()
         self._leaving_nodes[node] = now + grace_s
         self._depart([name for name, worker in self._workers.workers.items() if worker.node == node], now)
 
@@ -324,7 +326,7 @@ class RolloutScheduler:
         worker = self._workers.workers.get(worker_id.name)
         if worker is None or worker.worker_id != worker_id:
             return []  # a late call of a process that has been replaced
-        now = time.monotonic()
+        now = self._now()
         if not worker.checked_in:
             self._workers.check_in(worker, is_suspended=self._ledger.is_suspended)
             self._pool.checked_in(worker_id.name)
@@ -372,7 +374,7 @@ class RolloutScheduler:
         for command in commands:
             if isinstance(command, Grant):
                 order = self._order(command.lease)
-                self._slots.play(command.slot_id, order, time.monotonic())
+                self._slots.play(command.slot_id, order, self._now())
                 self._workers.send(command.slot_id, Play(command.slot_id, order))
             elif isinstance(command, Cancel):
                 self._stop(command.slot_id, command.lease_id)
@@ -391,7 +393,7 @@ class RolloutScheduler:
                 self._in_background(running)
             elif isinstance(command, RetireWorker):
                 worker = self._workers.workers[command.name]
-                self._execute(self._ledger.retire_slots(worker.setup.slots, time.monotonic()))
+                self._execute(self._ledger.retire_slots(worker.setup.slots, self._now()))
                 self._end_if_empty(worker)
             else:
                 self._departures.forget(command.name)
@@ -425,11 +427,11 @@ class RolloutScheduler:
 
     async def _follow_load(self) -> None:
         """Look at the workers' load again and again, and add or retire some."""
-        last = time.monotonic()
+        last = self._now()
         while True:
             await asyncio.sleep(LOAD_LOOK_S)
             uses = await self._workers.cpu(self._pool.names)
-            now = time.monotonic()
+            now = self._now()
             if not self._ledger.is_suspended and uses:
                 load = WorkerLoad(
                     num_workers=len(self._pool.names),
@@ -450,7 +452,7 @@ class RolloutScheduler:
         return sum(not self._pool.is_leaving(name_of[slot_id]) for slot_id in self._slots.playing)
 
     def _stop(self, slot_id: str, lease_id: int) -> None:
-        self._slots.stop(slot_id, time.monotonic() + self._setup.stop_grace_s)
+        self._slots.stop(slot_id, self._now() + self._setup.stop_grace_s)
         self._workers.send(slot_id, Stop(slot_id, lease_id))
 
     def _order(self, lease: Lease) -> EpisodeOrder:
@@ -487,7 +489,7 @@ class RolloutScheduler:
             self._changed.set()
             return
         self._filter_reasons |= dict.fromkeys(group, reason)
-        self._execute(self._ledger.reject_group(ready.group_id, time.monotonic()))
+        self._execute(self._ledger.reject_group(ready.group_id, self._now()))
 
     def _assemble(self, taken: Batch) -> RolloutBatch:
         groups = [[self._delivered(group, lease) for lease in group.lease_ids] for group in taken.groups]
@@ -529,10 +531,18 @@ class RolloutScheduler:
             ended_at=now,
         )
 
+    def _now(self) -> float:
+        return self._clock.at(time.monotonic())
+
     async def _tick(self) -> None:
+        was_stopped = False
         while True:
+            before = time.monotonic()
             await asyncio.sleep(TICK_S)
-            self._end_what_is_late(time.monotonic())
+            # After a stop the reports that waited come first, which takes at most one more turn.
+            was_stopped = not was_stopped and time.monotonic() - before > 2 * TICK_S
+            if not was_stopped:
+                self._end_what_is_late(self._now())
 
     def _end_what_is_late(self, now: float) -> None:
         """End episodes past their deadline, and workers that did not stop one in time."""
@@ -559,13 +569,13 @@ class RolloutScheduler:
         elif (order := self._slots.playing.get(note.name)) is not None:
             failure = timed_out(note.during, note.limit_s).failure
             failed = self._failed(order.task, order.group_id, order.lease_id, failure, note.limit_s)
-            self._receive(worker, Finished(note.name, order.lease_id, failed), time.monotonic())
+            self._receive(worker, Finished(note.name, order.lease_id, failed), self._now())
         if (verdict := self._restarts.verdict(name)) is not None:
             self._fail(RolloutStalled(f"{verdict}: {died}"))
         worker.outbox.close()
         self._slots.forget(worker.setup.slots)
         if worker.checked_in:
-            self._execute(self._ledger.remove_slots(worker.setup.slots, time.monotonic()))
+            self._execute(self._ledger.remove_slots(worker.setup.slots, self._now()))
         return self._pool.died(name)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:

@@ -90,6 +90,8 @@ class _Client:
     open_requests: set[str] = field(default_factory=set)
 
 
+RENEW_S = 1.0
+"""Between two questions whether an engine can be reached again."""
 _PAUSES = {"continue": PauseMode.KEEP, "finish": PauseMode.WAIT, "restart": PauseMode.ABORT}
 """`continue` swaps between two tokens, `finish` lets running turns end, `restart` cuts them short."""
 
@@ -285,12 +287,16 @@ class EngineHost:
         await self._engine.close()
 
 
-def _incarnation(client: str) -> int:
-    return int(client.rpartition("#")[2])
+def _incarnation(client: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in client.rpartition("#")[2].split("."))
 
 
 class RayLink(EngineLink):
-    """To an `EngineHost` actor, by long poll."""
+    """To an `EngineHost` actor, by long poll.
+
+    A call that fails while the actor lives loses the link: nobody knows which messages have arrived. The next
+    one has the name of a later incarnation, so the engine forgets what was asked for by this one.
+    """
 
     def __init__(self, client: str, actor: Any) -> None:
         self._client = client
@@ -330,6 +336,25 @@ class RayLink(EngineLink):
         done, _ = await asyncio.wait({self._task})
         error = next(iter(done)).exception() if not self._task.cancelled() else None
         return str(error) if error else "closed"
+
+    async def renewed(self) -> EngineLink | None:
+        from ray.exceptions import ActorDiedError, RayError
+
+        assert self._task is not None, "connect first"
+        if self._task.cancelled():
+            return None
+        while True:
+            try:
+                await self._actor.health.remote()
+            except ActorDiedError:
+                return None
+            except RayError:
+                await asyncio.sleep(RENEW_S)
+            else:
+                break
+        process, _, incarnation = self._client.rpartition("#")
+        number, _, renewal = incarnation.partition(".")
+        return RayLink(f"{process}#{number}.{int(renewal or 0) + 1}", self._actor)
 
     def close(self) -> None:
         self._deliver = None

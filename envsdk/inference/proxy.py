@@ -75,6 +75,10 @@ class EngineLink(ABC):
     async def lost(self) -> str:
         """Returns why, when the engine is gone or the link closed; never otherwise."""
 
+    async def renewed(self) -> EngineLink | None:
+        """After `lost`: another link to the same engine, once it answers; None when it is gone."""
+        return None
+
     @abstractmethod
     def close(self) -> None:
         """Deliver nothing more."""
@@ -379,10 +383,17 @@ class InferenceProxy:
             self._router.done(request_id)
 
     async def _watch(self, engine: str, link: EngineLink) -> None:
-        """When the engine is gone, its requests go elsewhere, or wait for an engine to come back."""
+        """When the engine is gone, its requests go elsewhere, or wait for an engine to come back.
+
+        Where only the link was lost, nobody else will notice and announce the engine again.
+        """
         await link.lost()
-        if self._links.get(engine) is link:
-            self._give_up(engine)
+        if self._links.get(engine) is not link:
+            return
+        self._give_up(engine)
+        renewed = await link.renewed()
+        if renewed is not None and engine not in self._links:
+            self.add_engine(engine, renewed)
 
     def _give_up(self, engine: str) -> None:
         self._links.pop(engine).close()

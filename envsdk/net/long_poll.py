@@ -63,9 +63,10 @@ class Outbox(Generic[Item]):
     async def collect(self, number: int) -> list[Item]:
         """Wait for the first due item, then for one turn of the event loop, and take all items.
 
-        Ends the `collect` of any earlier call with an empty list.
+        Ends the `collect` of any earlier call with an empty list. A call that comes twice gets nothing for
+        the second time.
         """
-        if number < self._newest:
+        if number <= self._newest:
             return []
         self._newest = number
         self.wake()

@@ -296,12 +296,12 @@ class EngineGroup:
     async def _start_again(self, incarnation: EngineIncarnation, actor: Any) -> None:
         try:
             await actor.start.remote()
+            if self._transport is not Transport.SHARED_MEMORY:
+                self._nodes[incarnation.name] = await actor.node_id.remote()
         except (EnvsdkError, ray.exceptions.RayError) as error:
             self._do(self._pool.lost(incarnation, _reason(error)))
             return
         self._do(self._pool.started(incarnation))
-        if self._transport is not Transport.SHARED_MEMORY:
-            self._nodes[incarnation.name] = await actor.node_id.remote()
         await self._watch(incarnation, actor)
 
     async def _watch(self, incarnation: EngineIncarnation, actor: Any) -> None:

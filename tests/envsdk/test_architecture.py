@@ -134,6 +134,7 @@ PURE_CORES = {
     "managers/ledger_parts.py",
     "managers/ledger_types.py",
     "managers/rollout_batch.py",
+    "managers/awake_clock.py",
     "managers/departure.py",
     "managers/slot_activity.py",
     "managers/worker_demand.py",

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorUnavailableError
+from ray.exceptions import ActorUnavailableError, RayError, RaySystemError, RayTaskError
 from toy_envs import CountingEnv
 
 from envsdk.env import EnvSpec
@@ -149,6 +149,7 @@ async def test_a_slot_asks_a_silent_engine_for_one_reply(model: Path) -> None:
     [
         OSError(errno.EMFILE, "Too many open files"),
         ActorUnavailableError("the network lost a call", bytes(16)),
+        RaySystemError("the reply could not be read"),
     ],
 )
 def test_a_worker_that_cannot_go_on_ends_its_process_and_not_the_run(
@@ -169,4 +170,13 @@ def test_a_worker_that_cannot_go_on_ends_its_process_and_not_the_run(
     monkeypatch.setattr(env_worker.os, "_exit", end)
     worker = worker_with(model, actor(never))
     with pytest.raises(Ended):
+        asyncio.run(worker.run(actor(exchange)))
+
+
+def test_an_error_of_the_scheduler_itself_is_not_taken_for_a_lost_message(model: Path) -> None:
+    async def exchange(*_: object) -> list[ToWorker]:
+        raise RayTaskError("exchange", "Traceback: a slot is unknown", KeyError("slot"))
+
+    worker = worker_with(model, actor(never))
+    with pytest.raises(RayError, match="a slot is unknown"):
         asyncio.run(worker.run(actor(exchange)))

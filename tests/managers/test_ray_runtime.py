@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import threading
@@ -220,3 +221,22 @@ def test_a_head_that_answers_again_in_time_is_not_given_up() -> None:
         watch = Watch({}, ["/bin/false"], head=head)
         assert asked.wait(60)
         watch.end()
+
+
+@pytest.mark.parametrize(
+    ("error", "answers"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), True),
+        (OSError(errno.ENFILE, "Too many open files in system"), True),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), False),
+        (TimeoutError("timed out"), False),
+    ],
+)
+def test_a_head_that_this_process_cannot_ask_for_want_of_descriptors_is_not_out_of_reach(
+    monkeypatch: pytest.MonkeyPatch, error: OSError, answers: bool
+) -> None:
+    def connect(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(ray_runtime.socket, "create_connection", connect)
+    assert ray_runtime._answers("10.0.0.1:6379") is answers

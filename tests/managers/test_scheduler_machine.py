@@ -138,6 +138,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.killed: list[Any] = []
         self.patches = [
             mock.patch.object(scheduler_module, "time", clock),
+            mock.patch.object(scheduler_module, "TICK_S", TICK_S),
             mock.patch.object(worker_group.ray, "kill", self.killed.append),
         ]
         for patch in self.patches:
@@ -375,6 +376,12 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.is_over)
     @rule(seconds=st.sampled_from([TICK_S, 3 * GRACE_S, DEADLINE_S + TICK_S]))
+    def the_scheduler_is_stopped(self, seconds: float) -> None:
+        """Its process is; the events that waited come before its timer."""
+        self.now += seconds
+
+    @precondition(lambda self: not self.is_over)
+    @rule(seconds=st.sampled_from([TICK_S, 3 * GRACE_S, DEADLINE_S + TICK_S]))
     def time_passes(self, seconds: float) -> None:
         for _ in range(int(seconds / TICK_S)):
             self.now += TICK_S
@@ -382,7 +389,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _look_at_the_clock(self) -> None:
         async def look() -> None:
-            self.scheduler._end_what_is_late(self.now)
+            self.scheduler._end_what_is_late(self.scheduler._now())
             hung = [n for n, w in self.workers.items() if w.record.actor in self.killed]
             for name in hung:
                 self._lose(self.workers.pop(name), None)

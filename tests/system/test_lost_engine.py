@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+from ray.exceptions import ActorUnavailableError
 
 from envsdk.inference.engine import EngineConfig, GenerationRequest
 from envsdk.inference.engine_host import EngineHost, RayLink
@@ -36,6 +37,50 @@ def start_engine(logprob: float, token_s: float) -> Any:
     config = EngineConfig(model=None, sequence_length=2048, strategy_config=settings)
     actor: Any = ray.remote(num_cpus=0, max_restarts=0)(EngineHost)
     return actor.remote("mock", config)
+
+
+class TornLink(RayLink):
+    """One call fails while its engine lives, before the engine gets it or after."""
+
+    torn = False
+
+    def __init__(self, client: str, actor: Any, *, is_heard: bool) -> None:
+        super().__init__(client, actor)
+        self._is_heard = is_heard
+
+    async def _exchange(self, number: int, items: list[GenerationRequest | str]) -> Any:
+        if items and not self.torn:
+            self.torn = True
+            if self._is_heard:
+                super()._exchange(number, items)
+            raise ActorUnavailableError("the network was away", b"0" * 16)
+        return await super()._exchange(number, items)
+
+
+def request(name: str) -> GenerationRequest:
+    return GenerationRequest(
+        request_id=name,
+        prompt_ids=np.array([7], np.int32),
+        sampling=SamplingParams(max_new_tokens=NUM_TOKENS),
+        session_id=name,
+    )
+
+
+@pytest.mark.parametrize("is_heard", [False, True])
+async def test_a_lost_call_costs_the_link_and_not_the_engine(is_heard: bool) -> None:
+    engine = start_engine(-1.0, token_s=0.0)
+    await engine.start.remote()
+    link = TornLink("worker#0", engine, is_heard=is_heard)
+    proxy = InferenceProxy({"only": link}, engines_return=True)
+    proxy.start()
+    for names in (["a", "b"], ["c"]):
+        turns = [proxy.generate(request(name)) for name in names]
+        for result in await asyncio.wait_for(asyncio.gather(*turns), 60):
+            assert (len(result.token_ids), result.finish_reason) == (NUM_TOKENS, FinishReason.LENGTH)
+    assert link.torn
+    assert proxy._links["only"] is not link
+    await proxy.close()
+    ray.kill(engine)
 
 
 async def process_of(actor: Any) -> int:

@@ -117,9 +117,10 @@ def with_trouble(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable
             raise lost(kind)
         if kind == "message late":
             await asyncio.sleep(LATE_S)
+        sent = call(number, items)
         if kind == "message doubled":
             _DOUBLES.append(asyncio.ensure_future(_quiet(call(number, items))))
-        answer = await call(number, items)
+        answer = await sent
         if kind == "answer lost":
             raise lost(kind)
         return answer

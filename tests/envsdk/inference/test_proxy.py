@@ -107,7 +107,9 @@ async def live_through(events: list[tuple[str, Any]], keep_tokens: bool) -> None
                 }
         proxy.resume()
         if "last" not in links:
-            proxy.add_engine("last", await engine_link())
+            last = await engine_link()
+            await last.engine.load_weights({}, version)
+            proxy.add_engine("last", last)
         for future, asking in asked.items():
             if future.cancelled():
                 continue

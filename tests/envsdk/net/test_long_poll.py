@@ -149,3 +149,12 @@ async def test_the_first_error_of_a_call_ends_the_exchange() -> None:
 
     with pytest.raises(ConnectionError, match="the other end is gone"):
         await LongPoll[int, list[int]](call, lambda reply: None).run()
+
+
+async def test_a_call_that_comes_twice_takes_nothing_from_itself() -> None:
+    outbox: Outbox[int] = Outbox()
+    call = asyncio.ensure_future(outbox.collect(0))
+    await asyncio.sleep(0)
+    assert await outbox.collect(0) == []
+    outbox.put(1)
+    assert await call == [1]

@@ -23,6 +23,7 @@ from envsdk.failures import ConfigurationError, EngineError
 from envsdk.inference.engine import EngineConfig, EngineHealth
 from envsdk.inference.engine_demand import DemandConfig
 from envsdk.inference.engine_pool import PoolConfig
+from envsdk.inference.weight_transport import Transport
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.pipeline.engine_group import EngineGroup, EngineGroupSpec
 from envsdk.pipeline.trainer_group import TrainerGroup, TrainerSpec
@@ -194,6 +195,37 @@ async def test_an_engine_that_comes_back_while_the_trainer_learns_waits_for_its_
         assert group.num_serving == 0
         await group.publish(1)
         await until(lambda: group.joined == [("one", 1)])
+
+
+async def test_an_engine_that_dies_before_it_says_where_it_runs_is_started_again(tmp_path: Path) -> None:
+    class Died:
+        """Started, and gone when it is asked where."""
+
+        class start:
+            @staticmethod
+            async def remote() -> None: ...
+
+        class node_id:
+            @staticmethod
+            async def remote() -> str:
+                raise ray.exceptions.RayActorError
+
+    async with engine_group(tmp_path, "one") as group:
+        await group.publish(0)
+        group._transport = Transport.OBJECT_STORE
+        make = group._new_actor
+
+        def first_dies(name: str) -> Any:
+            group._new_actor = make  # type: ignore[method-assign]
+            ray.kill(make(name))
+            return Died()
+
+        group._new_actor = first_dies  # type: ignore[method-assign]
+        group._end = lambda actor, **_: None  # type: ignore[method-assign,assignment]
+        os.kill(min(engine_processes()), signal.SIGKILL)
+        await until(lambda: group.joined == [("one", 0)] or group.failed.done())
+        assert not group.failed.done()
+        assert group.num_restarts == 2
 
 
 async def test_an_engine_that_says_that_it_is_broken_is_ended_and_started_again(tmp_path: Path) -> None:
