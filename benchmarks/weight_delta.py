@@ -6,8 +6,8 @@
     half-billion    a random Qwen3-shaped model of 0.5 billion parameters, AdamW at a rate of 1e-6, as in
                     reinforcement learning of large models; some 12 GB of memory
 
-Each in float32, as trained, and rounded to bfloat16, as engines sample. Every update is decoded and compared with
-what was sent, bit for bit; the exit code is 1 when one differs.
+Each in float32, as trained, and rounded to bfloat16, as engines sample. Every update is decoded and compared
+with what was sent, bit for bit; the exit code is 1 when one differs.
 """
 
 from __future__ import annotations
@@ -177,9 +177,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures here too")
     options = parser.parse_args()
     rows = []
-    print(
-        f"{'model':14} {'sent as':9} {'whole':>9} {'delta':>9} {'ratio':>7} {'changed':>8} {'encode':>8} {'decode':>8}"
-    )
+    print(f"{'model':14} {'sent as':9} {'whole':>9} {'delta':>9} {'ratio':>6} {'changed':>8}  encode  decode")
     for name, steps in MODELS.items():
         if options.only not in (None, name):
             continue
@@ -190,9 +188,10 @@ def main() -> None:
         for each in found:
             row = each.row(name)
             rows.append(row)
+            share = row.delta_mb / row.whole_mb
             print(
-                f"{row.model:14} {row.dtype:9} {row.whole_mb:6.1f} MB {row.delta_mb:6.2f} MB "
-                f"{row.delta_mb / row.whole_mb:6.1%} {row.changed_share:8.2%} {row.encode_s:6.2f} s {row.decode_s:6.2f} s",
+                f"{row.model:14} {row.dtype:9} {row.whole_mb:6.1f} MB {row.delta_mb:6.2f} MB {share:6.1%} "
+                f"{row.changed_share:8.2%}  {row.encode_s:4.2f} s  {row.decode_s:4.2f} s",
                 flush=True,
             )
     if options.json:
