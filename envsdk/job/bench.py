@@ -24,6 +24,7 @@ from envsdk.job.evaluation_plan import EvaluationPlan
 from envsdk.job.published import PublishedVersions, Standing, done_before
 from envsdk.job.weights import FetchedVersion, open_reader
 from envsdk.managers.ray_runtime import ray_runtime
+from envsdk.pipeline.lost_runtime import lost_runtime
 from envsdk.pipeline.opening import only_run_in
 from envsdk.pipeline.rollout_cluster import RolloutCluster
 from envsdk.pipeline.rollout_metrics import validation_metrics
@@ -49,7 +50,11 @@ def run(loaded: LoadedConfig) -> None:
         model = initial_model(config)
         make_folder(config.run_folder / TRAJECTORIES)
         write_atomically(folder / CONFIG_FILE, loaded.resolved_yaml().encode())
-        with ray_runtime(config.ray):
+        if_lost = lost_runtime(
+            f"The evaluations in {folder} are whole: the same command continues with the newest version",
+            report_of=config.run_folder,
+        )
+        with ray_runtime(config.ray, if_lost=if_lost):
             asyncio.run(_run(config, folder, model))
         report = write_report_of_job(config.run_folder)
         say(success_before_and_after(_evaluations(folder)))

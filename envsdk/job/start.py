@@ -28,6 +28,7 @@ from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.pipeline import run as single_program
 from envsdk.pipeline.batch_source import BatchSource
 from envsdk.pipeline.engine_group import Say
+from envsdk.pipeline.lost_runtime import lost_runtime
 from envsdk.pipeline.node_watch import watch_nodes
 from envsdk.pipeline.opening import only_run_in
 from envsdk.pipeline.rollout_cluster import RolloutCluster
@@ -123,7 +124,11 @@ def explore(loaded: LoadedConfig) -> None:
         model = initial_model(config)
         make_folder(folder / TRAJECTORIES)
         write_atomically(folder / CONFIG_FILE, loaded.resolved_yaml().encode())
-        with ray_runtime(config.ray):
+        if_lost = lost_runtime(
+            "The same command starts this explorer again; the groups that it played are played again when "
+            f"its lease has run out (buffer.lease_s={config.buffer.lease_s:g}), here or elsewhere"
+        )
+        with ray_runtime(config.ray, if_lost=if_lost):
             asyncio.run(_explore(config, folder, model))
 
 

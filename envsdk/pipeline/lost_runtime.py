@@ -1,8 +1,8 @@
-"""Ends a run whose Ray died: writes the report and says what died.
+"""Ends a program whose Ray died: writes the report of its run, if it has one, and says what died.
 
-    python -m envsdk.pipeline.lost_runtime RUN_FOLDER SENTENCE
+    python -m envsdk.pipeline.lost_runtime REPORT_FOLDER ADVICE SENTENCE        REPORT_FOLDER may be empty
 
-It takes the place of the process that trained (`ray_runtime`), of which nothing can be relied on any more.
+It takes the place of that program (`ray_runtime`), of which nothing can be relied on any more.
 """
 
 from __future__ import annotations
@@ -14,16 +14,20 @@ from envsdk.display.command_line import run_command
 from envsdk.failures import EnvsdkError
 
 
+def lost_runtime(advice: str, *, report_of: Path | None = None) -> list[str]:
+    """The command line for `ray_runtime`'s `if_lost`; `advice` says how to go on."""
+    folder = "" if report_of is None else str(report_of)
+    return [sys.executable, "-m", "envsdk.pipeline.lost_runtime", folder, advice]
+
+
 @run_command
 def main(argv: list[str]) -> None:
     from envsdk.view.export import write_report_of_job
 
-    folder, what_died = Path(argv[0]), argv[1]
-    write_report_of_job(folder)
-    raise EnvsdkError(
-        f"{what_died}. The checkpoints and batches in {folder} are whole: the same command continues from "
-        "them, here or wherever that folder is"
-    )
+    folder, advice, what_died = argv
+    if folder:
+        write_report_of_job(Path(folder))
+    raise EnvsdkError(f"{what_died}. {advice}")
 
 
 if __name__ == "__main__":

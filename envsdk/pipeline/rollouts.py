@@ -40,6 +40,7 @@ from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.managers.wiring import tag_setups
 from envsdk.pipeline.batch_source import EngineLook, Result
 from envsdk.pipeline.engine_group import Say
+from envsdk.pipeline.lost_runtime import lost_runtime
 from envsdk.pipeline.opening import begin, only_run_in
 from envsdk.pipeline.rollout_cluster import RolloutCluster
 from envsdk.pipeline.rollout_metrics import rollout_metrics, validation_metrics
@@ -302,7 +303,11 @@ class AsyncRollouts:
         # A tiny policy may have to be made; this takes a minute.
         model, changes = await asyncio.to_thread(begin, self._loaded, folder)
         if not ray.is_initialized():  # else it is the caller's, who also ends it
-            await asyncio.to_thread(self._stack.enter_context, ray_runtime(config.ray))
+            if_lost = lost_runtime(
+                f"The batches in {folder.path} are whole: continue from the newest `state` that your program "
+                "saved"
+            )
+            await asyncio.to_thread(self._stack.enter_context, ray_runtime(config.ray, if_lost=if_lost))
         self._model, self._weights = model, GivenWeights(model)
         batches = self._batches = PlayedBatches(
             config, folder, model=model, weights=self._weights, say=_LOG.warning

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -26,6 +25,7 @@ from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.pipeline.agentic_pipeline import AgenticPipeline
 from envsdk.pipeline.batch_source import BatchSource
 from envsdk.pipeline.engine_group import Say
+from envsdk.pipeline.lost_runtime import lost_runtime
 from envsdk.pipeline.node_watch import watch_nodes
 from envsdk.pipeline.opening import begin, only_run_in
 from envsdk.pipeline.rollouts import PlayedBatches
@@ -67,7 +67,11 @@ def _train(loaded: LoadedConfig, open_batches: OpenBatches) -> None:
             say(f"Report: {write_report_of_job(folder.path)}")
         return
     model, changes = begin(loaded, folder)
-    if_lost = [sys.executable, "-m", "envsdk.pipeline.lost_runtime", str(folder.path)]
+    if_lost = lost_runtime(
+        f"The checkpoints and batches in {folder.path} are whole: the same command continues from them, here "
+        "or wherever that folder is",
+        report_of=folder.path,
+    )
     with ray_runtime(config.ray, if_lost=if_lost):
         asyncio.run(_run(config, folder, model, changes, open_batches))
 

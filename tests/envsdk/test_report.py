@@ -369,7 +369,7 @@ def test_a_report_that_cannot_be_written_costs_a_run_nothing(
 
 def test_a_run_whose_runtime_died_gets_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_metrics(tmp_path)
-    assert lost_runtime.main([str(tmp_path), "Ray died"]) == 1
+    assert lost_runtime.main([str(tmp_path), "Go on", "Ray died"]) == 1
     assert (tmp_path / "report.html").is_file()
     assert "Ray died" in capsys.readouterr().err
 
