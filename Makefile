@@ -198,7 +198,7 @@ test-versions: ## What samples and learns, in a fresh environment: VERSIONS_PYTH
 	$(VERSIONS_PYTHON) -m venv $(VERSIONS_VENV)
 	grep -vE '^(setuptools|torch|transformers)==' constraints.txt > $(VERSIONS_VENV)/constraints.txt
 	$(VERSIONS_VENV)/bin/python -m pip install -c $(VERSIONS_VENV)/constraints.txt torch==$(TORCH) transformers==$(TRANSFORMERS)
-	$(VERSIONS_VENV)/bin/python -m pip install -c $(VERSIONS_VENV)/constraints.txt gymnasium hatchling hypothesis jinja2 \
+	$(VERSIONS_VENV)/bin/python -m pip install -c $(VERSIONS_VENV)/constraints.txt editables gymnasium hatchling hypothesis jinja2 \
 		llguidance omegaconf peft psutil pydantic pytest pytest-asyncio pytest-timeout pytest-xdist pyyaml rich safetensors typer
 	$(VERSIONS_VENV)/bin/python -m pip install --no-deps --no-build-isolation -e .
 	$(VERSIONS_VENV)/bin/python -m pytest -m "not gpu and not slow and not system" -n 2 \

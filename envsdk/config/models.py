@@ -424,6 +424,13 @@ class RunConfig(AlgorithmKeys, Section):
     """How weights reach the engines. `auto` is `shared_memory` when all engines are on the node of the
     trainer's first rank (`object_store` where that is no Linux); `object_store` when another node has several
     of them, which then share one copy there; and `broadcast` otherwise."""
+    model_update_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision that float32 weights are sent in. `bfloat16` halves the bytes; engines that sample in it lose
+    nothing."""
+    model_update_delta: bool = False
+    """Send engines what has changed since the weights that they have, exactly and compressed. It takes a copy
+    of the weights in main memory at both ends, and saves bytes where few change: in bfloat16, at small
+    learning rates."""
 
     group_filters: Annotated[GroupFilterEntries, AfterValidator(distinct)] = Field(default_factory=list)
     """Groups that one of these drops are left out, and others played instead: `zero_variance` (equal

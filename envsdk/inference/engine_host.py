@@ -25,6 +25,7 @@ from envsdk.inference.engine import (
 from envsdk.inference.partial_results import REPORT_S, STREAM_S, ProgressWatch
 from envsdk.inference.proxy import Deliver, EngineLink
 from envsdk.inference.weight_buckets import Chunk, UpdateInterrupted
+from envsdk.inference.weight_delta import WeightBase
 from envsdk.inference.weight_receiver import WeightReceiver
 from envsdk.inference.weight_transport import Payload
 from envsdk.inference.wire import (
@@ -116,6 +117,7 @@ class EngineHost:
         self._clients: dict[str, _Client] = {}
         self._busy = BusyStretches()
         self._updates: dict[str, _Update] = {}
+        self._weight_base = WeightBase()
         self._watches: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -196,10 +198,11 @@ class EngineHost:
             self._engine.abort(list(gone.open_requests))
             gone.outbox.close()
 
-    async def begin_update(self, update_id: str, version: int, mode: str) -> None:
+    async def begin_update(self, update_id: str, version: int, mode: str, delta: bool = False) -> str:
         """Make ready for the buckets of `version`; what an earlier update left unfinished is dropped.
 
-        Replies continue while buckets come, if the engine can (`inflight_update`).
+        With `delta` the buckets hold parcels, and the answer is the update that they may differ from: "" when
+        there is none. Replies continue while buckets come, if the engine can (`inflight_update`).
         """
         for earlier in list(self._updates):
             await self.abandon_update(earlier)
@@ -209,7 +212,9 @@ class EngineHost:
             if mode != "continue":
                 await engine.pause(_PAUSES[mode])
 
-        receiver = WeightReceiver(before_end=before_swap)
+        base = self._weight_base if delta else None
+        known = "" if base is None else base.version
+        receiver = WeightReceiver(before_end=before_swap, base=base)
         in_flight = engine.abilities.inflight_update
 
         async def load() -> None:
@@ -217,12 +222,15 @@ class EngineHost:
                 if not in_flight:
                     await engine.pause(_PAUSES[mode])
                 await engine.load_weights(receiver.stream(), version)
+                if base is not None:
+                    base.complete(update_id)
             finally:
                 receiver.close()
                 if not in_flight or mode != "continue":
                     await engine.resume()
 
         self._updates[update_id] = _Update(receiver, asyncio.ensure_future(load()))
+        return known
 
     async def take_bucket(
         self, update_id: str, number: int, chunks: tuple[Chunk, ...], num_bytes: int, payload: Payload

@@ -121,7 +121,7 @@ def read_buckets(buckets: Iterable[Bucket]) -> Iterator[tuple[str, NDArray[Any] 
                 if filled < chunk.tensor_bytes:
                     continue
                 data, filled = full, 0
-            yield chunk.name, _from_bytes(data, chunk)
+            yield chunk.name, as_array(data, chunk.dtype, chunk.shape)
     if filled:
         raise EngineError(f"the last weight ends after {filled} of {len(full)} bytes")
 
@@ -141,13 +141,16 @@ def as_bytes(weight: NDArray[Any] | Tensor) -> tuple[Buffer, str, tuple[int, ...
     return data, str(weight.dtype).removeprefix("torch."), tuple(weight.shape)
 
 
-def _from_bytes(data: Buffer, chunk: Chunk) -> NDArray[Any] | Tensor:
+def as_array(data: Buffer, dtype: str, shape: tuple[int, ...]) -> NDArray[Any] | Tensor:
+    """The inverse of `as_bytes`: an array, or a tensor for what NumPy has no type for."""
     try:
-        return data.view(np.dtype(chunk.dtype)).reshape(chunk.shape)
+        return data.view(np.dtype(dtype)).reshape(shape)
     except TypeError:
         import torch
 
-        dtype: torch.dtype = getattr(torch, chunk.dtype)
+        kind: torch.dtype = getattr(torch, dtype)
+        if not len(data):  # its strides mean nothing, as in `as_bytes`
+            return torch.empty(shape, dtype=kind)
         # PyTorch wants writable memory, which an object store's is not.
         flat = torch.from_numpy(data) if data.flags.writeable else torch.tensor(data)
-        return flat.view(dtype).reshape(chunk.shape)
+        return flat.view(kind).reshape(shape)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envsdk.inference.weight_buckets import Bucket, Chunk, UpdateInterrupted, read_buckets
+from envsdk.inference.weight_delta import WeightBase
 from envsdk.inference.weight_transport import BucketReceiver, Payload
 
 
@@ -37,7 +38,9 @@ class WeightReceiver:
     `before_end` is awaited on the loop when everything has come and nothing is swapped yet.
     """
 
-    def __init__(self, before_end: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, before_end: Callable[[], Awaitable[None]], base: WeightBase | None = None) -> None:
+        """With a `base` the buckets hold parcels that may differ from it."""
+        self._base = base
         self._loop = asyncio.get_running_loop()
         self._before_end = before_end
         self._queue: queue.SimpleQueue[_Announced | _Mark] = queue.SimpleQueue()
@@ -86,7 +89,11 @@ class WeightReceiver:
 
     def stream(self) -> Iterator[tuple[str, Any]]:
         """The weights; each is valid until the next is asked for. Blocks. UpdateInterrupted."""
-        yield from read_buckets(self._buckets())
+        weights = read_buckets(self._buckets())
+        if self._base is not None:
+            self._base.begin()
+            weights = self._base.decoded(weights)
+        yield from weights
         asyncio.run_coroutine_threadsafe(_awaited(self._before_end()), self._loop).result()
 
     def _buckets(self) -> Iterator[Bucket]:

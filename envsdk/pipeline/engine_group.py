@@ -65,6 +65,10 @@ class EngineGroupSpec:
     transport: str
     """As configured."""
     bucket_bytes: int
+    delta: bool = False
+    """Send differences to the update before."""
+    dtype: str = "float32"
+    """What float32 weights are sent as."""
     device_mapping: Sequence[int] | None = None
     """Accelerators, as many for each engine; they are reserved for engines that are not started too."""
     other_mappings: Sequence[Sequence[int] | None] = ()
@@ -354,6 +358,8 @@ class EngineGroup:
                 transport=self._transport,
                 bucket_bytes=self._spec.bucket_bytes,
                 as_adapter=self._sends_adapter,
+                delta=self._spec.delta,
+                dtype=self._spec.dtype,
             )
         finally:
             self._being_updated -= engines.keys()

@@ -270,6 +270,8 @@ def _engines_spec(
         weight_update=config.weight_update,
         transport=config.model_update_transport,
         bucket_bytes=config.model_update_buffer_size_mb * 1024**2,
+        delta=config.model_update_delta,
+        dtype=config.model_update_dtype,
         device_mapping=infer.device_mapping,
         other_mappings=trainer_mappings,
         placement=config.ray.placement.engines,

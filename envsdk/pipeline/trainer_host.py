@@ -12,6 +12,7 @@ import ray
 from numpy.typing import NDArray
 
 from envsdk.failures import StorageError
+from envsdk.inference.weight_delta import WeightBase
 from envsdk.net.rendezvous import free_port
 from envsdk.pipeline.reservation import show_only
 from envsdk.pipeline.weight_outlet import OutletReport, WeightOutlet
@@ -39,6 +40,7 @@ class TrainerHost:
         self._strategy_name = strategy_name
         self._config = config
         self._parcels = parcels or Parcels()
+        self._weight_base = WeightBase()
 
     def meeting_point(self) -> tuple[str, int]:
         """Address of this node in the cluster, and a port that is free there."""
@@ -81,7 +83,7 @@ class TrainerHost:
             for _ in weights:  # the other ranks take part in collecting each
                 pass
             return None
-        return WeightSender(transfer).send(weights)
+        return WeightSender(transfer, self._weight_base).send(weights)
 
     def give_weights(self, outlet: WeightOutlet) -> OutletReport | None:
         """Rank 0's `outlet` takes the current weights, an adapter merged in."""

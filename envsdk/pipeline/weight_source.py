@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import ray
 
 from envsdk.failures import ConfigurationError, EngineError
+from envsdk.inference.weight_delta import WeightBase
 from envsdk.inference.weight_folder import copies, optional_head
 from envsdk.inference.weight_shapes import Shape, checked, shapes_in
 from envsdk.pipeline.weight_update import TransferReport, WeightSender, WeightTransfer
@@ -55,6 +56,7 @@ class GivenWeights:
         self._shapes = shapes_in(model)
         self._optional = optional_head(model, self._shapes)
         self._held: Weights = model
+        self._base = WeightBase()
 
     def checked(self, weights: Mapping[str, Any] | str | Path) -> Weights:
         """A copy of these weights in main memory, or their folder.
@@ -85,7 +87,7 @@ class GivenWeights:
 
     async def send_weights(self, transfer: WeightTransfer) -> TransferReport:
         """Send what is held."""
-        return await asyncio.to_thread(WeightSender(transfer).send, self._weights())
+        return await asyncio.to_thread(WeightSender(transfer, self._base).send, self._weights())
 
     async def node_id(self) -> str:
         """That of this process."""

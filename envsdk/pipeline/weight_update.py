@@ -13,7 +13,7 @@ import asyncio
 import time
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ import ray
 
 from envsdk.failures import EngineError
 from envsdk.inference.weight_buckets import Bucket, Buffer, UpdateInterrupted, fill_buckets
+from envsdk.inference.weight_delta import WeightBase
 from envsdk.inference.weight_transport import (
     NUM_BUFFERS,
     BroadcastPayload,
@@ -49,6 +50,10 @@ class WeightTransfer:
     """`EngineHost` actors by name, which expect the update."""
     as_adapter: bool = False
     """Send the trainer's adapter, not whole weights."""
+    base: str | None = None
+    """With differences: the update whose weights all engines have, "" where they have not; None: without."""
+    dtype: str = "float32"
+    """What float32 weights are sent as."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +64,8 @@ class TransferReport:
     num_bytes: int
     """To each engine."""
     seconds: float
+    is_delta: bool = False
+    """What was sent are differences to the update before."""
     interruption: str = ""
     """Why the engines did not get everything; empty when they did."""
     engines: Sequence[str] = ()
@@ -70,6 +77,7 @@ class TransferReport:
             "weight_update/bytes": float(self.num_bytes),
             "weight_update/buckets": float(self.num_buckets),
             "weight_update/ship_s": self.seconds,
+            "weight_update/delta": float(self.is_delta),
         }
 
 
@@ -85,23 +93,31 @@ async def update_engines(
     transport: Transport,
     bucket_bytes: int,
     as_adapter: bool = False,
+    delta: bool = False,
+    dtype: str = "float32",
 ) -> TransferReport | None:
     """Give every engine that lives the weights that `send` sends, as `version`; None when none lives.
+
+    With `delta` the engines keep what they got, and get differences to it where all have the same.
 
     Raises what `send` or an engine raises; every engine then has all of the old weights or all of the new.
     """
     interruption = ""
     for _ in range(len(engines) + 1):
         update_id = uuid.uuid4().hex
-        engines = await _on_the_living(engines, "begin_update", update_id, version, mode)
+        bases = await _on_the_living(engines, "begin_update", update_id, version, mode, delta)
+        engines = {name: engines[name] for name in bases}
         if not engines:
             return None
+        common = set(bases.values())
         transfer = WeightTransfer(
             update_id=update_id,
             transport=transport,
             bucket_bytes=bucket_bytes,
             engines=engines,
             as_adapter=as_adapter,
+            base=(common.pop() if len(common) == 1 else "") if delta else None,
+            dtype=dtype,
         )
         report = None
         try:
@@ -109,7 +125,8 @@ async def update_engines(
         finally:
             if report is None or report.interruption:
                 # An engine's own reason comes out here.
-                engines = await _on_the_living(engines, "abandon_update", update_id)
+                left = await _on_the_living(engines, "abandon_update", update_id)
+                engines = {name: engines[name] for name in left}
         if not report.interruption:
             updated = await _on_the_living(engines, "complete_update", update_id)
             return replace(report, engines=tuple(updated))
@@ -118,20 +135,29 @@ async def update_engines(
 
 
 async def _on_the_living(engines: Mapping[str, Any], method: str, *args: Any) -> dict[str, Any]:
-    """The engines that answered. One that died is left out; whether one is left is the cluster's business.
+    """The answers, by engine. One that died is left out; whether one is left is the cluster's business.
 
     Raises the first error of an engine that lives, when all have answered.
     """
     calls = [getattr(engine, method).remote(*args) for engine in engines.values()]
     answers = await asyncio.gather(*calls, return_exceptions=True)
     living = {}
-    for (name, engine), answer in zip(engines.items(), answers, strict=True):
+    for name, answer in zip(engines, answers, strict=True):
         if isinstance(answer, ray.exceptions.RayActorError):
             continue
         if isinstance(answer, BaseException):
             raise answer
-        living[name] = engine
+        living[name] = answer
     return living
+
+
+def _rounded(weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """float32 as bfloat16, to the nearest; other types as they are."""
+    import torch
+
+    for name, weight in weights:
+        tensor = torch.from_numpy(weight) if isinstance(weight, np.ndarray) else weight
+        yield name, tensor.bfloat16() if tensor.dtype is torch.float32 else weight
 
 
 class ObjectStoreBucketSender(BucketSender):
@@ -193,8 +219,10 @@ class BroadcastBucketSender(BucketSender):
 class WeightSender:
     """Rank 0's side of one transfer; used once, in a process where blocking is fine."""
 
-    def __init__(self, transfer: WeightTransfer) -> None:
+    def __init__(self, transfer: WeightTransfer, base: WeightBase | None = None) -> None:
+        """`base` is what the sender keeps from one transfer to the next, for differences."""
         self._transfer = transfer
+        self._base = base
         self._engines = dict(transfer.engines)
         self._under_way: deque[dict[str, Any]] = deque()
         """For each bucket that may still be read, the engines' answers to come."""
@@ -204,7 +232,7 @@ class WeightSender:
     def send(self, weights: Iterable[tuple[str, Any]]) -> TransferReport:
         """Send everything, and return when the engines have read it. Consumes `weights` to the end."""
         started = time.perf_counter()
-        remaining = iter(weights)
+        remaining, is_delta = self._parcels(weights)
         interruption = ""
         sender: BucketSender | None = None
         try:
@@ -220,12 +248,25 @@ class WeightSender:
         finally:
             if sender is not None:
                 sender.close()
+        if self._base is not None and not interruption:
+            self._base.complete(self._transfer.update_id)
         return TransferReport(
             num_buckets=self._num_buckets,
             num_bytes=self._num_bytes,
             seconds=time.perf_counter() - started,
+            is_delta=is_delta,
             interruption=interruption,
         )
+
+    def _parcels(self, weights: Iterable[tuple[str, Any]]) -> tuple[Iterator[tuple[str, Any]], bool]:
+        """What goes into the buckets, and whether they are differences."""
+        if self._transfer.dtype == "bfloat16":
+            weights = _rounded(weights)
+        if self._transfer.base is None or self._base is None:
+            return iter(weights), False
+        is_delta = self._base.version != "" and self._base.version == self._transfer.base
+        self._base.begin()
+        return self._base.encoded(weights, as_delta=is_delta), is_delta
 
     def _sender(self) -> BucketSender:
         capacity = self._transfer.bucket_bytes

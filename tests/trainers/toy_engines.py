@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import ray
+import torch
 from numpy.typing import NDArray
 
 from envsdk.failures import EngineError
@@ -50,7 +51,7 @@ class ToyEngine(MockEngine):
 
     def _read(self, weights: Iterable[Any], version: int) -> Iterator[tuple[str, NDArray[Any]]]:
         for index, (name, array) in enumerate(weights):
-            yield name, array.copy()
+            yield name, array.float().numpy() if isinstance(array, torch.Tensor) else array.copy()
             if index == 2 and self.deeds.get(str(version)) == "die":
                 os.kill(os.getpid(), signal.SIGKILL)
             if index == 2 and self.deeds.get(str(version)) == "refuse":
@@ -74,6 +75,8 @@ async def update(
     *,
     mode: str = "continue",
     bucket_bytes: int = 1 << 20,
+    delta: bool = False,
+    dtype: str = "float32",
 ) -> TransferReport | None:
     return await update_engines(
         engines,
@@ -82,6 +85,8 @@ async def update(
         mode=mode,
         transport=transport,
         bucket_bytes=bucket_bytes,
+        delta=delta,
+        dtype=dtype,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+import torch
 from numpy.typing import NDArray
 
 from envsdk.config import RayArgs
@@ -24,6 +25,7 @@ from envsdk.inference.weight_transport import Transport, choose_transport
 from envsdk.inference.wire import pack_requests, unpack_results
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.pipeline.trainer_group import TrainerGroup, TrainerSpec
+from envsdk.pipeline.weight_update import TransferReport
 from envsdk.trainer import TrainBatch, TrainerConfig, TrainSequence
 from tests.trainers.toy_engines import read, start_engine, update
 from tests.trainers.toy_trainers import ToyTrainer
@@ -186,6 +188,57 @@ class TestUpdates:
             assert await versions({"one": hosts["one"]}) == [0]
             await update(group, hosts, 2, transport, bucket_bytes=BUCKET_BYTES)
             assert await versions(hosts) == [2, 2]
+
+    @pytest.mark.parametrize("transport", [Transport.SHARED_MEMORY, Transport.BROADCAST])
+    async def test_engines_that_have_the_update_before_get_differences(
+        self, transport: Transport, tmp_path: Path
+    ) -> None:
+        async with trainer() as group, engines(tmp_path, two={"3": "refuse"}) as hosts:
+
+            async def send(version: int) -> TransferReport:
+                report = await asyncio.wait_for(
+                    update(group, hosts, version, transport, bucket_bytes=BUCKET_BYTES, delta=True), 60
+                )
+                assert report is not None
+                return report
+
+            whole = await send(1)
+            same = await send(2)
+            assert (whole.is_delta, same.is_delta) == (False, True)
+            assert same.num_bytes < whole.num_bytes / 20
+            assert_has(tmp_path / "one", 2, step=0)
+
+            await group.train_step(TrainBatch(step=0, sequences=[]))
+            with pytest.raises(EngineError, match="is not one of the model's"):
+                await send(3)
+            # Both began to change what they have: nobody builds upon it.
+            assert not (await send(4)).is_delta
+            for name in hosts:
+                assert_has(tmp_path / name, 4, step=1)
+
+            ray.kill(hosts["two"])
+            hosts["two"] = await start_engine(tmp_path / "new")
+            assert not (await send(5)).is_delta
+            await group.train_step(TrainBatch(step=1, sequences=[]))
+            assert (await send(6)).is_delta
+            for name in ("one", "new"):
+                assert_has(tmp_path / name, 6, step=2)
+
+    @pytest.mark.parametrize("delta", [False, True])
+    async def test_weights_may_be_sent_in_half_the_bytes(self, delta: bool, tmp_path: Path) -> None:
+        names = {f"layer.{index}" for index in range(30)}
+        async with trainer() as group, engines(tmp_path) as hosts:
+            one = {"one": hosts["one"]}
+            whole = await update(group, one, 1, Transport.SHARED_MEMORY)
+            half = await update(group, one, 2, Transport.SHARED_MEMORY, dtype="bfloat16", delta=delta)
+            assert whole is not None
+            assert half is not None
+            assert half.num_bytes < 0.52 * whole.num_bytes
+            found, sent = read(tmp_path / "one", 2), dict(weights_at(0))
+            for name in names:
+                expected = torch.from_numpy(sent[name]).bfloat16().float().numpy()
+                np.testing.assert_array_equal(found[name], expected)
+            np.testing.assert_array_equal(found["last"], sent["last"])  # whole numbers stay as they are
 
     @pytest.mark.parametrize("folder", ["model_folder", "untied_model_folder"])
     async def test_the_embedded_engine_means_what_the_trainer_means_after_each_update(
