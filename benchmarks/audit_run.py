@@ -78,6 +78,12 @@ class Run:
     """By step: the contents of run.json."""
     unreadable: list[Finding]
 
+    @property
+    def is_of_own_trainer(self) -> bool:
+        """Of `Rollouts`: batches of any size, and versions published when their trainer likes."""
+        left = any((self.folder / name).exists() for name in ("metrics.jsonl", "timeline.json"))
+        return not (left or self.checkpoints)
+
 
 def read(folder: Path) -> Run:
     """Everything that the audit looks at. What cannot be read is a finding."""
@@ -243,7 +249,7 @@ def _batches_are_complete(run: Run) -> Iterator[Finding]:
         yield Finding("no batch is lost", "trajectories", f"no batch of step {_some(missing)}")
     size = run.config.get("rollout_batch_size", 0) * (run.config.get("num_return_sequences_in_group") or 1)
     for batch in run.batches:
-        if size and len(batch.rows) != size:
+        if size and len(batch.rows) != size and not run.is_of_own_trainer:
             yield Finding("batches are complete", batch.path.name, f"{len(batch.rows)} rows, not {size}")
 
 
@@ -309,7 +315,8 @@ def _nothing_is_too_old(run: Run) -> Iterator[Finding]:
             yield Finding(
                 "no token is from the future", batch.path.name, f"version {max(early)} at {version}"
             )
-        if run.config.get("mode", "both") == "both" and version != batch.step:
+        is_paired = run.config.get("mode", "both") == "both" and not run.is_of_own_trainer
+        if is_paired and version != batch.step:
             yield Finding(
                 "a version for each step", batch.path.name, f"version {version} at step {batch.step}"
             )

@@ -322,6 +322,15 @@ def test_the_bound_of_an_automatic_depth_is_one_unless_it_is_given(good: Path, t
     assert [finding.promise for finding in audit(run)] == ["nothing is too old"]
 
 
+def test_batches_for_a_trainer_of_ones_own_have_any_size_and_version(good: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(good, tmp_path / "run")
+    shutil.rmtree(run / "checkpoints")
+    (run / "metrics.jsonl").unlink()
+    settings = json.loads((run / "config.yaml").read_text()) | {"rollout_batch_size": 16}
+    (run / "config.yaml").write_text(json.dumps(settings))
+    assert audit(run) == []
+
+
 def test_the_folder_of_an_explorer_has_no_batches(tmp_path: Path) -> None:
     (tmp_path / "trajectories").mkdir()
     (tmp_path / "config.yaml").write_text(json.dumps({"mode": "explore", "max_steps": 5}))
