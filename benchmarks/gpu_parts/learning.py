@@ -65,7 +65,7 @@ def learn(bench: Bench, seed: int, ends_at: float) -> Iterator[Row]:
             num_tokens += sum(int(sequence.response_mask.sum()) for sequence in batch.sequences)
             if batch.sequences:
                 trainer.train_step(batch)
-            engine.publish(dict(trainer.weights()))
+            engine.publish(dict(trainer.device_weights()))
             if time.monotonic() > ends_at:
                 break
         seconds = time.monotonic() - began
