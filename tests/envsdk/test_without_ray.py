@@ -11,7 +11,6 @@ from pathlib import Path
 PACKAGES = [
     "envsdk.algorithms",
     "envsdk.inference.embedded",
-    "envsdk.rewards",
     "envsdk.trainers",
     "envsdk.warm_start",
 ]
@@ -25,6 +24,7 @@ MODULES = [
     "envsdk.play.local_engine",
     "envsdk.play.rollout",
     "envsdk.results.trajectories",
+    "envsdk.rewards.reward",
 ]
 
 DATA = ["envsdk.warm_start.fine_tuning"]
