@@ -4,6 +4,7 @@
 
 It reads batches, discarded trajectories, metrics, checkpoints and, of a job with explorers, the buffer
 (SQLite). Each line of its answer names a broken promise, where, and the evidence; the exit code is then 1.
+What cannot be read is such a line too, and the rest is judged without it.
 `--finished` also asks for everything that a run which ended in success has.
 """
 
@@ -16,7 +17,7 @@ import re
 import sqlite3
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ COLUMNS = [
 ]
 ENDS = ("delivered", "filtered", "stale", "failed", "cancelled")
 EXAMPLES = 4
+WHOLE = "files are whole"
+"""The promise that all that is on disk can be read."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +57,11 @@ class Batch:
     path: Path
     rows: list[dict[str, Any]]
     metadata: Mapping[str, str]
+    ledger: Mapping[str, Any] | None
+    """The ledger's state with this batch; None in a job with explorers, whose buffer has it."""
     oldest: list[int | None] = field(default_factory=list)
     """Of each row: the oldest and the newest version among its sampled tokens."""
     newest: list[int | None] = field(default_factory=list)
-
-    @property
-    def ledger(self) -> dict[str, Any] | None:
-        text = self.metadata.get("ledger_state")
-        return None if text is None else json.loads(text)
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Run:
     config: Mapping[str, Any]
     batches: list[Batch]
     discarded: list[dict[str, Any]]
-    """Rows, each with `end`: how its lease ended and why."""
+    """Rows, each with `end`: how its lease ended and why; and `step`, the batch before which it ended."""
     metrics: list[dict[str, Any]]
     checkpoints: dict[int, dict[str, Any]]
     """By step: the contents of run.json."""
@@ -81,59 +81,103 @@ class Run:
 
 def read(folder: Path) -> Run:
     """Everything that the audit looks at. What cannot be read is a finding."""
-    unreadable: list[Finding] = []
-    config = {}
-    if (folder / "config.yaml").is_file():
-        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")) or {}
-    batches, discarded = [], []
+    run = Run(folder, {}, [], [], [], {}, [])
+    run.config = _read_config(run)
     for path in sorted((folder / "trajectories").glob("*.parquet")):
         kind = re.fullmatch(r"(discarded_)?step_(\d+)(?:_\d+)?\.parquet", path.name)
         if kind is None:
             continue
         try:
-            table = pq.ParquetFile(path)
-            metadata = {
-                key.decode(): value.decode(errors="replace")
-                for key, value in (table.metadata.metadata or {}).items()
-                if key != b"ARROW:schema"
-            }
-            rows = table.read(columns=COLUMNS)
-        except (pa.ArrowException, OSError) as error:
-            unreadable.append(Finding("files are whole", path.name, str(error)))
-            continue
-        if kind[1]:
-            kept = rows.drop_columns(["versions", "response_mask"]).to_pylist()
-            ends = json.loads(metadata.get("ends", "[]"))
-            if len(ends) != len(kept):
-                unreadable.append(
-                    Finding("what is dropped has a reason", path.name, f"{len(ends)} of {len(kept)}")
-                )
-            discarded += [{**row, "end": end} for row, end in zip(kept, ends, strict=False)]
-        else:
-            batch = Batch(
-                int(kind[2]), path, rows.drop_columns(["versions", "response_mask"]).to_pylist(), metadata
-            )
-            _read_versions(batch, rows)
-            batches.append(batch)
-    metrics = []
-    if (folder / "metrics.jsonl").is_file():
-        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
-        for number, line in enumerate(lines, 1):
-            try:
-                metrics.append(json.loads(line))
-            except json.JSONDecodeError as error:
-                # The last line may have been under way when the program was killed.
-                if number < len(lines):
-                    unreadable.append(Finding("files are whole", f"metrics.jsonl:{number}", str(error)))
-    checkpoints = {}
+            if kind[1]:
+                _read_discarded(run, path, int(kind[2]))
+            else:
+                run.batches.append(_read_batch(path, int(kind[2])))
+        except (pa.ArrowException, OSError, ValueError, TypeError) as error:
+            run.unreadable.append(Finding(WHOLE, path.name, str(error)))
+    run.metrics = _read_metrics(run)
     for path in sorted((folder / "checkpoints").glob("step_*")):
         if (found := re.fullmatch(r"step_(\d+)", path.name)) is None:
             continue
         try:
-            checkpoints[int(found[1])] = json.loads((path / "run.json").read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError) as error:
-            unreadable.append(Finding("files are whole", path.name, str(error)))
-    return Run(folder, config, batches, discarded, metrics, checkpoints, unreadable)
+            run.checkpoints[int(found[1])] = _record(json.loads((path / "run.json").read_text()), "step")
+        except (OSError, ValueError) as error:
+            run.unreadable.append(Finding(WHOLE, f"checkpoints/{path.name}", str(error)))
+    return run
+
+
+def _record(value: Any, *keys: str) -> dict[str, Any]:
+    """This, which must be an object with these keys: whole numbers."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{str(value)[:40]} is no object")
+    for key in keys:
+        if not isinstance(value.get(key), int):
+            raise ValueError(f"{key} is {value.get(key)}, no number")
+    return value
+
+
+def _read_config(run: Run) -> Mapping[str, Any]:
+    try:
+        found = yaml.safe_load((run.folder / "config.yaml").read_text(encoding="utf-8"))
+        return _record(found)
+    except FileNotFoundError:
+        # A job's trainer and its explorers may all have been killed before one wrote it.
+        if any((run.folder / "trajectories").glob("step_*.parquet")):
+            run.unreadable.append(Finding(WHOLE, "config.yaml", "is missing"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        run.unreadable.append(Finding(WHOLE, "config.yaml", " ".join(str(error).split())))
+    return {}
+
+
+def _read_table(path: Path) -> tuple[pa.Table, dict[str, str]]:
+    file = pq.ParquetFile(path)
+    if missing := sorted(set(COLUMNS) - set(file.schema_arrow.names)):
+        raise ValueError(f"there is no column {_some(missing)}")
+    metadata = {
+        key.decode(): value.decode(errors="replace")
+        for key, value in (file.metadata.metadata or {}).items()
+        if key != b"ARROW:schema"
+    }
+    return file.read(columns=COLUMNS), metadata
+
+
+def _read_batch(path: Path, step: int) -> Batch:
+    table, metadata = _read_table(path)
+    ledger = None
+    if "ledger_state" in metadata:
+        ledger = _record(json.loads(metadata["ledger_state"]), "next_lease_id")
+        missing = sorted({"ends", "cursors", "unfinished"} - ledger.keys())
+        if missing or set(ENDS) - ledger["ends"].keys():
+            raise ValueError(f"its ledger_state lacks {_some(missing or ['ends'])}")
+    rows = table.drop_columns(["versions", "response_mask"]).to_pylist()
+    batch = Batch(step, path, rows, metadata, ledger)
+    _read_versions(batch, table)
+    return batch
+
+
+def _read_discarded(run: Run, path: Path, step: int) -> None:
+    table, metadata = _read_table(path)
+    rows = table.drop_columns(["versions", "response_mask"]).to_pylist()
+    ends = json.loads(metadata.get("ends", "[]"))
+    said = [end for end in ends if end]
+    if len(said) != len(rows):
+        run.unreadable.append(
+            Finding("what is dropped has a reason", path.name, f"{len(said)} of {len(rows)}")
+        )
+    run.discarded += [{**row, "end": end, "step": step} for row, end in zip(rows, ends, strict=False)]
+
+
+def _read_metrics(run: Run) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    path = run.folder / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(_record(json.loads(line), "step"))
+        except ValueError as error:
+            # The last line may have been under way when the program was killed.
+            if number < len(lines) or not isinstance(error, json.JSONDecodeError):
+                run.unreadable.append(Finding(WHOLE, f"metrics.jsonl:{number}", str(error)))
+    return rows
 
 
 def _read_versions(batch: Batch, rows: pa.Table) -> None:
@@ -146,6 +190,9 @@ def _read_versions(batch: Batch, rows: pa.Table) -> None:
 def audit(folder: Path, *, finished: bool = False) -> list[Finding]:
     """All broken promises of the run in this folder."""
     run = read(folder)
+    has_buffer = (folder / "buffer.db").is_file()
+    if not (has_buffer or run.batches or run.config or run.unreadable or run.checkpoints):
+        return [Finding("there is a run", str(folder), "no config.yaml, batch, checkpoint or buffer is here")]
     checks = [
         _batches_are_complete,
         _groups_are_pure,
@@ -155,19 +202,33 @@ def audit(folder: Path, *, finished: bool = False) -> list[Finding]:
         _no_task_is_skipped,
         _failures_are_masked,
         _one_row_of_metrics_per_step,
+        _what_is_trained_is_told,
         _checkpoints_fit,
     ]
-    found = run.unreadable + [finding for check in checks for finding in check(run)]
-    if (folder / "buffer.db").is_file():
-        found += _buffer(run)
+    if has_buffer:
+        checks.append(_buffer)
     if finished:
-        found += _has_everything(run)
-    return found
+        checks.append(_has_everything)
+    return run.unreadable + [finding for check in checks for finding in _asked(check, run)]
 
 
-def _bound(config: Mapping[str, Any]) -> int:
+def _asked(check: Callable[[Run], Iterator[Finding]], run: Run) -> Iterator[Finding]:
+    """What this check finds; data of another form than a run's is a finding too."""
+    try:
+        yield from check(run)
+    except (KeyError, TypeError, ValueError, AttributeError, sqlite3.Error) as error:
+        yield Finding(WHOLE, check.__name__.strip("_").replace("_", " "), f"{type(error).__name__}: {error}")
+
+
+def _bound(config: Mapping[str, Any]) -> int | None:
+    """How many versions a sample may be behind; None where the configuration that says it is lost."""
     given = config.get("max_staleness")
-    return math.ceil(float(config.get("async_generation_ratio", 0))) if given is None else int(given)
+    if given is not None:
+        return int(given)
+    ratio = config.get("async_generation_ratio")
+    if ratio == "auto":
+        return 1
+    return None if ratio is None else math.ceil(float(ratio))
 
 
 def _some(values: Sequence[Any]) -> str:
@@ -191,10 +252,11 @@ def _groups_are_pure(run: Run) -> Iterator[Finding]:
         groups = defaultdict(list)
         for row in batch.rows:
             groups[row["group_id"]].append(row)
-        size = int(batch.metadata.get("group_size") or run.config["train_env_manager"]["group_size"])
+        manager = run.config.get("train_env_manager") or {}
+        size = int(batch.metadata.get("group_size") or manager.get("group_size") or 0)
         for group_id, rows in groups.items():
             where = f"{batch.path.name}, group {group_id}"
-            if len(rows) != size:
+            if size and len(rows) != size:
                 yield Finding("groups are whole", where, f"{len(rows)} members, not {size}")
             tasks = {(row["tag"], row["split"], row["index"], row["seed"]) for row in rows}
             if len(tasks) != 1:
@@ -220,14 +282,24 @@ def _each_group_once(run: Run) -> Iterator[Finding]:
                     where = f"{seen[each]} and {batch.path.name}"
                     yield Finding("each is trained once", where, f"{what} {each}")
                 seen[each] = batch.path.name
+    delivered = {row["trajectory_id"]: batch.path.name for batch in run.batches for row in batch.rows}
+    last = max((batch.step for batch in run.batches), default=-1)
+    for row in run.discarded:
+        # A killed program may leave files before the next batch; whoever continues replaces them.
+        if row["step"] <= last and (where := delivered.get(row["trajectory_id"])):
+            yield Finding(
+                "each is trained once",
+                f"{where} and discarded_step_{row['step']:06d}",
+                f"trajectory {row['trajectory_id']} is trained and discarded ({row['end']})",
+            )
 
 
 def _nothing_is_too_old(run: Run) -> Iterator[Finding]:
     bound = _bound(run.config)
     for batch in run.batches:
         version = int(batch.metadata.get("version", batch.step))
-        old = [oldest for oldest in batch.oldest if oldest is not None and oldest < version - bound]
-        if old:
+        old = [oldest for oldest in batch.oldest if oldest is not None and oldest < version - (bound or 0)]
+        if old and bound is not None:
             yield Finding(
                 "nothing is too old",
                 batch.path.name,
@@ -251,6 +323,8 @@ def _counts_add_up(run: Run) -> Iterator[Finding]:
         failed += sum(row["outcome"] == "failed" for row in batch.rows)
         state = batch.ledger
         if state is None:
+            if run.config.get("mode", "both") == "both" and not (run.folder / "buffer.db").is_file():
+                yield Finding("counts add up", batch.path.name, "the ledger's state is not with it")
             continue
         ends = state["ends"]
         if sum(ends.values()) != state["next_lease_id"]:
@@ -332,12 +406,9 @@ def _failures_are_masked(run: Run) -> Iterator[Finding]:
         if metrics is None:
             continue
         share = sum(map(len, rewards.values())) / max(1, len(batch.rows))
-        if not math.isclose(metrics["rollout/valid_share"], share, abs_tol=1e-6):
-            yield Finding(
-                "failures are masked",
-                batch.path.name,
-                f"{share} are valid, {metrics['rollout/valid_share']} counted",
-            )
+        counted = metrics.get("rollout/valid_share")
+        if counted is None or not math.isclose(counted, share, abs_tol=1e-6):
+            yield Finding("failures are masked", batch.path.name, f"{share} are valid, {counted} counted")
         for tag, values in rewards.items():
             told, mean = metrics.get(f"reward/{tag}"), float(np.mean(values))
             if told is None or not math.isclose(told, mean, rel_tol=1e-5, abs_tol=1e-6):
@@ -360,6 +431,18 @@ def _one_row_of_metrics_per_step(run: Run) -> Iterator[Finding]:
         yield Finding("each step has a batch", "metrics.jsonl", f"step {_some(without)} has none")
 
 
+def _what_is_trained_is_told(run: Run) -> Iterator[Finding]:
+    """A checkpoint is written after the rows of its steps."""
+    if run.config.get("logging_steps", 1) != 1:
+        return
+    told = {row["step"] for row in run.metrics if "reward/mean" in row}
+    lacking = sorted(set(range(max(run.checkpoints, default=0))) - told)
+    if lacking:
+        yield Finding(
+            "one row per step", "metrics.jsonl", f"step {_some(lacking)} is in a checkpoint and has none"
+        )
+
+
 def _holes(steps: Sequence[int]) -> list[int]:
     return sorted(set(range(max(steps) + 1)) - set(steps))
 
@@ -373,7 +456,9 @@ def _checkpoints_fit(run: Run) -> Iterator[Finding]:
         batch = by_step.get(step - 1)
         if batch is None:
             yield Finding("checkpoints fit their batches", where, f"there is no batch of step {step - 1}")
-        elif batch.ledger is not None and state.get("ledger") not in (None, batch.ledger):
+        elif batch.ledger is not None and state.get("ledger") is None:
+            yield Finding("checkpoints fit their batches", where, "run.json has no ledger")
+        elif batch.ledger is not None and state["ledger"] != batch.ledger:
             yield Finding("checkpoints fit their batches", where, "another ledger than the batch's")
 
 
@@ -402,9 +487,12 @@ def _buffer(run: Run) -> Iterator[Finding]:
     if doubled := [group for group, count in once.items() if count > 1]:
         yield Finding("each is trained once", "buffer.db", f"groups in several batches: {_some(doubled)}")
     bound = _bound(run.config)
+    if unknown := [group for _, group in held if group not in groups]:
+        yield Finding("batches are those of the buffer", "buffer.db", f"no group {_some(unknown)}")
+        return
     for step, group in held:
         oldest = groups[group][5]
-        if oldest is not None and oldest < versions[step] - bound:
+        if None not in (oldest, bound) and oldest < versions[step] - bound:
             yield Finding(
                 "nothing is too old", f"buffer.db, step {step}", f"group {group} has version {oldest}"
             )
@@ -420,7 +508,9 @@ def _buffer(run: Run) -> Iterator[Finding]:
 
 
 def _has_everything(run: Run) -> Iterator[Finding]:
-    wanted = run.config["max_steps"]
+    wanted = run.config.get("max_steps")
+    if wanted is None or run.config["mode"] == "explore":
+        return
     if len(run.batches) != wanted:
         yield Finding("a finished run is whole", "trajectories", f"{len(run.batches)} batches of {wanted}")
     if wanted not in run.checkpoints:

@@ -15,7 +15,8 @@ from ray._private.state import state
 
 LOOK_S = 1.0
 DEFAULT_GRACE_S = 30.0
-"""Of a node that is drained without a deadline."""
+"""Of a node that is drained without a deadline, or with one that passed before it was seen: the clocks of the
+two machines differ then."""
 
 NodeLeaves = Callable[[str, float], Awaitable[None]]
 """Is told a node's id and the seconds it still has."""
@@ -38,8 +39,8 @@ class NodeWatch:
             for node, deadline_ms in draining.items():
                 if node not in self._known:
                     self._known.add(node)
-                    left_s = deadline_ms / 1000 - time.time() if deadline_ms else DEFAULT_GRACE_S
-                    await self._leaves(node, max(0.0, left_s))
+                    left_s = deadline_ms / 1000 - time.time()
+                    await self._leaves(node, left_s if left_s > 0 else DEFAULT_GRACE_S)
             await asyncio.sleep(LOOK_S)
 
 

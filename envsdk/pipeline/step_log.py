@@ -51,13 +51,14 @@ class StepLog:
     @contextmanager
     def timed(self, what: str, track: Track, step: int, *, name: str | None = None) -> Iterator[None]:
         """Add the seconds of a block to the metric `time/WHAT_s`, and a span to the timeline."""
-        start = time.time()
+        start, began = time.time(), time.monotonic()
         try:
             yield
         finally:
-            end, key = time.time(), f"time/{what}_s"
-            self.metrics[key] = self.metrics.get(key, 0.0) + end - start
-            self._timeline.span(track, name or what, start, end, step=step)
+            # The time of day may be set meanwhile.
+            seconds, key = time.monotonic() - began, f"time/{what}_s"
+            self.metrics[key] = self.metrics.get(key, 0.0) + seconds
+            self._timeline.span(track, name or what, start, start + seconds, step=step)
 
     async def step_done(self, step: int, batch: RolloutBatch) -> None:
         """Report the step: to the trackers, the display and the timeline."""

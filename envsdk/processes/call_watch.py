@@ -185,16 +185,19 @@ CALLS = CallTable()
 """Of this process."""
 
 
-def overdue(cells: memoryview[float], now: float, pid: int) -> OverdueCall | None:
+def overdue(cells: memoryview[float], now: float, pid: int, since: float = 0.0) -> OverdueCall | None:
     """The call that blocks process `pid`, or None while the process can end late calls by itself.
 
     A call whose code runs in the event loop is overdue when its limit has passed. A call on a thread, or one
     that waits, is ended by the event loop. If it is still open after `GRACE_S`, the loop does not run because
     some call keeps the interpreter's lock: the one whose thread uses the processor.
+
+    `since` is when the process was stopped last (SIGSTOP): calls of before have their whole limit again.
     """
     # Read once: the values change meanwhile.
-    due = {at: cells[at + _DUE] for at in range(1, 1 + _WIDTH * int(cells[0]), _WIDTH)}
-    calls = [at for at in due if due[at]]
+    read = {at: cells[at + _DUE] for at in range(1, 1 + _WIDTH * int(cells[0]), _WIDTH)}
+    due = {at: max(end, since + cells[at + _LIMIT]) for at, end in read.items() if end}
+    calls = list(due)
     inline = [at for at in calls if cells[at + _IS_INLINE]]
     late = [at for at in inline if due[at] < now]
     if late or not inline:
@@ -210,7 +213,7 @@ def overdue(cells: memoryview[float], now: float, pid: int) -> OverdueCall | Non
             found = busy
         elif busy is not None and found not in inline:
             return None  # the others wait for that call, which is within its limit
-    if cells[found + _DUE] != due[found]:
+    if cells[found + _DUE] != read[found]:
         return None  # the call returned during the check
     return OverdueCall(
         place=(found - 1) // _WIDTH, during=_VERBS[int(cells[found + _VERB])], limit_s=cells[found + _LIMIT]
@@ -227,11 +230,21 @@ def _busiest(pid: int, threads: Mapping[int, int]) -> int | None:
 
 
 def _cpu_ticks(pid: int, thread: int) -> int:
+    fields = _fields(f"/proc/{pid}/task/{thread}/stat")
+    return int(fields[11]) + int(fields[12]) if fields else 0
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether signals or a debugger hold this process."""
+    return _fields(f"/proc/{pid}/stat")[:1] in (["T"], ["t"])
+
+
+def _fields(path: str) -> list[str]:
+    """Of a `stat` file of /proc, those behind the name; none where it cannot be read."""
     try:
-        fields = Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()
+        return Path(path).read_text().rpartition(")")[2].split()
     except OSError:
-        return 0
-    return int(fields[11]) + int(fields[12])
+        return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,9 +272,12 @@ def main(argv: list[str]) -> None:
     # The process is named: it may have ended, and this one have another parent, before this line.
     watched, table, note, names = int(argv[0]), int(argv[1]), Path(argv[2]), json.loads(argv[3])
     cells = table_in(table)
+    stopped_at = 0.0
     while os.getppid() == watched:
-        call = overdue(cells, time.monotonic(), watched)
-        if call is not None:
+        if _is_stopped(watched):
+            stopped_at = time.monotonic()
+        call = overdue(cells, time.monotonic(), watched, stopped_at)
+        if call is not None and not _is_stopped(watched):
             said = Note(names[str(call.place)], call.during, call.limit_s)
             note.write_text(json.dumps(asdict(said)))
             os.kill(watched, signal.SIGKILL)

@@ -85,11 +85,12 @@ class Timeline:
     @contextmanager
     def measure(self, track: str, name: str, **args: Any) -> Iterator[None]:
         """A span around a `with` block, kept when the block raises, too."""
-        start_s = time.time()
+        start_s, began = time.time(), time.monotonic()
         try:
             yield
         finally:
-            self.span(track, name, start_s, time.time(), **args)
+            # The time of day may be set meanwhile.
+            self.span(track, name, start_s, start_s + time.monotonic() - began, **args)
 
     def close(self) -> None:
         """Complete the JSON array. Idempotent."""

@@ -181,6 +181,43 @@ def copy_batch(run: Path, source: int, target: int) -> None:
     shutil.copy(folder / f"step_{source:06d}.parquet", folder / f"step_{target:06d}.parquet")
 
 
+def rewrite(path: Path, rows: list[dict[str, Any]], schema: pa.Schema, metadata: dict[str, str]) -> None:
+    writer = pq.ParquetWriter(path, schema)
+    writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+    writer.add_key_value_metadata(metadata)
+    writer.close()
+
+
+def discarded_file(run: Path) -> tuple[Path, list[dict[str, Any]], pa.Schema]:
+    path = next((run / "trajectories").glob("discarded_*"))
+    table = pq.ParquetFile(path).read()
+    return path, table.to_pylist(), table.schema
+
+
+def discard_what_is_delivered(run: Path) -> None:
+    path, rows, schema = discarded_file(run)
+    delivered = pq.ParquetFile(run / "trajectories" / "step_000000.parquet").read(["trajectory_id"])
+    rows[0]["trajectory_id"] = delivered["trajectory_id"][0].as_py()
+    rewrite(path, rows, schema, {"ends": json.dumps(["stale: late"] * len(rows))})
+
+
+def discard_without_a_reason(run: Path) -> None:
+    path, rows, schema = discarded_file(run)
+    rewrite(path, rows, schema, {"ends": json.dumps([""] * len(rows))})
+
+
+def rewrite_plainly(run: Path, name: str, *without: str) -> None:
+    """Without metadata, or some columns."""
+    path = run / "trajectories" / name
+    table = pq.ParquetFile(path).read().replace_schema_metadata(None)
+    pq.write_table(table.drop_columns(list(without)), path)
+
+
+def add_line(run: Path, line: str) -> None:
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(f"{line}\n")
+
+
 def checkpoint(run: Path, **content: Any) -> None:
     (run / "checkpoints" / "step_000002" / "run.json").write_text(json.dumps(content))
 
@@ -212,6 +249,24 @@ DAMAGE: list[tuple[str, Callable[[Path], object]]] = [
     ("each step has a batch", lambda run: (run / "trajectories" / LAST).unlink()),
     ("checkpoints fit their batches", lambda run: checkpoint(run, step=3)),
     ("checkpoints fit their batches", lambda run: checkpoint(run, step=2, ledger={})),
+    ("checkpoints fit their batches", lambda run: checkpoint(run, step=2, ledger=None)),
+    ("files are whole", lambda run: checkpoint(run, ledger=None)),
+    ("files are whole", lambda run: (run / "checkpoints" / "step_000002" / "run.json").write_text("[]")),
+    ("there is a run", shutil.rmtree),
+    ("there is a run", lambda run: [shutil.rmtree(run), run.mkdir()]),
+    ("files are whole", lambda run: (run / "config.yaml").write_text("{a: [")),
+    ("files are whole", lambda run: (run / "config.yaml").unlink()),
+    ("files are whole", lambda run: add_line(run, "null")),
+    ("files are whole", lambda run: add_line(run, '{"step": null}')),
+    ("files are whole", lambda run: rewrite_plainly(run, LAST, "versions")),
+    ("files are whole", lambda run: change(run, LAST, state=lambda state: state.pop("ends"))),
+    ("files are whole", lambda run: change(run, LAST, state=lambda state: state.update(cursors=None))),
+    ("failures are masked", lambda run: metrics(run, lambda rows: rows[1].pop("rollout/valid_share"))),
+    ("one row per step", lambda run: (run / "metrics.jsonl").unlink()),
+    ("one row per step", lambda run: metrics(run, lambda rows: rows.__delitem__(slice(1, None)))),
+    ("counts add up", lambda run: rewrite_plainly(run, "step_000001.parquet")),
+    ("each is trained once", discard_what_is_delivered),
+    ("what is dropped has a reason", discard_without_a_reason),
 ]
 
 
@@ -237,3 +292,38 @@ def test_a_finding_says_where_and_what(good: Path, tmp_path: Path) -> None:
     (finding,) = audit(run)
     assert asdict(finding)["where"] == LAST
     assert "the bound is 1" in str(finding)
+
+
+def test_a_run_without_its_configuration_is_not_too_old(good: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(good, tmp_path / "run")
+    (run / "config.yaml").unlink()
+    (finding,) = audit(run)
+    assert finding.where == "config.yaml"
+    (also,) = audit(run, finished=True)
+    assert also == finding
+
+
+def test_what_a_killed_program_left_for_the_next_batch_is_no_doubled_trajectory(
+    good: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(good, tmp_path / "run")
+    discard_what_is_delivered(run)
+    path, _, _ = discarded_file(run)
+    path.rename(path.with_name(f"discarded_step_{STEPS:06d}.parquet"))
+    assert audit(run) == []
+
+
+def test_the_bound_of_an_automatic_depth_is_one_unless_it_is_given(good: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(good, tmp_path / "run")
+    settings = json.loads((run / "config.yaml").read_text()) | {"async_generation_ratio": "auto"}
+    (run / "config.yaml").write_text(json.dumps(settings))
+    assert audit(run) == []
+    change(run, LAST, older(2))
+    assert [finding.promise for finding in audit(run)] == ["nothing is too old"]
+
+
+def test_the_folder_of_an_explorer_has_no_batches(tmp_path: Path) -> None:
+    (tmp_path / "trajectories").mkdir()
+    (tmp_path / "config.yaml").write_text(json.dumps({"mode": "explore", "max_steps": 5}))
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 3, "version": 3.0}) + "\n")
+    assert audit(tmp_path, finished=True) == []

@@ -12,7 +12,7 @@ from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.pipeline.run_end import ending_of
 from envsdk.pipeline.step_log import StepLog
 from envsdk.tracking import Ending, open_trackers, read_metrics
-from envsdk.tracking.timeline import Timeline
+from envsdk.tracking.timeline import Timeline, Track
 from tests.envsdk.tracking.episodes import episode
 
 ROOT = Path(__file__).parents[3]
@@ -60,6 +60,24 @@ async def test_a_step_is_charged_with_its_evaluation_and_a_continued_run_adds_to
     assert first["cost/input_tokens"] == 60.0
     assert first["cost/output_tokens"] == 118.0
     assert (first["cost/total"], second["cost/total"]) == (60.0, 120.0)
+
+
+def test_a_time_is_right_when_the_clock_is_set_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    day, since_boot = iter([1e6, 0.0, 2e6, 9e6]), iter([0.0, 10.0, 13.0, 20.0, 21.0])
+    clock = SimpleNamespace(time=lambda: next(day), monotonic=lambda: next(since_boot))
+    monkeypatch.setattr("envsdk.pipeline.step_log.time", clock)
+    monkeypatch.setattr("envsdk.pipeline.step_log.cost_meter", lambda *_: None)
+    spans: list[tuple[float, float]] = []
+    timeline = SimpleNamespace(span=lambda track, name, start, end, **_: spans.append((start, end)))
+    nothing = cast(Any, None)
+    log = StepLog(
+        nothing, nothing, first_step=0, tracker=nothing, timeline=cast(Any, timeline), display=nothing
+    )
+    for _ in range(2):
+        with log.timed("train", Track.TRAINER, 0):
+            next(day, None)
+    assert log.metrics == {"time/train_s": 4.0}
+    assert spans == [(1e6, 1e6 + 3), (2e6, 2e6 + 1)]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -75,3 +76,49 @@ def test_a_watcher_whose_process_ended_before_it_looked_ends_and_kills_nobody(tm
         done = subprocess.run([*watcher, *arguments], pass_fds=[file.fileno()], timeout=60, check=False)
     assert done.returncode == 0
     assert not (tmp_path / "note").exists()
+
+
+def test_a_call_of_before_a_stop_has_its_whole_limit_after_it(cells: memoryview[float]) -> None:
+    table = CallTable()
+    table.share(cells)
+    call = table.open()
+    call.runs_on(threading.get_native_id(), is_inline=True)
+    call.enter("step", LIMIT_S)
+    stopped_until = time.monotonic() + 60.0
+    assert overdue(cells, stopped_until + 1, os.getpid(), stopped_until) is None
+    assert overdue(cells, stopped_until + LIMIT_S + 1, os.getpid(), stopped_until) is not None
+    assert overdue(cells, stopped_until + 1, os.getpid()) is not None
+
+
+def test_a_process_that_is_stopped_is_not_killed_for_a_call_that_does_not_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "table"
+    table.write_bytes(bytes(table_bytes(1)))
+    watched = subprocess.Popen(["sleep", "600"])
+    killed: list[int] = []
+    with table.open("r+b") as file:
+        call = EnvCall(table_in(file.fileno()), 0)
+        call._cells[0] = 1
+        call.runs_on(1, is_inline=True)
+        call.enter("step", 0.0)
+
+        def watch() -> None:
+            """Three looks."""
+            parents = iter([watched.pid] * 3)
+            with monkeypatch.context() as patch:
+                patch.setattr(call_watch.os, "kill", lambda pid, _: killed.append(pid))
+                patch.setattr(call_watch.os, "getppid", lambda: next(parents, 1))
+                arguments = [str(watched.pid), str(file.fileno()), str(tmp_path / "note"), '{"0": "slot"}']
+                call_watch.main(arguments)
+
+        watched.send_signal(signal.SIGSTOP)
+        os.waitpid(watched.pid, os.WUNTRACED)
+        watch()
+        assert not killed
+        watched.send_signal(signal.SIGCONT)
+        os.waitpid(watched.pid, os.WCONTINUED)
+        watch()
+        assert killed == [watched.pid]
+    watched.kill()
+    watched.wait()

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -87,6 +88,20 @@ def test_a_measured_block_is_recorded_when_it_raises(tmp_path: Path) -> None:
     (event,) = read_timeline(path)
     assert event.name == "train"
     assert event.end_s >= event.start_s
+
+
+def test_a_measured_block_is_as_long_as_it_was_when_the_clock_is_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "timeline.json"
+    timeline = Timeline(path)
+    day, since_boot = iter([1e6, 0.0]), iter([10.0, 13.0])
+    clock = SimpleNamespace(time=lambda: next(day), monotonic=lambda: next(since_boot))
+    monkeypatch.setattr("envsdk.tracking.timeline.time", clock)
+    with timeline.measure("trainer", "train"):
+        pass
+    (event,) = read_timeline(path)
+    assert (event.start_s, event.end_s) == (1e6, 1e6 + 3)
 
 
 def test_an_event_after_the_end_is_left_out(tmp_path: Path) -> None:
