@@ -196,7 +196,7 @@ VERSIONS_TESTS := tests/benchmarks/test_gpu_benchmark.py tests/envs/test_frozen_
 test-versions: ## What samples and learns, in a fresh environment: VERSIONS_PYTHON=python3.13 TORCH=2.12.1 TRANSFORMERS=5.19.0
 	rm -rf $(VERSIONS_VENV)
 	$(VERSIONS_PYTHON) -m venv $(VERSIONS_VENV)
-	grep -vE '^(setuptools|torch|transformers)==' constraints.txt > $(VERSIONS_VENV)/constraints.txt
+	grep -vE '^(huggingface_hub|setuptools|torch|transformers)==' constraints.txt > $(VERSIONS_VENV)/constraints.txt
 	$(VERSIONS_VENV)/bin/python -m pip install -c $(VERSIONS_VENV)/constraints.txt torch==$(TORCH) transformers==$(TRANSFORMERS)
 	$(VERSIONS_VENV)/bin/python -m pip install -c $(VERSIONS_VENV)/constraints.txt editables gymnasium hatchling hypothesis jinja2 \
 		llguidance omegaconf peft psutil pydantic pytest pytest-asyncio pytest-timeout pytest-xdist pyyaml rich safetensors typer

@@ -35,7 +35,18 @@ from benchmarks.gpu_parts.checkout import make_importable
 
 make_importable()  # before envsdk is imported, which looks at once for what is installed
 
-from benchmarks.gpu_parts.bench import Bench, Part, Result, Row, Skipped, TimeUp, host, limited, missing  # noqa: E402
+from benchmarks.gpu_parts.bench import (  # noqa: E402
+    Bench,
+    Broken,
+    Part,
+    Result,
+    Row,
+    Skipped,
+    TimeUp,
+    host,
+    limited,
+    missing,
+)
 from benchmarks.gpu_parts.wheels import lines  # noqa: E402
 
 
@@ -77,8 +88,8 @@ def measured(part: Part, bench: Bench, seconds: float) -> Result:
         result.skipped = f"the rest: its {seconds:.0f} s were over"
     except (Skipped, ModuleNotFoundError) as reason:
         result.skipped = str(reason)
-    except KeyboardInterrupt:
-        raise
+    except Broken as reason:
+        result.error = str(reason)
     except Exception:  # noqa: BLE001 - a part that breaks is a finding, and the others go on
         result.error = traceback.format_exc()
     result.seconds = time.monotonic() - began

@@ -93,11 +93,22 @@ class TorchTrainer(PolicyTrainer):
         A tied output embedding comes under the input embedding's name alone. Experts that are one tensor
         in memory come one by one, as they are on disk. An adapter is merged in.
         """
+        for name, tensor in self._stored(lambda weight: weight.to("cpu", copy=True)):
+            yield name, tensor.contiguous().numpy()
+
+    def device_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """What `weights` gives, as tensors on the trainer's device.
+
+        For an engine in this process: on the same card nothing passes through the host. They may be the
+        trainer's own memory: read them before the next `train_step`, and do not write to them.
+        """
+        return self._stored(lambda weight: weight)
+
+    def _stored(self, place: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Weights under the names they have on disk, each first put where `place` puts it."""
         model = self.model.model
         for name, tensor in self._without_adapter(model.named_parameters()):
-            tensor = tensor.detach().to("cpu", copy=True)
-            for stored_name, stored in revert_weight_conversion(model, {name: tensor}).items():
-                yield stored_name, stored.contiguous().numpy()
+            yield from revert_weight_conversion(model, {name: place(tensor.detach())}).items()
 
     @property
     def has_adapter(self) -> bool:

@@ -39,8 +39,15 @@ class Skipped(Exception):
     """A part, or the rest of it, cannot be measured here; the text says why."""
 
 
-class TimeUp(Exception):
-    """A part has used up its time."""
+class Broken(Exception):
+    """Pieces of a part broke; the text has the traceback of each. What the others found is kept."""
+
+
+class TimeUp(KeyboardInterrupt):
+    """A part has used up its time.
+
+    It arrives as Ctrl-C does, because event loops, pytest and `except Exception` let only that through.
+    """
 
 
 @dataclass(kw_only=True)
@@ -162,8 +169,15 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def missing(packages: Iterable[str]) -> list[str]:
-    """Those that are not installed."""
-    return [package for package in packages if find_spec(package) is None]
+    """Those that are not installed; a module of a package, such as `megatron.core`, may be asked for too."""
+    return [package for package in packages if not _is_installed(package)]
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # of a package that a dotted name is in
+        return False
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:

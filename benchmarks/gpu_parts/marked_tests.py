@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.gpu_parts.bench import Bench, Row, Skipped
+from benchmarks.gpu_parts.bench import Bench, Row, Skipped, TimeUp
 from benchmarks.gpu_parts.checkout import REPOSITORY
 
 
@@ -37,7 +37,7 @@ def run(bench: Bench) -> Iterator[Row]:
     counted = Counted()
     files = ["tests/trainers", "tests/envsdk/inference/test_weight_group.py"]
     arguments = ["-m", "gpu", "-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    pytest.main(
+    code = pytest.main(
         [*arguments, "--continue-on-collection-errors", *(str(REPOSITORY / file) for file in files)],
         plugins=[counted],
     )
@@ -52,3 +52,5 @@ def run(bench: Bench) -> Iterator[Row]:
         what="skipped, or not importable here",
         value=counted.outcomes.get("skipped", 0) + counted.outcomes.get("not importable", 0),
     )
+    if code == pytest.ExitCode.INTERRUPTED:
+        raise TimeUp if bench.left_s <= 0 else KeyboardInterrupt

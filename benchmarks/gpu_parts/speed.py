@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.gpu_parts.bench import Bench, Row, Skipped, missing
+from benchmarks.gpu_parts.bench import Bench, Broken, Row, Skipped, missing
 from benchmarks.gpu_parts.parity import requests, sampled
 from benchmarks.training_load import ModelShape, make_batch, num_tokens, train_flops
 from envsdk.inference.embedded import EmbeddedEngine
@@ -114,6 +115,11 @@ async def update(engine: Engine, weights: Mapping[str, torch.Tensor], busy: Any)
     await asyncio.sleep(0)  # the replies are asked for; the update comes between their prompts and their end
     began = time.perf_counter()
     await engine.load_weights(iter(weights.items()), engine.health().version + 1)
+    if torch.cuda.is_available():
+        # The engine has taken the weights when the device has them, which is after they were asked for.
+        reached = torch.cuda.Event()
+        reached.record()
+        await asyncio.to_thread(reached.synchronize)
     ended = time.perf_counter()
     await replies
     await watching
@@ -204,22 +210,30 @@ def training(bench: Bench, name: str, shape: ModelShape, kind: TrainerKind, peak
         trainer.close()
 
 
-def attempted(work: Callable[[], Iterator[Row]], skipped: list[str]) -> Iterator[Row]:
-    """The rows of `work`; what it lacks is noted, and the rest goes on."""
+def attempted(work: Callable[[], Iterator[Row]], skipped: list[str], broken: list[str]) -> Iterator[Row]:
+    """The rows of `work`; what it lacks and what broke it are noted, and the rest goes on."""
     try:
         yield from work()
-    except Skipped as reason:
+    except (Skipped, ModuleNotFoundError) as reason:
         skipped.append(str(reason))
+    except Exception:  # noqa: BLE001 - a trainer that breaks, or has too little memory, costs its own rows alone
+        broken.append(traceback.format_exc())
 
 
 def run(bench: Bench) -> Iterator[Row]:
     peak = matrix_peak(bench)
     yield Row(what="bfloat16 matrix product, measured peak", value=peak / 1e12, unit="TFLOP/s")
     skipped: list[str] = []
+    broken: list[str] = []
     for name, shape in bench.shapes.items():
         forget_memory(bench)
-        yield from sampling(bench, name, shape)
+        yield from attempted(lambda n=name, s=shape: sampling(bench, n, s), skipped, broken)
         for kind in TRAINERS:
-            yield from attempted(lambda n=name, s=shape, k=kind: training(bench, n, s, k, peak), skipped)
+            yield from attempted(
+                lambda n=name, s=shape, k=kind: training(bench, n, s, k, peak), skipped, broken
+            )
+    reasons = "; ".join(dict.fromkeys(skipped))
+    if broken:
+        raise Broken("\n".join([*broken, *([f"skipped: {reasons}"] if reasons else [])]))
     if skipped:
-        raise Skipped("; ".join(dict.fromkeys(skipped)))
+        raise Skipped(reasons)

@@ -24,7 +24,7 @@ from envsdk.pipeline.checkpoints import Checkpoint, RunState, find_checkpoint
 from envsdk.pipeline.run_origin import check_seed
 from envsdk.settings.problems import dotted
 from envsdk.settings.validation import shown
-from envsdk.store.atomic import make_folder, write_atomically
+from envsdk.store.atomic import make_folder, remove_leftovers, write_atomically
 from envsdk.store.trajectories import read_metadata
 from envsdk.tracking import read_metrics
 from envsdk.tracking.jsonl import FILE_NAME as METRICS_FILE
@@ -95,6 +95,9 @@ class RunFolder:
     def _with_batches(cls, path: Path, checkpoint: Checkpoint | None, *, has_begun: bool) -> RunFolder:
         trajectories = path / TRAJECTORIES
         make_folder(trajectories)
+        # Not those of evaluations: another program of the job may be writing one.
+        for names in ("step_*", "discarded_step_*"):
+            remove_leftovers(trajectories, names)
         folder = cls(path=path, checkpoint=checkpoint, has_begun=has_begun)
         step = folder.first_step
         while (batch := trajectories / f"step_{step:06d}.parquet").is_file():

@@ -101,9 +101,9 @@ def fsync_folder(path: Path) -> None:
         os.close(handle)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Delete what killed writers left in `folder`; call it only while nobody writes there."""
-    for path in folder.glob(".*.tmp"):
+def remove_leftovers(folder: Path, names: str = "*") -> None:
+    """Delete what killed writers left of files with such names; call it only while nobody writes those."""
+    for path in folder.glob(f".{names}.tmp"):
         with suppress(OSError):
             path.unlink()
 

@@ -72,9 +72,10 @@ _HOPELESS = 32
 """With so many failed demonstrations and no other, no more are played."""
 
 
-def prepare_policy(config: RunConfig, *, console: Console | None = None) -> Path:
+def prepare_policy(config: RunConfig, *, console: Console | None = None, device: str = "cpu") -> Path:
     """The folder of the tiny policy that `config` describes; made if it is not there yet.
 
+    `device` is the torch device on which it is cloned; a policy that is there is taken as it is.
     Shows progress on stderr. Raises ConfigurationError when a tag's environment has no oracle or its
     first prompt is longer than `sequence_length`, and StorageError when the cache cannot be written.
     """
@@ -89,7 +90,7 @@ def prepare_policy(config: RunConfig, *, console: Console | None = None) -> Path
     make_folder(parent)
     with _lock(parent / f".{digest}.lock", console):
         if not (folder / RECORD).is_file():
-            _make(config, description, folder, console)
+            _make(config, description, folder, console, device)
     return folder
 
 
@@ -184,7 +185,9 @@ def _sources(config: RunConfig) -> str:
     return source_digest([*environments, demonstrator], [tag.env_config for tag in tags])
 
 
-def _make(config: RunConfig, description: Mapping[str, Any], folder: Path, console: Console) -> None:
+def _make(
+    config: RunConfig, description: Mapping[str, Any], folder: Path, console: Console, device: str
+) -> None:
     started = time.monotonic()
     work = folder.parent / f".{folder.name}.work"
     console.print(f"warm start: making the tiny policy once, in {folder}", highlight=False, soft_wrap=True)
@@ -193,7 +196,7 @@ def _make(config: RunConfig, description: Mapping[str, Any], folder: Path, conso
     try:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        score = _clone(config, trajectories, unfinished, console)
+        score = _clone(config, trajectories, unfinished, console, device)
         solved = sum(trajectory.success for trajectory in trajectories) / len(trajectories)
         took = time.monotonic() - started
         record = {**description, "demonstrator_success": solved, **score, "seconds": round(took, 1)}
@@ -272,7 +275,7 @@ def _played(config: RunConfig, on_played: _OnPlayed) -> list[Trajectory]:
 
 
 def _clone(
-    config: RunConfig, trajectories: Sequence[Trajectory], folder: Path, console: Console
+    config: RunConfig, trajectories: Sequence[Trajectory], folder: Path, console: Console, device: str
 ) -> dict[str, float]:
     """Write the tokenizer, the random model and then the cloned weights into `folder`."""
     args = config.warm_start
@@ -297,6 +300,7 @@ def _clone(
         seed=args.seed,
         num_steps=num_steps,
         learning_rate=args.learning_rate,
+        strategy_config={"device": device},
     )
     score = _imitate(trainer, demonstrations, args, num_steps, console)
     trainer.save_pretrained(folder)

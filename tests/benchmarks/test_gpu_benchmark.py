@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from benchmarks.gpu import main, markdown, measured
-from benchmarks.gpu_parts.bench import Bench, Part, Result, Row, Skipped, TimeUp, limited
+from benchmarks.gpu_parts.bench import Bench, Broken, Part, Result, Row, Skipped, TimeUp, limited, missing
+from benchmarks.gpu_parts.speed import attempted
 from benchmarks.gpu_parts.wheels import WHEELS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -83,6 +86,51 @@ def test_a_part_that_lacks_something_says_what(tmp_path: Path) -> None:
     assert measured(part_of(rows()), bench(tmp_path), 60.0).skipped == "no second card"
     absent = measured(part_of(iter(()), "no_such_package"), bench(tmp_path), 60.0)
     assert "no_such_package" in absent.skipped
+
+
+def test_a_module_of_a_missing_package_is_missing() -> None:
+    assert missing(["json", "no_such_package.core", "json.no_such_module"]) == [
+        "no_such_package.core",
+        "json.no_such_module",
+    ]
+
+
+def test_a_piece_that_breaks_or_lacks_a_package_leaves_the_others(tmp_path: Path) -> None:
+    def lacking() -> Iterator[Row]:
+        raise ModuleNotFoundError("no module of that name")
+        yield
+
+    def breaking() -> Iterator[Row]:
+        yield Row(what="before it broke", value=1.0)
+        raise MemoryError("the device is full")
+
+    def rows() -> Iterator[Row]:
+        skipped, broken = list[str](), list[str]()
+        for piece in (lacking, breaking, lambda: iter([Row(what="after", value=2.0)])):
+            yield from attempted(piece, skipped, broken)
+        assert skipped == ["no module of that name"]
+        raise Broken("\n".join(broken))
+
+    result = measured(part_of(rows()), bench(tmp_path), 60.0)
+    assert [row.what for row in result.rows] == ["before it broke", "after"]
+    assert "the device is full" in result.error
+
+
+def test_neither_a_callback_nor_a_broad_except_keeps_a_part_beyond_its_time(tmp_path: Path) -> None:
+    def stubborn() -> None:
+        with suppress(Exception):  # as code at a boundary has it
+            time.sleep(60)
+
+    async def never_answered() -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_soon(stubborn)
+        await loop.create_future()
+
+    def rows() -> Iterator[Row]:
+        asyncio.run(never_answered())
+        yield
+
+    assert "over" in measured(part_of(rows()), bench(tmp_path), 0.2).skipped
 
 
 def test_the_time_limit_ends_with_its_block() -> None:

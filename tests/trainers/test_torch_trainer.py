@@ -506,6 +506,17 @@ def test_weights_are_copies_under_the_names_of_the_model_file(make_config, make_
     assert any(not np.array_equal(values, before[name]) for name, values in trainer.weights())
 
 
+def test_device_weights_are_the_trainers_own_memory_and_the_same_as_its_weights(make_config) -> None:
+    trainer = TorchTrainer.create(make_config())
+    own = {parameter.data_ptr() for parameter in trainer.model.model.parameters()}
+    weights, tensors = dict(trainer.weights()), dict(trainer.device_weights())
+    assert weights.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert tensor.data_ptr() in own
+        assert not tensor.requires_grad
+        np.testing.assert_array_equal(tensor.cpu().numpy(), weights[name])
+
+
 def test_the_value_head_learns_the_returns(make_config, make_sequences) -> None:
     trainer = TorchTrainer.create(
         make_config(

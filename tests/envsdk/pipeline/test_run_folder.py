@@ -89,6 +89,22 @@ def test_the_data_cursor_is_in_the_newest_batch_or_else_in_the_checkpoint(tmp_pa
     assert list(folder.batches) == [2]
 
 
+def test_what_killed_writers_left_of_batches_goes_and_an_evaluation_being_written_stays(
+    tmp_path: Path,
+) -> None:
+    config = run_config(tmp_path).config
+    trajectories = config.run_folder / "trajectories"
+    trajectories.mkdir(parents=True)
+    for name in (
+        ".step_000001.parquet.a1.tmp",
+        ".discarded_step_000001.parquet.b2.tmp",
+        ".val_000010.parquet.c3.tmp",
+    ):
+        (trajectories / name).touch()
+    RunFolder.open(config)
+    assert [path.name for path in trajectories.iterdir()] == [".val_000010.parquet.c3.tmp"]
+
+
 def test_resume_never_writes_into_no_folder_that_holds_a_run(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "run", RunState(step=2, seed=7), save_nothing)
     with pytest.raises(ConfigurationError, match="already holds a run"):
