@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
 Sent = TypeVar("Sent")
@@ -115,11 +115,18 @@ class LongPoll(Generic[Sent, Reply]):
                 if sending.done():
                     sending = asyncio.ensure_future(self._something_to_send.wait())
                 # With two open calls, messages gather until one of the calls is answered.
-                waited_for = {calls[0], sending} if len(calls) < 2 else {calls[0]}
+                waited_for: set[asyncio.Future[Any]] = {calls[0]}
+                if len(calls) < 2:
+                    waited_for.add(sending)
+                elif not calls[1].done():
+                    waited_for.add(calls[1])
                 await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
                 # In the order of the calls, so that the server's items stay in order.
                 while calls and calls[0].done():
                     self._on_reply(calls.popleft().result())
+                # The first is answered when the second arrives: where that is lost, nothing ends it.
+                if calls and calls[-1].done():
+                    calls[-1].result()
                 # Managers woken by the reply queue their messages before the next call is sent.
                 await asyncio.sleep(0)
         finally:

@@ -158,3 +158,19 @@ async def test_a_call_that_comes_twice_takes_nothing_from_itself() -> None:
     assert await outbox.collect(0) == []
     outbox.put(1)
     assert await call == [1]
+
+
+async def test_a_second_call_that_is_lost_ends_the_poll_though_the_first_stays_open() -> None:
+    outbox: Outbox[int] = Outbox()
+
+    async def call(number: int, items: list[int]) -> list[int]:
+        if items:
+            raise ConnectionError("the network was away")
+        return await outbox.collect(number)
+
+    poll: LongPoll[int, list[int]] = LongPoll(call, lambda items: None)
+    running = asyncio.ensure_future(poll.run())
+    await asyncio.sleep(0)
+    poll.send(1)
+    with pytest.raises(ConnectionError):
+        await asyncio.wait_for(running, 10)
