@@ -20,7 +20,7 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import ProcessGroupGloo, Work
 
-from envsdk.inference.weight_buckets import Buffer, UpdateInterrupted
+from envsdk.inference.weight_buckets import Buffer, Memory, UpdateInterrupted
 from envsdk.net.rendezvous import address_towards, host_store, interface_of, join_store
 
 TIMEOUT = timedelta(seconds=30)
@@ -95,10 +95,11 @@ class WeightGroup:
         except (RuntimeError, OSError) as error:
             raise UpdateInterrupted(f"an engine was lost on the way to the others: {error}") from error
 
-    def broadcast(self, data: Buffer) -> Work:
+    def broadcast(self, data: Memory) -> Work:
         """Start sending `data`, which stays as it is until the engines say they have it."""
         assert self._group is not None, "gather first"
-        work: Work = self._group.broadcast(torch.from_numpy(data), 0)
+        tensor = data if isinstance(data, torch.Tensor) else torch.from_numpy(data)
+        work: Work = self._group.broadcast(tensor, 0)
         return work
 
     def receive(self, num_bytes: int) -> Buffer:

@@ -4,7 +4,8 @@
     next_buffer -> filled by fill_buckets -> payload ==call==> read -> Bucket
 
 A payload travels with the call that announces the bucket. It holds the bytes themselves (object store: Ray
-hands the engine a view), their address (shared memory), or the group to receive them in (broadcast).
+hands the engine a view), their address (shared memory, CUDA IPC), or the group to receive them in (broadcast,
+NCCL). Buckets of CUDA IPC and NCCL lie in memory of a device, all others in main memory.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from envsdk.failures import ConfigurationError
-from envsdk.inference.weight_buckets import Bucket, Buffer, Chunk, UpdateInterrupted
+from envsdk.inference.device_memory import Handle, collect, open_handle, share, synchronize
+from envsdk.inference.weight_buckets import Bucket, Buffer, Chunk, Memory, UpdateInterrupted
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from envsdk.inference.weight_group import WeightGroup
 
 NUM_BUFFERS = 2
@@ -39,6 +43,13 @@ class Transport(StrEnum):
     """Through memory of the trainer that the engines map: on one node, on Linux."""
     BROADCAST = "broadcast"
     """From the trainer's first rank to all engines at once, by `torch.distributed` (gloo)."""
+    CUDA_IPC = "cuda_ipc"
+    """In memory of the card that the trainer's first rank and the engines share."""
+
+    @property
+    def is_on_device(self) -> bool:
+        """Buckets lie in memory of a device."""
+        return self is Transport.CUDA_IPC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +75,36 @@ class BroadcastPayload:
     world_size: int
 
 
-Payload = Buffer | SharedMemoryPayload | BroadcastPayload
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePayload:
+    """A bucket in memory of the sender on a device that the engine sees too."""
+
+    buffer: int
+    """Number of the buffer; it has the same handle in all of an update."""
+    handle: Handle
+
+
+Payload = Buffer | SharedMemoryPayload | BroadcastPayload | DevicePayload
+
+
+def device_transport(
+    asked_for: str, *, trainer_card: str, engine_cards: Mapping[str, str]
+) -> tuple[Transport | None, str]:
+    """The way through memory of cards that `model_update_transport` allows; or None, and why there is none.
+
+    Cards are given by names that are the same in every process; "" where weights are in main memory.
+    """
+    transport = Transport.CUDA_IPC
+    if asked_for not in ("auto", transport):
+        return None, f"model_update_transport is {asked_for}"
+    if not trainer_card:
+        return None, "the trainer has its weights in main memory"
+    for name, card in engine_cards.items():
+        if card != trainer_card:
+            return None, f"{name} " + (
+                "has another card than the trainer" if card else "takes them in main memory"
+            )
+    return transport, ""
 
 
 def choose_transport(
@@ -72,8 +112,8 @@ def choose_transport(
 ) -> Transport:
     """What `model_update_transport` stands for, given the nodes of the trainer's first rank and the engines.
 
-    A bucket of the object store goes to a node once, and its engines read it there; a broadcast goes to each
-    engine.
+    `auto` is a way through main memory. A bucket of the object store goes to a node once, and its engines
+    read it there; a broadcast goes to each engine.
     ConfigurationError for shared memory between nodes, or where there is none.
     """
     elsewhere = [name for name, node in engine_nodes.items() if node != trainer_node]
@@ -101,7 +141,7 @@ class BucketSender(ABC):
     """The sender's end: owns the buffers. Not thread-safe."""
 
     @abstractmethod
-    def buffer(self, number: int) -> Buffer:
+    def buffer(self, number: int) -> Memory:
         """Where bucket `number` is put together; free again when all engines have read it."""
 
     @abstractmethod
@@ -157,21 +197,68 @@ class SharedMemoryBucketSender(BucketSender):
             self._fd = -1
 
 
+class DeviceBucketSender(BucketSender):
+    """Two buffers on the trainer's device, which engines in other processes read there."""
+
+    def __init__(self, capacity: int, device: str) -> None:
+        import torch
+
+        collect()
+        try:
+            self._buffers = [
+                torch.empty(capacity, dtype=torch.uint8, device=device) for _ in range(NUM_BUFFERS)
+            ]
+        except RuntimeError as error:
+            raise UpdateInterrupted(f"there is no room for buckets on {device}: {error}") from error
+        self._handles: dict[str, list[Handle]] = {}
+        """Of each engine, to each buffer."""
+
+    def buffer(self, number: int) -> Memory:
+        return self._buffers[number % NUM_BUFFERS]
+
+    def payloads(self, bucket: Bucket, number: int, engines: Sequence[str]) -> dict[str, Any]:
+        which = number % NUM_BUFFERS
+        try:
+            for engine in engines:
+                if engine not in self._handles:
+                    self._handles[engine] = [share(buffer) for buffer in self._buffers]
+        except RuntimeError as error:
+            raise UpdateInterrupted(f"this device's memory cannot be shared: {error}") from error
+        synchronize(bucket.data)
+        return {
+            engine: DevicePayload(buffer=which, handle=self._handles[engine][which]) for engine in engines
+        }
+
+    def lost(self, engine: str) -> None:
+        for handle in self._handles.pop(engine, ()):
+            handle.release()
+
+    def close(self) -> None:
+        self._buffers.clear()
+        collect()
+
+
 class BucketReceiver:
     """An engine's end, for one update and any transport. Used from one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
+        """`device`: where buckets come that are no business of main memory, as PyTorch names it here."""
+        self._device = device
+        self._opened: dict[int, Tensor] = {}
         self._path = ""
         self._memory = np.empty(0, np.uint8)
         self._group: WeightGroup | None = None
 
     def read(self, chunks: tuple[Chunk, ...], num_bytes: int, payload: Payload) -> Bucket:
         """The announced bucket; its data is valid until the next one is read. UpdateInterrupted."""
+        data: Memory
         if isinstance(payload, SharedMemoryPayload):
             self._map(payload)
             data = self._memory[payload.offset : payload.offset + num_bytes]
         elif isinstance(payload, BroadcastPayload):
             data = self._join(payload).receive(num_bytes)
+        elif isinstance(payload, DevicePayload):
+            data = self._open(payload)[:num_bytes]
         else:
             data = payload
         return Bucket(chunks, data)
@@ -179,9 +266,21 @@ class BucketReceiver:
     def close(self) -> None:
         """Idempotent. Memory that is still looked at stays mapped until it is not."""
         self._memory = np.empty(0, np.uint8)
+        self._opened.clear()
         if self._group is not None:
             self._group.close()
             self._group = None
+
+    def _open(self, payload: DevicePayload) -> Tensor:
+        if payload.buffer not in self._opened:
+            try:
+                self._opened[payload.buffer] = open_handle(payload.handle, self._device)
+            except RuntimeError as error:
+                raise UpdateInterrupted(
+                    f"the trainer's memory on {self._device} cannot be opened ({error}): the trainer ended, "
+                    "or is hidden from the engine; for the latter set model_update_transport: shared_memory"
+                ) from error
+        return self._opened[payload.buffer]
 
     def _map(self, payload: SharedMemoryPayload) -> None:
         if self._path == payload.path:

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import ray
 
-from envsdk.failures import EngineError
-from envsdk.inference.weight_buckets import Bucket, Buffer, UpdateInterrupted, fill_buckets
+from envsdk.inference.weight_buckets import Bucket, Buffer, Memory, UpdateInterrupted, fill_buckets
 from envsdk.inference.weight_delta import WeightBase
 from envsdk.inference.weight_transport import (
     NUM_BUFFERS,
     BroadcastPayload,
     BucketSender,
+    DeviceBucketSender,
     SharedMemoryBucketSender,
     Transport,
 )
@@ -100,7 +100,8 @@ async def update_engines(
 
     With `delta` the engines keep what they got, and get differences to it where all have the same.
 
-    Raises what `send` or an engine raises; every engine then has all of the old weights or all of the new.
+    UpdateInterrupted when it breaks off again and again, or an engine cannot receive by this transport.
+    Raises what `send` or an engine raises. Every engine then has all of the old weights or all of the new.
     """
     interruption = ""
     for _ in range(len(engines) + 1):
@@ -131,7 +132,7 @@ async def update_engines(
             updated = await _on_the_living(engines, "complete_update", update_id)
             return replace(report, engines=tuple(updated))
         interruption = report.interruption
-    raise EngineError(f"the weights cannot be sent to the engines: {interruption}")
+    raise UpdateInterrupted(f"the weights cannot be sent to the engines: {interruption}")
 
 
 async def _on_the_living(engines: Mapping[str, Any], method: str, *args: Any) -> dict[str, Any]:
@@ -219,9 +220,15 @@ class BroadcastBucketSender(BucketSender):
 class WeightSender:
     """Rank 0's side of one transfer; used once, in a process where blocking is fine."""
 
-    def __init__(self, transfer: WeightTransfer, base: WeightBase | None = None) -> None:
-        """`base` is what the sender keeps from one transfer to the next, for differences."""
+    def __init__(
+        self, transfer: WeightTransfer, base: WeightBase | None = None, *, device: str = "cpu"
+    ) -> None:
+        """`base` is what the sender keeps from one transfer to the next, for differences.
+
+        `device`: where buckets lie that are not in main memory, as PyTorch names it here.
+        """
         self._transfer = transfer
+        self._device = device
         self._base = base
         self._engines = dict(transfer.engines)
         self._under_way: deque[dict[str, Any]] = deque()
@@ -275,11 +282,13 @@ class WeightSender:
                 return ObjectStoreBucketSender(capacity)
             case Transport.SHARED_MEMORY:
                 return SharedMemoryBucketSender(capacity)
+            case Transport.CUDA_IPC:
+                return DeviceBucketSender(capacity, self._device)
             case Transport.BROADCAST:
                 return BroadcastBucketSender(capacity, ray.util.get_node_ip_address(), list(self._engines))
 
-    def _next_buffer(self, sender: BucketSender) -> Callable[[], Buffer]:
-        def next_buffer() -> Buffer:
+    def _next_buffer(self, sender: BucketSender) -> Callable[[], Memory]:
+        def next_buffer() -> Memory:
             while len(self._under_way) >= NUM_BUFFERS:
                 self._settle(sender)
             return sender.buffer(self._num_buckets)
