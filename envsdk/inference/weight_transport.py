@@ -45,11 +45,13 @@ class Transport(StrEnum):
     """From the trainer's first rank to all engines at once, by `torch.distributed` (gloo)."""
     CUDA_IPC = "cuda_ipc"
     """In memory of the card that the trainer's first rank and the engines share."""
+    NCCL = "nccl"
+    """As a broadcast, from card to card: each engine and the trainer's first rank have one of their own."""
 
     @property
     def is_on_device(self) -> bool:
         """Buckets lie in memory of a device."""
-        return self is Transport.CUDA_IPC
+        return self in (Transport.CUDA_IPC, Transport.NCCL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,8 @@ class BroadcastPayload:
     rank: int
     """Of the engine that gets this payload; the sender is 0."""
     world_size: int
+    on_device: bool = False
+    """It comes to the engine's device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,17 +98,21 @@ def device_transport(
 
     Cards are given by names that are the same in every process; "" where weights are in main memory.
     """
-    transport = Transport.CUDA_IPC
-    if asked_for not in ("auto", transport):
+    allowed = [each for each in Transport if each.is_on_device and asked_for in ("auto", each)]
+    if not allowed:
         return None, f"model_update_transport is {asked_for}"
     if not trainer_card:
         return None, "the trainer has its weights in main memory"
-    for name, card in engine_cards.items():
-        if card != trainer_card:
-            return None, f"{name} " + (
-                "has another card than the trainer" if card else "takes them in main memory"
-            )
-    return transport, ""
+    if hosts := [name for name, card in engine_cards.items() if not card]:
+        return None, f"{hosts[0]} takes them in main memory"
+    elsewhere = [name for name, card in engine_cards.items() if card != trainer_card]
+    if not elsewhere and Transport.CUDA_IPC in allowed:
+        return Transport.CUDA_IPC, ""
+    if Transport.NCCL not in allowed:
+        return None, f"{elsewhere[0]} has another card than the trainer"
+    if len({trainer_card, *engine_cards.values()}) <= len(engine_cards):
+        return None, "two of the engines and the trainer share a card, which NCCL refuses"
+    return Transport.NCCL, ""
 
 
 def choose_transport(
@@ -155,7 +163,7 @@ class BucketSender(ABC):
         """
         return True
 
-    def lost(self, engine: str) -> None:
+    def lost(self, engine: str, *, died: bool) -> None:
         """It died, or wants no more. UpdateInterrupted when the others get nothing without it."""
         return None
 
@@ -197,19 +205,22 @@ class SharedMemoryBucketSender(BucketSender):
             self._fd = -1
 
 
+def device_buffers(capacity: int, device: str) -> list[Tensor]:
+    """For buckets, on this device. UpdateInterrupted where there is no room."""
+    import torch
+
+    try:
+        return [torch.empty(capacity, dtype=torch.uint8, device=device) for _ in range(NUM_BUFFERS)]
+    except RuntimeError as error:
+        raise UpdateInterrupted(f"there is no room for buckets on {device}: {error}") from error
+
+
 class DeviceBucketSender(BucketSender):
     """Two buffers on the trainer's device, which engines in other processes read there."""
 
     def __init__(self, capacity: int, device: str) -> None:
-        import torch
-
         collect()
-        try:
-            self._buffers = [
-                torch.empty(capacity, dtype=torch.uint8, device=device) for _ in range(NUM_BUFFERS)
-            ]
-        except RuntimeError as error:
-            raise UpdateInterrupted(f"there is no room for buckets on {device}: {error}") from error
+        self._buffers = device_buffers(capacity, device)
         self._handles: dict[str, list[Handle]] = {}
         """Of each engine, to each buffer."""
 
@@ -229,9 +240,10 @@ class DeviceBucketSender(BucketSender):
             engine: DevicePayload(buffer=which, handle=self._handles[engine][which]) for engine in engines
         }
 
-    def lost(self, engine: str) -> None:
-        for handle in self._handles.pop(engine, ()):
-            handle.release()
+    def lost(self, engine: str, *, died: bool) -> None:
+        if died:  # or it lets go itself
+            for handle in self._handles.pop(engine, ()):
+                handle.release()
 
     def close(self) -> None:
         self._buffers.clear()
@@ -256,7 +268,8 @@ class BucketReceiver:
             self._map(payload)
             data = self._memory[payload.offset : payload.offset + num_bytes]
         elif isinstance(payload, BroadcastPayload):
-            data = self._join(payload).receive(num_bytes)
+            group = self._join(payload)
+            data = group.receive_on_device(num_bytes) if payload.on_device else group.receive(num_bytes)
         elif isinstance(payload, DevicePayload):
             data = self._open(payload)[:num_bytes]
         else:
@@ -300,6 +313,10 @@ class BucketReceiver:
             from envsdk.inference.weight_group import WeightGroup
 
             self._group = WeightGroup.join(
-                payload.address, payload.port, rank=payload.rank, world_size=payload.world_size
+                payload.address,
+                payload.port,
+                rank=payload.rank,
+                world_size=payload.world_size,
+                device=self._device if payload.on_device else None,
             )
         return self._group

@@ -97,7 +97,7 @@ def test_a_reader_that_dies_leaves_the_others_and_the_sender_well(device: str, s
         reader.send((bucket.chunks, len(bucket.data), payloads[name]))
         reader.recv()
     os.kill(victim, signal.SIGKILL)
-    sender.lost("one")
+    sender.lost("one", died=True)
     bucket = next(buckets)
     two.send((bucket.chunks, len(bucket.data), sender.payloads(bucket, 1, ["two"])["two"]))
     assert list(two.recv()) == [chunk.name for chunk in bucket.chunks]

@@ -176,7 +176,9 @@ class TestUpdates:
             assert await versions(hosts) == [3, 3]
             assert_has(tmp_path / "two", 3, step=0)
 
-    @pytest.mark.parametrize("transport", [Transport.SHARED_MEMORY, Transport.BROADCAST, Transport.CUDA_IPC])
+    @pytest.mark.parametrize(
+        "transport", [Transport.SHARED_MEMORY, Transport.BROADCAST, Transport.CUDA_IPC, Transport.NCCL]
+    )
     async def test_an_engine_that_refuses_the_weights_says_why_and_keeps_its_own(
         self, transport: Transport, tmp_path: Path
     ) -> None:
@@ -313,7 +315,11 @@ def test_the_transport_follows_from_where_the_engines_are(
         ("cuda_ipc", "a", ["a"], Transport.CUDA_IPC),
         ("auto", "", ["a"], "the trainer has its weights in main memory"),
         ("auto", "a", ["a", ""], "engine-1 takes them in main memory"),
-        ("auto", "a", ["a", "b"], "engine-1 has another card than the trainer"),
+        ("auto", "a", ["b", "c"], Transport.NCCL),
+        ("nccl", "a", ["b"], Transport.NCCL),
+        ("cuda_ipc", "a", ["a", "b"], "engine-1 has another card than the trainer"),
+        ("auto", "a", ["a", "b"], "two of the engines and the trainer share a card, which NCCL refuses"),
+        ("nccl", "a", ["b", "b"], "two of the engines and the trainer share a card, which NCCL refuses"),
         ("shared_memory", "a", ["a"], "model_update_transport is shared_memory"),
     ],
 )
