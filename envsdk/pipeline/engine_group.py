@@ -390,7 +390,8 @@ class EngineGroup:
             if transport is None or self._spec.transport != "auto":
                 raise
             self._card = ""  # and so for the rest of the run
-            self._say(f"weights cannot go by {transport}, and go by {self._transport}: {error}")
+            reason = as_envsdk_error(error, "it broke off")
+            self._say(f"weights cannot go by {transport}, and go by {self._transport}: {reason}")
             return await self._update_by(self._transport, actors, version)
         finally:
             self._being_updated -= engines.keys()
