@@ -87,14 +87,15 @@ def generate(model: Any, prompts: torch.Tensor, new_tokens: int, **settings: Any
             logits.float().log_softmax(-1).gather(1, chosen[:, position : position + 1])
 
 
-async def embedded(bench: Bench, shape: ModelShape, max_running: int) -> Engine:
+async def embedded(bench: Bench, shape: ModelShape, max_running: int, **settings: Any) -> Engine:
     """The embedded engine in bfloat16, started."""
+    settings = {"device": bench.device, "dtype": "bfloat16", "kv_slots": max_running} | settings
     engine = EmbeddedEngine.create(
         EngineConfig(
             model=bench.model(shape),
             sequence_length=PROMPT_TOKENS + NEW_TOKENS,
             max_running=max_running,
-            strategy_config={"device": bench.device, "dtype": "bfloat16", "kv_slots": max_running},
+            strategy_config=settings,
         )
     )
     await engine.start()
@@ -128,6 +129,19 @@ async def update(engine: Engine, weights: Mapping[str, torch.Tensor], busy: Any)
     return ended - began, max(pauses, default=ended - began)
 
 
+def without_graphs(bench: Bench, name: str, shape: ModelShape, runner: asyncio.Runner) -> Row:
+    """What the engine's CUDA graphs are worth: the same replies with each kernel launched by itself."""
+    count, new_tokens = (2, 8) if bench.is_small else (8, NEW_TOKENS)
+    engine = runner.run(embedded(bench, shape, count, cuda_graphs=False))
+    try:
+        wanted = requests(shape.vocab_size, count, new_tokens, PROMPT_TOKENS)
+        seconds = bench.median_s(lambda: runner.run(sampled(engine, wanted)), repeats=3)
+    finally:
+        runner.run(engine.close())
+    what = f"{name}: engine without CUDA graphs, {count} replies"
+    return Row(what=what, value=count * new_tokens / seconds, unit="tokens/s")
+
+
 def sampling(bench: Bench, name: str, shape: ModelShape) -> Iterator[Row]:
     """The engine over `generate` at several numbers of replies, and a weight update on the same device."""
     new_tokens, batches = (8, BATCHES[:2]) if bench.is_small else (NEW_TOKENS, BATCHES)
@@ -151,6 +165,7 @@ def sampling(bench: Bench, name: str, shape: ModelShape) -> Iterator[Row]:
                 yield Row(
                     what=f"{name}: engine over generate, {count} replies", value=theirs / ours, unit="x"
                 )
+            yield without_graphs(bench, name, shape, runner)
             weights = {key: value.detach() for key, value in model.named_parameters()}
             wanted = requests(shape.vocab_size, 8, new_tokens, PROMPT_TOKENS)
             found = [runner.run(update(engine, weights, sampled(engine, wanted))) for _ in range(3)]

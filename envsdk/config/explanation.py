@@ -12,7 +12,13 @@ import yaml
 from envsdk.config.algorithm_warnings import algorithm_notes
 from envsdk.config.loading import DEFAULT, LoadedConfig, leaves
 from envsdk.config.models import EnvManagerArgs, Role, RunConfig, TrainerRole
-from envsdk.config.plugins import SharesOutRanks, runs_on_several_ranks, settings_model, settings_sections
+from envsdk.config.plugins import (
+    ChoosesAttention,
+    SharesOutRanks,
+    runs_on_several_ranks,
+    settings_model,
+    settings_sections,
+)
 from envsdk.config.rlvr import PROMPTS_ENV, count_rows
 from envsdk.rewards.loading import reward_class
 from envsdk.rewards.reward import AsyncRewardFunction, Runs
@@ -87,11 +93,13 @@ def derived(config: RunConfig) -> list[tuple[str, str]]:
             _per_tag({tag: config.max_response_tokens(tag) for tag in config.custom_envs}) + " tokens",
         ),
         ("actor_train runs on", _devices(config.actor_train, "trainers")),
+        *_attention("actor_train", config.actor_train),
         ("actor_infer runs on", f"{_devices(config.actor_infer, 'engines')}, {_engines(config)}"),
         (
             "reference model",
             _devices(config.reference, "trainers") if config.needs_reference else "not loaded: no KL term",
         ),
+        *(_attention("reference", config.reference) if config.needs_reference else ()),
         ("value head", "yes" if config.needs_values else "no"),
         ("run folder", str(config.run_folder)),
     ]
@@ -205,6 +213,13 @@ def _ranks(role: TrainerRole) -> str:
     layout = f": {settings.layout(role.num_ranks)}" if isinstance(settings, SharesOutRanks) else ""
     where = f"accelerator{plural} {role.device_mapping}" if role.device_mapping else "an accelerator"
     return f"{role.num_ranks} rank{plural}{layout}; on {where}, or on CPUs where there is none"
+
+
+def _attention(key: str, role: TrainerRole) -> Iterator[tuple[str, str]]:
+    model = settings_model("trainers", role.strategy_args.strategy_name, "strategy_config")
+    settings = model and model.model_validate(role.settings)
+    if isinstance(settings, ChoosesAttention):
+        yield f"{key} attention", settings.attention
 
 
 def _engines(config: RunConfig) -> str:

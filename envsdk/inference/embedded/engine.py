@@ -23,11 +23,13 @@ import torch
 
 from envsdk.failures import Boundary, ConfigurationError, EngineError, Failure
 from envsdk.inference.core import Core, Counters, Reply
+from envsdk.inference.embedded.architecture import Architecture
 from envsdk.inference.embedded.batch import Batch
 from envsdk.inference.embedded.decoder import Decoder, as_tensors, read_folder
-from envsdk.inference.embedded.fast import Architecture, FastDecoder
+from envsdk.inference.embedded.fast import FastDecoder
 from envsdk.inference.embedded.generic import GenericDecoder, load_model
 from envsdk.inference.embedded.guide import Guides
+from envsdk.inference.embedded.recorded import CudaGraphs, Recorder
 from envsdk.inference.embedded.settings import EmbeddedSettings
 from envsdk.inference.engine import (
     EngineAbilities,
@@ -341,6 +343,15 @@ def _load(folder: Path, config: EngineConfig, settings: EmbeddedSettings) -> Dec
         dtype=dtype,
         device=device,
         reproducible=config.reproducible,
+        recorder=_recorder(settings, config, device),
+        max_rows=max_running,
     )
     fast.use(fast.build(read_folder(folder).items()))
     return fast
+
+
+def _recorder(settings: EmbeddedSettings, config: EngineConfig, device: torch.device) -> Recorder | None:
+    """What decoding steps are recorded with; None where each kernel is launched by itself."""
+    if device.type != "cuda" or not settings.cuda_graphs or config.reproducible:
+        return None
+    return CudaGraphs(device)

@@ -21,8 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -30,115 +29,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from envsdk.inference.embedded.architecture import Architecture
 from envsdk.inference.embedded.decoder import Decoder, Tensors, checked
+from envsdk.inference.embedded.recorded import RecordedRows, Recorder
 
-_MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3"})
 _WIDENING = 8
 """Extra width of the residual stream; one would do, eight keep rows aligned."""
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """What the fast path needs to know of a Hugging Face configuration."""
-
-    num_layers: int
-    num_kv_heads: int
-    num_queries_per_kv: int
-    head_dim: int
-    hidden_size: int
-    intermediate_size: int
-    vocab_size: int
-    norm_eps: float
-    tied: bool
-    qkv_bias: bool
-    output_bias: bool
-    qk_norm: bool
-    inverse_frequencies: Tensor
-    """`[head_dim / 2]`"""
-    rotary_scale: float
-
-    @classmethod
-    def of(cls, config: Any) -> Architecture | None:
-        """None when the fast path does not know this model, which then runs through transformers."""
-        kind = config.model_type
-        layer_types = getattr(config, "layer_types", None) or ["full_attention"]
-        rope = dict(config.rope_parameters or {}) if kind in _MODEL_TYPES else {}
-        if (
-            kind not in _MODEL_TYPES
-            or config.hidden_act != "silu"
-            or getattr(config, "mlp_bias", False)
-            or set(layer_types) != {"full_attention"}
-            or rope.get("rope_type", "default") not in {"default", "linear", "llama3", "yarn"}
-            or rope.get("partial_rotary_factor", 1.0) != 1.0
-        ):
-            return None
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        frequencies, scale = _rotary(config, rope, head_dim)
-        attention_bias = bool(getattr(config, "attention_bias", False))
-        return cls(
-            num_layers=config.num_hidden_layers,
-            num_kv_heads=config.num_key_value_heads,
-            num_queries_per_kv=config.num_attention_heads // config.num_key_value_heads,
-            head_dim=head_dim,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            vocab_size=config.vocab_size,
-            norm_eps=config.rms_norm_eps,
-            tied=config.tie_word_embeddings,
-            qkv_bias=attention_bias or kind == "qwen2",
-            output_bias=attention_bias and kind != "qwen2",
-            qk_norm=kind == "qwen3",
-            inverse_frequencies=frequencies,
-            rotary_scale=scale,
-        )
-
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Hugging Face names and shapes."""
-        hidden, inner, dim = self.hidden_size, self.intermediate_size, self.head_dim
-        keys = self.num_kv_heads * dim
-        queries = keys * self.num_queries_per_kv
-        shapes: dict[str, tuple[int, ...]] = {
-            "model.embed_tokens.weight": (self.vocab_size, hidden),
-            "model.norm.weight": (hidden,),
-            "lm_head.weight": (self.vocab_size, hidden),
-        }
-        for layer in range(self.num_layers):
-            prefix = f"model.layers.{layer}."
-            attention = prefix + "self_attn."
-            shapes |= {
-                prefix + "input_layernorm.weight": (hidden,),
-                prefix + "post_attention_layernorm.weight": (hidden,),
-                prefix + "mlp.gate_proj.weight": (inner, hidden),
-                prefix + "mlp.up_proj.weight": (inner, hidden),
-                prefix + "mlp.down_proj.weight": (hidden, inner),
-                attention + "q_proj.weight": (queries, hidden),
-                attention + "k_proj.weight": (keys, hidden),
-                attention + "v_proj.weight": (keys, hidden),
-                attention + "o_proj.weight": (hidden, queries),
-            }
-            if self.qkv_bias:
-                shapes |= {
-                    attention + "q_proj.bias": (queries,),
-                    attention + "k_proj.bias": (keys,),
-                    attention + "v_proj.bias": (keys,),
-                }
-            if self.output_bias:
-                shapes[attention + "o_proj.bias"] = (hidden,)
-            if self.qk_norm:
-                shapes |= {attention + "q_norm.weight": (dim,), attention + "k_norm.weight": (dim,)}
-        return shapes
-
-
-def _rotary(config: Any, rope: dict[str, Any], head_dim: int) -> tuple[Tensor, float]:
-    """Inverse frequencies `[head_dim / 2]` and the factor on cosine and sine."""
-    kind = rope.get("rope_type", "default")
-    if kind == "default":
-        steps = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-        return 1.0 / (rope.get("rope_theta", 10000.0) ** steps), 1.0
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
-    return frequencies.float(), float(scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +75,13 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return torch.from_numpy(raw).view(dtype).view(shape)
 
 
+def _tensors_of(weights: FastWeights) -> Iterator[Tensor]:
+    """Always in the same order."""
+    yield from (weights.embedding, weights.head)
+    for layer in weights.layers:
+        yield from (tensor for field in fields(layer) if (tensor := getattr(layer, field.name)) is not None)
+
+
 def _taking(given: dict[str, Tensor], prefix: str) -> Callable[[str], Tensor]:
     """Weights by the ends of their names, each handed out once and let go of."""
     return lambda end: given.pop(prefix + end)
@@ -205,7 +108,11 @@ class FastDecoder(Decoder[FastWeights]):
         dtype: torch.dtype,
         device: torch.device,
         reproducible: bool = False,
+        recorder: Recorder | None = None,
+        max_rows: int = 0,
     ) -> None:
+        """With a `recorder`, steps of up to `max_rows` rows are recorded; not when `reproducible`, which asks
+        that the number of rows makes no difference."""
         arch = architecture
         self._reproducible = reproducible
         self.vocab_size = arch.vocab_size
@@ -223,7 +130,8 @@ class FastDecoder(Decoder[FastWeights]):
         # Layer norm divides by the widened width; this epsilon makes up for it, `_reading` for the rest.
         self._eps = arch.norm_eps * arch.hidden_size / self._width
         self._head_eps = arch.norm_eps * arch.head_dim
-        shape = (arch.num_layers, num_slots * arch.num_kv_heads, 2, self._span, arch.head_dim)
+        num_kept = num_slots + (recorder is not None)  # the last one is for rows that only fill up a size
+        shape = (arch.num_layers, num_kept * arch.num_kv_heads, 2, self._span, arch.head_dim)
         self._cache = _zeros(shape, dtype, device)
         """Keys and values, `[layers, slots * K, 2, M, D]`."""
         self._cache_rows = [layer.view(-1, arch.head_dim) for layer in self._cache]
@@ -239,6 +147,16 @@ class FastDecoder(Decoder[FastWeights]):
         self._mask_targets = torch.empty(0)
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
+        self._recorded: RecordedRows | None = None
+        if recorder is not None:
+            self._recorded = RecordedRows(
+                self._decode_at,
+                recorder=recorder,
+                spare_target=self._targets_at(num_slots, torch.zeros(1, dtype=torch.int64, device=device))[0],
+                max_rows=max_rows,
+                max_keys=self._span,
+                vocab_size=arch.vocab_size,
+            )
 
     def build(self, tensors: Tensors) -> FastWeights:
         arch = self._arch
@@ -329,7 +247,12 @@ class FastDecoder(Decoder[FastWeights]):
         return self._rotated(matrix.t()).to(self._dtype).contiguous()
 
     def use(self, weights: FastWeights) -> None:
-        self._weights = weights
+        if self._recorded is None or self._weights is None:
+            self._weights = weights
+            return
+        # Recordings know the memory of the weights they were made with.
+        for kept, new in zip(_tensors_of(self._weights), _tensors_of(weights), strict=True):
+            kept.copy_(new)
 
     def _product(self, rows: Tensor, matrix: Tensor, added: Tensor | None = None) -> Tensor:
         """`rows @ matrix + added`; reproducible, what a row becomes does not depend on how many there are."""
@@ -370,8 +293,12 @@ class FastDecoder(Decoder[FastWeights]):
         return stream if layer.output_bias is None else stream.add_(layer.output_bias)
 
     def _logits(self, stream: Tensor, weights: FastWeights) -> Tensor:
+        return self._scores(stream, weights).float()
+
+    def _scores(self, stream: Tensor, weights: FastWeights) -> Tensor:
+        """The logits, in the type that the model computes in."""
         normed = F.layer_norm(stream, (self._width,), None, None, self._eps)
-        return self._product(normed, weights.head).float()
+        return self._product(normed, weights.head)
 
     def _num_keys(self, longest: int) -> int:
         """How many keys a row is compared with; reproducible, more than it has, those past its end hidden."""
@@ -502,52 +429,94 @@ class FastDecoder(Decoder[FastWeights]):
         self._num_rows = rows
         self._longest = int(lengths.max())
         self._positions = torch.from_numpy(lengths - 1).to(device)
-        row_positions = self._positions.repeat_interleave(keys)
-        heads = torch.arange(rows * keys, device=device)
-        self._targets = (
-            (heads[:, None] * 2 + torch.arange(2, device=device)) * self._span + row_positions[:, None]
-        ).view(rows, keys, 2)
-        self._keys = [layer[: rows * keys, 0].transpose(1, 2) for layer in self._cache]
-        self._values = [layer[: rows * keys, 1] for layer in self._cache]
+        self._targets = self._targets_at(0, self._positions)
+        if self._recorded is not None:
+            self._recorded.begin(self._positions, self._targets, self._longest)
+            return
+        self._keys, self._values = self._kept(rows, self._span)
         self._mask = None
         if self._reproducible or int(lengths.min()) != self._longest:
-            hidden = torch.arange(self._span, device=device) > row_positions[:, None]
-            mask = torch.zeros(hidden.shape, dtype=self._dtype, device=device)
-            self._mask = mask.masked_fill_(hidden, -torch.inf).unsqueeze(1)
-            self._mask_targets = heads * self._span + row_positions
+            self._mask = self._hiding(self._positions, self._span)
+            row_positions = self._positions.repeat_interleave(keys)
+            self._mask_targets = torch.arange(rows * keys, device=device) * self._span + row_positions
 
     def decode(self, tokens: Tensor) -> Tensor:
         weights = self._weights
         assert weights is not None
-        arch = self._arch
-        rows, group = self._num_rows, arch.num_queries_per_kv
-        num_heads = rows * arch.num_kv_heads
+        if self._recorded is not None:
+            return self._recorded.decode(tokens)
         length = self._num_keys(self._longest)
         mask = None
         if self._mask is not None:
             self._mask.view(-1).index_fill_(0, self._mask_targets, 0.0)
             mask = self._mask[:, :, :length]
-        rotation = self._rotation[self._positions].view(rows, 1, 1, -1)
-        stream = weights.embedding[tokens]
-        for layer, keys, values, cache_rows in zip(
-            weights.layers, self._keys, self._values, self._cache_rows, strict=True
-        ):
-            mixed = self._project(stream, layer, rotation)
-            cache_rows[self._targets] = mixed[:, :, group:]
-            queries = mixed.view(num_heads, group + 2, -1)[:, :group]
-            if mask is None:
-                scores = torch.bmm(queries, keys[:, :, :length])
-            else:
-                scores = torch.baddbmm(mask, queries, keys[:, :, :length])
-            attention = torch.bmm(torch.softmax(scores, -1), values[:, :length])
-            stream = self._attended(stream, attention.view(rows, -1), layer)
-            stream = self._feed_forward(stream, layer)
+        keys = [layer[:, :, :length] for layer in self._keys]
+        values = [layer[:, :length] for layer in self._values]
+        stream = self._decoded(weights, tokens, self._positions, self._targets, keys, values, mask)
         self._longest += 1
         self._positions += 1
         self._targets += 1
         if mask is not None:
             self._mask_targets += 1
         return self._logits(stream, weights)
+
+    def _decode_at(self, tokens: Tensor, positions: Tensor, targets: Tensor, num_keys: int) -> Tensor:
+        """A step that depends on nothing but the shapes and contents of these and of the cache."""
+        weights = self._weights
+        assert weights is not None
+        keys, values = self._kept(len(tokens), num_keys)
+        mask = self._hiding(positions, num_keys)
+        return self._scores(self._decoded(weights, tokens, positions, targets, keys, values, mask), weights)
+
+    def _decoded(
+        self,
+        weights: FastWeights,
+        tokens: Tensor,
+        positions: Tensor,
+        targets: Tensor,
+        kept_keys: list[Tensor],
+        kept_values: list[Tensor],
+        mask: Tensor | None,
+    ) -> Tensor:
+        """What the last layer makes of one token per row, `[B, W]`. Keys `[B * K, D, S]` and values
+        `[B * K, S, D]` of each layer; `mask` `[B * K, 1, S]` is added to the scores."""
+        rows, group = len(tokens), self._arch.num_queries_per_kv
+        num_heads = rows * self._arch.num_kv_heads
+        rotation = self._rotation[positions].view(rows, 1, 1, -1)
+        stream = weights.embedding[tokens]
+        for layer, keys, values, cache_rows in zip(
+            weights.layers, kept_keys, kept_values, self._cache_rows, strict=True
+        ):
+            mixed = self._project(stream, layer, rotation)
+            cache_rows[targets] = mixed[:, :, group:]
+            queries = mixed.view(num_heads, group + 2, -1)[:, :group]
+            scores = torch.bmm(queries, keys) if mask is None else torch.baddbmm(mask, queries, keys)
+            attention = torch.bmm(torch.softmax(scores, -1), values)
+            stream = self._attended(stream, attention.view(rows, -1), layer)
+            stream = self._feed_forward(stream, layer)
+        return stream
+
+    def _targets_at(self, first_slot: int, positions: Tensor) -> Tensor:
+        """Places in `_cache_rows` of keys and values at a position of slots `first_slot + i`, `[B, K, 2]`."""
+        arch, rows = self._arch, len(positions)
+        heads = torch.arange(rows * arch.num_kv_heads, device=self.device) + first_slot * arch.num_kv_heads
+        places = (heads[:, None] * 2 + torch.arange(2, device=self.device)) * self._span
+        return places.view(rows, arch.num_kv_heads, 2) + positions[:, None, None]
+
+    def _kept(self, rows: int, num_keys: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Keys `[B * K, D, S]` and values `[B * K, S, D]` of the first slots, by layer."""
+        used = slice(rows * self._arch.num_kv_heads)
+        return (
+            [layer[used, 0, :num_keys].transpose(1, 2) for layer in self._cache],
+            [layer[used, 1, :num_keys] for layer in self._cache],
+        )
+
+    def _hiding(self, positions: Tensor, num_keys: int) -> Tensor:
+        """`[B * K, 1, num_keys]`: 0 up to each row's position, then -inf."""
+        row_positions = positions.repeat_interleave(self._arch.num_kv_heads)
+        hidden = torch.arange(num_keys, device=self.device) > row_positions[:, None]
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self.device)
+        return mask.masked_fill_(hidden, -torch.inf).unsqueeze(1)
 
     def _slot(self, slot: int) -> Tensor:
         keys = self._arch.num_kv_heads

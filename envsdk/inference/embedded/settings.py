@@ -27,5 +27,8 @@ class EmbeddedSettings(EngineSettings):
     """Prompt tokens computed in one forward pass; bounds how long running replies wait for new ones."""
     prefix_reuse: bool = True
     """Keep a session's keys and values after a reply, so that its next turn computes only what is new."""
+    cuda_graphs: bool = True
+    """On a CUDA device: record the kernels of a decoding step once for each size of batch, and launch them
+    together. The fast path only, and not with `reproducible`."""
     force_generic: bool = False
     """Run the model through transformers even where the fast path knows its architecture."""
