@@ -33,6 +33,7 @@ SET_BY_ENGINE = {
     "override_generation_config": "is not used: requests say how they are sampled",
     "scheduling_policy": "is `priority`",
     "worker_extension_cls": "is how weights are updated",
+    "weight_transfer_config": "is how weights are updated",
     "disable_log_stats": "is set: the engine's health has the counters",
     "enable_log_requests": "is off",
     "stream_interval": "is not used: replies come whole",
@@ -82,6 +83,12 @@ class VLLMSettings(PassThroughSettings):
     """How vLLM reads the model; `dummy` makes random weights."""
     log_level: str = "ERROR"
     """Of vLLM's own messages."""
+
+    @property
+    def uses_one_device(self) -> bool:
+        """The model lies on one device."""
+        extra = self.model_extra or {}
+        return self.tensor_parallel_size == 1 and extra.get("pipeline_parallel_size", 1) == 1
 
     def identity(self) -> dict[str, Any]:
         return {"logprobs": self.logprobs} | ({"dtype": self.dtype} if self.dtype else {})
