@@ -5,6 +5,7 @@ configuration layer can check them.
 from __future__ import annotations
 
 import math
+from importlib.util import find_spec
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -48,6 +49,11 @@ class MegatronStrategyConfig(StrictSettings):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of weights and activations. With `bfloat16` the optimizer keeps float32 main weights;
     gradients are added up, and log-probabilities computed, in float32 either way."""
+    attn_implementation: Literal["auto", "transformer_engine", "varlen", "sdpa"] = "auto"
+    """Kernels of attention. `transformer_engine`: that package's layers, with its attention, norms and matrix
+    products; for models without experts. `varlen`: PyTorch's FlashAttention, one call for all packed
+    sequences; without context parallelism. `sdpa`: one call for each length. The first two need a GPU and
+    `dtype: bfloat16`. `auto` is the first of the three that can be had."""
     overlap_grad_reduce: bool = False
     """Add up gradients over data-parallel ranks while the backward pass still runs."""
     overlap_param_gather: bool = False
@@ -55,6 +61,19 @@ class MegatronStrategyConfig(StrictSettings):
     `use_distributed_optimizer` and `overlap_grad_reduce`."""
     num_threads: int = Field(default=1, ge=1)
     """CPU threads of one operator on each rank."""
+
+    @property
+    def attention(self) -> str:
+        """How attention will be computed, in words; the trainer knows the kernel when it runs."""
+        if self.attn_implementation == "auto":
+            return "the first of transformer_engine, varlen and sdpa that fits the device and the model"
+        return self.attn_implementation
+
+    def attention_problem(self) -> str | None:
+        """What is missing on this machine for `attn_implementation`."""
+        if self.attn_implementation == "transformer_engine" and find_spec("transformer_engine") is None:
+            return "transformer_engine is not installed here; `auto` takes what is here"
+        return None
 
     @property
     def ranks_per_copy(self) -> int:
