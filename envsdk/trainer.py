@@ -116,6 +116,10 @@ class Trainer(ABC):
     def weights(self) -> Iterable[tuple[str, NDArray[Any]]]:
         """Current weights under Hugging Face names; copies that later steps do not change."""
 
+    def kernels(self) -> Mapping[str, str]:
+        """Kernels that it took, in words, by what they compute: `{"attention": "sdpa (flash)"}`."""
+        return {}
+
     @property
     def has_adapter(self) -> bool:
         """It trains a LoRA adapter alone, all that engines with the ability `lora` need to be sent."""

@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from envsdk.failures import ConfigurationError
 from envsdk.store.model_files import require_model_folder
+from envsdk.trainers.attention import attention_of
 from envsdk.trainers.packing import MicroBatch
 from envsdk.trainers.training_args import TransformersArgs
 
@@ -43,6 +44,8 @@ class CausalLM:
         self.lora = lora
         self.device = torch.device(device)
         self.model = cast(Any, model.to(self.device))
+        self.dtype = torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32
+        """Precision of the forward pass."""
         self.autocast_dtype = torch.bfloat16 if settings.dtype == "bfloat16" else None
         """Precision of the forward pass where it is not that of the weights."""
         self.value_head: nn.Linear | None = None
@@ -74,15 +77,21 @@ class CausalLM:
         `seed` decides how an adapter (`settings.lora`) begins.
         """
         require_model_folder(folder)
+        if problem := settings.attention_problem():
+            raise ConfigurationError(f"attn_implementation: {problem}")
         transformers_logging.disable_progress_bar()
         try:
             model = AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=torch.float32,
-                attn_implementation="sdpa",
+                attn_implementation=None if settings.is_auto_attention else settings.attn_implementation,
                 local_files_only=True,
                 trust_remote_code=False,
             )
+        except ImportError as error:
+            raise ConfigurationError(
+                f"attn_implementation: {settings.attn_implementation}: {error}"
+            ) from error
         except (OSError, ValueError, KeyError) as error:
             raise ConfigurationError(f"pretrain: cannot load the model in {folder}: {error}") from error
         adapter = None
@@ -95,6 +104,11 @@ class CausalLM:
     @property
     def vocab_size(self) -> int:
         return int(self.model.get_input_embeddings().num_embeddings)
+
+    @property
+    def attention(self) -> str:
+        """What it computes attention with, in words."""
+        return attention_of(self.model, dtype=self.dtype, device=self.device)
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Every parameter once, under its Hugging Face name; the head's as `value_head.*`."""

@@ -87,6 +87,9 @@ class TorchTrainer(PolicyTrainer):
     def vocab_size(self) -> int:
         return self.model.vocab_size
 
+    def kernels(self) -> Mapping[str, str]:
+        return {"attention": self.model.attention}
+
     def weights(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """Each parameter once, float32, as `save_pretrained` would store it; not the value head.
 

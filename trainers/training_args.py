@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -69,6 +70,11 @@ class TransformersArgs(StrictSettings):
     """CPU threads of one operator; more than one rarely pays below some ten million parameters."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
+    attn_implementation: str = "auto"
+    """Attention of the model, by transformers' names: `sdpa`, `flash_attention_2`, `flash_attention_3`,
+    `eager`, or a kernel of the hub such as `kernels-community/flash-attn3`. `auto` is `sdpa`, for which
+    PyTorch takes the fastest of its kernels that fits device, precision and head width, and `eager` for
+    models that lack it."""
     lora: LoRAArgs | None = None
     """Train an adapter alone: `rank`, and if need be `alpha` (twice the rank when absent) and
     `target_modules` (`all-linear`, or a list of name ends such as `q_proj`). Engines that take adapters get
@@ -96,6 +102,40 @@ class TransformersArgs(StrictSettings):
     def ranks_per_model_copy(self, num_ranks: int) -> int:
         """Ranks that share one copy of the weights."""
         return 1
+
+    @property
+    def is_auto_attention(self) -> bool:
+        """transformers chooses."""
+        return self.attn_implementation == "auto"
+
+    @property
+    def attention(self) -> str:
+        """How attention will be computed, in words; the trainer knows the kernel when it runs."""
+        if self.is_auto_attention or self.attn_implementation == "sdpa":
+            return "sdpa: the fastest kernel of PyTorch that fits the device"
+        return self.attn_implementation
+
+    def attention_problem(self) -> str | None:
+        """What is missing on this machine for `attn_implementation`."""
+        name = self.attn_implementation
+        packages = _PACKAGES.get(name, ["kernels"] if "/" in name else [])
+        if not packages or any(map(find_spec, packages)):
+            return None
+        return f"{name} needs {' or '.join(packages)}, which is not installed here; `auto` takes what is here"
+
+    @model_validator(mode="after")
+    def _flash_takes_half(self) -> TransformersArgs:
+        if "flash" in self.attn_implementation and self.dtype == "float32":
+            raise ValueError(f"attn_implementation: {self.attn_implementation} needs dtype: bfloat16")
+        return self
+
+
+_PACKAGES = {
+    "flash_attention_2": ["flash_attn", "kernels"],
+    "flash_attention_3": ["flash_attn_interface", "kernels"],
+    "flash_attention_4": ["flash_attn", "kernels"],
+}
+"""Modules of which one brings an implementation; `kernels` fetches it from the hub."""
 
 
 class TorchStrategyConfig(TransformersArgs):

@@ -71,7 +71,7 @@ def check(config: RunConfig, *, for_training: bool = True) -> list[Problem]:
 
 def machine_problems(config: RunConfig, *, for_training: bool = True) -> list[Problem]:
     """What the run needs and this machine does not have: the model, packages, devices, memory."""
-    checks: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (_model, _packages, _devices)
+    checks: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (_model, _packages, _attention, _devices)
     if for_training:
         checks += (_memory,)
     return [problem for each in checks for problem in each(config)]
@@ -489,6 +489,20 @@ def _packages(config: RunConfig) -> Iterator[Problem]:
                 ("custom_envs", tag, "env_type"),
                 f"what `{env.env_type}` needs is not installed: `{'`, `'.join(commands)}`",
             )
+
+
+def _attention(config: RunConfig) -> Iterator[Problem]:
+    """Packages of kernels that are asked for by name. A cluster's machines may have them."""
+    key = "attn_implementation"
+    for section in plugins.settings_sections(config):
+        if key not in section.values or config.ray.address is not None:
+            continue
+        try:
+            settings = section.model.model_validate(dict(section.values))
+        except ValidationError:
+            continue  # `_plugin_settings` says so.
+        if isinstance(settings, plugins.ChoosesAttention) and (problem := settings.attention_problem()):
+            yield Problem(section.also.get(key, (*section.path, key)), problem)
 
 
 def _folders(config: RunConfig) -> Iterator[Problem]:

@@ -13,7 +13,13 @@ from pydantic import BaseModel
 from envsdk.config.algorithm_warnings import algorithm_notes
 from envsdk.config.loading import DEFAULT, LoadedConfig, leaves
 from envsdk.config.models import EMBEDDED_DEFAULT, EnvManagerArgs, Role, RunConfig, TrainerRole
-from envsdk.config.plugins import SharesOutRanks, runs_on_several_ranks, settings_model, settings_sections
+from envsdk.config.plugins import (
+    ChoosesAttention,
+    SharesOutRanks,
+    runs_on_several_ranks,
+    settings_model,
+    settings_sections,
+)
 from envsdk.config.rlvr import PROMPTS_ENV, count_rows
 from envsdk.rewards.loading import reward_class
 from envsdk.rewards.reward import AsyncRewardFunction, Runs
@@ -90,12 +96,14 @@ def derived(config: RunConfig) -> list[tuple[str, str]]:
             _per_tag({tag: config.max_response_tokens(tag) for tag in config.custom_envs}) + " tokens",
         ),
         ("actor_train runs on", _devices(config.actor_train, "trainers")),
+        *_attention("actor_train", config.actor_train),
         ("actor_infer runs on", f"{_devices(config.actor_infer, 'engines')}, {_engines(config)}"),
         (
             "reference model",
             _devices(config.reference, "trainers") if config.needs_reference else "not loaded: no KL term",
         ),
         *_memory_rows(config),
+        *(_attention("reference", config.reference) if config.needs_reference else ()),
         ("value head", "yes" if config.needs_values else "no"),
         ("run folder", str(config.run_folder)),
     ]
@@ -253,6 +261,12 @@ def _sum(memory: Memory, where: str = "") -> str:
 def _gib(num_bytes: float) -> str:
     gib = num_bytes / 2**30
     return f"{gib:,.1f}" if gib >= 0.05 else f"{gib:.2g}"
+
+
+def _attention(key: str, role: TrainerRole) -> Iterator[tuple[str, str]]:
+    settings = _settings(role, "trainers")
+    if isinstance(settings, ChoosesAttention):
+        yield f"{key} attention", settings.attention
 
 
 def _engines(config: RunConfig) -> str:

@@ -91,6 +91,20 @@ class SharesOutRanks(Protocol):
         ...
 
 
+@runtime_checkable
+class ChoosesAttention(Protocol):
+    """Strategy settings of a trainer that runs its model with one of several kernels of attention."""
+
+    @property
+    def attention(self) -> str:
+        """How attention will be computed, in words."""
+        ...
+
+    def attention_problem(self) -> str | None:
+        """What is missing on this machine for it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsSection:
     """Keys that belong to a plug-in."""

@@ -27,6 +27,7 @@ from envsdk.pipeline.rollout_metrics import validation_metrics
 from envsdk.pipeline.run_folder import RunFolder, earlier_validations
 from envsdk.pipeline.step_log import StepLog
 from envsdk.pipeline.trainers import Trainers
+from envsdk.tracking.kernels import write_kernels
 from envsdk.tracking.timeline import Timeline, Track
 from envsdk.tracking.tracker import Tracker
 from envsdk.trainer import TrainBatch
@@ -118,6 +119,11 @@ class AgenticPipeline:
         await self.batches.start(*(group.start for group in self.trainers.groups))
         for note in (*algorithm_notes(self.config), *prompt_notes(self.config)):
             self.display.note(f"note: {note}")
+        kernels = {group.key: await self.batches.call(group.kernels()) for group in self.trainers.groups}
+        write_kernels(self.folder.path, kernels)
+        for key, found in kernels.items():
+            for what, kernel in found.items():
+                self.display.note(f"{key}: {what} by {kernel}")
         if self.folder.checkpoint is not None:
             await self.batches.call(self.trainers.actor.load(self.folder.checkpoint.folder.resolve()))
             self.display.note(f"continuing {self.folder.path} from step {self.folder.first_step}")

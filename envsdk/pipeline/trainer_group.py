@@ -162,6 +162,16 @@ class TrainerGroup:
         """The nodes of all ranks."""
         return set(await asyncio.gather(*(host.node_id.remote() for host in self._hosts)))
 
+    @property
+    def key(self) -> str:
+        """Its section of the configuration."""
+        return self._spec.key
+
+    async def kernels(self) -> Mapping[str, str]:
+        """Kernels that the trainer took, in words, by what they compute."""
+        kernels: Mapping[str, str] = await self._on_all("kernels")
+        return kernels
+
     async def has_adapter(self) -> bool:
         """The trainer trains a LoRA adapter alone."""
         found: bool = await self._on_all("has_adapter")

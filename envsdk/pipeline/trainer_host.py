@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,6 +101,10 @@ class TrainerHost:
     def has_adapter(self) -> bool:
         """The trainer trains an adapter alone."""
         return self._trainer.has_adapter
+
+    def kernels(self) -> Mapping[str, str]:
+        """Kernels that the trainer took, in words."""
+        return self._trainer.kernels()
 
     def node_id(self) -> str:
         """The node of the cluster this rank is on."""

@@ -26,6 +26,7 @@ from envsdk.settings.extras import require
 from envsdk.store.shards import MANIFEST
 from envsdk.store.trajectories import read_rows
 from envsdk.tracking import jsonl, timeline
+from envsdk.tracking.kernels import read_kernels
 from envsdk.view.decisions import decisions_view
 from envsdk.view.filters import Filter
 from envsdk.view.index import TrajectoryIndex, key, parse_key
@@ -366,6 +367,7 @@ class OpenSource:
             timeline=events,
             is_closed=has_trace and trace.read_bytes()[-16:].rstrip().endswith(b"]"),
             written_at=self._written_at(),
+            kernels=read_kernels(folder),
             missing=[sentence for sentence, is_missing in missing.items() if is_missing],
         )
 

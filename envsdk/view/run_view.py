@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -47,6 +47,8 @@ class RunFiles:
     """Whether the timeline was closed, as a run does however it ends, unless it is killed."""
     written_at: float
     """When anything in the folder was last written, Unix time."""
+    kernels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Kernels of each trainer, in words, by what they compute."""
     missing: Sequence[str] = ()
     """One sentence for each file that is missing or cannot be read."""
 
@@ -108,6 +110,8 @@ def facts_view(run: RunFiles) -> list[tuple[str, str]]:
     )
     if restarts:
         facts.append(("engine restarts", f"{restarts:,.0f}"))
+    for role, kernels in run.kernels.items():
+        facts += [(f"{what} of {role}", kernel) for what, kernel in kernels.items()]
     return facts + [
         (word, str(run.config[name]))
         for name, word in _SETTINGS.items()

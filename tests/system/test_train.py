@@ -13,6 +13,7 @@ import pytest
 
 from envsdk.store.trajectories import read_trajectories
 from envsdk.tracking import read_metrics
+from envsdk.tracking.kernels import read_kernels
 from envsdk.tracking.timeline import read_timeline
 from tests.system.jobs import Job, wait_until
 
@@ -44,6 +45,8 @@ def test_a_run_trains_evaluates_and_leaves_one_folder(finished: tuple[Job, str])
     }
     assert (job.run / "report.html").stat().st_size > 10_000
     assert (job.run / "config.yaml").is_file()
+    assert "actor_train: attention by sdpa (flash)" in output
+    assert read_kernels(job.run) == {"actor_train": {"attention": "sdpa (flash)"}}
     assert list((job.run / "tensorboard").iterdir())
 
 

@@ -14,6 +14,8 @@ REFERENCE_TRAINERS = {
     "hf_infer": "fsdp2_train",
     "fsdp2_infer": "fsdp2_train",
 }
+ATTENTION = {"fa2": "flash_attention_2", "sdpa": "sdpa", "disabled": "eager", "auto": "auto"}
+"""Of transformers' names, by ROLL's words."""
 _TRACKERS: Mapping[Any, tuple[str, ...]] = {
     "wandb": ("project", "entity", "group", "tags", "notes", "mode"),
     "trackio": ("project", "tags", "notes"),
@@ -226,6 +228,22 @@ def gradient_checkpointing(value: Any, place: Place) -> Mapping[str, Any]:
 def trainer_dtype(value: Any, place: Place) -> Mapping[str, Any]:
     known = {"bf16": "bfloat16", "fp16": "bfloat16", "fp32": "float32"}
     return {"*.model_args.dtype": known.get(value, value)}
+
+
+def chooses_attention(place: Place) -> bool:
+    """Whether the role's trainer takes `attn_implementation` as transformers spells it."""
+    role = str(place.path[0])
+    name = place.get(role, "strategy_args", "strategy_name", default="torch")
+    if role == "actor_train" and has_lora(place):
+        return True
+    return REFERENCE_TRAINERS.get(name, name) in ("torch", "fsdp2_train")
+
+
+def attention(value: Any, place: Place) -> Mapping[str, Any]:
+    chosen = ATTENTION.get(value, "auto")
+    if chosen == "flash_attention_2" and place.beside("dtype") not in ("bf16", "fp16"):
+        chosen = "auto"
+    return {"*.model_args.attn_implementation": chosen}
 
 
 def engine_dtype(value: Any, place: Place) -> Mapping[str, Any]:

@@ -17,7 +17,8 @@ from envsdk.config.roll import environments as e
 _ROLES = "actor_train|actor_infer|reference|critic"
 _TRAINERS = "actor_train|reference"
 _MANAGERS = "train_env_manager|val_env_manager"
-_OWN_TRAINER = "the trainer runs the model its own way; results are the same"
+_ATTENTION = "fa2 beside bf16 or fp16: flash_attention_2; disabled: eager; sdpa: sdpa; else auto"
+_OWN_KERNELS = "Megatron and engines choose their kernels themselves"
 _MICRO = "micro-batches follow from tokens: actor_train.training_args.max_tokens_per_microbatch"
 _LAYOUT = "is a detail of ROLL's Megatron; results are the same"
 _FSDP = "is a detail of ROLL's FSDP; results are the same"
@@ -266,7 +267,34 @@ ROWS: tuple[Row, ...] = (
         _MICRO,
     ),
     *no_effect("actor_infer.num_gpus_per_worker", "follows from device_mapping and tensor_parallel_size"),
-    *no_effect(f"{_ROLES}.model_args.attn_implementation {_ROLES}.model_args.flash_attn", _OWN_TRAINER),
+    converted(
+        f"{_TRAINERS}.model_args.flash_attn",
+        "attn_implementation",
+        c.attention,
+        _ATTENTION,
+        applies=lambda v, p: c.chooses_attention(p),
+        condition="with fsdp2_train",
+    ),
+    converted(
+        f"{_TRAINERS}.model_args.attn_implementation",
+        "attn_implementation",
+        c.attention,
+        _ATTENTION,
+        applies=lambda v, p: c.chooses_attention(p) and v in (None, *c.ATTENTION),
+        condition="in ROLL's words, with fsdp2_train",
+    ),
+    *no_effect(
+        f"{_TRAINERS}.model_args.attn_implementation",
+        _OWN_KERNELS,
+        only_their_files=True,
+        applies=lambda v, p: not c.chooses_attention(p),
+        condition="with megatron_train",
+    ),
+    *no_effect(
+        f"{_TRAINERS}.model_args.flash_attn actor_infer|critic.model_args.flash_attn "
+        "actor_infer|critic.model_args.attn_implementation",
+        _OWN_KERNELS,
+    ),
     *no_effect(
         f"{_ROLES}.model_args.model_type",
         "the model's folder says it",

@@ -311,6 +311,7 @@ def test_explain_prints_every_key_once_with_value_and_origin() -> None:
         r"^actor_train\.training_args\.weight_decay +0\.0 +default of torch$", table, re.MULTILINE
     )
     assert derived.count("runs/agentic_async") == 1
+    assert re.search(r"^actor_train attention +sdpa: the fastest kernel", derived, re.MULTILINE)
 
 
 def test_explain_says_what_follows(small: Path) -> None:

@@ -195,6 +195,35 @@ def test_what_is_refused_says_what_to_do(tmp_path: Path, more: str, key: str, wo
     assert words in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("trainer", "dtype", "found"),
+    [
+        ("fsdp2_train", "bf16", "flash_attention_2"),
+        ("fsdp2_train", "fp32", "auto"),
+        ("megatron_train", "bf16", None),
+    ],
+)
+def test_the_attention_of_a_file_is_that_of_the_trainer_that_can_choose(
+    trainer: str, dtype: str, found: str | None, tmp_path: Path
+) -> None:
+    text = AGENTIC.replace("flash_attn: fa2", "attn_implementation: fa2").replace(
+        "dtype: bf16", f"dtype: {dtype}"
+    )
+    if trainer == "fsdp2_train":
+        megatron = "megatron_train, strategy_config: {tensor_model_parallel_size: 1, bf16: true}"
+        assert megatron in text
+        text = text.replace(megatron, trainer)
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "envs.yaml").write_text(SHARED)
+    (tmp_path / "runs").mkdir()
+    path = tmp_path / "runs" / "lake.yaml"
+    for name in ("attn_implementation", "flash_attn"):
+        path.write_text(text.replace("attn_implementation", name))
+        loaded = load_config(path, to_explain=True)
+        assert loaded.config.actor_train.settings.get("attn_implementation") == found
+        assert (f"actor_train.model_args.{name}" in loaded.without_effect) == (found is None)
+
+
 def test_a_value_given_twice_in_both_names_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="means the same as trackers"):
         agentic(tmp_path, more="trackers: [jsonl]\n")

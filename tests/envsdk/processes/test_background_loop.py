@@ -56,6 +56,7 @@ def test_a_signal_that_does_not_wake_the_waiting_thread_is_heeded_all_the_same(h
         signal.raise_signal(signal.SIGINT)
         await asyncio.Event().wait()
 
+    background_loop()  # a thread that begins later would not take signals either
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         with pytest.raises(KeyboardInterrupt):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envsdk.tracking.timeline import TimelineEvent, Track
-from envsdk.view.run_view import RunFiles, curves_view, headline_view, progress_view, thinned
+from envsdk.view.run_view import RunFiles, curves_view, facts_view, headline_view, progress_view, thinned
 from envsdk.view.waiting import CAUSES, segments, timeline_view, union
 
 
@@ -121,6 +121,13 @@ def test_a_run_says_whether_it_goes_on(changes: dict[str, object], now: float, s
     view = progress_view(run_files(**changes), now)
     assert view["state"] == state
     json.dumps(view, allow_nan=False)
+
+
+def test_the_kernels_of_each_trainer_are_facts_of_the_run() -> None:
+    kernels = {"actor_train": {"attention": "sdpa (flash)"}, "reference": {"attention": "eager"}}
+    facts = facts_view(run_files(kernels=kernels))
+    assert {("attention of actor_train", "sdpa (flash)"), ("attention of reference", "eager")} <= set(facts)
+    assert facts_view(run_files()) == [fact for fact in facts if "attention" not in fact[0]]
 
 
 def test_the_time_left_is_that_of_the_steps_left() -> None:

@@ -1,0 +1,49 @@
+"""The attention that a model is run with, and the kernel that PyTorch takes for it on a device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend
+
+_WORDS = {
+    SDPBackend.FLASH_ATTENTION: "flash",
+    SDPBackend.CUDNN_ATTENTION: "cuDNN",
+    SDPBackend.EFFICIENT_ATTENTION: "memory-efficient",
+    SDPBackend.MATH: "math: no fused kernel fits",
+}
+
+
+def sdpa_kernel(
+    *, num_heads: int, num_key_value_heads: int, head_width: int, dtype: torch.dtype, device: torch.device
+) -> str:
+    """PyTorch's choice for causal attention without a mask that is trained through, in a word."""
+    query, key = (
+        torch.empty(1, heads, 128, head_width, dtype=dtype, device=device, requires_grad=True)
+        for heads in (num_heads, num_key_value_heads)
+    )
+    choice = torch._fused_sdp_choice(
+        query, key, key, None, 0.0, True, enable_gqa=num_heads != num_key_value_heads
+    )
+    return _WORDS.get(SDPBackend(choice), "another")
+
+
+def attention_of(model: Any, *, dtype: torch.dtype, device: torch.device) -> str:
+    """What a `transformers` model computes attention with: `sdpa (flash)`, `flash_attention_2`, `eager`.
+
+    `dtype` is that of the forward pass.
+    """
+    config = model.config.get_text_config()
+    implementation = str(config._attn_implementation)
+    heads = getattr(config, "num_attention_heads", None)
+    if implementation != "sdpa" or not isinstance(heads, int):
+        return implementation
+    kernel = sdpa_kernel(
+        num_heads=heads,
+        num_key_value_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_width=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        dtype=dtype,
+        device=device,
+    )
+    return f"sdpa ({kernel})"
