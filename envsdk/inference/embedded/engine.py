@@ -78,6 +78,7 @@ class EmbeddedCore(Core):
             progress=True,
         )
         self.decoder = decoder
+        self.weight_device = str(decoder.device)
         self.batch = Batch(
             decoder,
             sequence_length=config.sequence_length,
