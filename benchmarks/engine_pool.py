@@ -203,6 +203,9 @@ class StandInTrainer:
         node: str = await self._sender.node_id.remote()
         return node
 
+    async def card(self) -> str:
+        return ""
+
     async def has_adapter(self) -> bool:
         return False
 

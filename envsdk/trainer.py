@@ -121,6 +121,18 @@ class Trainer(ABC):
         return {}
 
     @property
+    def device(self) -> str:
+        """Where `device_weights` are, as PyTorch names it."""
+        return "cpu"
+
+    def device_weights(self) -> Iterable[tuple[str, Any]]:
+        """What `weights` gives, as arrays, or tensors on `device`; for engines on the same card or another.
+
+        They may be the trainer's own memory: read them before the next `train_step`, and do not write there.
+        """
+        return self.weights()
+
+    @property
     def has_adapter(self) -> bool:
         """It trains a LoRA adapter alone, all that engines with the ability `lora` need to be sent."""
         return False

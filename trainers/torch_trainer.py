@@ -99,12 +99,11 @@ class TorchTrainer(PolicyTrainer):
         for name, tensor in self._stored(lambda weight: weight.to("cpu", copy=True)):
             yield name, tensor.contiguous().numpy()
 
-    def device_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """What `weights` gives, as tensors on the trainer's device.
+    @property
+    def device(self) -> str:
+        return str(self.model.device)
 
-        For an engine in this process: on the same card nothing passes through the host. They may be the
-        trainer's own memory: read them before the next `train_step`, and do not write to them.
-        """
+    def device_weights(self) -> Iterator[tuple[str, Tensor]]:
         return self._stored(lambda weight: weight)
 
     def _stored(self, place: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:

@@ -35,7 +35,8 @@ def run(bench: Bench) -> Iterator[Row]:
     import pytest
 
     counted = Counted()
-    files = ["tests/trainers", "tests/envsdk/inference/test_weight_group.py"]
+    inference = ("device_memory", "weight_buckets", "weight_group")
+    files = ["tests/trainers", *(f"tests/envsdk/inference/test_{name}.py" for name in inference)]
     arguments = ["-m", "gpu", "-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist"]
     code = pytest.main(
         [*arguments, "--continue-on-collection-errors", *(str(REPOSITORY / file) for file in files)],

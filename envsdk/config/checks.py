@@ -55,6 +55,7 @@ def check(config: RunConfig, *, for_training: bool = True) -> list[Problem]:
         _algorithm,
         advantage_problems,
         _engines,
+        _weight_updates,
         _lengths,
         _tags,
         prompt_problems,
@@ -443,6 +444,15 @@ def _engine_learns(config: RunConfig) -> Iterator[Problem]:
             ("actor_infer", "strategy_args", "strategy_name"),
             f"`{engine}` takes no new weights, so nothing it plays could follow the training; use it with "
             "`envsdk collect` or `envsdk evaluate`, and train with another engine",
+        )
+
+
+def _weight_updates(config: RunConfig) -> Iterator[Problem]:
+    if config.model_update_delta and config.model_update_transport in ("cuda_ipc", "nccl"):
+        yield Problem(
+            ("model_update_delta",),
+            f"differences are made in main memory, which `model_update_transport: "
+            f"{config.model_update_transport}` avoids; leave one of them out",
         )
 
 

@@ -420,10 +420,13 @@ class RunConfig(AlgorithmKeys, Section):
     """What happens to a reply that is being sampled when new weights arrive."""
     model_update_buffer_size_mb: PositiveInt = 32
     """Size of the buckets that weights travel to the engines in, in MiB; at most two are on their way."""
-    model_update_transport: Literal["auto", "shared_memory", "object_store", "broadcast"] = "auto"
-    """How weights reach the engines. `auto` is `shared_memory` when all engines are on the node of the
-    trainer's first rank (`object_store` where that is no Linux); `object_store` when another node has several
-    of them, which then share one copy there; and `broadcast` otherwise."""
+    model_update_transport: Literal[
+        "auto", "shared_memory", "object_store", "broadcast", "cuda_ipc", "nccl"
+    ] = "auto"
+    """How weights reach the engines. `auto` is `cuda_ipc` when all engines take weights on the card of the
+    trainer's first rank, and `nccl` when each has a card of its own; otherwise `shared_memory` when all are
+    on its node (`object_store` where that is no Linux); `object_store` when another node has several of them,
+    which then share one copy there; and `broadcast` otherwise."""
     model_update_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision that float32 weights are sent in. `bfloat16` halves the bytes; engines that sample in it lose
     nothing."""

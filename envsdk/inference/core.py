@@ -143,6 +143,8 @@ class Core(ABC):
     """May change in `start`."""
     max_open: int
     """Replies that may be open at a time; the front queues the others."""
+    weight_device: str = "cpu"
+    """As the engine's (`Engine.weight_device`)."""
 
     _error = ""
 

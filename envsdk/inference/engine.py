@@ -189,8 +189,9 @@ WeightReference = Path | Mapping[str, NDArray[Any]] | Iterable[tuple[str, Any]]
 """New weights under Hugging Face names: a checkpoint folder, a mapping or a stream.
 
 A stream is read once, and blocks while its sender fills the next bucket: read it on a thread, never on the
-event loop. Each of its arrays (NumPy arrays, or tensors where NumPy lacks the type, as bfloat16) is valid
-until the next one is asked for. It ends when all weights have come; it raises when they will not.
+event loop. Each of its arrays (NumPy arrays, or tensors where NumPy lacks the type, as bfloat16, and on a
+card) is valid until the next one is asked for. It ends when all weights have come; it raises when they will
+not.
 
 For an engine with the ability `lora` a mapping or stream may be a LoRA adapter instead, its halves under
 names that end with `.lora_A.weight` and `.lora_B.weight` (`envsdk.inference.lora`). It is added to the
@@ -220,6 +221,9 @@ class Engine(ABC):
     """Samples replies. Methods are called from one event loop, never concurrently from threads."""
 
     abilities: EngineAbilities
+    weight_device: str = "cpu"
+    """Where weights of a stream may be, as PyTorch names it: on a card they come as tensors there, which the
+    thread that reads them copies on its current stream."""
 
     @classmethod
     @abstractmethod

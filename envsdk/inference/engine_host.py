@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from envsdk.inference.device_memory import card_of
 from envsdk.inference.engine import (
     Engine,
     EngineAbilities,
@@ -214,7 +215,7 @@ class EngineHost:
 
         base = self._weight_base if delta else None
         known = "" if base is None else base.version
-        receiver = WeightReceiver(before_end=before_swap, base=base)
+        receiver = WeightReceiver(before_end=before_swap, base=base, device=engine.weight_device)
         in_flight = engine.abilities.inflight_update
 
         async def load() -> None:
@@ -273,6 +274,10 @@ class EngineHost:
         import ray
 
         return str(ray.get_runtime_context().get_node_id())
+
+    def card(self) -> str:
+        """UUID of the card that the engine takes weights on; "" for main memory."""
+        return card_of(self._engine.weight_device)
 
     async def health(self) -> EngineHealth:
         return self._engine.health()

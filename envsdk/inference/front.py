@@ -73,6 +73,7 @@ class EngineFront(Engine):
         """`name`: of the engine, for messages."""
         self.core = core
         self.abilities = core.abilities
+        self.weight_device = core.weight_device
         self._name = name
         self._sequence_length = sequence_length
         self._arrivals = itertools.count()

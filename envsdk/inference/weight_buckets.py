@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,9 @@ ALIGNMENT = 64
 """Bytes; where a chunk begins in its bucket, a multiple of every element's size."""
 
 Buffer = NDArray[np.uint8]
+"""Bytes in main memory."""
+Memory: TypeAlias = "Buffer | Tensor"
+"""A buffer, or a flat uint8 tensor on any device."""
 
 
 class UpdateInterrupted(EngineError):
@@ -54,23 +57,26 @@ class Bucket:
     """A full buffer and its index."""
 
     chunks: tuple[Chunk, ...]
-    data: Buffer
+    data: Memory
     """`[num_bytes]`, the used part of the buffer."""
 
 
 def fill_buckets(
-    weights: Iterable[tuple[str, NDArray[Any] | Tensor]], next_buffer: Callable[[], Buffer]
+    weights: Iterable[tuple[str, NDArray[Any] | Tensor]], next_buffer: Callable[[], Memory]
 ) -> Iterator[Bucket]:
-    """Copy `weights` (NumPy arrays or CPU tensors) into buffers, in their order.
+    """Copy `weights` (NumPy arrays, or tensors on any device) into buffers, in their order.
+
+    Between a tensor and a buffer on the same device nothing passes through main memory.
 
     `next_buffer` is asked for an empty buffer of at least one byte when the one before was yielded; all
     are the caller's again when the generator is resumed.
     """
-    buffer = next_buffer()
+    buffer: Any = next_buffer()
+    as_flat = as_bytes if isinstance(buffer, np.ndarray) else _as_flat_tensor
     chunks: list[Chunk] = []
     used = 0
     for name, weight in weights:
-        data, dtype, shape = as_bytes(weight)
+        data, dtype, shape = as_flat(weight)
         start = 0
         while True:
             offset = -(-used // ALIGNMENT) * ALIGNMENT
@@ -101,12 +107,13 @@ def fill_buckets(
 
 
 def read_buckets(buckets: Iterable[Bucket]) -> Iterator[tuple[str, NDArray[Any] | Tensor]]:
-    """The weights in `buckets`: arrays, and tensors for what NumPy has no type for.
+    """The weights in `buckets`: arrays from main memory, and tensors for what NumPy has no type for; tensors
+    of their device from buckets that are tensors.
 
     Each may be a view of its bucket's buffer and is valid until the next one is asked for. EngineError for a
     tensor that is not complete.
     """
-    full = np.empty(0, np.uint8)
+    full: Any = np.empty(0, np.uint8)
     filled = 0
     for bucket in buckets:
         for chunk in bucket.chunks:
@@ -115,7 +122,7 @@ def read_buckets(buckets: Iterable[Bucket]) -> Iterator[tuple[str, NDArray[Any] 
                 raise EngineError(f"weight `{chunk.name}` is torn at byte {filled} of {chunk.tensor_bytes}")
             if chunk.num_bytes < chunk.tensor_bytes:
                 if filled == 0:
-                    full = np.empty(chunk.tensor_bytes, np.uint8)
+                    full = _empty_like(data, chunk.tensor_bytes)
                 full[filled : filled + chunk.num_bytes] = data
                 filled += chunk.num_bytes
                 if filled < chunk.tensor_bytes:
@@ -127,30 +134,46 @@ def read_buckets(buckets: Iterable[Bucket]) -> Iterator[tuple[str, NDArray[Any] 
 
 
 def as_bytes(weight: NDArray[Any] | Tensor) -> tuple[Buffer, str, tuple[int, ...]]:
-    """Bytes, dtype and shape."""
+    """Bytes in main memory, dtype and shape."""
     if isinstance(weight, np.ndarray):
         data = np.ascontiguousarray(weight).reshape(-1).view(np.uint8)
         return data, weight.dtype.name, weight.shape
+    flat, dtype, shape = _as_flat_tensor(weight)
+    return flat.cpu().numpy(), dtype, shape
+
+
+def as_array(data: Memory, dtype: str, shape: tuple[int, ...]) -> NDArray[Any] | Tensor:
+    """The inverse of `as_bytes`: an array, or a tensor where `data` is one or NumPy lacks the type."""
+    if isinstance(data, np.ndarray):
+        try:
+            return data.view(np.dtype(dtype)).reshape(shape)
+        except TypeError:
+            import torch
+
+            # PyTorch wants writable memory, which an object store's is not.
+            data = torch.from_numpy(data) if data.flags.writeable else torch.tensor(data)
     import torch
 
+    kind: torch.dtype = getattr(torch, dtype)
+    if not len(data):  # its strides mean nothing, as in `_as_flat_tensor`
+        return torch.empty(shape, dtype=kind, device=data.device)
+    return data.view(kind).reshape(shape)
+
+
+def _as_flat_tensor(weight: NDArray[Any] | Tensor) -> tuple[Tensor, str, tuple[int, ...]]:
+    """Bytes where they are, dtype and shape."""
+    import torch
+
+    if isinstance(weight, np.ndarray):
+        data, name, shape = as_bytes(weight)
+        return torch.from_numpy(data), name, shape
     if weight.numel() == 0:  # its strides mean nothing, and stop PyTorch from viewing it as bytes
-        data = np.empty(0, np.uint8)
+        flat = torch.empty(0, dtype=torch.uint8, device=weight.device)
     else:
         # Flat first: a scalar has no last dimension to view as bytes.
-        data = weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-    return data, str(weight.dtype).removeprefix("torch."), tuple(weight.shape)
+        flat = weight.detach().contiguous().view(-1).view(torch.uint8)
+    return flat, str(weight.dtype).removeprefix("torch."), tuple(weight.shape)
 
 
-def as_array(data: Buffer, dtype: str, shape: tuple[int, ...]) -> NDArray[Any] | Tensor:
-    """The inverse of `as_bytes`: an array, or a tensor for what NumPy has no type for."""
-    try:
-        return data.view(np.dtype(dtype)).reshape(shape)
-    except TypeError:
-        import torch
-
-        kind: torch.dtype = getattr(torch, dtype)
-        if not len(data):  # its strides mean nothing, as in `as_bytes`
-            return torch.empty(shape, dtype=kind)
-        # PyTorch wants writable memory, which an object store's is not.
-        flat = torch.from_numpy(data) if data.flags.writeable else torch.tensor(data)
-        return flat.view(kind).reshape(shape)
+def _empty_like(data: Memory, num_bytes: int) -> Memory:
+    return np.empty(num_bytes, np.uint8) if isinstance(data, np.ndarray) else data.new_empty(num_bytes)

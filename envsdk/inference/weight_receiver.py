@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from envsdk.inference.device_memory import synchronize
 from envsdk.inference.weight_buckets import Bucket, Chunk, UpdateInterrupted, read_buckets
 from envsdk.inference.weight_delta import WeightBase
 from envsdk.inference.weight_transport import BucketReceiver, Payload
@@ -38,8 +39,14 @@ class WeightReceiver:
     `before_end` is awaited on the loop when everything has come and nothing is swapped yet.
     """
 
-    def __init__(self, before_end: Callable[[], Awaitable[None]], base: WeightBase | None = None) -> None:
-        """With a `base` the buckets hold parcels that may differ from it."""
+    def __init__(
+        self,
+        before_end: Callable[[], Awaitable[None]],
+        base: WeightBase | None = None,
+        *,
+        device: str = "cpu",
+    ) -> None:
+        """With a `base` the buckets hold parcels that may differ from it. `device`: the engine's."""
         self._base = base
         self._loop = asyncio.get_running_loop()
         self._before_end = before_end
@@ -48,7 +55,7 @@ class WeightReceiver:
         self._early: dict[int, _Announced] = {}
         """Announced before one that comes first: Ray's calls may overtake each other."""
         self._num_queued = 0
-        self._bucket_receiver = BucketReceiver()
+        self._bucket_receiver = BucketReceiver(device)
         self._is_closed = False
         self.is_ended = False
 
@@ -103,7 +110,9 @@ class WeightReceiver:
                 return
             if not isinstance(item, _Announced):
                 raise UpdateInterrupted("the rest of the weights did not come")
-            yield self._bucket_receiver.read(item.chunks, item.num_bytes, item.payload)
+            bucket = self._bucket_receiver.read(item.chunks, item.num_bytes, item.payload)
+            yield bucket
+            synchronize(bucket.data)  # copies that were asked for are done
             self._loop.call_soon_threadsafe(_answer, item.read, True)
 
 

@@ -124,7 +124,7 @@ class WeightServer:
             [
                 {
                     "num_bytes": len(bucket.data),
-                    "crc32": zlib.crc32(bucket.data.data),
+                    "crc32": zlib.crc32(np.asarray(bucket.data).data),
                     "chunks": [asdict(chunk) for chunk in bucket.chunks],
                 }
                 for bucket in buckets

@@ -19,7 +19,7 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from envsdk.config.ray_models import RolePlacement
-from envsdk.failures import EngineError, EnvsdkError, as_envsdk_error
+from envsdk.failures import ConfigurationError, EngineError, EnvsdkError, as_envsdk_error
 from envsdk.inference.engine import EngineConfig, EngineHealth
 from envsdk.inference.engine_host import EngineHost
 from envsdk.inference.engine_pool import (
@@ -33,7 +33,13 @@ from envsdk.inference.engine_pool import (
     Start,
     Update,
 )
-from envsdk.inference.weight_transport import Transport, can_share_memory, choose_transport
+from envsdk.inference.weight_buckets import UpdateInterrupted
+from envsdk.inference.weight_transport import (
+    Transport,
+    can_share_memory,
+    choose_transport,
+    device_transport,
+)
 from envsdk.managers.ray_nodes import MANY_CALLS, Placer
 from envsdk.pipeline.engine_placement import EnginePlace, device_bundle, engine_places
 from envsdk.pipeline.reservation import KEEP_DEVICES, Reservation, show_only
@@ -42,6 +48,7 @@ from envsdk.pipeline.weight_source import WeightSource
 from envsdk.pipeline.weight_update import TransferReport, update_engines
 from envsdk.store.travel import Parcels
 
+_IN_MAIN_MEMORY = [each for each in Transport if not each.is_on_device]
 HEALTH_CHECK_S = 1.0
 CLOSE_TIMEOUT_S = 5.0
 
@@ -104,6 +111,10 @@ class EngineGroup:
         self._places = self._reserve(names)
         self._nodes: dict[str, str] = {name: place.node for name, place in self._places.items()}
         self._transport = Transport.OBJECT_STORE
+        """Through main memory, unless it was asked for."""
+        self._card = ""
+        """The trainer's, and each engine's; "" for main memory."""
+        self._cards: dict[str, str] = {}
         self._sends_adapter = False
         self.actors: dict[str, Any] = {name: self._new_actor(name) for name in names[: spec.num_started]}
         """The newest of each engine that was ever started, dead or alive."""
@@ -148,6 +159,9 @@ class EngineGroup:
         for name, node in zip(self.actors, nodes, strict=True):
             self._nodes[name] = node
             self._placer.landed(name, node)
+        cards = await asyncio.gather(*(actor.card.remote() for actor in self.actors.values()))
+        for name, card in zip(self.actors, cards, strict=True):
+            self._cards[name] = self._card_there(name, card)
         for name, actor in self.actors.items():
             incarnation = EngineIncarnation(name, 0)
             self._do(self._pool.started(incarnation))
@@ -155,10 +169,27 @@ class EngineGroup:
         self._in_background(self._tick())
 
     async def choose_transport(self) -> None:
-        """Find the way of the weights, and whether an adapter will do; both sides have started."""
+        """Find the way of the weights, and whether an adapter will do; both sides have started.
+
+        ConfigurationError when the way that is asked for does not exist.
+        """
         trainer_node = await self._source.node_id()
+        if await self._source.has_adapter():
+            abilities = await asyncio.gather(*(actor.abilities.remote() for actor in self.actors.values()))
+            self._sends_adapter = all(ability.lora for ability in abilities)
+        if (card := await self._source.card()) and not self._sends_adapter and not self._spec.delta:
+            self._card = f"{trainer_node} {card}"
+        on_device, why_not = self._device_transport(self.actors)
+        if self._sends_adapter:
+            why_not = "adapters are sent through main memory"
+        asked_for = self._spec.transport
+        if on_device is None and asked_for not in ("auto", *_IN_MAIN_MEMORY):
+            raise ConfigurationError(
+                f"model_update_transport: {asked_for}, but {why_not}; use auto, which takes the fastest way "
+                "there is"
+            )
         self._transport = choose_transport(
-            self._spec.transport,
+            asked_for,
             trainer_node=trainer_node,
             engine_nodes=self._nodes,
             can_share_memory=can_share_memory(),
@@ -166,9 +197,10 @@ class EngineGroup:
         if self._transport is Transport.SHARED_MEMORY:
             # Where all others are, an engine that is started later must be too.
             self._nodes = dict.fromkeys(self._spec.configs, trainer_node)
-        if await self._source.has_adapter():
-            abilities = await asyncio.gather(*(actor.abilities.remote() for actor in self.actors.values()))
-            self._sends_adapter = all(ability.lora for ability in abilities)
+        if on_device is not None:
+            self._say(f"weights reach the engines by {on_device}, in memory of the card")
+        elif asked_for == "auto" and self._card and any(self._cards.values()):
+            self._say(f"weights reach the engines by {self._transport}, in main memory: {why_not}")
 
     async def publish(self, version: int) -> TransferReport | None:
         """The trainer's weights to every engine that runs; None when none does."""
@@ -298,6 +330,7 @@ class EngineGroup:
             await actor.start.remote()
             if self._transport is not Transport.SHARED_MEMORY:
                 self._nodes[incarnation.name] = await actor.node_id.remote()
+            self._cards[incarnation.name] = self._card_there(incarnation.name, await actor.card.remote())
         except (EnvsdkError, ray.exceptions.RayError) as error:
             self._do(self._pool.lost(incarnation, _reason(error)))
             return
@@ -348,21 +381,46 @@ class EngineGroup:
 
     async def _update(self, incarnations: Iterable[EngineIncarnation], version: int) -> TransferReport | None:
         engines = {incarnation: self.actors[incarnation.name] for incarnation in incarnations}
+        actors = {incarnation.name: actor for incarnation, actor in engines.items()}
+        transport, _ = self._device_transport(actors)
         self._being_updated |= engines.keys()
         try:
-            return await update_engines(
-                {incarnation.name: actor for incarnation, actor in engines.items()},
-                self._source.send_weights,
-                version=version,
-                mode=self._spec.weight_update,
-                transport=self._transport,
-                bucket_bytes=self._spec.bucket_bytes,
-                as_adapter=self._sends_adapter,
-                delta=self._spec.delta,
-                dtype=self._spec.dtype,
-            )
+            return await self._update_by(transport or self._transport, actors, version)
+        except UpdateInterrupted as error:
+            if transport is None or self._spec.transport != "auto":
+                raise
+            self._card = ""  # and so for the rest of the run
+            reason = as_envsdk_error(error, "it broke off")
+            self._say(f"weights cannot go by {transport}, and go by {self._transport}: {reason}")
+            return await self._update_by(self._transport, actors, version)
         finally:
             self._being_updated -= engines.keys()
+
+    async def _update_by(
+        self, transport: Transport, actors: Mapping[str, Any], version: int
+    ) -> TransferReport | None:
+        return await update_engines(
+            actors,
+            self._source.send_weights,
+            version=version,
+            mode=self._spec.weight_update,
+            transport=transport,
+            bucket_bytes=self._spec.bucket_bytes,
+            as_adapter=self._sends_adapter,
+            delta=self._spec.delta,
+            dtype=self._spec.dtype,
+        )
+
+    def _device_transport(self, names: Iterable[str]) -> tuple[Transport | None, str]:
+        return device_transport(
+            self._spec.transport,
+            trainer_card=self._card,
+            engine_cards={name: self._cards[name] for name in names},
+        )
+
+    def _card_there(self, name: str, card: str) -> str:
+        """The card's name in the cluster: handles mean nothing on another node."""
+        return card and f"{self._nodes[name]} {card}"
 
     async def _from_the_living(self, method: str) -> dict[str, Any]:
         names = [incarnation.name for incarnation in self._pool.incarnations]

@@ -158,6 +158,11 @@ class TrainerGroup:
         node: str = await self._on_all("node_id")
         return node
 
+    async def card(self) -> str:
+        """UUID of the card that rank 0 sends the weights from; "" for main memory."""
+        card: str = await self._on_all("card")
+        return card
+
     async def nodes(self) -> set[str]:
         """The nodes of all ranks."""
         return set(await asyncio.gather(*(host.node_id.remote() for host in self._hosts)))

@@ -12,6 +12,7 @@ import ray
 from numpy.typing import NDArray
 
 from envsdk.failures import StorageError
+from envsdk.inference.device_memory import card_of
 from envsdk.inference.weight_delta import WeightBase
 from envsdk.net.rendezvous import free_port
 from envsdk.pipeline.reservation import show_only
@@ -78,12 +79,17 @@ class TrainerHost:
 
     def send_weights(self, transfer: WeightTransfer) -> TransferReport | None:
         """Rank 0 sends the current weights to the engines."""
-        weights = self._trainer.adapter() if transfer.as_adapter else self._trainer.weights()
+        if transfer.as_adapter:
+            weights = self._trainer.adapter()
+        elif transfer.transport.is_on_device:
+            weights = self._trainer.device_weights()
+        else:
+            weights = self._trainer.weights()
         if not self._is_reporting_rank:
             for _ in weights:  # the other ranks take part in collecting each
                 pass
             return None
-        return WeightSender(transfer, self._weight_base).send(weights)
+        return WeightSender(transfer, self._weight_base, device=self._trainer.device).send(weights)
 
     def give_weights(self, outlet: WeightOutlet) -> OutletReport | None:
         """Rank 0's `outlet` takes the current weights, an adapter merged in."""
@@ -109,6 +115,10 @@ class TrainerHost:
     def node_id(self) -> str:
         """The node of the cluster this rank is on."""
         return str(ray.get_runtime_context().get_node_id())
+
+    def card(self) -> str:
+        """UUID of the card that this rank's weights are on; "" for main memory."""
+        return card_of(self._trainer.device)
 
     def place_to_write(self, folder: Path, probe: str, own_name: str) -> Path:
         """`folder` where this machine sees its file `probe`; else a folder of this machine, empty."""

@@ -43,6 +43,10 @@ class WeightSource(Protocol):
         """The node of the cluster that they are sent from."""
         ...
 
+    async def card(self) -> str:
+        """UUID of the card that they are sent from; "" for main memory."""
+        ...
+
     async def has_adapter(self) -> bool:
         """Whether a LoRA adapter is all that changes."""
         ...
@@ -92,6 +96,10 @@ class GivenWeights:
     async def node_id(self) -> str:
         """That of this process."""
         return str(ray.get_runtime_context().get_node_id())
+
+    async def card(self) -> str:
+        """They are held in main memory."""
+        return ""
 
     async def has_adapter(self) -> bool:
         """Weights are given whole."""

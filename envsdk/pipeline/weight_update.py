@@ -20,15 +20,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import ray
 
-from envsdk.failures import EngineError
-from envsdk.inference.weight_buckets import Bucket, Buffer, UpdateInterrupted, fill_buckets
+from envsdk.inference.weight_buckets import Bucket, Buffer, Memory, UpdateInterrupted, fill_buckets
 from envsdk.inference.weight_delta import WeightBase
 from envsdk.inference.weight_transport import (
     NUM_BUFFERS,
     BroadcastPayload,
     BucketSender,
+    DeviceBucketSender,
     SharedMemoryBucketSender,
     Transport,
+    device_buffers,
 )
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ async def update_engines(
 
     With `delta` the engines keep what they got, and get differences to it where all have the same.
 
-    Raises what `send` or an engine raises; every engine then has all of the old weights or all of the new.
+    UpdateInterrupted when it breaks off again and again, or an engine cannot receive by this transport.
+    Raises what `send` or an engine raises. Every engine then has all of the old weights or all of the new.
     """
     interruption = ""
     for _ in range(len(engines) + 1):
@@ -131,7 +133,7 @@ async def update_engines(
             updated = await _on_the_living(engines, "complete_update", update_id)
             return replace(report, engines=tuple(updated))
         interruption = report.interruption
-    raise EngineError(f"the weights cannot be sent to the engines: {interruption}")
+    raise UpdateInterrupted(f"the weights cannot be sent to the engines: {interruption}")
 
 
 async def _on_the_living(engines: Mapping[str, Any], method: str, *args: Any) -> dict[str, Any]:
@@ -176,22 +178,35 @@ class ObjectStoreBucketSender(BucketSender):
 class BroadcastBucketSender(BucketSender):
     """All engines receive one broadcast; an engine that leaves breaks it for all."""
 
-    def __init__(self, capacity: int, address: str, engines: Sequence[str]) -> None:
+    def __init__(
+        self, capacity: int, address: str, engines: Sequence[str], *, device: str | None = None
+    ) -> None:
+        """`device`: where buckets lie, as PyTorch names it here; None: in main memory."""
         from envsdk.inference.weight_group import WeightGroup
 
-        self._buffers = [np.empty(capacity, np.uint8), np.empty(capacity, np.uint8)]
+        self._buffers: list[Memory] = []
+        if device is None:
+            self._buffers += [np.empty(capacity, np.uint8) for _ in range(NUM_BUFFERS)]
+        else:
+            self._buffers += device_buffers(capacity, device)
         self._address = address
+        self._on_device = device is not None
         self._ranks = {name: index + 1 for index, name in enumerate(engines)}
-        self._group = WeightGroup.host(address, world_size=len(engines) + 1)
-        self._works: list[Work] = []
+        self._group = WeightGroup.host(address, world_size=len(engines) + 1, device=device)
+        self._works: list[tuple[Work, float]] = []
+        """With when each has to be done."""
 
-    def buffer(self, number: int) -> Buffer:
+    def buffer(self, number: int) -> Memory:
         return self._buffers[number % len(self._buffers)]
 
     def payloads(self, bucket: Bucket, number: int, engines: Sequence[str]) -> dict[str, Any]:
         return {
             name: BroadcastPayload(
-                address=self._address, port=self._group.port, rank=rank, world_size=len(self._ranks) + 1
+                address=self._address,
+                port=self._group.port,
+                rank=rank,
+                world_size=len(self._ranks) + 1,
+                on_device=self._on_device,
             )
             for name, rank in self._ranks.items()
         }
@@ -199,17 +214,26 @@ class BroadcastBucketSender(BucketSender):
     def announced(self, bucket: Bucket) -> bool:
         if not self._group.gather():
             return False
-        self._works.append(self._group.broadcast(bucket.data))
+        until = time.monotonic() + self._group.timeout.total_seconds()
+        self._works.append((self._group.broadcast(bucket.data), until))
         return True
 
-    def lost(self, engine: str) -> None:
+    def lost(self, engine: str, *, died: bool) -> None:
         raise UpdateInterrupted(f"{engine} left the group")
 
     def check(self) -> None:
-        for work in self._works:
-            if work.is_completed() and not work.is_success():
-                raise UpdateInterrupted(f"the broadcast of weights broke: {work.exception()}")
-        self._works = [work for work in self._works if not work.is_completed()]
+        under_way = []
+        for work, until in self._works:
+            try:
+                if work.is_completed():
+                    work.wait()  # it raises what broke it
+                    continue
+            except RuntimeError as error:
+                raise UpdateInterrupted(f"the broadcast of weights broke: {error}") from error
+            if time.monotonic() > until:
+                raise UpdateInterrupted("an engine does not receive the broadcast of weights")
+            under_way.append((work, until))
+        self._works = under_way
 
     def close(self) -> None:
         self._works.clear()  # each keeps the connections of its group open
@@ -219,9 +243,15 @@ class BroadcastBucketSender(BucketSender):
 class WeightSender:
     """Rank 0's side of one transfer; used once, in a process where blocking is fine."""
 
-    def __init__(self, transfer: WeightTransfer, base: WeightBase | None = None) -> None:
-        """`base` is what the sender keeps from one transfer to the next, for differences."""
+    def __init__(
+        self, transfer: WeightTransfer, base: WeightBase | None = None, *, device: str = "cpu"
+    ) -> None:
+        """`base` is what the sender keeps from one transfer to the next, for differences.
+
+        `device`: where buckets lie that are not in main memory, as PyTorch names it here.
+        """
         self._transfer = transfer
+        self._device = device
         self._base = base
         self._engines = dict(transfer.engines)
         self._under_way: deque[dict[str, Any]] = deque()
@@ -275,11 +305,16 @@ class WeightSender:
                 return ObjectStoreBucketSender(capacity)
             case Transport.SHARED_MEMORY:
                 return SharedMemoryBucketSender(capacity)
+            case Transport.CUDA_IPC:
+                return DeviceBucketSender(capacity, self._device)
             case Transport.BROADCAST:
                 return BroadcastBucketSender(capacity, ray.util.get_node_ip_address(), list(self._engines))
+            case Transport.NCCL:
+                address = ray.util.get_node_ip_address()
+                return BroadcastBucketSender(capacity, address, list(self._engines), device=self._device)
 
-    def _next_buffer(self, sender: BucketSender) -> Callable[[], Buffer]:
-        def next_buffer() -> Buffer:
+    def _next_buffer(self, sender: BucketSender) -> Callable[[], Memory]:
+        def next_buffer() -> Memory:
             while len(self._under_way) >= NUM_BUFFERS:
                 self._settle(sender)
             return sender.buffer(self._num_buckets)
@@ -310,10 +345,11 @@ class WeightSender:
         """Drop the answers that came, and engines that died or want no more."""
         ready, _ = ray.wait(list(answers.values()), num_returns=len(answers), timeout=LOOK_S)
         for name in [name for name, answer in answers.items() if answer in ready]:
+            died = False
             try:
                 goes_on = ray.get(answers.pop(name))
             except ray.exceptions.RayActorError:
-                goes_on = False
+                goes_on, died = False, True
             if not goes_on and self._engines.pop(name, None) is not None:
-                sender.lost(name)
+                sender.lost(name, died=died)
         sender.check()

@@ -44,7 +44,9 @@ def test_all_of_it_runs_on_a_cpu(tmp_path: Path) -> None:
     assert rows["learning"] == 4
     skipped = {part["name"]: part["skipped"] for part in record["parts"]}
     assert "GPU" in skipped["tests"]
-    assert "two GPUs" in skipped["servers"]
+    assert rows["transfer"] == 5
+    assert not skipped["transfer"]
+    assert "vllm is not installed" in skipped["servers"]
     assert "largest difference" in (tmp_path / "gpu.md").read_text()
 
 

@@ -51,7 +51,9 @@ class ToyEngine(MockEngine):
 
     def _read(self, weights: Iterable[Any], version: int) -> Iterator[tuple[str, NDArray[Any]]]:
         for index, (name, array) in enumerate(weights):
-            yield name, array.float().numpy() if isinstance(array, torch.Tensor) else array.copy()
+            if isinstance(array, torch.Tensor):
+                array = (array.float() if array.dtype is torch.bfloat16 else array).numpy()
+            yield name, array.copy()
             if index == 2 and self.deeds.get(str(version)) == "die":
                 os.kill(os.getpid(), signal.SIGKILL)
             if index == 2 and self.deeds.get(str(version)) == "refuse":

@@ -134,9 +134,18 @@ class MegatronTrainer(PolicyTrainer):
         Collective: every rank goes through all of it. A tied output embedding comes under the input
         embedding's name alone.
         """
+        for name, tensor in self.device_weights():
+            yield name, tensor.to("cpu", copy=True).numpy()
+
+    @property
+    def device(self) -> str:
+        return str(device())
+
+    def device_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Collective, as `weights`."""
         self._optimizer.finish_param_gather()
         for name, tensor in hf_weights.export(self._chunks, self.vocab_size):
-            yield name, tensor.to("cpu", torch.float32, copy=True).numpy()
+            yield name, tensor.float()
 
     def save(self, folder: Path) -> None:
         """Weights, moments and schedule, each rank a share. StorageError names what could not be written."""

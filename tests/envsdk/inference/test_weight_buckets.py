@@ -38,12 +38,14 @@ def as_tensor(weight: torch.Tensor | np.ndarray) -> torch.Tensor:
     return weight if isinstance(weight, torch.Tensor) else torch.from_numpy(weight.copy())
 
 
-def sent(items: list, capacity: int, num_buffers: int = 2) -> Iterator[Bucket]:
+def sent(items: list, capacity: int, num_buffers: int = 2, *, on_device: bool = False) -> Iterator[Bucket]:
     """Buckets that live only until the next ones are filled, as over a transport."""
-    buffers = [np.full(capacity, 255, np.uint8) for _ in range(num_buffers)]
+    buffers: list = [np.full(capacity, 255, np.uint8) for _ in range(num_buffers)]
+    if on_device:
+        buffers = [torch.from_numpy(buffer) for buffer in buffers]
     count = 0
 
-    def next_buffer() -> np.ndarray:
+    def next_buffer() -> np.ndarray | torch.Tensor:
         nonlocal count
         count += 1
         return buffers[count % num_buffers]
@@ -51,10 +53,15 @@ def sent(items: list, capacity: int, num_buffers: int = 2) -> Iterator[Bucket]:
     return fill_buckets(items, next_buffer)
 
 
-@given(weights(), st.integers(1, 600))
-def test_any_weights_come_out_as_they_went_in_whatever_the_size_of_a_bucket(items, capacity) -> None:
-    # Cloned on arrival: an array is valid only until the next one is asked for.
-    read = [(name, as_tensor(array).clone()) for name, array in read_buckets(sent(items, capacity))]
+@given(weights(), st.integers(1, 600), st.booleans())
+def test_any_weights_come_out_as_they_went_in_whatever_the_size_of_a_bucket(
+    items, capacity, on_device
+) -> None:
+    buckets = sent(items, capacity, on_device=on_device)
+    read = []
+    for name, array in read_buckets(buckets):
+        assert isinstance(array, torch.Tensor) or not on_device
+        read.append((name, as_tensor(array).clone()))  # an array is valid until the next one is asked for
     assert [name for name, _ in read] == [name for name, _ in items]
     for (_, found), (_, given_) in zip(read, items, strict=True):
         expected = as_tensor(given_)
@@ -100,6 +107,33 @@ def test_a_tensor_that_fits_is_read_in_place() -> None:
     bucket.data[:] = 0
     assert isinstance(array, np.ndarray)
     assert array.tolist() == [0, 0, 0, 0]
+
+
+def test_a_tensor_in_a_bucket_on_a_device_is_read_in_place() -> None:
+    (bucket,) = sent([("a", torch.arange(4.0))], 100, on_device=True)
+    ((_, tensor),) = read_buckets([bucket])
+    bucket.data[:] = 0
+    assert tensor.tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.gpu
+def test_weights_on_a_card_come_out_as_they_went_in_without_leaving_it() -> None:
+    items = [
+        ("half", torch.randn(50, 3, dtype=torch.bfloat16, device="cuda")),
+        ("large", torch.randn(3000, device="cuda")),
+        ("from the host", np.arange(5)),
+        ("empty", torch.empty(0, 3, device="cuda")),
+    ]
+    buffers = [torch.empty(1000, dtype=torch.uint8, device="cuda") for _ in range(2)]
+    count = iter(range(1000))
+    read = [
+        (name, tensor.clone())
+        for name, tensor in read_buckets(fill_buckets(items, lambda: buffers[next(count) % 2]))
+    ]
+    for (name, found), (expected_name, expected) in zip(read, items, strict=True):
+        assert name == expected_name
+        assert found.is_cuda
+        assert torch.equal(found.cpu(), as_tensor(expected).cpu())
 
 
 @pytest.mark.parametrize("kept", [[0], [1], [0, 2], [0, 1]])

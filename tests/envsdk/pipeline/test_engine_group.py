@@ -17,9 +17,12 @@ from typing import Any
 import psutil
 import pytest
 import ray
+from torch import Tensor
 
 from envsdk.config import RayArgs
 from envsdk.failures import ConfigurationError, EngineError
+from envsdk.inference import weight_transport
+from envsdk.inference.device_memory import Handle
 from envsdk.inference.engine import EngineConfig, EngineHealth
 from envsdk.inference.engine_demand import DemandConfig
 from envsdk.inference.engine_pool import PoolConfig
@@ -66,6 +69,18 @@ class BreakingEngine(ToyEngine):
     def health(self) -> EngineHealth:
         error = "out of memory" if (self.folder / "broken").exists() else ""
         return replace(super().health(), error=error)
+
+
+class BlindEngine(ToyEngine):
+    """Cannot open memory of other processes' devices."""
+
+    @classmethod
+    def create(cls, config: EngineConfig) -> ToyEngine:
+        def refuse(handle: Handle, device: str) -> Tensor:
+            raise RuntimeError("invalid resource handle")
+
+        weight_transport.open_handle = refuse
+        return super().create(config)
 
 
 class BusyEngine(ToyEngine):
@@ -152,6 +167,17 @@ def engine_processes() -> set[int]:
     }
 
 
+async def put_on_cards(group: Group, trainer: str, **engines: str) -> None:
+    """As if trainer and engines had their weights on these cards."""
+
+    async def card() -> str:
+        return trainer
+
+    group.trainer.card = card  # type: ignore[method-assign]
+    group._cards = {name: group._card_there(name, which) for name, which in engines.items()}
+    await group.choose_transport()
+
+
 async def until(holds: Callable[[], bool]) -> None:
     for _ in range(1200):
         if holds():
@@ -226,6 +252,57 @@ async def test_an_engine_that_dies_before_it_says_where_it_runs_is_started_again
         await until(lambda: group.joined == [("one", 0)] or group.failed.done())
         assert not group.failed.done()
         assert group.num_restarts == 2
+
+
+async def test_weights_stay_on_the_card_that_all_share(tmp_path: Path) -> None:
+    async with engine_group(tmp_path, "one", "two") as group:
+        await put_on_cards(group, "GPU-1", one="GPU-1", two="GPU-1")
+        assert group.said == ["weights reach the engines by cuda_ipc, in memory of the card"]
+        await group.publish(1)
+        one, two = read(tmp_path / "one", 1), read(tmp_path / "two", 1)
+        assert all((one[key] == two[key]).all() for key in one)
+        # One that is started again says itself what it has, which here is main memory.
+        os.kill(min(engine_processes()), signal.SIGKILL)
+        await until(lambda: group.joined != [])
+        assert len(set(group._cards.values())) == 2
+
+
+async def test_weights_go_from_card_to_card_where_each_has_its_own(tmp_path: Path) -> None:
+    async with engine_group(tmp_path, "one", "two") as group:
+        await put_on_cards(group, "GPU-1", one="GPU-2", two="GPU-3")
+        assert group.said == ["weights reach the engines by nccl, in memory of the card"]
+        report = await group.publish(1)
+        assert report is not None
+        assert sorted(report.engines) == ["one", "two"]
+
+
+async def test_weights_go_through_main_memory_where_cards_are_shared_by_some(tmp_path: Path) -> None:
+    async with engine_group(tmp_path, "one", "two") as group:
+        await put_on_cards(group, "GPU-1", one="GPU-1", two="GPU-2")
+        [said] = group.said
+        assert said.startswith("weights reach the engines by shared_memory, in main memory: two of the")
+        assert (await group.publish(1)) is not None
+
+
+async def test_a_way_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    async with engine_group(tmp_path, "one") as group:
+        group._spec = replace(group._spec, transport="cuda_ipc")
+        with pytest.raises(ConfigurationError, match="cuda_ipc, but the trainer has its weights in main mem"):
+            await group.choose_transport()
+
+
+async def test_where_the_card_cannot_be_shared_weights_go_through_main_memory(tmp_path: Path) -> None:
+    strategy = "tests.envsdk.pipeline.test_engine_group:BlindEngine"
+    async with engine_group(tmp_path, "one", strategy=strategy) as group:
+        await put_on_cards(group, "GPU-1", one="GPU-1")
+        group.said.clear()
+        await group.publish(1)
+        [said] = group.said
+        assert said.startswith("weights cannot go by cuda_ipc, and go by shared_memory: the trainer's memory")
+        assert "invalid resource handle" in said
+        await group.publish(2)
+        assert len(group.said) == 1
+        assert {look.version for look in (await group.health()).values()} == {2}
 
 
 async def test_an_engine_that_says_that_it_is_broken_is_ended_and_started_again(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from envsdk.failures import ConfigurationError, EngineError, TrainerError
 from envsdk.inference.engine import EngineConfig, GenerationRequest
 from envsdk.inference.engine_host import EngineHost
 from envsdk.inference.sampling import SamplingParams
-from envsdk.inference.weight_transport import Transport, choose_transport
+from envsdk.inference.weight_transport import Transport, choose_transport, device_transport
 from envsdk.inference.wire import pack_requests, unpack_results
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.pipeline.trainer_group import TrainerGroup, TrainerSpec
@@ -176,7 +176,9 @@ class TestUpdates:
             assert await versions(hosts) == [3, 3]
             assert_has(tmp_path / "two", 3, step=0)
 
-    @pytest.mark.parametrize("transport", [Transport.SHARED_MEMORY, Transport.BROADCAST])
+    @pytest.mark.parametrize(
+        "transport", [Transport.SHARED_MEMORY, Transport.BROADCAST, Transport.CUDA_IPC, Transport.NCCL]
+    )
     async def test_an_engine_that_refuses_the_weights_says_why_and_keeps_its_own(
         self, transport: Transport, tmp_path: Path
     ) -> None:
@@ -304,6 +306,29 @@ def test_the_transport_follows_from_where_the_engines_are(
     nodes = {f"engine-{index}": node for index, node in enumerate(engine_nodes)}
     found = choose_transport(asked_for, trainer_node="a", engine_nodes=nodes, can_share_memory=can_share)
     assert found is expected
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "trainer", "engines", "expected"),
+    [
+        ("auto", "a", ["a", "a"], Transport.CUDA_IPC),
+        ("cuda_ipc", "a", ["a"], Transport.CUDA_IPC),
+        ("auto", "", ["a"], "the trainer has its weights in main memory"),
+        ("auto", "a", ["a", ""], "engine-1 takes them in main memory"),
+        ("auto", "a", ["b", "c"], Transport.NCCL),
+        ("nccl", "a", ["b"], Transport.NCCL),
+        ("cuda_ipc", "a", ["a", "b"], "engine-1 has another card than the trainer"),
+        ("auto", "a", ["a", "b"], "two of the engines and the trainer share a card, which NCCL refuses"),
+        ("nccl", "a", ["b", "b"], "two of the engines and the trainer share a card, which NCCL refuses"),
+        ("shared_memory", "a", ["a"], "model_update_transport is shared_memory"),
+    ],
+)
+def test_weights_stay_on_the_card_where_all_report_the_same(
+    asked_for: str, trainer: str, engines: list[str], expected: Transport | str
+) -> None:
+    cards = {f"engine-{index}": card for index, card in enumerate(engines)}
+    transport, why_not = device_transport(asked_for, trainer_card=trainer, engine_cards=cards)
+    assert (transport or why_not) == expected
 
 
 def test_shared_memory_between_nodes_is_refused() -> None:

@@ -73,7 +73,7 @@ def test_the_trainer_says_which_it_took() -> None:
 
 
 def test_the_settings_say_it_before_the_run() -> None:
-    assert MegatronStrategyConfig().attention.startswith("the first of transformer_engine, varlen")
+    assert MegatronStrategyConfig().attention.startswith("the first of Transformer Engine, varlen")
     asked = MegatronStrategyConfig(attn_implementation="transformer_engine")
     assert asked.attention == "transformer_engine"
     assert "not installed here" in str(asked.attention_problem())
