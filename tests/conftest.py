@@ -5,7 +5,8 @@ And tiny random policies in Hugging Face folders, made here and not fetched.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,14 @@ settings.register_profile("envsdk", deadline=None)
 settings.load_profile("envsdk")
 
 VOCAB_SIZE = 61
+
+
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """Also where the tests were started in the background, by a shell that has them ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

@@ -16,15 +16,25 @@ _WORDS = {
 
 
 def sdpa_kernel(
-    *, num_heads: int, num_key_value_heads: int, head_width: int, dtype: torch.dtype, device: torch.device
+    *,
+    num_heads: int,
+    num_key_value_heads: int,
+    head_width: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    has_mask: bool = False,
 ) -> str:
-    """PyTorch's choice for causal attention without a mask that is trained through, in a word."""
+    """PyTorch's choice for causal attention that is trained through, in a word.
+
+    `has_mask`: causality is in a mask of booleans instead of a flag.
+    """
     query, key = (
         torch.empty(1, heads, 128, head_width, dtype=dtype, device=device, requires_grad=True)
         for heads in (num_heads, num_key_value_heads)
     )
+    mask = torch.ones(128, 128, dtype=torch.bool, device=device) if has_mask else None
     choice = torch._fused_sdp_choice(
-        query, key, key, None, 0.0, True, enable_gqa=num_heads != num_key_value_heads
+        query, key, key, mask, 0.0, not has_mask, enable_gqa=num_heads != num_key_value_heads
     )
     return _WORDS.get(SDPBackend(choice), "another")
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from envsdk.settings.memory import BFLOAT16, FLOAT32, Memory, ModelSizes
 from envsdk.settings.strict import StrictSettings
 
 
@@ -79,6 +80,29 @@ class TransformersArgs(StrictSettings):
     `target_modules` (`all-linear`, or a list of name ends such as `q_proj`). Engines that take adapters get
     nothing else; checkpoints hold it, and models that are saved have it merged in."""
 
+    def training_memory(self, model: ModelSizes, *, num_ranks: int, num_tokens: int) -> Memory:
+        """Of one rank, in bytes; see `EstimatesTraining`."""
+        ranks = self.ranks_per_model_copy(num_ranks)
+        trained = model.num_parameters if self.lora is None else model.adapter_parameters(self.lora.rank)
+        frozen = model.num_parameters if self.lora is not None else 0
+        element_bytes = FLOAT32 if self.dtype == "float32" else BFLOAT16
+        # In float32: weights, gradient, two moments.
+        return {
+            "weights, gradients, optimizer": (16 * trained + FLOAT32 * frozen) / ranks,
+            "activations": model.activation_bytes(
+                num_tokens, element_bytes, recomputed=self.gradient_checkpointing
+            ),
+            "logits, if every token is scored": model.logit_bytes(num_tokens),
+        }
+
+    def frozen_memory(self, model: ModelSizes, *, num_ranks: int) -> Memory:
+        """Of one rank, in bytes; see `EstimatesTraining`."""
+        return {"weights": FLOAT32 * model.num_parameters / self.ranks_per_model_copy(num_ranks)}
+
+    def ranks_per_model_copy(self, num_ranks: int) -> int:
+        """Ranks that share one copy of the weights."""
+        return 1
+
     @property
     def is_auto_attention(self) -> bool:
         """transformers chooses."""
@@ -133,6 +157,9 @@ class FSDP2StrategyConfig(TransformersArgs):
     reshard_after_forward: bool = True
     """Free a layer's full weights after its forward pass and gather them again for the backward pass;
     false keeps them: less traffic, more memory."""
+
+    def ranks_per_model_copy(self, num_ranks: int) -> int:
+        return self.shard_size or num_ranks
 
     def layout(self, num_ranks: int) -> str:
         """What the ranks are for, in words; ValueError when `shard_size` does not divide them."""

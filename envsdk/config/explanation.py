@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
 
 from envsdk.config.algorithm_warnings import algorithm_notes
 from envsdk.config.loading import DEFAULT, LoadedConfig, leaves
-from envsdk.config.models import EnvManagerArgs, Role, RunConfig, TrainerRole
+from envsdk.config.models import EMBEDDED_DEFAULT, EnvManagerArgs, Role, RunConfig, TrainerRole
 from envsdk.config.plugins import (
     ChoosesAttention,
     SharesOutRanks,
@@ -22,7 +23,9 @@ from envsdk.config.plugins import (
 from envsdk.config.rlvr import PROMPTS_ENV, count_rows
 from envsdk.rewards.loading import reward_class
 from envsdk.rewards.reward import AsyncRewardFunction, Runs
+from envsdk.settings.memory import EstimatesSampling, EstimatesTraining, Memory
 from envsdk.settings.problems import dotted
+from envsdk.store.model_files import model_sizes
 
 _VALUE_WIDTH = 44
 _NOTE_WIDTH = 110
@@ -99,6 +102,7 @@ def derived(config: RunConfig) -> list[tuple[str, str]]:
             "reference model",
             _devices(config.reference, "trainers") if config.needs_reference else "not loaded: no KL term",
         ),
+        *_memory_rows(config),
         *(_attention("reference", config.reference) if config.needs_reference else ()),
         ("value head", "yes" if config.needs_values else "no"),
         ("run folder", str(config.run_folder)),
@@ -215,9 +219,52 @@ def _ranks(role: TrainerRole) -> str:
     return f"{role.num_ranks} rank{plural}{layout}; on {where}, or on CPUs where there is none"
 
 
+def _memory_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """What each role takes of a device, where the model's folder and the role's plug-in say so."""
+    if config.pretrain == EMBEDDED_DEFAULT:
+        return
+    model = model_sizes(Path(config.pretrain).expanduser())
+    if model is None:
+        return
+    train, infer = config.actor_train, config.actor_infer
+    trainer = _settings(train, "trainers")
+    if isinstance(trainer, EstimatesTraining):
+        args = settings_model("trainers", train.strategy_args.strategy_name, "training_args")
+        given = args.model_validate(dict(train.training_args)).model_dump() if args is not None else {}
+        num_tokens = max(int(given.get("max_tokens_per_microbatch", 0)), config.sequence_length)
+        memory = trainer.training_memory(model, num_ranks=train.num_ranks, num_tokens=num_tokens)
+        yield "memory of actor_train", _sum(memory, "" if train.num_ranks == 1 else " on each rank")
+    if config.needs_reference:
+        reference = _settings(config.reference, "trainers")
+        if isinstance(reference, EstimatesTraining):
+            frozen = reference.frozen_memory(model, num_ranks=config.reference.num_ranks)
+            yield "memory of reference", _sum(frozen)
+    engine = _settings(infer, "engines")
+    if isinstance(engine, EstimatesSampling):
+        sampling = engine.sampling_memory(
+            model, num_replies=infer.infer_batch_size, num_tokens=config.sequence_length
+        )
+        yield "memory of actor_infer", _sum(sampling, "" if infer.num_engines == 1 else " for each engine")
+
+
+def _settings(role: Role, kind: str) -> BaseModel | None:
+    """Of the role's plug-in, where it declares them."""
+    model = settings_model(kind, role.strategy_args.strategy_name, "strategy_config")
+    return None if model is None else model.model_validate(dict(role.settings))
+
+
+def _sum(memory: Memory, where: str = "") -> str:
+    parts = "; ".join(f"{what} {_gib(num_bytes)}" for what, num_bytes in memory.items())
+    return f"about {_gib(sum(memory.values()))} GiB{where}: {parts}"
+
+
+def _gib(num_bytes: float) -> str:
+    gib = num_bytes / 2**30
+    return f"{gib:,.1f}" if gib >= 0.05 else f"{gib:.2g}"
+
+
 def _attention(key: str, role: TrainerRole) -> Iterator[tuple[str, str]]:
-    model = settings_model("trainers", role.strategy_args.strategy_name, "strategy_config")
-    settings = model and model.model_validate(role.settings)
+    settings = _settings(role, "trainers")
     if isinstance(settings, ChoosesAttention):
         yield f"{key} attention", settings.attention
 

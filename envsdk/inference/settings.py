@@ -6,6 +6,7 @@ import os
 from typing import Any, ClassVar
 
 from envsdk.failures import ConfigurationError
+from envsdk.settings.memory import Memory, ModelSizes
 from envsdk.settings.strict import StrictSettings
 
 
@@ -16,6 +17,16 @@ class EngineSettings(StrictSettings):
     """Modules of optional packages that a run with this engine needs."""
     takes_new_weights: ClassVar[bool] = True
     """Whether the engine can be trained with: its ability `weight_updates`, known without importing it."""
+
+    def weights_and_keys(
+        self, model: ModelSizes, element_bytes: int, num_cached: int, *, num_devices: int = 1
+    ) -> Memory:
+        """Bytes on each device of an engine that keeps the keys and values of `num_cached` tokens."""
+        keys = model.key_value_bytes(element_bytes) / num_devices
+        return {
+            "weights": model.num_parameters * element_bytes / num_devices,
+            f"keys and values ({keys / 2**10:,.0f} KiB a token)": keys * num_cached,
+        }
 
     def identity(self) -> dict[str, Any]:
         """What of these settings decides the replies to a given prompt and seed, as JSON."""

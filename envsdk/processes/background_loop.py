@@ -12,12 +12,13 @@ import asyncio
 import os
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
+_WAIT_S = 1.0
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
 
@@ -82,6 +83,9 @@ def on_background_loop(waiting: Coroutine[Any, Any, Result]) -> Result:
 
     try:
         loop.call_soon_threadsafe(begin)
+        # A signal that arrives on the very way into a wait is seen when the wait ends: none is for long.
+        while not wait([answer], _WAIT_S).done:
+            pass
         return answer.result()
     except KeyboardInterrupt:
         loop.call_soon_threadsafe(interrupt)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from envsdk.failures import ConfigurationError
+from envsdk.settings.memory import BFLOAT16, FLOAT32, ModelSizes
 
 _LENGTH_BYTES = 8
 _LONGEST_HEADER = 100_000_000
@@ -109,6 +111,38 @@ def _headers(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
             yield path, json.loads(file.read(int.from_bytes(file.read(_LENGTH_BYTES), "little")))
+
+
+def model_sizes(folder: Path) -> ModelSizes | None:
+    """Of the model in a folder, from its headers alone; None where they do not say."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        text = config.get("text_config") or config
+        shapes = {
+            name: entry["shape"]
+            for _, tensors in _headers(folder)
+            for name, entry in tensors.items()
+            if name != "__metadata__"
+        }
+        heads, hidden = int(text["num_attention_heads"]), int(text["hidden_size"])
+        head_dim = int(text.get("head_dim") or hidden // heads)
+        dtype = str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype"))
+        width = text.get("moe_intermediate_size") or text["intermediate_size"]
+        return ModelSizes(
+            num_parameters=sum(map(math.prod, shapes.values())),
+            num_expert_parameters=sum(math.prod(s) for name, s in shapes.items() if ".experts." in name),
+            adapted_width=sum(sum(s) for name, s in shapes.items() if len(s) == 2 and ".layers." in name),
+            num_layers=int(text["num_hidden_layers"]),
+            hidden_size=hidden,
+            intermediate_size=int(width) * int(text.get("num_experts_per_tok") or 1),
+            query_width=heads * head_dim,
+            key_width=int(text.get("num_key_value_heads") or heads) * head_dim,
+            vocab_size=int(text["vocab_size"]),
+            norms_queries=str(text.get("model_type")).startswith("qwen3"),
+            stored_bytes=FLOAT32 if dtype == "float32" else BFLOAT16,
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def weights_problem(folder: Path) -> str | None:

@@ -95,6 +95,7 @@ PURE_CORES = {
     "envsdk/buffer/selection.py",
     "envsdk/job/weight_lag.py",
     "envsdk/run_limits.py",
+    "envsdk/settings/memory.py",
     "envsdk/inference/refusals.py",
     "envsdk/datasets/atif_documents.py",
     "envsdk/datasets/card.py",

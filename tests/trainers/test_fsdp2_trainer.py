@@ -323,6 +323,13 @@ def test_wrong_settings_are_refused_before_the_ranks_meet(changes, message, make
         Fsdp2Trainer.create(make_config(rank=rank, **changes))
 
 
+def test_all_ranks_say_which_attention_they_took(make_config) -> None:
+    config = make_config(strategy_config={"dtype": "bfloat16"})
+    assert play_on_fsdp2(2, config, [("kernels",)]) == [{"attention": "sdpa (flash)"}]
+    config = make_config(strategy_config={"attn_implementation": "eager"})
+    assert play_on_fsdp2(2, config, [("kernels",)]) == [{"attention": "eager"}]
+
+
 def fail_on_one(rank: TrainerRank, config: TrainerConfig, sequences: list[np.ndarray]) -> None:
     trainer = Fsdp2Trainer.create(dataclasses.replace(config, rank=rank))
     if rank.rank == 1:

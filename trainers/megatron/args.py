@@ -5,10 +5,12 @@ configuration layer can check them.
 from __future__ import annotations
 
 import math
+from importlib.util import find_spec
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from envsdk.settings.memory import BFLOAT16, FLOAT32, Memory, ModelSizes
 from envsdk.settings.strict import StrictSettings
 
 
@@ -48,6 +50,11 @@ class MegatronStrategyConfig(StrictSettings):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of weights and activations. With `bfloat16` the optimizer keeps float32 main weights;
     gradients are added up, and log-probabilities computed, in float32 either way."""
+    attn_implementation: Literal["auto", "transformer_engine", "varlen", "sdpa"] = "auto"
+    """Kernels of attention. `transformer_engine`: that package's layers, with its attention, norms and matrix
+    products; for models without experts. `varlen`: PyTorch's FlashAttention, one call for all packed
+    sequences; without context parallelism. `sdpa`: one call for each length. The first two need a GPU and
+    `dtype: bfloat16`. `auto` is the first of the three that can be had."""
     overlap_grad_reduce: bool = False
     """Add up gradients over data-parallel ranks while the backward pass still runs."""
     overlap_param_gather: bool = False
@@ -55,6 +62,19 @@ class MegatronStrategyConfig(StrictSettings):
     `use_distributed_optimizer` and `overlap_grad_reduce`."""
     num_threads: int = Field(default=1, ge=1)
     """CPU threads of one operator on each rank."""
+
+    @property
+    def attention(self) -> str:
+        """How attention will be computed, in words; the trainer knows the kernel when it runs."""
+        if self.attn_implementation == "auto":
+            return "the first of Transformer Engine, varlen and sdpa that fits device and model"
+        return self.attn_implementation
+
+    def attention_problem(self) -> str | None:
+        """What is missing on this machine for `attn_implementation`."""
+        if self.attn_implementation == "transformer_engine" and find_spec("transformer_engine") is None:
+            return "Transformer Engine is not installed here; `auto` takes what is here"
+        return None
 
     @property
     def ranks_per_copy(self) -> int:
@@ -93,6 +113,35 @@ class MegatronStrategyConfig(StrictSettings):
         layout = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one copy"
         experts = self.expert_model_parallel_size
         return layout + (f", experts over {experts}" if experts > 1 else "")
+
+    def training_memory(self, model: ModelSizes, *, num_ranks: int, num_tokens: int) -> Memory:
+        """Of one rank, in bytes; see `EstimatesTraining`."""
+        weights, moments = (FLOAT32, 8) if self.dtype == "float32" else (BFLOAT16, 12)
+        copies = num_ranks // self.ranks_per_copy if self.use_distributed_optimizer else 1
+        shared = self.tensor_model_parallel_size if self.sequence_parallel else 1
+        tokens = num_tokens / self.context_parallel_size
+        element_bytes = FLOAT32 if self.dtype == "float32" else BFLOAT16
+        # A pipeline keeps as many micro-batches as it has stages, each with a stage's layers: of one model.
+        activations = model.activation_bytes(
+            math.ceil(tokens), element_bytes, recomputed=self.recompute_granularity == "full"
+        )
+        return {
+            # Gradients are added up in float32; moments, and the main weights of bfloat16, are shared out.
+            "weights, gradients, optimizer": self._parameters(model) * (weights + FLOAT32 + moments / copies),
+            "activations": activations / shared,
+            "logits, if every token is scored": model.logit_bytes(math.ceil(tokens))
+            / self.tensor_model_parallel_size,
+        }
+
+    def frozen_memory(self, model: ModelSizes, *, num_ranks: int) -> Memory:
+        """Of one rank, in bytes; see `EstimatesTraining`."""
+        return {"weights": self._parameters(model) * (FLOAT32 if self.dtype == "float32" else BFLOAT16)}
+
+    def _parameters(self, model: ModelSizes) -> float:
+        """Of one rank."""
+        experts = model.num_expert_parameters / (self.expert_tensor_size * self.expert_model_parallel_size)
+        dense = model.num_dense_parameters / self.tensor_model_parallel_size
+        return (dense + experts) / self.pipeline_model_parallel_size
 
     @model_validator(mode="before")
     @classmethod

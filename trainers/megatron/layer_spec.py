@@ -1,4 +1,4 @@
-"""The layers of a Megatron model without TransformerEngine, on any device.
+"""The layers of a Megatron model: Transformer Engine's, or others that run on any device.
 
 Megatron's own local layers refuse sequence parallelism in their norm, and packed sequences and context
 parallelism in their attention. These two parts are made here; the rest is Megatron's.
@@ -10,11 +10,13 @@ of padded ones, h heads, d head width.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any
 
 import numpy as np
 import torch
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt import gpt_layer_specs
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer import TransformerConfig
@@ -24,24 +26,31 @@ from megatron.core.transformer.transformer_block import (
     get_num_layers_to_build,
 )
 from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
 from envsdk.trainers.megatron.device import device
+from envsdk.trainers.megatron.kernels import Attention
 from envsdk.trainers.megatron.packing import held_positions
 
 
-def block_spec(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
+def block_spec(
+    config: TransformerConfig, vp_stage: int | None, attention: Attention
+) -> TransformerBlockSubmodules:
     """Layers of one piece of the model: this pipeline rank's, or its virtual stage `vp_stage`."""
-    layer = get_gpt_layer_local_spec(
+    count = get_num_layers_to_build(config, vp_stage=vp_stage)
+    if attention is Attention.TRANSFORMER_ENGINE:
+        layer = gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
+        return TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=gpt_layer_specs.TENorm)
+    layer = gpt_layer_specs.get_gpt_layer_local_spec(
         num_experts=config.num_moe_experts, qk_layernorm=config.qk_layernorm, normalization="RMSNorm"
     )
     parts = layer.submodules
     parts.input_layernorm = parts.pre_mlp_layernorm = Norm
-    attention = parts.self_attention.submodules
-    attention.core_attention = PackedAttention
+    inner = parts.self_attention.submodules
+    inner.core_attention = VarlenAttention if attention is Attention.VARLEN else PackedAttention
     if config.qk_layernorm:
-        attention.q_layernorm = attention.k_layernorm = Norm
-    count = get_num_layers_to_build(config, vp_stage=vp_stage)
+        inner.q_layernorm = inner.k_layernorm = Norm
     return TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=Norm)
 
 
@@ -105,14 +114,12 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         if packed_seq_params is None:
             padded = (part.transpose(0, 1) for part in (query, key, value))
             return self._attend(*padded, length=key.shape[0]).transpose(0, 1).flatten(2)
-        ends = packed_seq_params.cu_seqlens_q_padded
-        if ends is None:
-            ends = packed_seq_params.cu_seqlens_q
-        return self._attend_packed(query, key, value, ends.diff().tolist()).flatten(1)
+        return self._attend_packed(query, key, value, packed_seq_params).flatten(1)
 
-    def _attend_packed(self, query: Tensor, key: Tensor, value: Tensor, lengths: list[int]) -> Tensor:
+    def _attend_packed(self, query: Tensor, key: Tensor, value: Tensor, packed: PackedSeqParams) -> Tensor:
         """Equally long sequences at once: short ones are many, and a call costs more than they do."""
         cp = self.context_group.size()
+        lengths = packed.cu_seqlens_q.diff().tolist()
         held = [length // cp for length in lengths]
         queries = torch.split(query, held)
         keys, values = (_by_sequence(part, held, cp) for part in (key, value))
@@ -144,6 +151,21 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
             enable_gqa=True,
         )
         return output.transpose(1, 2)
+
+
+class VarlenAttention(PackedAttention):
+    """All packed sequences in one call of FlashAttention: 16 bits, on a GPU, no context parallelism."""
+
+    def _attend_packed(self, query: Tensor, key: Tensor, value: Tensor, packed: PackedSeqParams) -> Tensor:
+        ends, longest = packed.cu_seqlens_q, packed.max_seqlen_q
+        causal: dict[str, Any] = {"window_size": (-1, 0), "scale": self.scale, **_GROUPED}
+        output = varlen_attn(query, key, value, ends, ends, longest, longest, **causal)
+        assert isinstance(output, Tensor)
+        return output
+
+
+_GROUPED = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+"""PyTorch 2.11 takes fewer keys than queries without being told."""
 
 
 def _by_sequence(gathered: Tensor, held: list[int], cp: int) -> Sequence[Tensor]:

@@ -17,6 +17,7 @@ from envsdk.trainer import TrainerRank
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
 from envsdk.trainers.megatron.device import device
 from envsdk.trainers.megatron.hf_config import check_supported, head_width, num_experts
+from envsdk.trainers.megatron.kernels import Attention, chosen_attention
 from envsdk.trainers.megatron.layer_spec import block_spec
 from envsdk.trainers.process_group import join_process_group
 
@@ -56,9 +57,10 @@ def build_model(hf_config: Any, strategy: MegatronStrategyConfig) -> list[nn.Mod
     """
     check_supported(hf_config, strategy)
     config = transformer_config(hf_config, strategy)
+    attention = chosen_attention(strategy.attn_implementation, config)
     virtual_size = strategy.virtual_pipeline_model_parallel_size
     stages = [None] if virtual_size is None else list(range(virtual_size))
-    chunks: list[nn.Module] = [_chunk(hf_config, config, stage) for stage in stages]
+    chunks: list[nn.Module] = [_chunk(hf_config, config, stage, attention) for stage in stages]
     if config.bf16:
         chunks = [Float16Module(config, chunk) for chunk in chunks]
     return [chunk.to(device()) for chunk in chunks]
@@ -84,7 +86,7 @@ def transformer_config(hf: Any, strategy: MegatronStrategyConfig) -> Transformer
         "qk_layernorm": hf.model_type in ("qwen3", "qwen3_moe"),
         "attention_dropout": 0.0,
         "hidden_dropout": 0.0,
-        # Fused kernels come with TransformerEngine or Apex.
+        # Need Apex, or a build of Megatron's extensions, or have not been compared with what they replace.
         "apply_rope_fusion": False,
         "bias_activation_fusion": False,
         "bias_dropout_fusion": False,
@@ -129,12 +131,12 @@ def transformer_config(hf: Any, strategy: MegatronStrategyConfig) -> Transformer
     return TransformerConfig(**settings)
 
 
-def _chunk(hf: Any, config: TransformerConfig, vp_stage: int | None) -> nn.Module:
+def _chunk(hf: Any, config: TransformerConfig, vp_stage: int | None, attention: Attention) -> nn.Module:
     tp = config.tensor_model_parallel_size
     rope = hf.rope_parameters
     model: nn.Module = GPTModel(
         config,
-        block_spec(config, vp_stage),
+        block_spec(config, vp_stage, attention),
         # Each rank has as many columns; the last ones may belong to no token.
         vocab_size=-(-hf.vocab_size // tp) * tp,
         max_sequence_length=hf.max_position_embeddings,

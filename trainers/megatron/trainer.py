@@ -9,7 +9,7 @@ context-parallel ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -36,6 +36,7 @@ from envsdk.trainers.megatron import checkpoint, hf_weights
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
 from envsdk.trainers.megatron.device import device, require_gpu
 from envsdk.trainers.megatron.hf_config import read_config
+from envsdk.trainers.megatron.kernels import chosen_attention, kernels_of
 from envsdk.trainers.megatron.model import build_model, initialize_parallelism
 from envsdk.trainers.megatron.optimizer import ParallelOptimizer
 from envsdk.trainers.megatron.packing import PackedBatch, PackingLayout, pack_rows
@@ -77,6 +78,7 @@ class MegatronTrainer(PolicyTrainer):
         self._hf_config = hf_config
         self._is_last_stage = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
         self._models = [hf_weights.unwrapped(chunk) for chunk in chunks]
+        self._attention = chosen_attention(strategy.attn_implementation, self._models[0].config)
         if self._is_last_stage:
             if config.with_value_head:
                 add_value_head(self._models[-1], hf_config.hidden_size, device())
@@ -117,6 +119,9 @@ class MegatronTrainer(PolicyTrainer):
     @property
     def vocab_size(self) -> int:
         return int(self._hf_config.vocab_size)
+
+    def kernels(self) -> Mapping[str, str]:
+        return kernels_of(self._attention, self._models[0].config)
 
     @property
     def num_optimizer_steps(self) -> int:

@@ -102,6 +102,9 @@ _RULES: list[tuple[re.Pattern[str], tuple[str, ...], Layout]] = [
     (re.compile(r"embedding\.word_embeddings\.weight"), (EMBEDDING,), _Rows()),
     (re.compile(r"output_layer\.weight"), (HEAD,), _Rows()),
     (re.compile(r"decoder\.final_layernorm\.weight"), ("model.norm.weight",), Layout()),
+    # Transformer Engine has the two norms of a layer in the matrix products that follow.
+    (_layer(r"self_attention\.linear_qkv\.layer_norm_weight"), (_L + "input_layernorm.weight",), Layout()),
+    (_layer(r"mlp\.linear_fc1\.layer_norm_weight"), (_L + "post_attention_layernorm.weight",), Layout()),
     (_layer(r"input_layernorm\.weight"), (_L + "input_layernorm.weight",), Layout()),
     (_layer(r"pre_mlp_layernorm\.weight"), (_L + "post_attention_layernorm.weight",), Layout()),
     (

@@ -46,7 +46,6 @@ from envsdk.settings.validation import validated
 from envsdk.store.model_files import require_model_folder
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_DEFAULT_CACHE_BYTES = 1 << 30
 
 ResultT = TypeVar("ResultT")
 Job = Callable[[], Sequence[GenerationResult]]
@@ -334,10 +333,9 @@ def _load(folder: Path, config: EngineConfig, settings: EmbeddedSettings) -> Dec
         return generic
     slot_bytes = 2 * dtype.itemsize * architecture.num_layers * architecture.num_kv_heads
     slot_bytes *= architecture.head_dim * config.sequence_length
-    affordable = max(max_running, min(4 * max_running, _DEFAULT_CACHE_BYTES // slot_bytes))
     fast = FastDecoder(
         architecture,
-        num_slots=settings.kv_slots or affordable,
+        num_slots=settings.num_slots(slot_bytes, max_running),
         sequence_length=config.sequence_length,
         max_prefill_tokens=settings.max_prefill_tokens,
         dtype=dtype,

@@ -7,6 +7,9 @@ from typing import Literal
 from pydantic import PositiveInt
 
 from envsdk.inference.settings import EngineSettings
+from envsdk.settings.memory import Memory, ModelSizes
+
+_DEFAULT_CACHE_BYTES = 1 << 30
 
 
 class EmbeddedSettings(EngineSettings):
@@ -32,3 +35,15 @@ class EmbeddedSettings(EngineSettings):
     together. The fast path only, and not with `reproducible`."""
     force_generic: bool = False
     """Run the model through transformers even where the fast path knows its architecture."""
+
+    def num_slots(self, slot_bytes: int, max_running: int) -> int:
+        """Sequences whose keys and values are kept, each of which takes `slot_bytes`."""
+        running = self.max_running or max_running
+        return self.kv_slots or max(running, min(4 * running, _DEFAULT_CACHE_BYTES // slot_bytes))
+
+    def sampling_memory(self, model: ModelSizes, *, num_replies: int, num_tokens: int) -> Memory:
+        """In bytes; see `EstimatesSampling`."""
+        element_bytes = model.element_bytes(self.dtype)
+        slots = self.num_slots(num_tokens * model.key_value_bytes(element_bytes), num_replies)
+        memory = self.weights_and_keys(model, element_bytes, slots * num_tokens)
+        return {**memory, "new weights while they come": memory["weights"]}

@@ -11,6 +11,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, model_validator
 
 from envsdk.inference.engine import EngineConfig
 from envsdk.inference.engine_support.settings import PassThroughSettings
+from envsdk.settings.memory import Memory, ModelSizes
 
 SET_BY_ENGINE = {
     "model_path": "is the run's model (`pretrain`)",
@@ -110,6 +111,16 @@ class SGLangSettings(PassThroughSettings):
         if not problem and self.base_url is not None:
             return "the server at `base_url` is running already; start it with this argument instead"
         return problem
+
+    def sampling_memory(self, model: ModelSizes, *, num_replies: int, num_tokens: int) -> Memory:
+        """In bytes; see `EstimatesSampling`."""
+        extra = self.model_extra or {}
+        return self.weights_and_keys(
+            model,
+            model.element_bytes(extra.get("dtype")),
+            num_replies * num_tokens,
+            num_devices=int(extra.get("tp_size", 1)),
+        )
 
     def identity(self) -> dict[str, Any]:
         # Which of the server's arguments change a reply, and which only its speed, is not known.

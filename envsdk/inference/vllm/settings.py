@@ -11,6 +11,7 @@ from pydantic import NonNegativeFloat, PositiveInt
 from envsdk.failures import ConfigurationError
 from envsdk.inference.engine import EngineConfig
 from envsdk.inference.engine_support.settings import PassThroughSettings
+from envsdk.settings.memory import Memory, ModelSizes
 
 WORKER_EXTENSION = "envsdk.inference.vllm.worker.WorkerExtension"
 OWNER = "ENVSDK_VLLM_OWNER"
@@ -89,6 +90,15 @@ class VLLMSettings(PassThroughSettings):
         """The model lies on one device."""
         extra = self.model_extra or {}
         return self.tensor_parallel_size == 1 and extra.get("pipeline_parallel_size", 1) == 1
+
+    def sampling_memory(self, model: ModelSizes, *, num_replies: int, num_tokens: int) -> Memory:
+        """In bytes; see `EstimatesSampling`."""
+        return self.weights_and_keys(
+            model,
+            model.element_bytes(self.dtype),
+            num_replies * num_tokens,
+            num_devices=self.tensor_parallel_size,
+        )
 
     def identity(self) -> dict[str, Any]:
         return {"logprobs": self.logprobs} | ({"dtype": self.dtype} if self.dtype else {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 
 import pytest
 
@@ -46,3 +47,19 @@ def test_on_the_loop_itself_it_is_refused() -> None:
 
     with pytest.raises(RuntimeError, match="await"):
         on_background_loop(wait_for_itself())
+
+
+def test_a_signal_that_does_not_wake_the_waiting_thread_is_heeded_all_the_same(heeds_ctrl_c: None) -> None:
+    """As when it arrives on the way into the wait: here another thread takes it, and the wait goes on."""
+
+    async def press() -> None:
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.Event().wait()
+
+    background_loop()  # a thread that begins later would not take signals either
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            on_background_loop(press())
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,101 @@
+"""Estimates of the memory that a model takes: to train it, and to sample from it. Pure.
+
+They count what grows with the model and with the work: weights, gradients, optimizer, activations, logits,
+keys and values. What a runtime takes for itself (CUDA's context, workspaces, fragmentation) is extra.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+FLOAT32 = 4
+BFLOAT16 = 2
+
+Memory = Mapping[str, float]
+"""Bytes on each device by what they are for, in the order to be shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    """Of a decoder, as its folder has them."""
+
+    num_parameters: int
+    num_expert_parameters: int = 0
+    """Of these, the ones in experts of a mixture."""
+    adapted_width: int = 0
+    """Inputs and outputs of all linear layers, which an adapter has one row or column for, times its rank."""
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    """Of the feed-forward layers that one token passes, together."""
+    query_width: int
+    """Query heads times their size."""
+    key_width: int
+    """Key-value heads times their size."""
+    vocab_size: int
+    norms_queries: bool = False
+    """Whether queries and keys of each head are normalized, as in Qwen3."""
+    stored_bytes: int = BFLOAT16
+    """Of an element, in the type that the folder says the model is for."""
+
+    @property
+    def num_dense_parameters(self) -> int:
+        """Without experts."""
+        return self.num_parameters - self.num_expert_parameters
+
+    def element_bytes(self, dtype: str | None) -> int:
+        """Of an element of this type; None and `auto` are the model's own."""
+        if dtype in (None, "auto"):
+            return self.stored_bytes
+        return FLOAT32 if dtype in ("float32", "float") else BFLOAT16
+
+    def adapter_parameters(self, rank: int) -> int:
+        """Of an adapter of this rank on every linear layer."""
+        return rank * self.adapted_width
+
+    def key_value_bytes(self, element_bytes: int) -> int:
+        """Keys and values of one token."""
+        return 2 * self.num_layers * self.key_width * element_bytes
+
+    def activation_bytes(self, num_tokens: int, element_bytes: int, *, recomputed: bool) -> int:
+        """Kept for the backward pass; where layers are `recomputed` only their inputs, and all of one layer.
+
+        Counted on transformers' Llama, Qwen2 and Qwen3: norms and the stream that they read are in float32;
+        where the rest is not, it gets them in copies.
+        """
+        norms = 5 * self.hidden_size + (2 * (self.query_width + self.key_width) if self.norms_queries else 0)
+        rest = 3 * self.query_width + 3 * self.key_width + 4 * self.intermediate_size
+        if element_bytes < FLOAT32:
+            rest += 2 * self.hidden_size
+        layer = norms * FLOAT32 + rest * element_bytes
+        if recomputed:
+            return num_tokens * (self.num_layers * self.hidden_size * FLOAT32 + layer)
+        return num_tokens * self.num_layers * layer
+
+    def logit_bytes(self, num_tokens: int) -> int:
+        """Logits, their log-probabilities and their gradient, in float32."""
+        return 3 * num_tokens * self.vocab_size * FLOAT32
+
+
+@runtime_checkable
+class EstimatesTraining(Protocol):
+    """Strategy settings of a trainer that knows what memory it takes."""
+
+    def training_memory(self, model: ModelSizes, *, num_ranks: int, num_tokens: int) -> Memory:
+        """Of one rank, with `num_tokens` in a micro-batch."""
+        ...
+
+    def frozen_memory(self, model: ModelSizes, *, num_ranks: int) -> Memory:
+        """Of one rank of the reference policy."""
+        ...
+
+
+@runtime_checkable
+class EstimatesSampling(Protocol):
+    """Settings of an engine that knows what memory it takes."""
+
+    def sampling_memory(self, model: ModelSizes, *, num_replies: int, num_tokens: int) -> Memory:
+        """Of one device, with `num_replies` sequences of `num_tokens` at once."""
+        ...
