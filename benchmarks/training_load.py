@@ -66,8 +66,11 @@ HALF_BILLION = ModelShape(
 """The sizes of Qwen2.5-0.5B."""
 
 
-def write_model(folder: Path, shape: ModelShape) -> Path:
-    """A Qwen3 model with random weights, always the same ones."""
+def write_model(folder: Path, shape: ModelShape, *, device: str = "cpu", dtype: str = "float32") -> Path:
+    """A Qwen3 model with random weights, always the same ones of a device and a precision.
+
+    They are drawn on the device, in that precision: a GPU does so faster than the CPU.
+    """
     import torch
     import transformers
 
@@ -84,7 +87,9 @@ def write_model(folder: Path, shape: ModelShape) -> Path:
         max_position_embeddings=shape.max_positions,
         tie_word_embeddings=True,
     )
-    transformers.Qwen3ForCausalLM(config).save_pretrained(folder)
+    with torch.device(device):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    model.save_pretrained(folder)
     return folder
 
 
