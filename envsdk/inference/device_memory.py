@@ -53,7 +53,7 @@ def card_of(device: str) -> str:
 
 
 def share(tensor: Tensor) -> Handle:
-    """A handle to this flat uint8 tensor, which a storage of its own holds. For one reader.
+    """A handle to this tensor, which a storage of its own holds; in main memory to its bytes. For one reader.
 
     RuntimeError where the device's memory cannot be shared.
     """

@@ -138,10 +138,10 @@ class WeightGroup:
 
     def _received(self, num_bytes: int) -> Tensor:
         assert self._group is not None
-        if len(self._buffer) < num_bytes:
-            self._buffer = self._buffer.new_empty(num_bytes)
-        part = self._buffer[:num_bytes]
         try:
+            if len(self._buffer) < num_bytes:
+                self._buffer = self._buffer.new_empty(num_bytes)
+            part = self._buffer[:num_bytes]
             work: Work = self._group.broadcast(part, 0)
             if self._device is not None:
                 self._look_until_done(work)

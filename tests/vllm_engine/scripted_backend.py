@@ -42,6 +42,8 @@ class _Reply:
 class ScriptedBackend:
     """A `Backend`. A reply depends on its seed alone; every token takes `token_s`."""
 
+    weight_device = "cpu"
+
     def __init__(self, *, vocab_size: int = 64, token_s: float = 0.0) -> None:
         self.vocab_size = vocab_size
         self.counters = StatLogger()
@@ -49,6 +51,7 @@ class ScriptedBackend:
         self.broken_load = ""
         """When set, what `load` raises."""
         self.loaded: list[dict[str, np.ndarray]] = []
+        self.transferred: list[dict[str, Any]] = []
         self.adapters: list[dict[str, np.ndarray]] = []
         self.salts: list[str | None] = []
         self.forgets: list[bool] = []
@@ -139,6 +142,9 @@ class ScriptedBackend:
         if self.broken_load:
             raise RuntimeError(self.broken_load)
         self.loaded.append({name: np.array(value) for name, value in read_staged(handle)})
+
+    async def transfer(self, info: dict[str, Any]) -> None:
+        self.transferred.append(info)
 
     async def load_adapter(self, folder: Path) -> None:
         config = json.loads((folder / "adapter_config.json").read_text())

@@ -21,6 +21,7 @@ from envsdk.inference.core import Counters
 from envsdk.inference.engine import EngineConfig
 from envsdk.inference.vllm.settings import OWNER, VLLMSettings, engine_args
 from envsdk.inference.vllm.staged_weights import Handle
+from envsdk.inference.vllm.weight_transfer import ALLOW_HANDLES, CONFIG, begin, is_there, transfer
 from envsdk.settings.nearest import suggest
 
 _INSTALL = (
@@ -53,6 +54,8 @@ class Backend(Protocol):
 
     vocab_size: int
     counters: StatLogger
+    weight_device: str
+    """The card whose memory `transfer` takes weights in, as PyTorch names it; `cpu`: none."""
 
     @property
     def error(self) -> str:
@@ -97,6 +100,10 @@ class Backend(Protocol):
         """Take these weights, frozen; when it raises the old ones may be damaged."""
         ...
 
+    async def transfer(self, info: dict[str, Any]) -> None:
+        """Take the weights in memory of the card that `WeightsOnCard` tells of, as `load`."""
+        ...
+
     async def load_adapter(self, folder: Path) -> None:
         """Compute with the adapter in this folder, always the same one, from now on; frozen.
 
@@ -114,7 +121,8 @@ class Backend(Protocol):
 class AsyncLLMBackend:
     """See `Backend`."""
 
-    def __init__(self, vllm_config: Any, environment: dict[str, str]) -> None:
+    def __init__(self, vllm_config: Any, environment: dict[str, str], weight_device: str) -> None:
+        self.weight_device = weight_device
         self.vocab_size: int = vllm_config.model_config.get_vocab_size()
         self.counters = StatLogger()
         self._vllm_config = vllm_config
@@ -132,6 +140,7 @@ class AsyncLLMBackend:
             try:
                 from vllm.engine.arg_utils import AsyncEngineArgs
                 from vllm.platforms import current_platform
+                from vllm.v1.engine.async_llm import AsyncLLM
             except ImportError as error:
                 raise ConfigurationError(f"{_INSTALL} ({error})") from error
 
@@ -144,6 +153,15 @@ class AsyncLLMBackend:
                     # The sampler would still be compiled, for most of a minute, at the first reply.
                     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
             args = engine_args(config, settings, on_cpu=on_cpu)
+            weight_device = "cpu"
+            if (
+                current_platform.is_cuda()
+                and settings.uses_one_device
+                and is_there(AsyncEngineArgs, AsyncLLM)
+            ):
+                weight_device = "cuda:0"
+                args["weight_transfer_config"] = CONFIG
+                os.environ[ALLOW_HANDLES] = "1"
             known = AsyncEngineArgs.__dataclass_fields__.keys()
             for name in args.keys() - known:
                 raise ConfigurationError(
@@ -156,7 +174,7 @@ class AsyncLLMBackend:
                 raise ConfigurationError(f"engine `vllm` refuses its settings: {error}") from error
             if on_cpu:
                 _check_heads(vllm_config.model_config)
-            return cls(vllm_config, dict(os.environ))
+            return cls(vllm_config, dict(os.environ), weight_device)
 
     @property
     def error(self) -> str:
@@ -175,6 +193,8 @@ class AsyncLLMBackend:
             except (RuntimeError, ValueError, OSError) as error:
                 raise EngineError(f"vLLM does not start: {error}; its own messages say why") from error
         await self._llm.get_supported_tasks()  # asked once; `generate` then registers without waiting
+        if self.weight_device != "cpu":
+            await begin(self._llm)
         await self.set_version(0)
 
     async def generate(
@@ -239,6 +259,9 @@ class AsyncLLMBackend:
 
     async def load(self, handle: Handle) -> None:
         await self._llm.collective_rpc("envsdk_load_weights", args=(handle,))
+
+    async def transfer(self, info: dict[str, Any]) -> None:
+        await transfer(self._llm, info)
 
     async def load_adapter(self, folder: Path) -> None:
         from vllm.lora.request import LoRARequest

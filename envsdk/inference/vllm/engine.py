@@ -1,7 +1,7 @@
 """The `vllm` engine: vLLM as a core.
 
     begun -> in vLLM -> ended
-    new weights: copied to shared memory while replies are sampled -> frozen -> loaded -> thawed
+    new weights: copied to shared memory, or on the card, while replies are sampled -> frozen, loaded, thawed
 
 vLLM computes in processes of its own and stamps each token with the version of the weights.
 """
@@ -32,6 +32,7 @@ from envsdk.inference.vllm.backend import AsyncLLMBackend, Backend
 from envsdk.inference.vllm.settings import DEFAULT_MAX_LORA_RANK, VLLMSettings, end_token
 from envsdk.inference.vllm.staged_weights import StagedWeights, stage
 from envsdk.inference.vllm.translate import read_output, read_progress, sampling_options, why_refused
+from envsdk.inference.vllm.weight_transfer import WeightsOnCard
 from envsdk.inference.weight_folder import optional_head
 from envsdk.inference.weight_shapes import shapes_in
 from envsdk.inference.weight_tensors import as_tensors
@@ -44,7 +45,7 @@ from envsdk.trajectory import FinishReason
 class _NewWeights:
     """What vLLM is to load."""
 
-    staged: StagedWeights | None
+    staged: StagedWeights | WeightsOnCard | None
     """Full weights; None keeps vLLM's."""
     adapter: Adapter | None = None
     """None where it takes none."""
@@ -70,6 +71,7 @@ class VLLMCore(TaskCore):
             processed_logprobs=settings.logprobs == "sampling",
         )
         self.max_open = config.max_running
+        self.weight_device = backend.weight_device
         self._backend = backend
         self._settings = settings
         self._sequence_length = config.sequence_length
@@ -167,8 +169,8 @@ class VLLMCore(TaskCore):
         base = self._staged(self._model) if self._has_other_weights else None
         return _NewWeights(base, adapter, is_for_the_folders=True)
 
-    def _staged(self, weights: WeightReference) -> StagedWeights:
-        return stage(weights, self._expected, optional=self._optional)
+    def _staged(self, weights: WeightReference) -> StagedWeights | WeightsOnCard:
+        return stage(weights, self._expected, optional=self._optional, device=self.weight_device)
 
     async def _use_adapter(self, adapter: Adapter) -> None:
         assert self._adapter_folder is not None
@@ -177,8 +179,11 @@ class VLLMCore(TaskCore):
 
     async def swap(self, prepared: _NewWeights, version: int, *, is_frozen: bool) -> None:
         await self._backend.freeze(forget=self._settings.kv_after_update == "recompute")
-        if prepared.staged is not None:
+        if isinstance(prepared.staged, WeightsOnCard):
+            await self._backend.transfer(prepared.staged.update_info())
+        elif prepared.staged is not None:
             await self._backend.load(prepared.staged.handle)
+        if prepared.staged is not None:
             self._has_other_weights = not prepared.is_for_the_folders
         if prepared.adapter is not None:
             await self._use_adapter(prepared.adapter)

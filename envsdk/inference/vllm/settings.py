@@ -34,6 +34,7 @@ SET_BY_ENGINE = {
     "override_generation_config": "is not used: requests say how they are sampled",
     "scheduling_policy": "is `priority`",
     "worker_extension_cls": "is how weights are updated",
+    "weight_transfer_config": "is how weights are updated",
     "disable_log_stats": "is set: the engine's health has the counters",
     "enable_log_requests": "is off",
     "stream_interval": "is not used: replies come whole",
@@ -84,12 +85,19 @@ class VLLMSettings(PassThroughSettings):
     log_level: str = "ERROR"
     """Of vLLM's own messages."""
 
+    @property
+    def uses_one_device(self) -> bool:
+        """The model lies on one device."""
+        extra = self.model_extra or {}
+        return self.tensor_parallel_size == 1 and extra.get("pipeline_parallel_size", 1) == 1
+
     def sampling_memory(self, model: ModelSizes, *, num_replies: int, num_tokens: int) -> Memory:
         """In bytes; see `EstimatesSampling`."""
         return self.weights_and_keys(
             model,
             model.element_bytes(self.dtype),
-            num_replies * num_tokens,
+            num_replies,
+            num_tokens,
             num_devices=self.tensor_parallel_size,
         )
 

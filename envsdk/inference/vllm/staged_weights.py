@@ -8,6 +8,7 @@ The memory has no name in the file system (memfd): the last process that has it 
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from envsdk.failures import EngineError
 from envsdk.inference.engine import WeightReference
+from envsdk.inference.vllm.weight_transfer import WeightsOnCard
 from envsdk.inference.weight_buckets import Bucket, Buffer, Chunk, fill_buckets, read_buckets
 from envsdk.inference.weight_shapes import Shapes, checked
 
@@ -83,23 +85,34 @@ def read_staged(handle: Handle) -> Iterator[tuple[str, NDArray[Any] | Tensor]]:
     )
 
 
-def stage(weights: WeightReference, expected: Shapes, *, optional: frozenset[str]) -> StagedWeights:
+def stage(
+    weights: WeightReference, expected: Shapes, *, optional: frozenset[str], device: str = "cpu"
+) -> StagedWeights | WeightsOnCard:
     """A copy of `weights` when they are the `expected` ones, all of them and no others; EngineError when not.
 
-    `optional` names may be there and are passed over. Nothing is expected where `expected` is empty. Blocks.
+    On `device` when that is a card and they come on one; else in main memory. `optional` names may be there
+    and are passed over. Nothing is expected where `expected` is empty. Blocks.
     """
     stream: Iterable[tuple[str, Any]]
     if isinstance(weights, Path):
-        stream = tensors_in(weights)
+        stream, device = tensors_in(weights), "cpu"
     else:
         stream = weights.items() if isinstance(weights, Mapping) else weights
-    staged = StagedWeights()
+    stream = iter(checked(stream, expected, optional=optional) if expected else stream)
+    first = list(itertools.islice(stream, 1))
+    on_card = device != "cpu" and any(_is_on(weight, device) for _, weight in first)
+    staged = WeightsOnCard(device) if on_card else StagedWeights()
     try:
-        staged.fill(checked(stream, expected, optional=optional) if expected else stream)
+        staged.fill(itertools.chain(first, stream))
     except BaseException:
         staged.close()
         raise
     return staged
+
+
+def _is_on(weight: Any, device: str) -> bool:
+    """A tensor on a device of this kind."""
+    return not isinstance(weight, np.ndarray) and weight.device.type == device.partition(":")[0]
 
 
 def tensors_in(folder: Path) -> Iterator[tuple[str, Any]]:
