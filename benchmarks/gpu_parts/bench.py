@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from benchmarks.training_load import HALF_BILLION, QUICKSTART, SMALL, ModelShape, write_model
+from benchmarks.model_shapes import HALF_BILLION, QUICKSTART, SMALL, ModelShape, write_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,9 @@ class Bench:
     def model(self, shape: ModelShape) -> Path:
         """The folder of a random model of this shape, written once."""
         if shape not in self.models:
-            self.models[shape] = write_model(self.folder / f"model{len(self.models)}", shape)
+            dtype = "float32" if self.is_small else "bfloat16"
+            folder = self.folder / f"model{len(self.models)}"
+            self.models[shape] = write_model(folder, shape, device=self.device, dtype=dtype)
         return self.models[shape]
 
     @property

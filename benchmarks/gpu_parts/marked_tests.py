@@ -1,8 +1,8 @@
-"""The project's own tests that are marked `gpu`, in this process."""
+"""The project's own tests, in this process: those marked `gpu`, and the suites that other parts ask for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks.gpu_parts.bench import Bench, Row, Skipped, TimeUp
@@ -32,25 +32,30 @@ class Counted:
 def run(bench: Bench) -> Iterator[Row]:
     if not bench.is_cuda:
         raise Skipped("the tests marked gpu need a GPU")
+    inference = ("device_memory", "weight_buckets", "weight_group")
+    files = ["tests/trainers", *(f"tests/envsdk/inference/test_{name}.py" for name in inference)]
+    yield from outcomes(bench, "tests marked gpu", files, marker="gpu")
+
+
+def outcomes(bench: Bench, what: str, files: Sequence[str], *, marker: str) -> Iterator[Row]:
+    """How many of the tests in `files` with this marker passed, and which did not."""
     import pytest
 
     counted = Counted()
-    inference = ("device_memory", "weight_buckets", "weight_group")
-    files = ["tests/trainers", *(f"tests/envsdk/inference/test_{name}.py" for name in inference)]
-    arguments = ["-m", "gpu", "-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    arguments = ["-m", marker, "-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist"]
     code = pytest.main(
         [*arguments, "--continue-on-collection-errors", *(str(REPOSITORY / file) for file in files)],
         plugins=[counted],
     )
-    yield Row(what="tests marked gpu that passed", value=counted.outcomes.get("passed", 0), at_least=1)
+    yield Row(what=f"{what} that passed", value=counted.outcomes.get("passed", 0), at_least=1)
     yield Row(
-        what="tests marked gpu that failed",
+        what=f"{what} that failed",
         value=len(counted.failed),
         at_most=0,
         note=", ".join(counted.failed),
     )
     yield Row(
-        what="skipped, or not importable here",
+        what=f"{what} that were skipped, or are not importable here",
         value=counted.outcomes.get("skipped", 0) + counted.outcomes.get("not importable", 0),
     )
     if code == pytest.ExitCode.INTERRUPTED:

@@ -1,4 +1,4 @@
-"""Engines that bring their own kernels, where they are installed: vLLM, SGLang."""
+"""Engines that bring their own kernels, where they are installed: their speed, and whether they conform."""
 
 from __future__ import annotations
 
@@ -9,10 +9,25 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.gpu_parts.bench import Bench, Row, Skipped, missing
+from benchmarks.gpu_parts.marked_tests import outcomes
 from benchmarks.gpu_parts.parity import requests, sampled
-from benchmarks.gpu_parts.speed import BATCHES, NEW_TOKENS, PROMPT_TOKENS, update
+from benchmarks.gpu_parts.speed import (
+    BATCHES,
+    NEW_TOKENS,
+    PROMPT_TOKENS,
+    attempted,
+    conclude,
+    forget_memory,
+    update,
+)
 from envsdk.inference.engine import EngineConfig
 from envsdk.plugins import load_plugin
+
+SUITES = {
+    "vllm": ("tests/vllm_engine/test_vllm_conforms.py", "vllm"),
+    "sglang": ("tests/envsdk/inference/test_sglang_server_conforms.py", "gpu"),
+}
+"""By engine: the file with its conformance suite, and the marker of its tests."""
 
 
 def engine_rows(bench: Bench, name: str) -> Iterator[Row]:
@@ -50,15 +65,22 @@ def engine_rows(bench: Bench, name: str) -> Iterator[Row]:
             runner.run(engine.close())
 
 
+def conformance(bench: Bench, name: str) -> Iterator[Row]:
+    """The shared suite of all engines (`envsdk.testing.engines`), on the engine itself with tiny models."""
+    if not bench.is_cuda:
+        raise Skipped(f"the conformance of {name} is tested on a GPU")
+    file, marker = SUITES[name]
+    yield from outcomes(bench, f"{name}: conformance checks", [file], marker=marker)
+
+
 def run(bench: Bench) -> Iterator[Row]:
-    skipped = []
-    for name in ("vllm", "sglang"):
+    skipped: list[str] = []
+    broken: list[str] = []
+    for name in SUITES:
         if missing([name]):
             skipped.append(f"{name} is not installed")
             continue
-        try:
-            yield from engine_rows(bench, name)
-        except Skipped as reason:
-            skipped.append(str(reason))
-    if skipped:
-        raise Skipped("; ".join(skipped))
+        for rows in (engine_rows, conformance):
+            forget_memory(bench)
+            yield from attempted(lambda n=name, r=rows: r(bench, n), skipped, broken)
+    conclude(skipped, broken)

@@ -6,21 +6,24 @@ import asyncio
 import itertools
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList
 
 from benchmarks.gpu_parts.bench import Bench, Broken, Row, Skipped, missing
 from benchmarks.gpu_parts.parity import requests, sampled
-from benchmarks.training_load import ModelShape, make_batch, num_tokens, train_flops
+from benchmarks.model_shapes import ModelShape
+from benchmarks.training_load import make_batch, num_tokens, train_flops
 from envsdk.inference.embedded import EmbeddedEngine
 from envsdk.inference.engine import Engine, EngineConfig
 from envsdk.plugins import load_plugin
-from envsdk.trainer import TrainerConfig
+from envsdk.store.model_files import model_sizes
+from envsdk.trainer import TrainBatch, TrainerConfig
 
 BATCHES = (1, 8, 32, 128)
 PROMPT_TOKENS = 128
@@ -65,10 +68,32 @@ def forget_memory(bench: Bench) -> None:
         torch.cuda.reset_peak_memory_stats(bench.device)
 
 
-def generate(model: Any, prompts: torch.Tensor, new_tokens: int, **settings: Any) -> None:
-    """transformers' own sampling, with each token's log-probability."""
+class TokenLogprobs(LogitsProcessor):  # type: ignore[misc]
+    """The log-probability of each sampled token; of no more than one step the distribution is kept.
+
+    What a step sampled is known at the next one, and of the last one at the end.
+    """
+
+    def __init__(self) -> None:
+        self.of_tokens: list[torch.Tensor] = []
+        self._of_vocabulary: torch.Tensor | None = None
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.take(input_ids)
+        self._of_vocabulary = scores.float().log_softmax(-1)
+        return scores
+
+    def take(self, sequences: torch.Tensor) -> None:
+        """Note the newest token of each of `sequences`."""
+        if self._of_vocabulary is not None:
+            self.of_tokens.append(self._of_vocabulary.gather(1, sequences[:, -1:])[:, 0])
+
+
+def generate(model: Any, prompts: torch.Tensor, new_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """transformers' own sampling: the tokens, and each one's log-probability."""
+    logprobs = TokenLogprobs()
     with torch.inference_mode():
-        output = model.generate(
+        sequences = model.generate(
             prompts,
             attention_mask=torch.ones_like(prompts),
             do_sample=True,
@@ -78,13 +103,10 @@ def generate(model: Any, prompts: torch.Tensor, new_tokens: int, **settings: Any
             max_new_tokens=new_tokens,
             min_new_tokens=new_tokens,
             pad_token_id=0,
-            output_logits=True,
-            return_dict_in_generate=True,
-            **settings,
+            logits_processor=LogitsProcessorList([logprobs]),
         )
-        chosen = output.sequences[:, prompts.shape[1] :]
-        for position, logits in enumerate(output.logits):
-            logits.float().log_softmax(-1).gather(1, chosen[:, position : position + 1])
+        logprobs.take(sequences)
+    return sequences[:, prompts.shape[1] :], torch.stack(logprobs.of_tokens, 1)
 
 
 async def embedded(bench: Bench, shape: ModelShape, max_running: int, **settings: Any) -> Engine:
@@ -188,6 +210,18 @@ def sampling(bench: Bench, name: str, shape: ModelShape) -> Iterator[Row]:
         yield Row(what=f"{name}: memory of engine and `generate` together", value=peak, unit="GiB")
 
 
+def estimated_gib(
+    folder: Path, strategy: str, settings: Mapping[str, Any], at_once: int, batch: TrainBatch
+) -> float:
+    """`--explain`'s estimate of a trainer's memory, with logits of the tokens that are scored alone."""
+    sizes = model_sizes(folder)
+    assert sizes is not None
+    estimates = load_plugin("envsdk.settings", f"trainers.{strategy}.strategy_config")(**settings)
+    memory = dict(estimates.training_memory(sizes, num_ranks=1, num_tokens=at_once))
+    masks = np.concatenate([sequence.response_mask for sequence in batch.sequences])
+    return float(sum(memory.values()) - sizes.logit_bytes(at_once) * (1 - masks.mean())) / 2**30
+
+
 def training(bench: Bench, name: str, shape: ModelShape, kind: TrainerKind, peak: float) -> Iterator[Row]:
     """One trainer's tokens per second and utilization."""
     if kind.cuda_only and not bench.is_cuda:
@@ -200,7 +234,8 @@ def training(bench: Bench, name: str, shape: ModelShape, kind: TrainerKind, peak
         else {"num_sequences": 32, "mean_length": 1024}
     )
     batch = make_batch(shape.vocab_size, **lengths)
-    settings: dict[str, Any] = {"dtype": "bfloat16"} if kind.strategy != "megatron_train" else {}
+    at_once = 256 if bench.is_small else 16_384
+    settings: dict[str, Any] = {"dtype": "bfloat16"}
     if kind.strategy == "torch":
         settings["device"] = bench.device
     forget_memory(bench)
@@ -209,18 +244,23 @@ def training(bench: Bench, name: str, shape: ModelShape, kind: TrainerKind, peak
             model=bench.model(shape),
             sequence_length=2048,
             seed=0,
-            training_args={"max_tokens_per_microbatch": 256 if bench.is_small else 16_384},
+            training_args={"max_tokens_per_microbatch": at_once},
             strategy_config=settings,
         )
     )
     try:
         seconds = bench.median_s(lambda: trainer.train_step(batch), repeats=3, warm_ups=1)
         rate = num_tokens(batch) / seconds
-        yield Row(what=f"{name}: {kind.name} trainer", value=rate, unit="tokens/s")
+        took = ", ".join(f"{what} by {kernel}" for what, kernel in trainer.kernels().items())
+        yield Row(what=f"{name}: {kind.name} trainer", value=rate, unit="tokens/s", note=took)
         share = train_flops(shape, batch.sequences) / seconds / peak
         yield Row(what=f"{name}: {kind.name} trainer, model FLOPs utilization", value=100 * share, unit="%")
         if (most := memory_gib(bench)) is not None:
             yield Row(what=f"{name}: {kind.name} trainer, memory", value=most, unit="GiB")
+        estimate = estimated_gib(bench.model(shape), kind.strategy, settings, at_once, batch)
+        yield Row(
+            what=f"{name}: {kind.name} trainer, memory as `--explain` has it", value=estimate, unit="GiB"
+        )
     finally:
         trainer.close()
 
@@ -235,6 +275,15 @@ def attempted(work: Callable[[], Iterator[Row]], skipped: list[str], broken: lis
         broken.append(traceback.format_exc())
 
 
+def conclude(skipped: Sequence[str], broken: Sequence[str]) -> None:
+    """Say what `attempted` noted, as the end of a part."""
+    reasons = "; ".join(dict.fromkeys(skipped))
+    if broken:
+        raise Broken("\n".join([*broken, *([f"skipped: {reasons}"] if reasons else [])]))
+    if skipped:
+        raise Skipped(reasons)
+
+
 def run(bench: Bench) -> Iterator[Row]:
     peak = matrix_peak(bench)
     yield Row(what="bfloat16 matrix product, measured peak", value=peak / 1e12, unit="TFLOP/s")
@@ -247,8 +296,4 @@ def run(bench: Bench) -> Iterator[Row]:
             yield from attempted(
                 lambda n=name, s=shape, k=kind: training(bench, n, s, k, peak), skipped, broken
             )
-    reasons = "; ".join(dict.fromkeys(skipped))
-    if broken:
-        raise Broken("\n".join([*broken, *([f"skipped: {reasons}"] if reasons else [])]))
-    if skipped:
-        raise Skipped(reasons)
+    conclude(skipped, broken)

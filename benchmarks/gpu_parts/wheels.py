@@ -50,7 +50,7 @@ WHEELS: dict[str, tuple[Wheel, ...]] = {
         pytest-timeout       2.4.0    14
         sortedcontainers     2.4.0    30
     """),
-    "replies with a structure": _wheels("llguidance 1.6.1 3073"),
+    "replies with a structure": _wheels("llguidance 1.9.1 3072"),
     "the Megatron-core trainer": _wheels("megatron-core 0.16.1 2612"),
 }
 """By what they are for. Jinja2, PyYAML, packaging, safetensors and tokenizers come with the two."""
@@ -70,6 +70,7 @@ def lines() -> Iterator[str]:
     yield f"Versions and sizes of {LOOKED_UP}. To fetch them:"
     yield (
         "  pip download --no-deps --only-binary=:all: --python-version 3.12 --implementation cp "
-        "--platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 -d wheels PACKAGES"
+        "--platform manylinux_2_31_x86_64 --platform manylinux_2_28_x86_64 "
+        "--platform manylinux2014_x86_64 -d wheels PACKAGES"
     )
     yield "and there: pip install --no-index --no-deps --target site wheels/*.whl; export PYTHONPATH=site"

@@ -19,13 +19,21 @@ class EngineSettings(StrictSettings):
     """Whether the engine can be trained with: its ability `weight_updates`, known without importing it."""
 
     def weights_and_keys(
-        self, model: ModelSizes, element_bytes: int, num_cached: int, *, num_devices: int = 1
+        self,
+        model: ModelSizes,
+        element_bytes: int,
+        num_sequences: int,
+        num_tokens: int,
+        *,
+        num_devices: int = 1,
     ) -> Memory:
-        """Bytes on each device of an engine that keeps the keys and values of `num_cached` tokens."""
+        """Bytes on each device of an engine that keeps the keys and values of so many sequences."""
         keys = model.key_value_bytes(element_bytes) / num_devices
         return {
             "weights": model.num_parameters * element_bytes / num_devices,
-            f"keys and values ({keys / 2**10:,.0f} KiB a token)": keys * num_cached,
+            f"keys and values of {num_sequences:,} x {num_tokens:,} tokens": keys
+            * num_sequences
+            * num_tokens,
         }
 
     def identity(self) -> dict[str, Any]:

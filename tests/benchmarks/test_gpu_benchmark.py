@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from transformers import AutoModelForCausalLM
 
 from benchmarks.gpu import main, markdown, measured
 from benchmarks.gpu_parts.bench import Bench, Broken, Part, Result, Row, Skipped, TimeUp, limited, missing
-from benchmarks.gpu_parts.speed import attempted
+from benchmarks.gpu_parts.speed import TRAINERS, attempted, generate, training
 from benchmarks.gpu_parts.wheels import WHEELS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -48,6 +54,20 @@ def test_all_of_it_runs_on_a_cpu(tmp_path: Path) -> None:
     assert not skipped["transfer"]
     assert "vllm is not installed" in skipped["servers"]
     assert "largest difference" in (tmp_path / "gpu.md").read_text()
+
+
+def test_a_bare_python_says_what_to_carry() -> None:
+    code = """
+import sys
+
+sys.modules.update(dict.fromkeys(["numpy", "torch", "transformers", "pydantic", "gymnasium", "rich"]))
+from benchmarks.gpu import main
+
+sys.exit(main(["--wheels"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "pip download" in done.stdout
 
 
 def part_of(rows: Iterator[Row], *needs: str) -> Part:
@@ -169,6 +189,52 @@ def test_the_wheels_fit_into_what_may_be_carried(capsys: pytest.CaptureFixture[s
     assert main(["--wheels"]) == 0
     assert "pydantic-core" in capsys.readouterr().out
     assert sum(wheel.kb for wheels in WHEELS.values() for wheel in wheels) < 64 * 1024
+
+
+def test_the_wheels_are_of_versions_that_the_project_allows() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    texts = [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
+    asked = [Requirement(text) for text in texts]
+    held = [
+        (wheel, each)
+        for wheel in itertools.chain(*WHEELS.values())
+        for each in asked
+        if canonicalize_name(each.name) == wheel.package and each.specifier
+    ]
+    assert {"llguidance", "megatron-core", "gymnasium", "pydantic"} <= {wheel.package for wheel, _ in held}
+    assert [pair for pair in held if pair[0].version not in pair[1].specifier] == []
+
+
+def test_a_suite_of_checks_is_counted_and_what_failed_is_named(tmp_path: Path) -> None:
+    (tmp_path / "test_checks.py").write_text("def test_holds(): ...\ndef test_fails(): assert False\n")
+    program = (
+        "import sys; from pathlib import Path; from benchmarks.gpu_parts import bench, marked_tests\n"
+        "here = bench.Bench(device='cpu', is_small=True, folder=Path())\n"
+        "for row in marked_tests.outcomes(here, 'checks', [sys.argv[1]], marker='not gpu'):\n"
+        "    print(row.what, row.value, row.is_missed, row.note)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "test_checks.py")]
+    output = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True).stdout
+    assert "checks that passed 1 False" in output
+    assert "checks that failed 1 True" in output
+    assert "test_checks.py::test_fails" in output.splitlines()[-2]
+
+
+def test_generate_is_compared_with_the_log_probabilities_of_what_it_sampled(model_folder: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    prompts = torch.randint(0, 61, (3, 5), generator=torch.Generator().manual_seed(0))
+    tokens, logprobs = generate(model, prompts, 7)
+    assert tokens.shape == logprobs.shape == (3, 7)
+    with torch.no_grad():
+        everywhere = model(torch.cat([prompts, tokens], 1)).logits.log_softmax(-1)
+    expected = everywhere[:, 4:-1].gather(2, tokens[..., None])[..., 0]
+    torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=0)
+
+
+def test_the_report_says_which_kernels_a_trainer_took(tmp_path: Path) -> None:
+    machine = bench(tmp_path)
+    rows = list(training(machine, "tiny", machine.shapes["tiny"], TRAINERS[0], 1e12))
+    assert rows[0].note == "attention by sdpa (flash)"
 
 
 @pytest.mark.parametrize(

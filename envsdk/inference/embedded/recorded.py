@@ -12,6 +12,7 @@ fills up a size writes its keys and values to a slot that nobody reads.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from typing import Protocol
 
@@ -19,6 +20,8 @@ import torch
 from torch import Tensor
 
 _LOG = logging.getLogger(__name__)
+_ONE_AT_A_TIME = threading.Lock()
+"""PyTorch records one graph of a process at a time."""
 _LEAST_KEYS = 128
 """Fewer keys are not worth a recording of their own."""
 
@@ -55,13 +58,15 @@ class CudaGraphs:
         if not self._works:
             return step
         graph = torch.cuda.CUDAGraph()
+        # Other threads build weights and train meanwhile, and may allocate as they like.
+        recording = torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        )
         try:
-            # Other threads build weights and train meanwhile, and may allocate as they like.
-            with torch.cuda.graph(
-                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-            ):
+            with _ONE_AT_A_TIME, recording:
                 step()
         except RuntimeError as error:
+            torch.cuda.set_stream(current)  # which a recording that fails does not
             self._works = False
             _LOG.warning("The embedded engine goes on without CUDA graphs, which failed: %s", error)
             return step

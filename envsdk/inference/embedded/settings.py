@@ -45,5 +45,5 @@ class EmbeddedSettings(EngineSettings):
         """In bytes; see `EstimatesSampling`."""
         element_bytes = model.element_bytes(self.dtype)
         slots = self.num_slots(num_tokens * model.key_value_bytes(element_bytes), num_replies)
-        memory = self.weights_and_keys(model, element_bytes, slots * num_tokens)
+        memory = self.weights_and_keys(model, element_bytes, slots, num_tokens)
         return {**memory, "new weights while they come": memory["weights"]}

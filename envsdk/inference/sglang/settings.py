@@ -118,7 +118,8 @@ class SGLangSettings(PassThroughSettings):
         return self.weights_and_keys(
             model,
             model.element_bytes(extra.get("dtype")),
-            num_replies * num_tokens,
+            num_replies,
+            num_tokens,
             num_devices=int(extra.get("tp_size", 1)),
         )
 

@@ -96,7 +96,8 @@ class VLLMSettings(PassThroughSettings):
         return self.weights_and_keys(
             model,
             model.element_bytes(self.dtype),
-            num_replies * num_tokens,
+            num_replies,
+            num_tokens,
             num_devices=self.tensor_parallel_size,
         )
 

@@ -179,7 +179,7 @@ def test_explain_says_what_each_role_takes(model_folder: Path) -> None:
     assert "memory of actor_train" in text
     assert "weights, gradients, optimizer" in text
     assert "memory of actor_infer" in text
-    assert "KiB a token" in text
+    assert "keys and values of" in text
     assert "memory of" not in explain(load_config("agentic_async.yaml", to_explain=True))
 
 
