@@ -24,7 +24,8 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from training_load import QUICKSTART, make_batch, num_tokens, write_model
+from model_shapes import QUICKSTART, write_model
+from training_load import make_batch, num_tokens
 
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.logits import token_logprobs_and_entropy

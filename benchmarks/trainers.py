@@ -30,7 +30,8 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from training_load import HALF_BILLION, SMALL, make_batch, num_tokens, train_flops, write_model
+from model_shapes import HALF_BILLION, SMALL, write_model
+from training_load import make_batch, num_tokens, train_flops
 
 from envsdk.net.rendezvous import free_port
 from envsdk.plugins import load_plugin, plugin_names

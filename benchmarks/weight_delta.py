@@ -28,7 +28,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.training_load import HALF_BILLION, make_batch, write_model
+from benchmarks.model_shapes import HALF_BILLION, write_model
+from benchmarks.training_load import make_batch
 from envsdk.inference.weight_buckets import as_bytes
 from envsdk.inference.weight_delta import WeightBase
 

@@ -33,6 +33,8 @@ from envsdk.inference.weight_transport import Transport
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.pipeline.weight_update import TransferReport, WeightSender, WeightTransfer, update_engines
 
+IN_MAIN_MEMORY = [transport for transport in Transport if not transport.is_on_device]
+"""The others are measured on cards: `python -m benchmarks.gpu --only transfer`."""
 MB = 1024**2
 GOAL = 3.0
 """The fastest transport at its best bucket size, over one copy into new memory, for the largest model."""
@@ -107,10 +109,10 @@ async def measure(size_mb: int, bucket_mb: int, num_engines: int, repeats: int) 
         return report
 
     copies: list[tuple[float, float]] = []
-    seconds: dict[Transport, list[float]] = {transport: [] for transport in Transport}
+    seconds: dict[Transport, list[float]] = {transport: [] for transport in IN_MAIN_MEMORY}
     reports: dict[Transport, TransferReport] = {}
     for version in range(1, repeats + 2):  # the first round loads libraries and is not counted
-        for transport in Transport:
+        for transport in IN_MAIN_MEMORY:
             copied_s = await sender.memcpy_and_copy_s.remote()
             started = time.perf_counter()
             report = await update_engines(

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from benchmarks.training_load import HALF_BILLION, QUICKSTART, SMALL, ModelShape, write_model
+from benchmarks.model_shapes import HALF_BILLION, QUICKSTART, SMALL, ModelShape, write_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

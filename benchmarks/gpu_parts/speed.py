@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,13 @@ from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorL
 
 from benchmarks.gpu_parts.bench import Bench, Broken, Row, Skipped, missing
 from benchmarks.gpu_parts.parity import requests, sampled
-from benchmarks.training_load import ModelShape, make_batch, num_tokens, train_flops
+from benchmarks.model_shapes import ModelShape
+from benchmarks.training_load import make_batch, num_tokens, train_flops
 from envsdk.inference.embedded import EmbeddedEngine
 from envsdk.inference.engine import Engine, EngineConfig
 from envsdk.plugins import load_plugin
-from envsdk.trainer import TrainerConfig
+from envsdk.store.model_files import model_sizes
+from envsdk.trainer import TrainBatch, TrainerConfig
 
 BATCHES = (1, 8, 32, 128)
 PROMPT_TOKENS = 128
@@ -207,6 +210,18 @@ def sampling(bench: Bench, name: str, shape: ModelShape) -> Iterator[Row]:
         yield Row(what=f"{name}: memory of engine and `generate` together", value=peak, unit="GiB")
 
 
+def estimated_gib(
+    folder: Path, strategy: str, settings: Mapping[str, Any], at_once: int, batch: TrainBatch
+) -> float:
+    """`--explain`'s estimate of a trainer's memory, with logits of the tokens that are scored alone."""
+    sizes = model_sizes(folder)
+    assert sizes is not None
+    estimates = load_plugin("envsdk.settings", f"trainers.{strategy}.strategy_config")(**settings)
+    memory = dict(estimates.training_memory(sizes, num_ranks=1, num_tokens=at_once))
+    masks = np.concatenate([sequence.response_mask for sequence in batch.sequences])
+    return float(sum(memory.values()) - sizes.logit_bytes(at_once) * (1 - masks.mean())) / 2**30
+
+
 def training(bench: Bench, name: str, shape: ModelShape, kind: TrainerKind, peak: float) -> Iterator[Row]:
     """One trainer's tokens per second and utilization."""
     if kind.cuda_only and not bench.is_cuda:
@@ -219,6 +234,7 @@ def training(bench: Bench, name: str, shape: ModelShape, kind: TrainerKind, peak
         else {"num_sequences": 32, "mean_length": 1024}
     )
     batch = make_batch(shape.vocab_size, **lengths)
+    at_once = 256 if bench.is_small else 16_384
     settings: dict[str, Any] = {"dtype": "bfloat16"}
     if kind.strategy == "torch":
         settings["device"] = bench.device
@@ -228,7 +244,7 @@ def training(bench: Bench, name: str, shape: ModelShape, kind: TrainerKind, peak
             model=bench.model(shape),
             sequence_length=2048,
             seed=0,
-            training_args={"max_tokens_per_microbatch": 256 if bench.is_small else 16_384},
+            training_args={"max_tokens_per_microbatch": at_once},
             strategy_config=settings,
         )
     )
@@ -241,6 +257,10 @@ def training(bench: Bench, name: str, shape: ModelShape, kind: TrainerKind, peak
         yield Row(what=f"{name}: {kind.name} trainer, model FLOPs utilization", value=100 * share, unit="%")
         if (most := memory_gib(bench)) is not None:
             yield Row(what=f"{name}: {kind.name} trainer, memory", value=most, unit="GiB")
+        estimate = estimated_gib(bench.model(shape), kind.strategy, settings, at_once, batch)
+        yield Row(
+            what=f"{name}: {kind.name} trainer, memory as `--explain` has it", value=estimate, unit="GiB"
+        )
     finally:
         trainer.close()
 

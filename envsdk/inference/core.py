@@ -144,7 +144,7 @@ class Core(ABC):
     max_open: int
     """Replies that may be open at a time; the front queues the others."""
     weight_device: str = "cpu"
-    """As the engine's (`Engine.weight_device`)."""
+    """As the engine's (`Engine.weight_device`); known when it has started."""
 
     _error = ""
 

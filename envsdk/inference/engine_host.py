@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -252,18 +251,24 @@ class EngineHost:
         finally:
             self._updates.pop(update_id, None)
 
-    async def abandon_update(self, update_id: str) -> None:
-        """The rest will not come. Raises what stopped the engine before, if anything did."""
+    async def abandon_update(self, update_id: str) -> str:
+        """The rest will not come. Raises what stopped the engine before, if anything did.
+
+        Returns why what came did not reach it, "" when it did.
+        """
         update = self._updates.get(update_id)
         if update is None:
-            return
+            return ""
+        stopped_before = update.loading.done()
         if not update.receiver.is_ended:
             update.receiver.interrupt()
         try:
-            with suppress(UpdateInterrupted):
-                await update.loading
+            await update.loading
+        except UpdateInterrupted as error:
+            return str(error) if stopped_before else ""
         finally:
             self._updates.pop(update_id, None)
+        return ""
 
     def abilities(self) -> EngineAbilities:
         """The engine's."""

@@ -73,7 +73,6 @@ class EngineFront(Engine):
         """`name`: of the engine, for messages."""
         self.core = core
         self.abilities = core.abilities
-        self.weight_device = core.weight_device
         self._name = name
         self._sequence_length = sequence_length
         self._arrivals = itertools.count()
@@ -103,6 +102,7 @@ class EngineFront(Engine):
             await self.close()
             raise
         self.abilities = self.core.abilities
+        self.weight_device = self.core.weight_device
         self._is_started = True
         self._dispatch()
 

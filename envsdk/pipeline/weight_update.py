@@ -122,17 +122,20 @@ async def update_engines(
             dtype=dtype,
         )
         report = None
+        left: dict[str, str] = {}
         try:
             report = await send(transfer)
         finally:
             if report is None or report.interruption:
                 # An engine's own reason comes out here.
                 left = await _on_the_living(engines, "abandon_update", update_id)
-                engines = {name: engines[name] for name in left}
         if not report.interruption:
             updated = await _on_the_living(engines, "complete_update", update_id)
             return replace(report, engines=tuple(updated))
-        interruption = report.interruption
+        interruption = "; ".join(dict.fromkeys([report.interruption, *filter(None, left.values())]))
+        if transport.is_on_device and len(left) == len(engines):
+            break  # none of them was lost: it would break off again
+        engines = {name: engines[name] for name in left}
     raise UpdateInterrupted(f"the weights cannot be sent to the engines: {interruption}")
 
 

@@ -56,6 +56,20 @@ def test_all_of_it_runs_on_a_cpu(tmp_path: Path) -> None:
     assert "largest difference" in (tmp_path / "gpu.md").read_text()
 
 
+def test_a_bare_python_says_what_to_carry() -> None:
+    code = """
+import sys
+
+sys.modules.update(dict.fromkeys(["numpy", "torch", "transformers", "pydantic", "gymnasium", "rich"]))
+from benchmarks.gpu import main
+
+sys.exit(main(["--wheels"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "pip download" in done.stdout
+
+
 def part_of(rows: Iterator[Row], *needs: str) -> Part:
     return Part(name="part", title="A part", share=1.0, run=lambda bench: rows, needs=needs)
 

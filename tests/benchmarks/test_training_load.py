@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
-import pytest
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "training_load.py"
-
-
-@pytest.fixture(scope="module")
-def load() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("training_load", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+from benchmarks.model_shapes import QUICKSTART, ModelShape, write_model
+from benchmarks.training_load import make_batch, train_flops
 
 
-def test_the_operations_counted_are_those_that_torch_counts(load, tmp_path) -> None:
+def test_the_operations_counted_are_those_that_torch_counts(tmp_path: Path) -> None:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
     from transformers import AutoModelForCausalLM
 
-    shape = load.ModelShape(
+    shape = ModelShape(
         hidden_size=32,
         intermediate_size=80,
         num_layers=2,
@@ -39,34 +24,32 @@ def test_the_operations_counted_are_those_that_torch_counts(load, tmp_path) -> N
         vocab_size=61,
         max_positions=64,
     )
-    folder = load.write_model(tmp_path, shape)
+    folder = write_model(tmp_path, shape)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    (sequence,) = load.make_batch(
-        61, num_sequences=1, mean_length=40, reply_every=1, reply_length=1
-    ).sequences
+    (sequence,) = make_batch(61, num_sequences=1, mean_length=40, reply_every=1, reply_length=1).sequences
     length = len(sequence.ids)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.tensor(sequence.ids[None].astype(np.int64)))
     # Computed eagerly, attention goes over the whole square; half of it is masked and not counted here.
     masked = 2 * length * length * shape.hidden_size * shape.num_layers
     counted = counter.get_total_flops() - masked
-    assert load.train_flops(shape, [sequence]) / 3 == counted
+    assert train_flops(shape, [sequence]) / 3 == counted
 
 
-def test_a_vocabulary_is_projected_at_scored_tokens_alone(load) -> None:
-    shape = load.QUICKSTART
-    (sequence,) = load.make_batch(shape.vocab_size, num_sequences=1, mean_length=200).sequences
+def test_a_vocabulary_is_projected_at_scored_tokens_alone() -> None:
+    shape = QUICKSTART
+    (sequence,) = make_batch(shape.vocab_size, num_sequences=1, mean_length=200).sequences
     num_scored = int(sequence.response_mask.sum())
     assert 0 < num_scored < len(sequence.ids) / 3
     sequence.response_mask[:] = 0
-    unscored = load.train_flops(shape, [sequence])
+    unscored = train_flops(shape, [sequence])
     sequence.response_mask[:num_scored] = 1
     per_token = 3 * 2 * shape.hidden_size * shape.vocab_size
-    assert load.train_flops(shape, [sequence]) - unscored == num_scored * per_token
+    assert train_flops(shape, [sequence]) - unscored == num_scored * per_token
 
 
-def test_a_batch_is_always_the_same_and_can_be_trained_on(load) -> None:
-    one, other = (load.make_batch(61, num_sequences=9, mean_length=100) for _ in range(2))
+def test_a_batch_is_always_the_same_and_can_be_trained_on() -> None:
+    one, other = (make_batch(61, num_sequences=9, mean_length=100) for _ in range(2))
     for ours, theirs in zip(one.sequences, other.sequences, strict=True):
         np.testing.assert_array_equal(ours.ids, theirs.ids)
         assert 50 <= len(ours.ids) <= 150

@@ -62,6 +62,7 @@ def test_weights_on_the_card_are_handed_over_as_handles(folder: Path) -> None:
 
     async def test() -> None:
         await engine.start()
+        assert engine.weight_device == ON_CARD
         with pytest.raises(EngineError, match="is missing"):
             await engine.load_weights(iter(list(tensors_of(1))[1:]), 1)
         await engine.load_weights(tensors_of(1), 1)
@@ -70,7 +71,6 @@ def test_weights_on_the_card_are_handed_over_as_handles(folder: Path) -> None:
         await engine.close()
 
     with cpu_weight_transfer.on_this_side():
-        assert engine.weight_device == ON_CARD
         asyncio.run(test())
     [told] = backend.transferred
     assert len(backend.loaded) == 2  # what came in main memory

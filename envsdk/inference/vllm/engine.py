@@ -71,7 +71,6 @@ class VLLMCore(TaskCore):
             processed_logprobs=settings.logprobs == "sampling",
         )
         self.max_open = config.max_running
-        self.weight_device = backend.weight_device
         self._backend = backend
         self._settings = settings
         self._sequence_length = config.sequence_length
@@ -95,6 +94,7 @@ class VLLMCore(TaskCore):
         """EngineError when vLLM cannot load the model. The event loop stands still until it has."""
         self._broken = broken
         await self._backend.start()
+        self.weight_device = self._backend.weight_device
         if self.abilities.lora:
             self._adapter_folder = AdapterFolder()
             await self._use_adapter(no_adapter(self._expected))

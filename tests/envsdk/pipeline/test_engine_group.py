@@ -26,6 +26,8 @@ from envsdk.inference.device_memory import Handle
 from envsdk.inference.engine import EngineConfig, EngineHealth
 from envsdk.inference.engine_demand import DemandConfig
 from envsdk.inference.engine_pool import PoolConfig
+from envsdk.inference.weight_buckets import UpdateInterrupted
+from envsdk.inference.weight_group import WeightGroup
 from envsdk.inference.weight_transport import Transport
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.pipeline.engine_group import EngineGroup, EngineGroupSpec
@@ -72,14 +74,18 @@ class BreakingEngine(ToyEngine):
 
 
 class BlindEngine(ToyEngine):
-    """Cannot open memory of other processes' devices."""
+    """Cannot open memory of other processes' devices, nor send between cards."""
 
     @classmethod
     def create(cls, config: EngineConfig) -> ToyEngine:
         def refuse(handle: Handle, device: str) -> Tensor:
             raise RuntimeError("invalid resource handle")
 
+        def fail(group: WeightGroup, num_bytes: int) -> Tensor:
+            raise UpdateInterrupted("unhandled system error")
+
         weight_transport.open_handle = refuse
+        WeightGroup.receive_on_device = fail  # type: ignore[method-assign]
         return super().create(config)
 
 
@@ -303,6 +309,31 @@ async def test_where_the_card_cannot_be_shared_weights_go_through_main_memory(tm
         await group.publish(2)
         assert len(group.said) == 1
         assert {look.version for look in (await group.health()).values()} == {2}
+
+
+async def test_where_nccl_fails_weights_go_through_main_memory(tmp_path: Path) -> None:
+    strategy = "tests.envsdk.pipeline.test_engine_group:BlindEngine"
+    async with engine_group(tmp_path, "one", "two", strategy=strategy) as group:
+        await put_on_cards(group, "GPU-1", one="GPU-2", two="GPU-3")
+        group.said.clear()
+        await group.publish(1)
+        [said] = group.said
+        assert said.startswith("weights cannot go by nccl, and go by shared_memory: the weights cannot be")
+        assert said.endswith("; unhandled system error")
+        assert {look.version for look in (await group.health()).values()} == {1}
+
+
+async def test_an_engine_that_dies_in_a_broadcast_between_cards_leaves_the_others_on_them(
+    tmp_path: Path,
+) -> None:
+    async with engine_group(tmp_path, "one", "two") as group:
+        await put_on_cards(group, "GPU-1", one="GPU-2", two="GPU-3")
+        group.said.clear()
+        os.kill(min(engine_processes()), signal.SIGKILL)
+        report = await group.publish(1)
+        assert report is not None
+        assert len(report.engines) == 1
+        assert not any("cannot go" in line for line in group.said)
 
 
 async def test_an_engine_that_says_that_it_is_broken_is_ended_and_started_again(tmp_path: Path) -> None:
