@@ -88,11 +88,7 @@ class CausalLM:
                 local_files_only=True,
                 trust_remote_code=False,
             )
-        except ImportError as error:
-            raise ConfigurationError(
-                f"attn_implementation: {settings.attn_implementation}: {error}"
-            ) from error
-        except (OSError, ValueError, KeyError) as error:
+        except (ImportError, OSError, ValueError, KeyError) as error:
             raise ConfigurationError(f"pretrain: cannot load the model in {folder}: {error}") from error
         adapter = None
         if settings.lora is not None:
