@@ -41,6 +41,8 @@ def play(strategy_name: str, config: TrainerConfig, calls: list[Call]) -> Played
             result = f"{type(error).__name__}: {error}"
         if name == "weights":
             result = dict(result)
+        elif name == "device_weights":
+            result = {key: tensor.cpu().numpy().copy() for key, tensor in result}
         elif isinstance(result, dict):
             result = {key: value for key, value in result.items() if key not in TIMES}
         played.append(result)

@@ -137,6 +137,11 @@ def test_a_warming_critic_learns_as_in_the_torch_trainer_and_the_policy_stays(
     assert_close(play("torch", config, calls), found, tolerance=1e-4)
 
 
+def test_every_rank_gathers_the_same_weights_on_its_device(make_config) -> None:
+    in_main_memory, on_device = play_on_fsdp2(2, make_config(), [("weights",), ("device_weights",)])
+    assert_close(on_device, in_main_memory, tolerance=0.0)
+
+
 def test_one_rank_alone_is_the_torch_trainer_bit_for_bit(make_config, make_batches, make_sequences) -> None:
     calls: list[Call] = [("train_step", batch) for batch in make_batches(2)]
     calls += [("weights",), ("logprobs", ids_of(make_sequences(4)))]
