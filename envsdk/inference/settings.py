@@ -28,7 +28,7 @@ class EngineSettings(StrictSettings):
         num_devices: int = 1,
     ) -> Memory:
         """Bytes on each device of an engine that keeps the keys and values of so many sequences."""
-        keys = model.key_value_bytes(element_bytes) / num_devices
+        keys = model.key_value_bytes(element_bytes, num_devices=num_devices)
         return {
             "weights": model.num_parameters * element_bytes / num_devices,
             f"keys and values of {num_sequences:,} x {num_tokens:,} tokens": keys

@@ -22,7 +22,6 @@ EXTRA_OF = {
     "opentelemetry.sdk": "otel",
     "pandas": "pandas",
     "peft": "lora",
-    "psutil": "train",
     "psycopg": "postgres",
     "pytest": "testing",
     "ray": "train",

@@ -114,13 +114,16 @@ class SGLangSettings(PassThroughSettings):
 
     def sampling_memory(self, model: ModelSizes, *, num_replies: int, num_tokens: int) -> Memory:
         """In bytes; see `EstimatesSampling`."""
+        if self.base_url is not None:
+            return {}  # it computes elsewhere
         extra = self.model_extra or {}
+        tp = extra.get("tp_size", 1)
         return self.weights_and_keys(
             model,
             model.element_bytes(extra.get("dtype")),
             num_replies,
             num_tokens,
-            num_devices=int(extra.get("tp_size", 1)),
+            num_devices=tp if isinstance(tp, int) and tp > 0 else 1,
         )
 
     def identity(self) -> dict[str, Any]:
