@@ -121,12 +121,12 @@ class Trainer(ABC):
         return {}
 
     @property
-    def device(self) -> str:
+    def weight_device(self) -> str:
         """Where `device_weights` are, as PyTorch names it."""
         return "cpu"
 
     def device_weights(self) -> Iterable[tuple[str, Any]]:
-        """What `weights` gives, as arrays, or tensors on `device`; for engines on the same card or another.
+        """What `weights` gives, as arrays or as tensors on `weight_device`, for engines on cards.
 
         They may be the trainer's own memory: read them before the next `train_step`, and do not write there.
         """

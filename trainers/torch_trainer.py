@@ -100,7 +100,7 @@ class TorchTrainer(PolicyTrainer):
             yield name, tensor.contiguous().numpy()
 
     @property
-    def device(self) -> str:
+    def weight_device(self) -> str:
         return str(self.model.device)
 
     def device_weights(self) -> Iterator[tuple[str, Tensor]]:

@@ -89,7 +89,7 @@ class TrainerHost:
             for _ in weights:  # the other ranks take part in collecting each
                 pass
             return None
-        return WeightSender(transfer, self._weight_base, device=self._trainer.device).send(weights)
+        return WeightSender(transfer, self._weight_base, device=self._trainer.weight_device).send(weights)
 
     def give_weights(self, outlet: WeightOutlet) -> OutletReport | None:
         """Rank 0's `outlet` takes the current weights, an adapter merged in."""
@@ -118,7 +118,7 @@ class TrainerHost:
 
     def card(self) -> str:
         """UUID of the card that this rank's weights are on; "" for main memory."""
-        return card_of(self._trainer.device)
+        return card_of(self._trainer.weight_device)
 
     def place_to_write(self, folder: Path, probe: str, own_name: str) -> Path:
         """`folder` where this machine sees its file `probe`; else a folder of this machine, empty."""

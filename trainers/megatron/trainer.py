@@ -138,7 +138,7 @@ class MegatronTrainer(PolicyTrainer):
             yield name, tensor.to("cpu", copy=True).numpy()
 
     @property
-    def device(self) -> str:
+    def weight_device(self) -> str:
         return str(device())
 
     def device_weights(self) -> Iterator[tuple[str, Tensor]]:
