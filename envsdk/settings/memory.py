@@ -45,11 +45,6 @@ class ModelSizes:
     stored_bytes: int = BFLOAT16
     """Of an element, in the type that the folder says the model is for."""
 
-    @property
-    def num_dense_parameters(self) -> int:
-        """Without experts."""
-        return self.num_parameters - self.num_expert_parameters
-
     def element_bytes(self, dtype: str | None) -> int:
         """Of an element of this type; None and `auto` are the model's own."""
         if dtype in (None, "auto"):

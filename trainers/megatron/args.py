@@ -146,10 +146,14 @@ class MegatronStrategyConfig(StrictSettings):
         return {"weights": sum(self._parameters(model)) * (FLOAT32 if self.dtype == "float32" else BFLOAT16)}
 
     def _parameters(self, model: ModelSizes) -> tuple[float, float]:
-        """Of one rank: those outside of experts, and in them."""
+        """Of the rank with most of them: those outside of experts, and in them."""
+        stages = self.pipeline_model_parallel_size
         experts = model.num_expert_parameters / (self.expert_tensor_size * self.expert_model_parallel_size)
-        dense = model.num_dense_parameters / self.tensor_model_parallel_size
-        return dense / self.pipeline_model_parallel_size, experts / self.pipeline_model_parallel_size
+        layers = (model.num_layer_parameters - model.num_expert_parameters) / stages
+        # The first stage has the embeddings, the last one the head.
+        rest = model.num_parameters - model.num_layer_parameters
+        rest = rest if stages == 1 else min(rest, model.vocab_size * model.hidden_size + model.hidden_size)
+        return (layers + rest) / self.tensor_model_parallel_size, experts / stages
 
     @model_validator(mode="before")
     @classmethod

@@ -199,7 +199,7 @@ def test_a_rank_holds_what_it_gathers() -> None:
 
 
 def test_experts_share_their_moments_among_ranks_that_have_the_same_ones() -> None:
-    mixture = replace(LARGE, num_expert_parameters=400_000_000)
+    mixture = replace(LARGE, num_layer_parameters=480_000_000, num_expert_parameters=400_000_000)
     settings = MegatronStrategyConfig(expert_model_parallel_size=8)
     memory = settings.training_memory(mixture, num_ranks=8, num_tokens=1)
     dense, experts = 100_000_000, 400_000_000 / 8
