@@ -18,6 +18,11 @@ class EngineSettings(StrictSettings):
     takes_new_weights: ClassVar[bool] = True
     """Whether the engine can be trained with: its ability `weight_updates`, known without importing it."""
 
+    @property
+    def is_one_server(self) -> bool:
+        """Whether every engine with these settings would be the same server, which belongs to one."""
+        return False
+
     def weights_and_keys(
         self,
         model: ModelSizes,

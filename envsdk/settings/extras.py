@@ -23,6 +23,7 @@ EXTRA_OF = {
     "pandas": "pandas",
     "peft": "lora",
     "psycopg": "postgres",
+    "pyarrow": "train",
     "pytest": "testing",
     "ray": "train",
     "safetensors": "train",

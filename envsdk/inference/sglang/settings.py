@@ -92,6 +92,10 @@ class SGLangSettings(PassThroughSettings):
     """Longest wait before the first retry; doubles with each, up to 30 s. A `Retry-After` is respected."""
 
     @property
+    def is_one_server(self) -> bool:
+        return self.base_url is not None
+
+    @property
     def takes_adapters(self) -> bool:
         """As far as the arguments of a server that the engine starts tell."""
         return bool((self.model_extra or {}).get("enable_lora"))
