@@ -133,9 +133,18 @@ def told(row: Row) -> str:
     return f"{row.what}: {row.value:.4g} {row.unit}{bound}{' MISSED' if row.is_missed else ''}{note}"
 
 
+def spelled(machine: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The machine, for people."""
+    for name, value in machine.items():
+        if isinstance(value, dict):
+            yield name, ", ".join(f"{key} {version}" for key, version in value.items())
+        else:
+            yield name, f"{value:.1f}" if isinstance(value, float) else str(value)
+
+
 def markdown(machine: dict[str, Any], results: Sequence[Result], when: str) -> str:
     """The report."""
-    text = ["# GPU benchmark", "", when, "", *(f"- {name}: {value}" for name, value in machine.items()), ""]
+    text = ["# GPU benchmark", "", when, "", *(f"- {name}: {value}" for name, value in spelled(machine)), ""]
     for result in results:
         text += [f"## {result.title}", ""]
         if result.rows:
@@ -218,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sizes = options.sizes or ("full" if device.startswith("cuda") else "small")
     bench = Bench(device=device, is_small=sizes == "small", folder=folder)
     machine = host(device) | {"sizes": sizes}
-    print(", ".join(f"{name}: {value}" for name, value in machine.items()), flush=True)
+    print(", ".join(f"{name}: {value}" for name, value in spelled(machine)), flush=True)
 
     parts = [part for part in PARTS if options.only is None or part.name in options.only]
     ends_at, results = time.monotonic() + 60 * options.minutes, list[Result]()
