@@ -15,7 +15,9 @@ will do. The exit code is 1 when a part broke or a bound was missed.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 import os
 import shutil
 import sys
@@ -70,6 +72,23 @@ PARTS = (
     _part("servers", "vLLM, SGLang", 0.07),
 )
 """In the order of what is worth most when time runs out."""
+NEEDED = (
+    "torch",
+    "transformers",
+    "gymnasium",
+    "jinja2",
+    "numpy",
+    "omegaconf",
+    "psutil",
+    "pydantic",
+    "rich",
+    "typer",
+    "yaml",
+)
+"""Without which no part runs."""
+
+
+STOPPED = "stopped by Ctrl-C"
 
 
 def measured(part: Part, bench: Bench, seconds: float) -> Result:
@@ -87,8 +106,17 @@ def measured(part: Part, bench: Bench, seconds: float) -> Result:
                 print(f"  {told(row)}", flush=True)
     except TimeUp:
         result.skipped = f"the rest: its {seconds:.0f} s were over"
-    except (Skipped, ModuleNotFoundError) as reason:
+    except KeyboardInterrupt:
+        result.error = STOPPED
+    except Skipped as reason:
         result.skipped = str(reason)
+    except ModuleNotFoundError as error:
+        from envsdk.settings.extras import missing_package
+
+        if (reason := missing_package(error)) is None:
+            result.error = traceback.format_exc()
+        else:
+            result.skipped = reason
     except Broken as reason:
         result.error = str(reason)
     except Exception:  # noqa: BLE001 - a part that breaks is a finding, and the others go on
@@ -105,9 +133,18 @@ def told(row: Row) -> str:
     return f"{row.what}: {row.value:.4g} {row.unit}{bound}{' MISSED' if row.is_missed else ''}{note}"
 
 
+def spelled(machine: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The machine, for people."""
+    for name, value in machine.items():
+        if isinstance(value, dict):
+            yield name, ", ".join(f"{key} {version}" for key, version in value.items())
+        else:
+            yield name, f"{value:.1f}" if isinstance(value, float) else str(value)
+
+
 def markdown(machine: dict[str, Any], results: Sequence[Result], when: str) -> str:
     """The report."""
-    text = ["# GPU benchmark", "", when, "", *(f"- {name}: {value}" for name, value in machine.items()), ""]
+    text = ["# GPU benchmark", "", when, "", *(f"- {name}: {value}" for name, value in spelled(machine)), ""]
     for result in results:
         text += [f"## {result.title}", ""]
         if result.rows:
@@ -133,13 +170,24 @@ def write(out: Path, machine: dict[str, Any], results: Sequence[Result]) -> None
     (out / "gpu.md").write_text(markdown(machine, results, when))
 
 
+def keep_earlier(out: Path) -> None:
+    """Earlier reports get another name."""
+    number = next(n for n in itertools.count(1) if not (out / f"gpu-{n}.json").exists())
+    for name in ("gpu.json", "gpu.md"):
+        if (out / name).exists():
+            (out / name).rename((out / name).with_stem(f"gpu-{number}"))
+            print(f"the earlier {name} is now gpu-{number}{(out / name).suffix}", flush=True)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where gpu.json and gpu.md go")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="where gpu.json and gpu.md go; earlier ones are kept as gpu-1"
+    )
     parser.add_argument("--minutes", type=float, default=8.0, help="for all parts together (default 8)")
     parser.add_argument("--device", help="a torch device; the first GPU, or the CPU, when absent")
     parser.add_argument(
@@ -155,25 +203,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if options.out is None:
         parser.error("--out: name a folder for the results")
-    if absent := missing(["torch", "transformers"]):
-        parser.error(f"not installed: {', '.join(absent)}. See docs/gpu.md")
-    if options.minutes <= 0:
-        parser.error(f"--minutes: must be positive, not {options.minutes:g}")
+    if absent := missing(NEEDED):
+        parser.error(f"not installed: {', '.join(absent)}. `--wheels` names what to carry; see docs/gpu.md")
+    if not 0 < options.minutes < math.inf:
+        parser.error(f"--minutes: expected a number of minutes, not {options.minutes:g}")
 
     import torch
 
     device = options.device or ("cuda:0" if torch.cuda.is_available() else "cpu")
     try:
-        torch.empty(1, device=device)
+        if torch.empty(1, device=device).device.type not in ("cpu", "cuda"):
+            parser.error(f"--device: expected cpu or a CUDA device such as cuda:0, not {device}")
     except (RuntimeError, AssertionError) as error:
         parser.error(f"--device: {device} cannot be used here: {str(error).splitlines()[0]}")
-    options.out.mkdir(parents=True, exist_ok=True)
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        keep_earlier(options.out)
+        write(options.out, {}, [])
+    except OSError as error:
+        parser.error(f"--out: {options.out} cannot be written to: {error.strerror}")
     folder = Path(tempfile.mkdtemp(prefix="envsdk-gpu-"))
     os.environ["ENVSDK_CACHE"] = str(folder / "cache")
     sizes = options.sizes or ("full" if device.startswith("cuda") else "small")
     bench = Bench(device=device, is_small=sizes == "small", folder=folder)
     machine = host(device) | {"sizes": sizes}
-    print(", ".join(f"{name}: {value}" for name, value in machine.items()), flush=True)
+    print(", ".join(f"{name}: {value}" for name, value in spelled(machine)), flush=True)
 
     parts = [part for part in PARTS if options.only is None or part.name in options.only]
     ends_at, results = time.monotonic() + 60 * options.minutes, list[Result]()
@@ -188,6 +242,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if text:
                     print(f"  {word}: {text}", flush=True)
             write(options.out, machine, results)
+            if results[-1].error == STOPPED:
+                break
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     print(f"written: {options.out / 'gpu.md'}")

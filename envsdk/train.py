@@ -78,7 +78,7 @@ def _needed_modules(config: RunConfig) -> list[str]:
         *map(load_tracker, config.trackers),
     ]
     more = {module for plugin in plugins for module in getattr(plugin, "needs", ())}
-    return ["ray", "psutil", "torch", "transformers", "safetensors", *sorted(more)]
+    return ["ray", "torch", "transformers", "safetensors", *sorted(more)]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from envsdk.settings.memory import BFLOAT16, FLOAT32, Memory, ModelSizes
 from envsdk.settings.strict import StrictSettings
@@ -89,6 +89,7 @@ class TransformersArgs(StrictSettings):
         # In float32: weights, gradient, two moments.
         return {
             "weights, gradients, optimizer": (16 * trained + FLOAT32 * frozen) / ranks,
+            **self.gathered_memory(model, ranks),
             "activations": model.activation_bytes(
                 num_tokens, element_bytes, recomputed=self.gradient_checkpointing
             ),
@@ -97,11 +98,16 @@ class TransformersArgs(StrictSettings):
 
     def frozen_memory(self, model: ModelSizes, *, num_ranks: int) -> Memory:
         """Of one rank, in bytes; see `EstimatesTraining`."""
-        return {"weights": FLOAT32 * model.num_parameters / self.ranks_per_model_copy(num_ranks)}
+        ranks = self.ranks_per_model_copy(num_ranks)
+        return {"weights": FLOAT32 * model.num_parameters / ranks, **self.gathered_memory(model, ranks)}
 
     def ranks_per_model_copy(self, num_ranks: int) -> int:
         """Ranks that share one copy of the weights."""
         return 1
+
+    def gathered_memory(self, model: ModelSizes, ranks: int) -> Memory:
+        """Weights that a rank gathers from the others while it computes."""
+        return {}
 
     @property
     def is_auto_attention(self) -> bool:
@@ -123,6 +129,14 @@ class TransformersArgs(StrictSettings):
             return None
         return f"{name} needs {' or '.join(packages)}, which is not installed here; `auto` takes what is here"
 
+    @field_validator("attn_implementation")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        if "/" not in name and name not in _IMPLEMENTATIONS:
+            known = ", ".join(_IMPLEMENTATIONS)
+            raise ValueError(f"expected one of {known}, or a kernel of the hub as OWNER/NAME, not {name}")
+        return name
+
     @model_validator(mode="after")
     def _flash_takes_half(self) -> TransformersArgs:
         if "flash" in self.attn_implementation and self.dtype == "float32":
@@ -130,6 +144,7 @@ class TransformersArgs(StrictSettings):
         return self
 
 
+_IMPLEMENTATIONS = ("auto", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "eager")
 _PACKAGES = {
     "flash_attention_2": ["flash_attn", "kernels"],
     "flash_attention_3": ["flash_attn_interface", "kernels"],
@@ -160,6 +175,16 @@ class FSDP2StrategyConfig(TransformersArgs):
 
     def ranks_per_model_copy(self, num_ranks: int) -> int:
         return self.shard_size or num_ranks
+
+    def gathered_memory(self, model: ModelSizes, ranks: int) -> Memory:
+        if ranks == 1:
+            return {}
+        # One layer computes while the next one is gathered; what is in no layer stays.
+        layers = 2 * model.num_layer_parameters / model.num_layers
+        if not self.reshard_after_forward:
+            layers = model.num_layer_parameters
+        rest = model.num_parameters - model.num_layer_parameters
+        return {"gathered weights": (layers + rest) * model.element_bytes(self.dtype)}
 
     def layout(self, num_ranks: int) -> str:
         """What the ranks are for, in words; ValueError when `shard_size` does not divide them."""

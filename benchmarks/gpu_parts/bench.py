@@ -205,7 +205,9 @@ def host(device: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "cpus": os.cpu_count(),
         "load": os.getloadavg()[0],
-        "packages": versions(("torch", "transformers", "triton", "megatron-core", "vllm", "sglang")),
+        "packages": versions(
+            ("envsdk", "torch", "transformers", "triton", "megatron-core", "vllm", "sglang")
+        ),
     }
     if device.startswith("cuda"):
         properties = torch.cuda.get_device_properties(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ class Counted:
     def __init__(self) -> None:
         self.outcomes: dict[str, int] = {}
         self.failed: list[str] = []
+        self.missing: set[str] = set()
+        """Modules that files could not import."""
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """One phase of one test."""
@@ -27,13 +30,14 @@ class Counted:
         """A file that cannot be imported here counts as skipped: it needs what is not installed."""
         if report.failed:
             self.outcomes["not importable"] = self.outcomes.get("not importable", 0) + 1
+            self.missing.update(re.findall(r"No module named '([^']+)'", str(report.longrepr)))
 
 
 def run(bench: Bench) -> Iterator[Row]:
     if not bench.is_cuda:
         raise Skipped("the tests marked gpu need a GPU")
-    inference = ("device_memory", "weight_buckets", "weight_group")
-    files = ["tests/trainers", *(f"tests/envsdk/inference/test_{name}.py" for name in inference)]
+    marked = (path for path in REPOSITORY.glob("tests/**/test_*.py") if "mark.gpu" in path.read_text())
+    files = sorted(str(path.relative_to(REPOSITORY)) for path in marked)
     yield from outcomes(bench, "tests marked gpu", files, marker="gpu")
 
 
@@ -57,6 +61,7 @@ def outcomes(bench: Bench, what: str, files: Sequence[str], *, marker: str) -> I
     yield Row(
         what=f"{what} that were skipped, or are not importable here",
         value=counted.outcomes.get("skipped", 0) + counted.outcomes.get("not importable", 0),
+        note=", ".join(f"no {name}" for name in sorted(counted.missing)),
     )
     if code == pytest.ExitCode.INTERRUPTED:
         raise TimeUp if bench.left_s <= 0 else KeyboardInterrupt

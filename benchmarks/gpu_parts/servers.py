@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 
 import torch
@@ -37,7 +38,12 @@ def engine_rows(bench: Bench, name: str) -> Iterator[Row]:
     model, shape = next(iter(bench.shapes.items()))
     folder = bench.model(shape)
     engine = load_plugin("envsdk.engines", name).create(
-        EngineConfig(model=folder, sequence_length=PROMPT_TOKENS + NEW_TOKENS, max_running=max(BATCHES))
+        EngineConfig(
+            model=folder,
+            sequence_length=PROMPT_TOKENS + NEW_TOKENS,
+            max_running=max(BATCHES),
+            strategy_config={"python": sglang} if name == "sglang" and (sglang := other_python()) else {},
+        )
     )
     with asyncio.Runner() as runner:
         runner.run(engine.start())
@@ -65,6 +71,11 @@ def engine_rows(bench: Bench, name: str) -> Iterator[Row]:
             runner.run(engine.close())
 
 
+def other_python() -> str:
+    """Interpreter of the environment that has SGLang, which pins other versions than the rest; or nothing."""
+    return os.environ.get("ENVSDK_SGLANG_PYTHON", "")
+
+
 def conformance(bench: Bench, name: str) -> Iterator[Row]:
     """The shared suite of all engines (`envsdk.testing.engines`), on the engine itself with tiny models."""
     if not bench.is_cuda:
@@ -77,7 +88,7 @@ def run(bench: Bench) -> Iterator[Row]:
     skipped: list[str] = []
     broken: list[str] = []
     for name in SUITES:
-        if missing([name]):
+        if missing([name]) and not (name == "sglang" and other_python()):
             skipped.append(f"{name} is not installed")
             continue
         for rows in (engine_rows, conformance):

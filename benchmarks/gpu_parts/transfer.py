@@ -6,7 +6,7 @@ import asyncio
 import multiprocessing
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -42,14 +42,17 @@ def weights_of(folder: Path, device: str) -> dict[str, torch.Tensor]:
 def send_updates(connection: Connection, folder: str, device: str) -> None:
     """The trainer's process: one update for each (way, bytes of a bucket) that it is asked for."""
     weights = weights_of(Path(folder), device)
-    connection.send(True)
-    while (asked := connection.recv()) is not None:
-        way, capacity = asked
-        sender = (
-            DeviceBucketSender(capacity, device) if way == "device" else SharedMemoryBucketSender(capacity)
-        )
-        send_update(connection, weights, sender)
-        sender.close()
+    with suppress(EOFError, ConnectionError):  # the other end's time was over
+        connection.send(True)
+        while (asked := connection.recv()) is not None:
+            way, capacity = asked
+            sender = (
+                DeviceBucketSender(capacity, device)
+                if way == "device"
+                else SharedMemoryBucketSender(capacity)
+            )
+            send_update(connection, weights, sender)
+            sender.close()
 
 
 def send_update(connection: Connection, weights: Weights, sender: BucketSender) -> None:

@@ -32,6 +32,7 @@ WHEELS: dict[str, tuple[Wheel, ...]] = {
         markdown-it-py       4.3.0    97
         mdurl                0.1.2    10
         omegaconf            2.4.0   254
+        psutil               7.2.2   156
         pydantic            2.14.3   494
         pydantic-core       2.50.4  2262
         pygments            2.21.0  1250
@@ -73,4 +74,6 @@ def lines() -> Iterator[str]:
         "--platform manylinux_2_31_x86_64 --platform manylinux_2_28_x86_64 "
         "--platform manylinux2014_x86_64 -d wheels PACKAGES"
     )
+    yield "and envsdk itself, 1.8 MB, from a checkout:"
+    yield "  pip wheel --no-deps -w wheels ."
     yield "and there: pip install --no-index --no-deps --target site wheels/*.whl; export PYTHONPATH=site"

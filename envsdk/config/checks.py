@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def check(config: RunConfig, *, for_training: bool = True) -> list[Problem]:
         job_problems,
     )
     if for_training:
-        checks += (_engine_learns,)
+        checks += (_engine_learns, _one_server)
     return [problem for each in checks for problem in each(config)]
 
 
@@ -445,6 +446,20 @@ def _engine_learns(config: RunConfig) -> Iterator[Problem]:
             f"`{engine}` takes no new weights, so nothing it plays could follow the training; use it with "
             "`envsdk collect` or `envsdk evaluate`, and train with another engine",
         )
+
+
+def _one_server(config: RunConfig) -> Iterator[Problem]:
+    infer = config.actor_infer
+    model = plugins.settings_model("engines", infer.strategy_args.strategy_name, "strategy_config")
+    if model is None or not issubclass(model, EngineSettings) or infer.engines_between[1] == 1:
+        return
+    with suppress(ValidationError):  # which another check reports
+        if model.model_validate(infer.settings).is_one_server:
+            yield Problem(
+                ("actor_infer", "num_engines"),
+                "the server at strategy_config.base_url belongs to one engine, whose updates abort all that "
+                "it samples; take one engine, or leave base_url out so that each starts a server of its own",
+            )
 
 
 def _weight_updates(config: RunConfig) -> Iterator[Problem]:

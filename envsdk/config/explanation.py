@@ -223,28 +223,32 @@ def _memory_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     """What each role takes of a device, where the model's folder and the role's plug-in say so."""
     if config.pretrain == EMBEDDED_DEFAULT:
         return
-    model = model_sizes(Path(config.pretrain).expanduser())
-    if model is None:
+    try:
+        model = model_sizes(Path(config.pretrain).expanduser())
+    except LookupError as error:
+        yield "memory", f"not estimated: {error.args[0]}"
         return
+    trains, samples = config.mode in ("both", "train"), config.mode != "train"
     train, infer = config.actor_train, config.actor_infer
     trainer = _settings(train, "trainers")
-    if isinstance(trainer, EstimatesTraining):
+    if trains and isinstance(trainer, EstimatesTraining):
         args = settings_model("trainers", train.strategy_args.strategy_name, "training_args")
         given = args.model_validate(dict(train.training_args)).model_dump() if args is not None else {}
         num_tokens = max(int(given.get("max_tokens_per_microbatch", 0)), config.sequence_length)
         memory = trainer.training_memory(model, num_ranks=train.num_ranks, num_tokens=num_tokens)
-        yield "memory of actor_train", _sum(memory, "" if train.num_ranks == 1 else " on each rank")
-    if config.needs_reference:
+        yield "memory of actor_train", _sum(memory)
+    if trains and config.needs_reference:
         reference = _settings(config.reference, "trainers")
         if isinstance(reference, EstimatesTraining):
             frozen = reference.frozen_memory(model, num_ranks=config.reference.num_ranks)
             yield "memory of reference", _sum(frozen)
     engine = _settings(infer, "engines")
-    if isinstance(engine, EstimatesSampling):
+    if samples and isinstance(engine, EstimatesSampling):
         sampling = engine.sampling_memory(
             model, num_replies=infer.infer_batch_size, num_tokens=config.sequence_length
         )
-        yield "memory of actor_infer", _sum(sampling, "" if infer.num_engines == 1 else " for each engine")
+        if sampling:
+            yield "memory of actor_infer", _sum(sampling)
 
 
 def _settings(role: Role, kind: str) -> BaseModel | None:
@@ -253,9 +257,9 @@ def _settings(role: Role, kind: str) -> BaseModel | None:
     return None if model is None else model.model_validate(dict(role.settings))
 
 
-def _sum(memory: Memory, where: str = "") -> str:
+def _sum(memory: Memory) -> str:
     parts = "; ".join(f"{what} {_gib(num_bytes)}" for what, num_bytes in memory.items())
-    return f"about {_gib(sum(memory.values()))} GiB{where}: {parts}"
+    return f"about {_gib(sum(memory.values()))} GiB of each device: {parts}"
 
 
 def _gib(num_bytes: float) -> str:

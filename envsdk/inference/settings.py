@@ -18,6 +18,11 @@ class EngineSettings(StrictSettings):
     takes_new_weights: ClassVar[bool] = True
     """Whether the engine can be trained with: its ability `weight_updates`, known without importing it."""
 
+    @property
+    def is_one_server(self) -> bool:
+        """Whether every engine with these settings would be the same server, which belongs to one."""
+        return False
+
     def weights_and_keys(
         self,
         model: ModelSizes,
@@ -28,7 +33,7 @@ class EngineSettings(StrictSettings):
         num_devices: int = 1,
     ) -> Memory:
         """Bytes on each device of an engine that keeps the keys and values of so many sequences."""
-        keys = model.key_value_bytes(element_bytes) / num_devices
+        keys = model.key_value_bytes(element_bytes, num_devices=num_devices)
         return {
             "weights": model.num_parameters * element_bytes / num_devices,
             f"keys and values of {num_sequences:,} x {num_tokens:,} tokens": keys

@@ -21,7 +21,10 @@ Memory = Mapping[str, float]
 class ModelSizes:
     """Of a decoder, as its folder has them."""
 
+    model_type: str
     num_parameters: int
+    num_layer_parameters: int
+    """Of these, the ones in the layers; the rest are embeddings, the last norm and the head."""
     num_expert_parameters: int = 0
     """Of these, the ones in experts of a mixture."""
     adapted_width: int = 0
@@ -34,16 +37,13 @@ class ModelSizes:
     """Query heads times their size."""
     key_width: int
     """Key-value heads times their size."""
+    head_width: int
+    """Size of one head."""
     vocab_size: int
     norms_queries: bool = False
     """Whether queries and keys of each head are normalized, as in Qwen3."""
     stored_bytes: int = BFLOAT16
     """Of an element, in the type that the folder says the model is for."""
-
-    @property
-    def num_dense_parameters(self) -> int:
-        """Without experts."""
-        return self.num_parameters - self.num_expert_parameters
 
     def element_bytes(self, dtype: str | None) -> int:
         """Of an element of this type; None and `auto` are the model's own."""
@@ -55,23 +55,37 @@ class ModelSizes:
         """Of an adapter of this rank on every linear layer."""
         return rank * self.adapted_width
 
-    def key_value_bytes(self, element_bytes: int) -> int:
-        """Keys and values of one token."""
-        return 2 * self.num_layers * self.key_width * element_bytes
+    def key_value_bytes(self, element_bytes: int, *, num_devices: int = 1) -> int:
+        """Of one token, on each of the devices that share the heads, which have one of them at least."""
+        width = max(-(-self.key_width // num_devices), self.head_width)
+        return 2 * self.num_layers * width * element_bytes
 
-    def activation_bytes(self, num_tokens: int, element_bytes: int, *, recomputed: bool) -> int:
+    def activation_bytes(
+        self,
+        num_tokens: int,
+        element_bytes: int,
+        *,
+        recomputed: bool,
+        num_devices: int = 1,
+        shares_norms: bool = False,
+    ) -> int:
         """Kept for the backward pass; where layers are `recomputed` only their inputs, and all of one layer.
+
+        Devices share what lies between the matrices, and the norms where `shares_norms`. Attention is a fused
+        kernel's, which keeps no matrix of all pairs of tokens.
 
         Counted on transformers' Llama, Qwen2 and Qwen3: norms and the stream that they read are in float32;
         where the rest is not, it gets them in copies.
         """
-        norms = 5 * self.hidden_size + (2 * (self.query_width + self.key_width) if self.norms_queries else 0)
-        rest = 3 * self.query_width + 3 * self.key_width + 4 * self.intermediate_size
-        if element_bytes < FLOAT32:
-            rest += 2 * self.hidden_size
-        layer = norms * FLOAT32 + rest * element_bytes
+        heads = self.query_width + self.key_width
+        between = (3 * heads + 4 * self.intermediate_size) * element_bytes
+        between += 2 * heads * FLOAT32 if self.norms_queries else 0
+        norms = 5 * self.hidden_size * FLOAT32
+        norms += 2 * self.hidden_size * element_bytes if element_bytes < FLOAT32 else 0
+        ranks = num_devices if shares_norms else 1
+        layer = between // num_devices + norms // ranks
         if recomputed:
-            return num_tokens * (self.num_layers * self.hidden_size * FLOAT32 + layer)
+            return num_tokens * (self.num_layers * self.hidden_size * FLOAT32 // ranks + layer)
         return num_tokens * self.num_layers * layer
 
     def logit_bytes(self, num_tokens: int) -> int:

@@ -113,36 +113,69 @@ def _headers(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
             yield path, json.loads(file.read(int.from_bytes(file.read(_LENGTH_BYTES), "little")))
 
 
-def model_sizes(folder: Path) -> ModelSizes | None:
-    """Of the model in a folder, from its headers alone; None where they do not say."""
+def model_sizes(folder: Path) -> ModelSizes:
+    """Of the model in a folder, from its headers alone. LookupError that says what they lack."""
     try:
+        if problem := weights_problem(folder):
+            raise LookupError(problem)
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         text = config.get("text_config") or config
+        headers = [header for _, header in _headers(folder)]
         shapes = {
-            name: entry["shape"]
-            for _, tensors in _headers(folder)
-            for name, entry in tensors.items()
+            name: [int(size) for size in entry["shape"]]
+            for header in headers
+            for name, entry in header.items()
             if name != "__metadata__"
         }
-        heads, hidden = int(text["num_attention_heads"]), int(text["hidden_size"])
-        head_dim = int(text.get("head_dim") or hidden // heads)
-        dtype = str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype"))
-        width = text.get("moe_intermediate_size") or text["intermediate_size"]
-        return ModelSizes(
-            num_parameters=sum(map(math.prod, shapes.values())),
-            num_expert_parameters=sum(math.prod(s) for name, s in shapes.items() if ".experts." in name),
-            adapted_width=sum(sum(s) for name, s in shapes.items() if len(s) == 2 and ".layers." in name),
-            num_layers=int(text["num_hidden_layers"]),
-            hidden_size=hidden,
-            intermediate_size=int(width) * int(text.get("num_experts_per_tok") or 1),
-            query_width=heads * head_dim,
-            key_width=int(text.get("num_key_value_heads") or heads) * head_dim,
-            vocab_size=int(text["vocab_size"]),
-            norms_queries=str(text.get("model_type")).startswith("qwen3"),
-            stored_bytes=FLOAT32 if dtype == "float32" else BFLOAT16,
-        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LookupError(f"the model's headers cannot be read: {error!r}") from error
+    if not shapes:
+        raise LookupError("the model's folder has no *.safetensors files")
+    missing = _missing_files(folder)
+    if missing:
+        raise LookupError(f"the model's folder lacks {missing[0]}")
+    kind = str(text.get("model_type") or config.get("model_type"))
+    known = {"num_attention_heads", "num_hidden_layers", "hidden_size", "vocab_size"}
+    width = text.get("moe_intermediate_size") or text.get("intermediate_size")
+    for name, value in {**{name: text.get(name) for name in known}, "intermediate_size": width}.items():
+        if not isinstance(value, int) or value < 1:
+            raise LookupError(f"config.json of this model ({kind}) has no {name} of at least 1")
+    if config.get("tie_word_embeddings"):
+        shapes.pop("lm_head.weight", None)  # stored once more, and loaded once
+    heads, hidden = text["num_attention_heads"], text["hidden_size"]
+    head_dim = int(text.get("head_dim") or hidden // heads)
+    dtype = str(
+        text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")
+    )
+    in_layers = {name: shape for name, shape in shapes.items() if ".layers." in name}
+    return ModelSizes(
+        model_type=kind,
+        num_parameters=sum(map(math.prod, shapes.values())),
+        num_layer_parameters=sum(map(math.prod, in_layers.values())),
+        num_expert_parameters=sum(math.prod(s) for name, s in shapes.items() if ".experts." in name),
+        adapted_width=sum(sum(shape) for shape in in_layers.values() if len(shape) == 2),
+        num_layers=text["num_hidden_layers"],
+        hidden_size=hidden,
+        intermediate_size=width * int(text.get("num_experts_per_tok") or 1),
+        query_width=heads * head_dim,
+        key_width=int(text.get("num_key_value_heads") or heads) * head_dim,
+        head_width=head_dim,
+        vocab_size=text["vocab_size"],
+        norms_queries=kind.startswith("qwen3"),
+        stored_bytes=FLOAT32 if dtype == "float32" else BFLOAT16,
+    )
+
+
+def _missing_files(folder: Path) -> list[str]:
+    """Which its index names, and are not there."""
+    try:
+        index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
+        named = sorted({str(name) for name in index["weight_map"].values()})
+    except FileNotFoundError:
+        return []
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+        return ["a model.safetensors.index.json that can be read"]
+    return [name for name in named if not (folder / name).is_file()]
 
 
 def weights_problem(folder: Path) -> str | None:
@@ -151,6 +184,8 @@ def weights_problem(folder: Path) -> str | None:
     Only headers are read, so that large models take no time.
     """
     for path in sorted(folder.glob("*.safetensors")):
+        if not path.is_file():
+            return f"{path} is no file" + (", but a link to nothing" if path.is_symlink() else "")
         size = path.stat().st_size
         with path.open("rb") as file:
             header_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")

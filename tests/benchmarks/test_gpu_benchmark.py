@@ -70,6 +70,61 @@ sys.exit(main(["--wheels"]))
     assert "pip download" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--minutes", "nan"], "--minutes: expected a number"),
+        (["--minutes", "inf"], "--minutes: expected a number"),
+        (["--device", "meta"], "--device: expected cpu or a CUDA device"),
+        (["--device", "cuda:99"], "--device: cuda:99 cannot be used here"),
+        (["--out", "FILE"], "cannot be written to"),
+        (["--out", "FILE/below"], "cannot be written to"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_runs(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    given = [each.replace("FILE", str(tmp_path / "file")) for each in arguments]
+    with pytest.raises(SystemExit) as ended:
+        main([*([] if "--out" in arguments else ["--out", str(tmp_path / "out")]), *given])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_an_earlier_report_is_kept_and_ctrl_c_keeps_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> Iterator[Row]:
+        yield Row(what="one", value=1)
+        raise KeyboardInterrupt
+
+    part = Part(name="part", title="A part", share=1.0, run=lambda bench: interrupted())
+    monkeypatch.setattr("benchmarks.gpu.PARTS", [part, part])
+    monkeypatch.setenv("ENVSDK_CACHE", "")  # which main sets
+    for _ in range(2):
+        assert main(["--out", str(tmp_path), "--device", "cpu"]) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "gpu-1.json",
+        "gpu-1.md",
+        "gpu.json",
+        "gpu.md",
+    ]
+    (found,) = json.loads((tmp_path / "gpu-1.json").read_text())["parts"]
+    assert [row["what"] for row in found["rows"]] == ["one"]
+    assert found["error"] == "stopped by Ctrl-C"
+
+
+def test_a_package_that_every_installation_has_is_not_skipped_over() -> None:
+    def rows(name: str) -> Iterator[Row]:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        yield
+
+    bench = Bench(device="cpu", is_small=True, folder=Path("unused"))
+    assert "envsdk[train]" in measured(part_of(rows("ray")), bench, 10).skipped
+    assert "psutil" in measured(part_of(rows("psutil")), bench, 10).error
+
+
 def part_of(rows: Iterator[Row], *needs: str) -> Part:
     return Part(name="part", title="A part", share=1.0, run=lambda bench: rows, needs=needs)
 

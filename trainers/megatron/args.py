@@ -117,31 +117,43 @@ class MegatronStrategyConfig(StrictSettings):
     def training_memory(self, model: ModelSizes, *, num_ranks: int, num_tokens: int) -> Memory:
         """Of one rank, in bytes; see `EstimatesTraining`."""
         weights, moments = (FLOAT32, 8) if self.dtype == "float32" else (BFLOAT16, 12)
-        copies = num_ranks // self.ranks_per_copy if self.use_distributed_optimizer else 1
-        shared = self.tensor_model_parallel_size if self.sequence_parallel else 1
-        tokens = num_tokens / self.context_parallel_size
-        element_bytes = FLOAT32 if self.dtype == "float32" else BFLOAT16
-        # A pipeline keeps as many micro-batches as it has stages, each with a stage's layers: of one model.
-        activations = model.activation_bytes(
-            math.ceil(tokens), element_bytes, recomputed=self.recompute_granularity == "full"
-        )
+        dense, experts = self._parameters(model)
+        # Ranks that have the same parameters share the moments, and the main weights of bfloat16.
+        if self.use_distributed_optimizer:
+            stage = num_ranks // self.pipeline_model_parallel_size
+            of_dense = dense / (stage // self.tensor_model_parallel_size)
+            of_experts = experts / (stage // (self.expert_tensor_size * self.expert_model_parallel_size))
+        else:
+            of_dense, of_experts = dense, experts
+        tokens = math.ceil(num_tokens / self.context_parallel_size)
         return {
-            # Gradients are added up in float32; moments, and the main weights of bfloat16, are shared out.
-            "weights, gradients, optimizer": self._parameters(model) * (weights + FLOAT32 + moments / copies),
-            "activations": activations / shared,
-            "logits, if every token is scored": model.logit_bytes(math.ceil(tokens))
-            / self.tensor_model_parallel_size,
+            # Gradients are added up in float32.
+            "weights, gradients, optimizer": (dense + experts) * (weights + FLOAT32)
+            + (of_dense + of_experts) * moments,
+            # A pipeline keeps as many micro-batches as it has stages, each with the layers of a stage.
+            "activations": model.activation_bytes(
+                tokens,
+                FLOAT32 if self.dtype == "float32" else BFLOAT16,
+                recomputed=self.recompute_granularity == "full",
+                num_devices=self.tensor_model_parallel_size,
+                shares_norms=self.sequence_parallel,
+            ),
+            "logits, if every token is scored": model.logit_bytes(tokens) / self.tensor_model_parallel_size,
         }
 
     def frozen_memory(self, model: ModelSizes, *, num_ranks: int) -> Memory:
         """Of one rank, in bytes; see `EstimatesTraining`."""
-        return {"weights": self._parameters(model) * (FLOAT32 if self.dtype == "float32" else BFLOAT16)}
+        return {"weights": sum(self._parameters(model)) * (FLOAT32 if self.dtype == "float32" else BFLOAT16)}
 
-    def _parameters(self, model: ModelSizes) -> float:
-        """Of one rank."""
+    def _parameters(self, model: ModelSizes) -> tuple[float, float]:
+        """Of the rank with most of them: those outside of experts, and in them."""
+        stages = self.pipeline_model_parallel_size
         experts = model.num_expert_parameters / (self.expert_tensor_size * self.expert_model_parallel_size)
-        dense = model.num_dense_parameters / self.tensor_model_parallel_size
-        return (dense + experts) / self.pipeline_model_parallel_size
+        layers = (model.num_layer_parameters - model.num_expert_parameters) / stages
+        # The first stage has the embeddings, the last one the head.
+        rest = model.num_parameters - model.num_layer_parameters
+        rest = rest if stages == 1 else min(rest, model.vocab_size * model.hidden_size + model.hidden_size)
+        return (layers + rest) / self.tensor_model_parallel_size, experts / stages
 
     @model_validator(mode="before")
     @classmethod

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3"})
+from envsdk.inference.embedded.settings import FAST_MODEL_TYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class Architecture:
         """None when the fast path does not know this model, which then runs through transformers."""
         kind = config.model_type
         layer_types = getattr(config, "layer_types", None) or ["full_attention"]
-        rope = dict(config.rope_parameters or {}) if kind in _MODEL_TYPES else {}
+        rope = dict(config.rope_parameters or {}) if kind in FAST_MODEL_TYPES else {}
         if (
-            kind not in _MODEL_TYPES
+            kind not in FAST_MODEL_TYPES
             or config.hidden_act != "silu"
             or getattr(config, "mlp_bias", False)
             or set(layer_types) != {"full_attention"}

@@ -10,6 +10,8 @@ from envsdk.inference.settings import EngineSettings
 from envsdk.settings.memory import Memory, ModelSizes
 
 _DEFAULT_CACHE_BYTES = 1 << 30
+FAST_MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3"})
+"""Models that do not go through transformers, but for variants of theirs."""
 
 
 class EmbeddedSettings(EngineSettings):
@@ -44,6 +46,9 @@ class EmbeddedSettings(EngineSettings):
     def sampling_memory(self, model: ModelSizes, *, num_replies: int, num_tokens: int) -> Memory:
         """In bytes; see `EstimatesSampling`."""
         element_bytes = model.element_bytes(self.dtype)
+        if self.force_generic or model.model_type not in FAST_MODEL_TYPES:
+            weights = float(model.num_parameters * element_bytes)  # it keeps no keys and values
+            return {"weights": weights, "new weights while they come": weights}
         slots = self.num_slots(num_tokens * model.key_value_bytes(element_bytes), num_replies)
         memory = self.weights_and_keys(model, element_bytes, slots, num_tokens)
         return {**memory, "new weights while they come": memory["weights"]}

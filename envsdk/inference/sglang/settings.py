@@ -92,6 +92,10 @@ class SGLangSettings(PassThroughSettings):
     """Longest wait before the first retry; doubles with each, up to 30 s. A `Retry-After` is respected."""
 
     @property
+    def is_one_server(self) -> bool:
+        return self.base_url is not None
+
+    @property
     def takes_adapters(self) -> bool:
         """As far as the arguments of a server that the engine starts tell."""
         return bool((self.model_extra or {}).get("enable_lora"))
@@ -114,13 +118,16 @@ class SGLangSettings(PassThroughSettings):
 
     def sampling_memory(self, model: ModelSizes, *, num_replies: int, num_tokens: int) -> Memory:
         """In bytes; see `EstimatesSampling`."""
+        if self.base_url is not None:
+            return {}  # it computes elsewhere
         extra = self.model_extra or {}
+        tp = extra.get("tp_size", 1)
         return self.weights_and_keys(
             model,
             model.element_bytes(extra.get("dtype")),
             num_replies,
             num_tokens,
-            num_devices=int(extra.get("tp_size", 1)),
+            num_devices=tp if isinstance(tp, int) and tp > 0 else 1,
         )
 
     def identity(self) -> dict[str, Any]:

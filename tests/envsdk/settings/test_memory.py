@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +14,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
 from envsdk.config.explanation import explain
 from envsdk.config.loading import load_config
 from envsdk.inference.embedded.settings import EmbeddedSettings
+from envsdk.inference.sglang.settings import SGLangSettings
 from envsdk.inference.vllm.settings import VLLMSettings
 from envsdk.settings.memory import BFLOAT16, FLOAT32, ModelSizes
 from envsdk.store.model_files import model_sizes
@@ -67,7 +74,6 @@ def test_activations_are_what_pytorch_keeps(
     model = make_model(kind, intermediate_size=intermediate_size)
     model.save_pretrained(tmp_path)
     sizes = model_sizes(tmp_path)
-    assert sizes is not None
     # The difference of two lengths leaves out weights and their copies in another type.
     kept = bytes_kept(model, 384, dtype, False) - bytes_kept(model, 128, dtype, False)
     estimate = sizes.activation_bytes(256, dtype.itemsize, recomputed=False)
@@ -78,7 +84,6 @@ def test_layers_that_are_recomputed_keep_their_inputs(tmp_path: Path) -> None:
     model = make_model("qwen3")
     model.save_pretrained(tmp_path)
     sizes = model_sizes(tmp_path)
-    assert sizes is not None
     kept = bytes_kept(model, 384, torch.float32, True) - bytes_kept(model, 128, torch.float32, True)
     estimate = sizes.activation_bytes(256, FLOAT32, recomputed=True)
     one_layer = sizes.activation_bytes(256, FLOAT32, recomputed=False) / sizes.num_layers
@@ -91,12 +96,10 @@ def test_sizes_are_read_from_headers(kind: str, tmp_path: Path) -> None:
     model = make_model(kind)
     model.save_pretrained(tmp_path)
     sizes = model_sizes(tmp_path)
-    assert sizes is not None
     assert sizes.num_parameters == sum(parameter.numel() for parameter in model.parameters())
     linear = [m for m in model.model.modules() if isinstance(m, torch.nn.Linear)]
     assert sizes.adapted_width == sum(m.in_features + m.out_features for m in linear)
     assert sizes.stored_bytes == FLOAT32
-    assert model_sizes(tmp_path / "nothing") is None
 
 
 def test_the_state_of_a_trainer_is_what_it_allocates(model_folder: Path) -> None:
@@ -104,7 +107,6 @@ def test_the_state_of_a_trainer_is_what_it_allocates(model_folder: Path) -> None
     from envsdk.trainers.torch_trainer import TorchTrainer
 
     sizes = model_sizes(model_folder)
-    assert sizes is not None
     trainer = TorchTrainer.create(TrainerConfig(model=model_folder, sequence_length=64, seed=0))
     weights = sum(p.numel() * p.element_size() for _, p in trainer.model.parameters())
     memory = TorchStrategyConfig().training_memory(sizes, num_ranks=1, num_tokens=64)
@@ -117,7 +119,6 @@ def test_the_cache_of_the_embedded_engine_is_what_it_allocates(model_folder: Pat
     from envsdk.inference.engine import EngineConfig
 
     sizes = model_sizes(model_folder)
-    assert sizes is not None
     engine = EmbeddedEngine.create(EngineConfig(model=model_folder, sequence_length=248, max_running=3))
     cache = engine.core.decoder._cache  # type: ignore[attr-defined]
     memory = EmbeddedSettings().sampling_memory(sizes, num_replies=3, num_tokens=248)
@@ -126,12 +127,15 @@ def test_the_cache_of_the_embedded_engine_is_what_it_allocates(model_folder: Pat
 
 
 LARGE = ModelSizes(
+    model_type="qwen2",
     num_parameters=500_000_000,
+    num_layer_parameters=360_000_000,
     num_layers=24,
     hidden_size=896,
     intermediate_size=4864,
     query_width=896,
     key_width=128,
+    head_width=64,
     vocab_size=151_936,
 )
 
@@ -159,8 +163,9 @@ def test_ranks_share_out_what_one_would_have(
     shared = memory(tensor * pipeline * context * copies, **layout)
     assert shared.keys() == alone.keys()
     assert all(shared[name] <= alone[name] for name in alone)
+    assert (shared["activations"] < alone["activations"]) == (tensor * context > 1)
     state = "weights, gradients, optimizer"
-    assert shared[state] * tensor * pipeline * copies >= alone[state] * (1 - 1e-9)
+    assert shared[state] * tensor * pipeline * context * copies >= alone[state] * (1 - 1e-9)
 
 
 def test_ranks_that_shard_take_an_equal_part() -> None:
@@ -181,6 +186,92 @@ def test_explain_says_what_each_role_takes(model_folder: Path) -> None:
     assert "memory of actor_infer" in text
     assert "keys and values of" in text
     assert "memory of" not in explain(load_config("agentic_async.yaml", to_explain=True))
+
+
+def test_a_rank_holds_what_it_gathers() -> None:
+    layer = LARGE.num_layer_parameters / LARGE.num_layers
+    rest = LARGE.num_parameters - LARGE.num_layer_parameters
+    for reshard, layers in ((True, 2 * layer), (False, 24 * layer)):
+        settings = FSDP2StrategyConfig(dtype="bfloat16", reshard_after_forward=reshard)
+        memory = settings.training_memory(LARGE, num_ranks=8, num_tokens=1)
+        assert memory["gathered weights"] == pytest.approx(BFLOAT16 * (layers + rest))
+    assert "gathered weights" not in FSDP2StrategyConfig().training_memory(LARGE, num_ranks=1, num_tokens=1)
+
+
+def test_experts_share_their_moments_among_ranks_that_have_the_same_ones() -> None:
+    mixture = replace(LARGE, num_layer_parameters=480_000_000, num_expert_parameters=400_000_000)
+    settings = MegatronStrategyConfig(expert_model_parallel_size=8)
+    memory = settings.training_memory(mixture, num_ranks=8, num_tokens=1)
+    dense, experts = 100_000_000, 400_000_000 / 8
+    expected = 8 * (dense + experts) + 8 * (dense / 8 + experts)
+    assert memory["weights, gradients, optimizer"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "said"),
+    [
+        (lambda folder: (folder / "model.safetensors").unlink(), "no *.safetensors files"),
+        (lambda folder: (folder / "config.json").write_text("{"), "cannot be read"),
+        (lambda folder: (folder / "config.json").unlink(), "cannot be read"),
+        (lambda folder: _set(folder, num_attention_heads=0), "num_attention_heads of at least 1"),
+        (lambda folder: _set(folder, num_hidden_layers="4"), "num_hidden_layers of at least 1"),
+        (lambda folder: _set(folder, hidden_size=-8), "hidden_size of at least 1"),
+        (lambda folder: (folder / "model-2.safetensors").symlink_to("gone"), "a link to nothing"),
+        (lambda folder: (folder / "model-2.safetensors").mkdir(), "is no file"),
+        (lambda folder: (folder / "model-2.safetensors").write_bytes(b"1234"), "damaged"),
+        (
+            lambda folder: (folder / "model.safetensors.index.json").write_text(
+                '{"weight_map": {"a": "model-9.safetensors"}}'
+            ),
+            "lacks model-9.safetensors",
+        ),
+        (lambda folder: (folder / "model.safetensors.index.json").write_text("["), "can be read"),
+    ],
+)
+def test_a_folder_that_does_not_say_is_not_estimated(
+    break_it: Callable[[Path], object], said: str, model_folder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+    break_it(folder)
+    with pytest.raises(LookupError, match=re.escape(said)):
+        model_sizes(folder)
+    assert "memory" in explain(load_config("agentic_async.yaml", [f"pretrain={folder}"], to_explain=True))
+
+
+def _set(folder: Path, **keys: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+
+
+def test_a_tied_head_that_is_stored_counts_once(tmp_path: Path) -> None:
+    model = make_model("qwen3")
+    model.save_pretrained(tmp_path)
+    once = model_sizes(tmp_path).num_parameters
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert model_sizes(tmp_path).num_parameters == once
+
+
+def test_an_engine_without_a_cache_has_none(model_folder: Path) -> None:
+    sizes = model_sizes(model_folder)
+    generic = EmbeddedSettings(force_generic=True).sampling_memory(sizes, num_replies=3, num_tokens=10)
+    other = EmbeddedSettings().sampling_memory(
+        replace(sizes, model_type="gpt_oss"), num_replies=3, num_tokens=10
+    )
+    assert generic == other
+    assert not any("keys" in name for name in generic)
+
+
+def test_each_device_has_one_key_value_head_at_least() -> None:
+    assert LARGE.key_value_bytes(2, num_devices=8) == LARGE.key_value_bytes(2, num_devices=2)
+    assert LARGE.key_value_bytes(2) == 2 * LARGE.key_value_bytes(2, num_devices=2)
+
+
+def test_a_server_elsewhere_takes_nothing_here() -> None:
+    settings = SGLangSettings(base_url="http://127.0.0.1:30000")
+    assert settings.sampling_memory(LARGE, num_replies=1, num_tokens=1) == {}
 
 
 def test_an_engine_on_several_devices_shares_out_the_model() -> None:
