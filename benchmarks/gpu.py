@@ -9,7 +9,7 @@ quickstart in one process, two seeds), speed (engine over `generate`, trainers, 
 (weight updates between processes, NCCL between two cards), servers (vLLM, SGLang). Each has a share of the
 time; what a part lacks is skipped and said. DIR/gpu.json and DIR/gpu.md are written after every part, so that
 a run which is cut off keeps what it has. It needs neither Ray nor PyArrow, and no installation: a checkout
-will do. The exit code is 1 when a part broke or a bound was missed.
+will do. The exit code is 1 when a part broke, had no time for a single figure, or missed a bound.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def measured(part: Part, bench: Bench, seconds: float) -> Result:
                 result.rows.append(row)
                 print(f"  {told(row)}", flush=True)
     except TimeUp:
-        result.skipped = f"the rest: its {seconds:.0f} s were over"
+        result.skipped, result.is_cut = f"the rest: its {seconds:.0f} s were over", True
     except KeyboardInterrupt:
         result.error = STOPPED
     except Skipped as reason:
@@ -248,7 +248,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shutil.rmtree(folder, ignore_errors=True)
     print(f"written: {options.out / 'gpu.md'}")
     missed = [row for result in results for row in result.rows if row.is_missed]
-    return 1 if missed or any(result.error for result in results) else 0
+    failed = [result.name for result in results if result.error or (result.is_cut and not result.rows)]
+    return 1 if missed or failed else 0
 
 
 if __name__ == "__main__":

@@ -149,6 +149,8 @@ class Result:
     rows: list[Row] = field(default_factory=list)
     skipped: str = ""
     """Why it, or the rest of it, is missing."""
+    is_cut: bool = False
+    """Its time was over."""
     error: str = ""
     """The traceback of what broke it."""
     seconds: float = 0.0

@@ -45,7 +45,7 @@ class Precision:
 PRECISIONS = (
     Precision(name="float32", logprobs=1e-3, metrics=1e-3, update=0.05),
     Precision(name="TF32", tf32=True, logprobs=0.05, metrics=0.05, update=0.5),
-    Precision(name="bfloat16", dtype="bfloat16", logprobs=0.2, metrics=0.1, update=1.0),
+    Precision(name="bfloat16", dtype="bfloat16", logprobs=0.2, metrics=0.1, update=0.5),
 )
 
 

@@ -24,6 +24,8 @@ _LENGTH_BYTES = 8
 _LONGEST_HEADER = 100_000_000
 _DIGEST_BYTES = 1 << 20
 _EMBEDDINGS = re.compile(r"(^|\.)(embed_tokens|word_embeddings|tok_embeddings|embed_in|wte)\.weight$")
+_COUNTED = frozenset({"llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
+"""Types of models whose keys in config.json mean what `model_sizes` takes them for."""
 _CHAT_TIMEOUT_S = 120.0
 """Reading the largest tokenizer takes seconds; a chat template is a program, which may never end."""
 _CHAT_BYTES = 8 * 1024**3
@@ -135,6 +137,8 @@ def model_sizes(folder: Path) -> ModelSizes:
     if missing:
         raise LookupError(f"the model's folder lacks {missing[0]}")
     kind = str(text.get("model_type") or config.get("model_type"))
+    if kind not in _COUNTED:
+        raise LookupError(f"models of the type {kind} are not counted, {', '.join(sorted(_COUNTED))} are")
     known = {"num_attention_heads", "num_hidden_layers", "hidden_size", "vocab_size"}
     width = text.get("moe_intermediate_size") or text.get("intermediate_size")
     for name, value in {**{name: text.get(name) for name in known}, "intermediate_size": width}.items():
