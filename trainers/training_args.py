@@ -118,7 +118,8 @@ class TransformersArgs(StrictSettings):
     def attention(self) -> str:
         """How attention will be computed, in words; the trainer knows the kernel when it runs."""
         if self.is_auto_attention or self.attn_implementation == "sdpa":
-            return "sdpa: the fastest kernel of PyTorch that fits the device"
+            lacking = "; eager where the model has none" if self.is_auto_attention else ""
+            return f"sdpa: the fastest kernel of PyTorch that fits the device{lacking}"
         return self.attn_implementation
 
     def attention_problem(self) -> str | None:

@@ -198,7 +198,10 @@ def weights_problem(folder: Path) -> str | None:
             text = file.read(header_bytes)
         try:
             tensors = json.loads(text)
-            ends = (entry["data_offsets"][1] for name, entry in tensors.items() if name != "__metadata__")
+            entries = [entry for name, entry in tensors.items() if name != "__metadata__"]
+            if any(int(size) < 0 for entry in entries for size in entry["shape"]):
+                raise ValueError("a tensor of negative size")
+            ends = (entry["data_offsets"][1] for entry in entries)
             expected = _LENGTH_BYTES + header_bytes + max(map(int, ends), default=0)
         except (ValueError, AttributeError, KeyError, IndexError, TypeError):
             return f"{path} is damaged: its header cannot be read"

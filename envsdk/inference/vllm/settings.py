@@ -11,7 +11,7 @@ from pydantic import NonNegativeFloat, PositiveInt
 from envsdk.failures import ConfigurationError
 from envsdk.inference.engine import EngineConfig
 from envsdk.inference.engine_support.settings import PassThroughSettings
-from envsdk.settings.memory import Memory, ModelSizes
+from envsdk.settings.memory import BFLOAT16, FLOAT32, Memory, ModelSizes
 
 WORKER_EXTENSION = "envsdk.inference.vllm.worker.WorkerExtension"
 OWNER = "ENVSDK_VLLM_OWNER"
@@ -95,7 +95,7 @@ class VLLMSettings(PassThroughSettings):
         """In bytes; see `EstimatesSampling`."""
         return self.weights_and_keys(
             model,
-            model.element_bytes(self.dtype),
+            FLOAT32 if self.dtype == "float32" else BFLOAT16,  # vLLM's `auto` is half precision
             num_replies,
             num_tokens,
             num_devices=self.tensor_parallel_size,

@@ -219,6 +219,8 @@ def test_experts_share_their_moments_among_ranks_that_have_the_same_ones() -> No
         (lambda folder: (folder / "model-2.safetensors").symlink_to("gone"), "a link to nothing"),
         (lambda folder: (folder / "model-2.safetensors").mkdir(), "is no file"),
         (lambda folder: (folder / "model-2.safetensors").write_bytes(b"1234"), "damaged"),
+        (lambda folder: _header(folder, data_offsets=[0, 0]), "header cannot be read"),
+        (lambda folder: _header(folder, shape=[-1], data_offsets=[0, 0]), "header cannot be read"),
         (
             lambda folder: (folder / "model.safetensors.index.json").write_text(
                 '{"weight_map": {"a": "model-9.safetensors"}}'
@@ -237,6 +239,11 @@ def test_a_folder_that_does_not_say_is_not_estimated(
     with pytest.raises(LookupError, match=re.escape(said)):
         model_sizes(folder)
     assert "memory" in explain(load_config("agentic_async.yaml", [f"pretrain={folder}"], to_explain=True))
+
+
+def _header(folder: Path, **entry: Any) -> None:
+    text = json.dumps({"a": {"dtype": "F32"} | entry}).encode()
+    (folder / "model-2.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
 
 
 def _set(folder: Path, **keys: Any) -> None:
