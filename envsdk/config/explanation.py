@@ -212,8 +212,7 @@ def _devices(role: Role, kind: str) -> str:
 
 def _ranks(role: TrainerRole) -> str:
     plural = "" if role.num_ranks == 1 else "s"
-    model = settings_model("trainers", role.strategy_args.strategy_name, "strategy_config")
-    settings = model and model.model_validate(role.settings)
+    settings = _settings(role, "trainers")
     layout = f": {settings.layout(role.num_ranks)}" if isinstance(settings, SharesOutRanks) else ""
     where = f"accelerator{plural} {role.device_mapping}" if role.device_mapping else "an accelerator"
     return f"{role.num_ranks} rank{plural}{layout}; on {where}, or on CPUs where there is none"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from tiny_models import FAST_KINDS, VOCAB_SIZE, make_tiny, reference_logprobs, s
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from envsdk.inference.embedded import EmbeddedEngine
+from envsdk.inference.embedded.engine import _recorder
 from envsdk.inference.embedded.recorded import rounded_up
+from envsdk.inference.embedded.settings import EmbeddedSettings
 from envsdk.inference.engine import EngineConfig, GenerationRequest
 from envsdk.inference.sampling import SamplingParams
 from envsdk.testing.engines import gather, until
@@ -135,9 +138,15 @@ def test_a_reply_in_flight_is_exact_under_new_weights(tmp_path: Path, traces: Tr
     asyncio.run(asyncio.wait_for(test(), 120))
 
 
-def test_a_cpu_and_what_must_be_reproducible_are_not_recorded(tmp_path: Path) -> None:
-    engine = make_engine(save_tiny("qwen3", tmp_path), cuda_graphs=True)
-    assert engine.core.decoder._recorded is None  # type: ignore[attr-defined]
+def test_what_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps on a GPU, unless they must be reproducible or it is switched off; nothing on a CPU."""
+    monkeypatch.setattr("envsdk.inference.embedded.engine.CudaGraphs", lambda device: device)
+    config = EngineConfig(model=tmp_path, sequence_length=8, max_running=1)
+    card, settings = torch.device("cuda:0"), EmbeddedSettings()
+    assert _recorder(settings, config, card) is card
+    assert _recorder(settings, config, torch.device("cpu")) is None
+    assert _recorder(EmbeddedSettings(cuda_graphs=False), config, card) is None
+    assert _recorder(settings, replace(config, reproducible=True), card) is None
 
 
 @given(number=st.integers(1, 5000), most=st.integers(1, 5000))
