@@ -17,6 +17,7 @@ SPEC = EnvSpec(
         "Reply with your reasoning and exactly one command, in the format that the first message shows."
         " To submit, run: echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && git add -A && git diff --cached"
     ),
+    local_arguments=("repositories", "backend", "backend_settings", "render_mode"),
     needs=dict.fromkeys(("coverage", "packaging", "pytest"), "pip install 'envsdk[swe]'"),
 )
 

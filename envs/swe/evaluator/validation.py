@@ -23,7 +23,7 @@ from envsdk.failures import ConfigurationError
 from envsdk.sandbox.contract import Image, SandboxBackend, SandboxError
 from envsdk.store.atomic import make_folder, write_json_atomically
 
-VERSION = 3
+VERSION = 4
 """Counted up when the evaluator judges differently, so that tasks are validated again."""
 
 

@@ -50,7 +50,7 @@ HEAVY: tuple[tuple[Any, str], ...] = (
     (seal._Maker, "_learn"),
     (seal._Maker, "_expect"),
     (seal._Maker, "_wrong"),
-    (seal._Maker, "_guessed_bits"),
+    (seal._Maker, "_hidden_bits"),
     (seal.SealedTests, "judged"),
 )
 """What may take more than a few milliseconds, by where it is looked up."""

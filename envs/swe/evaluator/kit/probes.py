@@ -45,6 +45,8 @@ class Probes:
 
     def __init__(self, record: "Callable[..., None]") -> None:
         self.test = ""
+        self.kinds: dict[str, Callable[[], Any]] = {}
+        """What finds the classes of exceptions that test files wait for, under names of the seal."""
         self._record, self._lock = record, allocate_lock()
         self._hits: dict[Any, int] = {}
         self._owner = _pid()
@@ -67,9 +69,16 @@ class Probes:
         """Around what may raise, or must."""
         return Raising(self, name, wanted, match)
 
-    def raised_by(self, name: str, wanted: Any, match: Any, call: Any, *values: Any, **keywords: Any) -> None:
-        with Raising(self, name, wanted, match):
-            call(*values, **keywords)
+    def known(self, is_meant: "Callable[[Any], bool]") -> "list[str]":
+        """The names of the classes that are meant, whatever they are called here."""
+        found = []
+        for name, find in self.kinds.items():
+            try:
+                if is_meant(find()):
+                    found.append(":" + name)
+            except Exception:  # noqa: BLE001 (the name may be gone, or mean anything)
+                continue
+        return found
 
     def _send(self, name: str, kind: str, seen: Any) -> None:
         if _pid() != self._owner:
@@ -103,21 +112,57 @@ class Raising:
         except Exception:  # noqa: BLE001 (an exception's own text may raise)
             text = ""
         names = [found.__qualname__ for found in _mro(kind)] if kind is not None else []
+        if kind is not None:
+            # An alias of all exceptions is none of the one that is meant.
+            names += self._probes.known(lambda found: issubclass(kind, found) and found is not Exception)
         seen = [names, text]
         if self._wanted is not None:
             wanted = self._wanted if isinstance(self._wanted, tuple) else (self._wanted,)
             match = self._match
             pattern = match.pattern if isinstance(match, _type(re.compile(""))) else match
-            seen += [[found.__qualname__ for found in wanted], pattern]
+            seen += [[name for found in wanted for name in self._named(found)], pattern]
         self._probes._send(self._name, "raised", seen)
-        self.value = self.exception = error
+        self.value = self.exception = _NOTHING if error is None else error
         self.type = kind
         return True
+
+    def _named(self, kind: Any) -> "list[str]":
+        return self._probes.known(lambda found: found is kind) or [kind.__qualname__]
 
     def match(self, pattern: Any) -> bool:
         """As `pytest.ExceptionInfo` has it."""
         assert re.search(pattern, _text_of(self.value)), (pattern, self.value)
         return True
+
+
+class _Nothing:
+    """In place of an exception that was not raised, or of a missing name: it answers whatever is asked."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *values: Any, **keywords: Any) -> Any:
+        return self
+
+    def __getitem__(self, key: Any) -> Any:
+        return self
+
+    def __iter__(self) -> Any:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    def __contains__(self, item: Any) -> bool:
+        return False
+
+    def __str__(self) -> str:
+        return ""
+
+
+_NOTHING = _Nothing()
 
 
 def _text_of(error: Any) -> str:
@@ -130,7 +175,7 @@ def install(record: "Callable[..., None]") -> Probes:
     module: Any = _type(sys)(NAME)
     probes = Probes(record)
     module.claim, module.truths = probes.claim, probes.truths
-    module.raising, module.raised_by = probes.raising, probes.raised_by
+    module.raising, module.kinds, module.nothing = probes.raising, probes.kinds.update, _NOTHING
     sys.modules[NAME] = module
     return probes
 

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import builtins
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from envsdk.envs.swe.evaluator.kit.probes import MAX_HITS
-from envsdk.envs.swe.evaluator.sealing.rewrite import Claim
+from envsdk.envs.swe.evaluator.sealing.claims import Claim
+from envsdk.envs.swe.evaluator.sealing.strength import ENOUGH_BITS
 from envsdk.envs.swe.evaluator.sealing.values import (
-    bits,
     holds,
     is_approximate,
     is_opaque,
+    range_length,
     search,
     with_fields,
 )
 
-ENOUGH_BITS = 8.0
-"""One guess in 256."""
-_MAX_LONGER = 40_000
-"""Characters by which a text may be longer than gold's, however short that is."""
+_TIMES_LONGER, _MAX_LONGER = 4, 2000
+"""How many times as long as gold's a value may be in which something is looked for, and so much more."""
 _MAX_OWN_CLASSES = 8
 """Bases of one exception that are not Python's."""
 Sent = tuple[str, str]
@@ -38,10 +36,15 @@ class Expected:
     """What is expected each time, or once where it is always the same. Of values the operands (None for those
     that are sent), of truths the pattern, of what must be raised the names of classes and a pattern."""
     size: int
-    """Characters of the longest that gold sent. Far more is refused where something is searched: a text that
-    holds everything would meet each `in`."""
+    """Characters, or numbers of a range, of the longest that gold sent. Far more is refused where something
+    is looked for: what holds everything would meet each `in`."""
     each_time: bool
     """It differs from time to time, so the claim must be sent as often as there are `hits`."""
+
+    @property
+    def allowed(self) -> int:
+        """Characters, or elements, of a value in which something is looked for."""
+        return _TIMES_LONGER * self.size + _MAX_LONGER
 
 
 @dataclass(slots=True)
@@ -62,8 +65,7 @@ class Seal:
     aliases: dict[str, list[str]] = field(default_factory=dict)
     """Node ids by other names, as gold's run had them."""
     hidden_bits: float = 0.0
-    """At most how many bits a patch that solves nothing has to guess to be rewarded: those of the claims of
-    FAIL_TO_PASS that the base tree does not meet."""
+    """How many bits a patch that solves nothing has to guess to be rewarded (`strength`)."""
     gold_s: float = 0.0
     """How long the tests took with the gold patch."""
 
@@ -103,7 +105,7 @@ def _problem(seal: Seal, name: str, expected: Expected, sent: Sequence[Sent]) ->
         return "" if claim.optional else "an assertion was not reached"
     if len(sent) > MAX_HITS:
         return "an assertion was reached more often than is sent"
-    if _searches(claim, expected) and max(len(text) for _, text in sent) > 4 * expected.size + _MAX_LONGER:
+    if _searches(claim, expected) and max(map(_places, sent)) > expected.allowed:
         return "a value is far longer than the gold patch has it"
     seen: dict[Sent, str] = {}
     for number, hit in enumerate(sent):
@@ -120,7 +122,15 @@ def _searches(claim: Claim, expected: Expected) -> bool:
     """Whether more text makes it easier to meet the claim."""
     if claim.kind == "raised":
         return claim.wanted and any(pattern is not None for _, pattern in expected.hits)
-    return not {"in", "search"}.isdisjoint(claim.operators)
+    return not {"in", "search", "<=", ">=", "<", ">"}.isdisjoint(claim.operators)
+
+
+def _places(hit: Sent) -> int:
+    """How much what was sent may hold: as much as it has characters, or as its ranges say."""
+    try:
+        return max([len(hit[1]), *map(range_length, json.loads(hit[1]))])
+    except (ValueError, TypeError, ZeroDivisionError, RecursionError):
+        return len(hit[1])
 
 
 def _problem_of(claim: Claim, fields: Mapping[str, Sequence[str]], wanted: Any, hit: Sent) -> str:
@@ -172,7 +182,9 @@ def _raised_meets(claim: Claim, wanted: Any, seen: Sequence[Any]) -> bool:
 
 
 def may_be_classes(names: Sequence[str]) -> bool:
-    """Whether these can be an exception's class and its bases, and are not the names of many."""
+    """Whether these can be an exception's class and its bases, and are not the names of many. Names with a
+    colon are the seal's own, of classes that these are subclasses of."""
+    names = [name for name in names if not name.startswith(":")]
     known = [found for name in names if isinstance(found := getattr(builtins, name, None), type)]
     ends = [one for one in known if not any(one is not other and issubclass(other, one) for other in known)]
     return len(ends) <= 2 and len(names) - len(known) <= _MAX_OWN_CLASSES
@@ -184,7 +196,7 @@ _MEETS = {"values": _values_meet, "truths": _truths_meet, "raised": _raised_meet
 def expected_of(claim: Claim, sent: Sequence[Sent]) -> Expected:
     """What a claim must come to, by what gold sent with all expectations in place."""
     wanted = [_wanted(claim, json.loads(text)) for _, text in sent]
-    size = max(len(text) for _, text in sent)
+    size = max(map(_places, sent))
     if all(hit == wanted[0] for hit in wanted):
         return Expected([wanted[0]], size, each_time=False)
     return Expected(wanted, size, each_time=True)
@@ -192,46 +204,8 @@ def expected_of(claim: Claim, sent: Sequence[Sent]) -> Expected:
 
 def _wanted(claim: Claim, hit: Any) -> Any:
     if claim.kind == "values":
-        return [operand if cut else None for operand, cut in zip(hit, claim.cut, strict=True)]
+        return [operand if cut else None for operand, cut in zip(hit, claim.cut, strict=False)]
     if claim.kind == "truths":
         holds_itself = not claim.negated
         return [holds_itself if place == 0 else not holds_itself for place in claim.order]
     return [hit[2], hit[3]] if claim.wanted else None
-
-
-def hidden_bits(claim: Claim, expected: Expected) -> float:
-    """At most how many bits must be guessed to meet the claim without knowing what is expected."""
-    if claim.optional or (claim.kind == "values" and not any(claim.cut)):
-        return 0.0
-    if claim.kind == "truths":
-        return max(1.0, math.log2(len(claim.order))) if claim.varies_digits else 1.0
-    if claim.kind == "raised":
-        return sum(3.0 if pattern else 2.0 for _, pattern in expected.hits) if claim.wanted else 0.0
-    found = {json.dumps(hit): hit for hit in expected.hits}
-    return sum(_bits_of(claim.operators, hit) for hit in found.values())
-
-
-def guessed_bits(claims: Sequence[tuple[Claim, Expected]]) -> float:
-    """At most how many bits must be guessed to meet all of `claims`: the answers that there are, and which of
-    them is right where. What is always the same needs to be guessed once."""
-    by_answer: dict[str, float] = {}
-    num_hidden = 0
-    found = 0.0
-    for claim, expected in claims:
-        hidden = hidden_bits(claim, expected)
-        if hidden:
-            found += hidden
-            num_hidden += 1
-            shuffled = claim.kind == "truths" and len(claim.order) > 1
-            answer = json.dumps([num_hidden if shuffled else claim.kind, claim.negated, expected.hits])
-            by_answer[answer] = hidden
-    if not by_answer:
-        return 0.0
-    return min(found, sum(by_answer.values()) + num_hidden * math.log2(len(by_answer)))
-
-
-def _bits_of(operators: Sequence[str], operands: Iterable[Any]) -> float:
-    cut = [operand for operand in operands if operand is not None]
-    if operators == ["=="] or operators == ["count"] or operators == ["is"]:
-        return bits(cut[0])
-    return 2.0 if operators == ["in"] else 1.0

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import re
 import secrets
 import shutil
@@ -29,9 +30,12 @@ from envsdk.envs.swe.evaluator.report import Report
 from envsdk.envs.swe.evaluator.run import TestRun
 from envsdk.envs.swe.evaluator.scratch import scratch_folder
 from envsdk.envs.swe.evaluator.sealing import judge
+from envsdk.envs.swe.evaluator.sealing.claims import Choices, Claim
 from envsdk.envs.swe.evaluator.sealing.judge import Expected, Seal
-from envsdk.envs.swe.evaluator.sealing.rewrite import Choices, Claim, rewrite
-from envsdk.envs.swe.evaluator.sealing.values import fields_of
+from envsdk.envs.swe.evaluator.sealing.rewrite import rewrite
+from envsdk.envs.swe.evaluator.sealing.strength import Sight, Unmet, hidden_bits
+from envsdk.envs.swe.evaluator.sealing.tolerance import tolerant_files
+from envsdk.envs.swe.evaluator.sealing.values import fields_of, holds
 from envsdk.envs.swe.evaluator.stripping import Installed, Stripped, strip
 from envsdk.envs.swe.evaluator.trial import try_patch
 from envsdk.envs.swe.tasks.runtime import install, swe_cache
@@ -41,7 +45,9 @@ from envsdk.sandbox.contract import ExecEnd, Image, SandboxBackend, SandboxError
 from envsdk.sandbox.threads import in_thread
 from envsdk.store.atomic import write_json_atomically
 
-VERSION = 4
+log = logging.getLogger(__name__)
+
+VERSION = 6
 """Counted up when tests are sealed differently."""
 _MAX_RUNS = 12
 """Of gold, before a task's tests are left as they are."""
@@ -225,7 +231,8 @@ class _Maker:
                     keep_docstrings=self._task.tests.runner is not Runner.PYTEST,
                     imported=file.imported,
                 )
-            except (SyntaxError, ValueError, RecursionError):
+            except Exception as error:  # noqa: BLE001 (whatever the rewriter does not know stays plain)
+                log.info("%s: %s stays as it is: %r", self._task.instance_id, path, error)
                 del self._files[path]
                 continue
             found[path] = made.text
@@ -260,21 +267,24 @@ class _Maker:
         return again
 
     def _leave(self, tests: set[str], *, whole: bool = False) -> None:
-        """Leave more of `tests` as it was: first variants go (unless `whole`), then functions, then files."""
+        """Leave more of `tests` as it was: variants and decoys (unless `whole`), then functions, files."""
         plain = {path: set(file.choices.plain_functions) for path, file in self._files.items()}
         for test in sorted(tests):
             path, _, rest = test.partition("::")
             if path not in plain:
                 raise _Unsealable(f"{test} does not come out as it must where other tests are sealed")
+            claims = {name: self._seal.claims[name] for name in self._seal.expected.get(test, {})}
             varied = {
-                name
-                for name in self._seal.expected.get(test, {})
-                if self._seal.claims[name].kind == "truths" and len(self._seal.claims[name].order) > 1
+                name: claim for name, claim in claims.items() if len(claim.order) > 1 or not claim.wanted
             }
             function = rest.partition("[")[0].replace("::", ".")
             if varied and not whole:
-                for name in varied:
-                    self._files[self._seal.claims[name].path].choices.kept[name] = []
+                for name, claim in varied.items():
+                    choices = self._files[claim.path].choices
+                    if claim.wanted:
+                        choices.kept[name] = []
+                    else:
+                        choices.forms[name] = "plain"
             elif function in plain[path]:
                 self._files.pop(path, None)
             elif path in self._files:
@@ -299,22 +309,31 @@ class _Maker:
         return {test for test, outcome in plain.outcomes.items() if judged.outcomes.get(test) is not outcome}
 
     async def _weigh(self) -> None:
-        """What the base tree does not meet, a patch that solves nothing would have to guess."""
+        """What the base tree does not meet, a patch that solves nothing would have to guess. Names that the
+        tests import and base lacks do not count: they cost such a patch a line each."""
         limit_s = allowed_s(self._task.limits.timeout_s, self._seal.gold_s)
-        run = await self._try(self._sealed, Stripped((), ()), limit_s)
+        files = await asyncio.to_thread(tolerant_files, self._tests, self._sealed)
+        run = await self._try(files, Stripped((), ()), limit_s)
         if run.result.reason is ExecEnd.INFRASTRUCTURE:
             raise SandboxError(f"{self._task.instance_id}: sealing its tests: {run.result.output[-500:]}")
-        claims = run.report.claims if run.report is not None else {}
-        self._seal.hidden_bits = await asyncio.to_thread(self._guessed_bits, claims)
+        self._seal.hidden_bits = await asyncio.to_thread(self._hidden_bits, run.report)
 
-    def _guessed_bits(self, claims: Mapping[str, Mapping[str, Sequence[tuple[str, str]]]]) -> float:
+    def _hidden_bits(self, report: Report | None) -> float:
+        claims = report.claims if report is not None else {}
         sent = {self._seal.ids.get(test, test): seen for test, seen in claims.items()}
+        lost = tuple(report.collect_errors) if report is not None else ()
         unmet = [
-            (self._seal.claims[name], self._seal.expected[test][name])
+            Unmet(
+                self._seal.claims[name],
+                self._seal.expected[test][name].hits,
+                self._seal.expected[test][name].allowed,
+                [json.loads(text) for _, text in sent.get(test, {}).get(name, ())],
+            )
             for test in self._failing()
+            if not test.startswith(lost)
             for name in sorted(judge.unmet(self._seal, test, sent.get(test, {})))
         ]
-        return judge.guessed_bits(unmet)
+        return hidden_bits(unmet, Sight.of(self._sealed.values()))
 
     def _failing(self) -> list[str]:
         """Node ids of the tests that the base tree is said to fail: all that claim something, where the task
@@ -338,7 +357,12 @@ def _fields(full: Report) -> dict[str, list[str]]:
 
 def _learn_values(name: str, claim: Claim, choices: Choices, hits: Sequence[Any]) -> bool:
     """Whether another run has to show what variants come to."""
-    if all(judge.values_hold(claim, hit) for hit in hits):
+    num_operands = len(claim.cut)
+    for hit in hits:
+        for operand, fresh in zip(claim.fresh, hit[num_operands:], strict=True):
+            if not holds("==", hit[operand], fresh):
+                choices.changed.add(name)
+    if all(judge.values_hold(claim, hit[:num_operands]) for hit in hits):
         if any(claim.cut) or not claim.can_vary:
             return False
         choices.kept[name] = []
@@ -352,11 +376,16 @@ def _learn_truths(name: str, claim: Claim, choices: Choices, hits: Sequence[Any]
     if any(hit[0] is not (not claim.negated) for hit in hits):
         choices.forms[name] = "plain"
         return False
-    kept = [
+    # A variant that gold raises for is no secret: base raises for it, too.
+    clean = [
         variant
         for place, variant in enumerate(claim.order)
-        if variant and all(hit[place] is not True for hit in hits)
+        if variant and all(hit[place] is False for hit in hits)
     ]
+    kept = max(
+        ([variant for variant in clean if claim.places[variant] == place] for place in set(claim.places)),
+        key=len,
+    )
     had_values = choices.kept.get(name) == []
     choices.kept[name] = kept
     if had_values and not kept:

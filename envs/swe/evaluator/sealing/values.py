@@ -103,9 +103,9 @@ def key(value: Value) -> str:
         case ["t" | "l" as tag, list(items)]:
             return f"{tag}({','.join(key(item) for item in items)})"
         case ["S", list(items)]:
-            return f"S({','.join(sorted(key(item) for item in items))})"
+            return f"S({','.join(sorted(_members(items)))})"
         case ["d" | "O" | "N", list(pairs)]:
-            return f"d({','.join(sorted(f'{key(name)}={key(item)}' for name, item in pairs))})"
+            return f"d({','.join(sorted(f'{name}={key(item)}' for name, item in _entries(pairs).items()))})"
         case ["r", str(start), str(stop), str(step)]:
             same = range(int(start, 16), int(stop, 16), int(step, 16))
             return f"r({same.start if same else 0},{len(same)},{same.step if len(same) > 1 else 0})"
@@ -178,23 +178,37 @@ def same(left: Value, right: Value) -> bool:
             return one == other and len(mine) == len(theirs) and all(map(same, mine, theirs))
         case (["d" | "O" | "N" as one, list(mine)], ["d" | "O" | "N" as other, list(theirs)]):
             if one == other == "N":
-                return _same_pairs(_counted(mine), _counted(theirs), ordered=False)
-            return _same_pairs(mine, theirs, ordered=one == other == "O")
+                return _same_entries(_counted(mine), _counted(theirs))
+            ordered = one == other == "O"
+            return _same_entries(_entries(mine), _entries(theirs), ordered=ordered)
     return key(left) == key(right)
 
 
-def _same_pairs(mine: Sequence[Value], theirs: Sequence[Value], *, ordered: bool) -> bool:
-    if len(mine) != len(theirs):
+def _same_entries(mine: Mapping[str, Value], theirs: Mapping[str, Value], *, ordered: bool = False) -> bool:
+    if mine.keys() != theirs.keys() or (ordered and list(mine) != list(theirs)):
         return False
-    if ordered and [key(name) for name, _ in mine] != [key(name) for name, _ in theirs]:
-        return False
-    found = {key(name): item for name, item in mine}
-    return all(key(name) in found and same(found[key(name)], item) for name, item in theirs)
+    return all(same(item, theirs[name]) for name, item in mine.items())
 
 
-def _counted(pairs: Sequence[Value]) -> Sequence[Value]:
-    """Of a Counter, without what it counts 0 of."""
-    return [[name, number] for name, number in pairs if not same(number, ["i", "0"])]
+def _entries(pairs: Sequence[Value]) -> dict[str, Value]:
+    """The items of a dictionary by the texts of their keys. NotComparable: a key is there twice."""
+    found = {key(name): item for name, item in pairs}
+    if len(found) != len(pairs):
+        raise NotComparable("a key is repeated")
+    return found
+
+
+def _members(items: Sequence[Value]) -> set[str]:
+    """The texts of the elements of a set. NotComparable: one is there twice."""
+    found = {key(item) for item in items}
+    if len(found) != len(items):
+        raise NotComparable("an element is repeated")
+    return found
+
+
+def _counted(pairs: Sequence[Value]) -> dict[str, Value]:
+    """The entries of a Counter, without what it counts 0 of."""
+    return {name: number for name, number in _entries(pairs).items() if not same(number, ["i", "0"])}
 
 
 def _near(value: Value, expected: Value, rel: Value, absolute: Value) -> bool:
@@ -205,10 +219,9 @@ def _near(value: Value, expected: Value, rel: Value, absolute: Value) -> bool:
                 _near(item, target, rel, absolute) for item, target in zip(seen, wanted, strict=True)
             )
         case (["d" | "O" | "N", list(wanted)], ["d" | "O" | "N", list(seen)]):
-            found = {key(name): item for name, item in seen}
-            return len(wanted) == len(seen) and all(
-                key(name) in found and _near(found[key(name)], target, rel, absolute)
-                for name, target in wanted
+            found, targets = _entries(seen), _entries(wanted)
+            return found.keys() == targets.keys() and all(
+                _near(found[name], target, rel, absolute) for name, target in targets.items()
             )
     try:
         number, target = _number(value), _number(expected)
@@ -250,6 +263,15 @@ def _differs(_: str, left: Value, right: Value) -> bool:
     except NotComparable:
         # NaN differs from everything; of what is opaque nothing is known.
         return not (is_opaque(left) or is_opaque(right))
+
+
+def range_length(value: Value) -> int:
+    """How many numbers a range has; 0 for anything else."""
+    match value:
+        case ["r", str(start), str(stop), str(step)]:
+            first, end, by = int(start, 16), int(stop, 16), int(step, 16)
+            return max(0, -((first - end) // by)) if by > 0 else max(0, -((end - first) // -by))
+    return 0
 
 
 def _in(_: str, left: Value, right: Value) -> bool:
@@ -297,15 +319,16 @@ def _ordered(operator: str, left: Value, right: Value) -> bool:
                     return _ordered(operator, *pair)
             return compare(len(mine), len(theirs))
         case (["S", list(mine)], ["S", list(theirs)]):
-            return compare({key(item) for item in mine}, {key(item) for item in theirs})
+            return compare(_members(mine), _members(theirs))
     return compare(_number(left), _number(right))
 
 
 def _count(_: str, left: Value, right: Value) -> bool:
-    return sorted(map(key, _items(left))) == sorted(map(key, _items(right)))
+    return sorted(map(key, items_of(left))) == sorted(map(key, items_of(right)))
 
 
-def _items(value: Value) -> Sequence[Value]:
+def items_of(value: Value) -> Sequence[Value]:
+    """What iterating over it gives. Raises NotComparable: nothing does, or the value is malformed."""
     match value:
         case ["t" | "l" | "S", list(items)]:
             return items
@@ -365,31 +388,3 @@ def search(pattern: str, text: str) -> bool:
     except subprocess.TimeoutExpired:
         return False
     return done.returncode == 0
-
-
-def bits(value: Value) -> float:
-    """At most how many bits a process has to guess right to send what equals `value`, capped at 64."""
-    match value:
-        case ["n"] | ["b", _]:
-            found = 1.0
-        case ["i", str(digits)]:
-            found = 4.0 * len(digits.lstrip("-"))
-        case ["f" | "q" | "D" | "c" | "r" | "k", *texts]:
-            found = 4.0 + 3.0 * sum(map(len, texts))
-        case ["s" | "y", str(text)]:
-            found = 2.0 + 3.0 * len(text)
-        case ["t" | "l" | "S", list(items)]:
-            found = 2.0 + sum(map(bits, items))
-        case ["d" | "O" | "N", list(pairs)]:
-            found = 2.0 + sum(bits(name) + bits(item) for name, item in pairs)
-        case ["C", _, list(fields)]:
-            found = 2.0 + sum(bits(item) for _, item in fields)
-        case ["~", expected, *_]:
-            found = bits(expected)
-        case ["e", *_]:
-            found = 2.0
-        case ["#", _]:
-            found = 64.0
-        case _:
-            found = 0.0
-    return min(found, 64.0)

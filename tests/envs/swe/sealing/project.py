@@ -116,6 +116,15 @@ def is_name(text):
     return text.isidentifier()
 
 
+def first(items, number):
+    return items[:number]
+
+
+def extended(items, item):
+    items.append(item)
+    return items
+
+
 def save(folder, text):
     path = folder / "saved.txt"
     path.write_text(text)
@@ -275,6 +284,14 @@ def test_truths():
     assert lib.is_name("b2") and not lib.is_name("")
 
 
+def test_inputs_that_are_answers_too():
+    names = ["anna", "ben", "clara"]
+    assert lib.first(names, 2) == names[:2]
+    assert lib.first(names[0], 1) == names[0][0]
+    assert lib.extended(names, "dan") == names
+    assert names[-1] == "dan"
+
+
 def test_files(tmp_path):
     path = lib.save(tmp_path, "hello")
     assert path.read_text() == "hello"
@@ -341,6 +358,8 @@ BROKEN = {
     "notify": ("count=len(name)", "count=0"),
     "later": ("value + 1", "value"),
     "is_name": ("text.isidentifier()", "bool(text)"),
+    "first": ("return items[:number]", "return items[: number + 1]"),
+    "extended": ("    items.append(item)\n    return items", "    return [*items, item]"),
     "save": ("path.write_text(text)", "path.write_text(text.upper())"),
 }
 """What to replace in the library, and by what."""
@@ -358,6 +377,15 @@ HONEST = {
     "another class of error, with more text": (
         'raise BadName(f"no name in {text!r}")',
         'raise type("EmptyName", (BadName,), {})(f"there is no name in {text!r}: write NAME=NUMBER")',
+    ),
+    "a class of error by an alias": (
+        "class BadName(ValueError):\n    pass",
+        "class MissingName(ValueError):\n    pass\n\n\nBadName = MissingName",
+    ),
+    "a class of error that a function defines": (
+        "class BadName(ValueError):\n    pass",
+        "def _error():\n    class BadName(ValueError):\n        pass\n\n    return BadName\n\n\n"
+        "BadName = _error()",
     ),
     "a list in place of a generator": ("yield from range(0, limit, 2)", "return list(range(0, limit, 2))"),
     "a field more": (
@@ -416,5 +444,6 @@ def make_task(folder: Path) -> Task:
 MEANS = ("is 1.5", "three")
 PASSING = (
     *("table", "helper", "tuples_with_names", "data_classes", "own_equality", "enumerations", "numbers"),
-    *("generators", "output", "mocks", "coroutines", "truths", "files", "that_catches"),
+    *("generators", "output", "mocks", "coroutines", "truths", "inputs_that_are_answers_too"),
+    *("files", "that_catches"),
 )

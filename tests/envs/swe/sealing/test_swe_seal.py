@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from envsdk.envs.swe.evaluator import Evaluation, Verdict, evaluate
+from envsdk.envs.swe.evaluator.sealing.strength import ENOUGH_BITS
 from envsdk.envs.swe.tasks import Task
 from envsdk.sandbox import SandboxBackend, open_backend
 from tests.envs.swe.sealing.project import BROKEN, HONEST, changed, make_task
@@ -43,7 +44,7 @@ def test_the_gold_patch_is_rewarded_and_the_tests_hide_what_they_expect(
     graded: dict[str, Evaluation],
 ) -> None:
     assert graded["gold"].resolved, graded["gold"]
-    assert graded["gold"].hidden_bits > 30
+    assert graded["gold"].hidden_bits > ENOUGH_BITS
     assert not graded["gold"].weak
 
 

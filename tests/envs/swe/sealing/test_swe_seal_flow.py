@@ -6,12 +6,14 @@ import asyncio
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from envsdk.envs.swe.evaluator import Evaluation, Verdict, evaluate
 from envsdk.envs.swe.evaluator.report import read_report
 from envsdk.envs.swe.evaluator.sealing import seal
+from envsdk.envs.swe.evaluator.sealing.rewrite import Rewritten, rewrite
 from envsdk.envs.swe.tasks import Task, TestPlan, TreeSource
 from envsdk.envs.swe.tasks.patches import diff
 from envsdk.sandbox import SandboxBackend, open_backend
@@ -141,6 +143,7 @@ BROKEN = {
 }
 PASSING = ("callback", "try", "continue", "return", "same", "error", "links")
 NAMES = "abc"
+CASES = ("1234567-762078456028", "2345678-2751103812681", "7654321-29294318812681")
 
 
 @pytest.fixture(scope="module")
@@ -210,6 +213,51 @@ def test_a_record_that_was_forged_with_the_key_is_a_flaw(fields: list[bytes]) ->
     assert read_report(mac.encode() + b" " + text + b"\n", b"key").flaws
 
 
+MISSING = """
+import pytest
+
+import lib
+from lib import fresh, total
+
+LIMITS = [fresh(number) for number in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    "number, wanted", [(1234567, 762078456028), (2345678, 2751103812681), (7654321, 29294318812681)]
+)
+def test_total(number, wanted):
+    assert lib.ordered([3, 1], None) == [1, 3]
+    assert total(number) == wanted
+
+
+def test_fresh():
+    assert fresh(0) is True
+"""
+
+
+def test_a_name_that_base_lacks_does_not_hide_what_base_knows(
+    tmp_path: Path, backend: SandboxBackend
+) -> None:
+    (tmp_path / "lib.py").write_text(LIBRARY)
+    file = "tests/test_lib.py"
+    task = Task(
+        instance_id="toy__missing-1",
+        repo="toy/missing",
+        source=TreeSource(folder=tmp_path),
+        problem_statement="It lacks something.",
+        gold_patch=diff(
+            {"lib.py": LIBRARY}, {"lib.py": LIBRARY + "\n\ndef fresh(number):\n    return number < 3\n"}
+        ),
+        test_patch=diff({}, {file: MISSING}),
+        fail_to_pass=(f"{file}::test_fresh", *(f"{file}::test_total[{case}]" for case in CASES)),
+        tests=TestPlan(paths=("tests",)),
+    )
+    gold, empty = (asyncio.run(evaluate(task, patch, backend)) for patch in (task.gold_patch, ""))
+    assert gold.resolved, gold
+    assert gold.hidden_bits == 1
+    assert not empty.resolved
+
+
 WAITING = """
 import multiprocessing
 
@@ -250,3 +298,34 @@ def test_tests_that_hang_when_they_are_rewritten_stay_as_they_are(
     verdict = asyncio.run(evaluate(task, task.gold_patch, backend))
     assert verdict.resolved, verdict
     assert verdict.weak
+
+
+def test_a_file_that_the_rewriter_stumbles_over_stays_as_it_is(
+    tmp_path: Path, backend: SandboxBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lib.py").write_text(BASE)
+    tests = {
+        "tests/test_odd.py": "import lib\n\n\ndef test_odd():\n    assert lib.total(3) == 6\n",
+        "tests/test_even.py": "import lib\n\n\ndef test_even():\n    assert lib.total(12345) == 76205685\n",
+    }
+    task = Task(
+        instance_id="toy__odd-1",
+        repo="toy/odd",
+        source=TreeSource(folder=tmp_path),
+        problem_statement="It does not work.",
+        gold_patch=diff({"lib.py": BASE}, {"lib.py": LIBRARY}),
+        test_patch=diff({}, tests),
+        fail_to_pass=("tests/test_odd.py::test_odd", "tests/test_even.py::test_even"),
+        tests=TestPlan(paths=("tests",)),
+    )
+
+    def stumble(source: bytes, path: str, *arguments: Any, **settings: Any) -> Rewritten:
+        if "odd" in path:
+            raise IndexError("list index out of range")
+        return rewrite(source, path, *arguments, **settings)
+
+    monkeypatch.setattr(seal, "rewrite", stumble)
+    gold, empty = (asyncio.run(evaluate(task, patch, backend)) for patch in (task.gold_patch, ""))
+    assert gold.resolved, gold
+    assert gold.hidden_bits > 20
+    assert empty.reason is Verdict.TESTS_FAILED

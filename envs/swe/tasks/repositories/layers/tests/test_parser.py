@@ -9,6 +9,8 @@ class ParseTest(unittest.TestCase):
 
     def test_a_value_may_hold_the_sign(self):
         self.assertEqual(parse("query = a=1&b=2"), {"query": "a=1&b=2"})
+        text = "path = C:=D=\nsum=1+1==2\nquoted = 'x=y'"
+        self.assertEqual(parse(text), {"path": "C:=D=", "sum": "1+1==2", "quoted": "x=y"})
 
     def test_comments_and_empty_lines(self):
         self.assertEqual(parse("# one\n\n; two\na = 1 # not a comment"), {"a": "1 # not a comment"})

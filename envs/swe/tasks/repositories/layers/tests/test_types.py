@@ -37,6 +37,8 @@ def test_defaults():
     assert SETTINGS.number("none", 0) == 0
     assert SETTINGS.flag("none", False) is False
     assert SETTINGS.items("none", ["x"]) == ["x"]
+    assert [SETTINGS.number("none", default) for default in (3, 0, -7, 0.0)] == [3, 0, -7, 0.0]
+    assert [SETTINGS.items("none", default) for default in ([], ["y", "z"], "")] == [[], ["y", "z"], ""]
 
 
 @pytest.mark.parametrize("method", ["number", "flag"])

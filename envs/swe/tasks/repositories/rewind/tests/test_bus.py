@@ -43,6 +43,19 @@ def test_leaving_while_called_skips_nobody():
     assert seen == ["once", "other", "other"]
 
 
+def test_all_may_leave_while_called():
+    bus, seen, leave = Bus(), [], {}
+
+    def called(name, event):
+        seen.append(f"{name} {event}")
+        leave[name]()
+
+    for name in "abcd":
+        leave[name] = bus.subscribe("t", lambda event, name=name: called(name, event))
+    assert [bus.publish("t", event) for event in (1, 2, 3)] == [4, 0, 0]
+    assert seen == ["a 1", "b 1", "c 1", "d 1"]
+
+
 def test_an_error_does_not_stop_the_others():
     bus, seen = Bus(), []
 

@@ -47,6 +47,13 @@ def test_the_limit_counts_states_to_go_back_to():
     assert not history.can_undo
 
 
+def test_the_limit_keeps_the_newest_states():
+    history = History("none", limit=4)
+    for word in ("one", "two", "three", "four", "five", "six", "seven"):
+        history.push(word)
+    assert [history.undo() for _ in range(4)] == ["six", "five", "four", "three"]
+
+
 def test_no_history_at_all():
     history = History(0, limit=0)
     history.push(1)

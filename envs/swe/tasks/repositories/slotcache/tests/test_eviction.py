@@ -20,6 +20,20 @@ def test_reading_keeps_an_entry():
     assert cache.keys() == ["a", "c"]
 
 
+def test_the_order_of_reading_decides():
+    cache = Cache(4)
+    for key in "pqrs":
+        cache.put(key, key.upper())
+    for key in "qpq":
+        cache.get(key)
+    for key in "tu":
+        cache.put(key, key.upper())
+    assert cache.keys() == ["p", "q", "t", "u"]
+    cache.get("p")
+    cache.put("v", "V")
+    assert cache.keys() == ["t", "u", "p", "v"]
+
+
 def test_writing_again_keeps_an_entry_and_takes_no_slot():
     cache = Cache(2)
     cache.put("a", 1)

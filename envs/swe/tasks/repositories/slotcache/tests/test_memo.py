@@ -26,6 +26,19 @@ def test_none_is_a_result_too():
     assert calls == [1, 2, 3]
 
 
+def test_every_none_is_computed_once():
+    calls = []
+
+    @memoize()
+    def vowel(letter):
+        calls.append(letter)
+        return letter if letter in "aeiou" else None
+
+    for letter in "nothing is not something":
+        vowel(letter)
+    assert "".join(calls) == "nothig sme"
+
+
 def test_functions_do_not_share_results():
     @memoize()
     def plus(x):

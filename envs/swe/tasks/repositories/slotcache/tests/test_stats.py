@@ -28,6 +28,8 @@ def test_report_with_labels():
 def test_labels_of_one_report_do_not_reach_the_next():
     Stats().report({"hits": "found"})
     assert Stats(1).report() == ["hits: 1", "misses: 0", "evictions: 0"]
+    Stats(4, 5, 6).report({"misses": "absent", "evictions": "thrown out"})
+    assert Stats(7, 8, 9).report() == ["hits: 7", "misses: 8", "evictions: 9"]
 
 
 @pytest.mark.parametrize("arguments", [{"slots": 0}, {"slots": 1, "ttl": 0}])

@@ -18,6 +18,9 @@ class CompareTest(unittest.TestCase):
         self.assertGreater(Quantity(2, "mi"), Quantity(3, "km"))
         lengths = [Quantity(1, "mi"), Quantity(1, "m"), Quantity(1, "km")]
         self.assertEqual([str(length) for length in sorted(lengths)], ["1 m", "1 km", "1 mi"])
+        texts = ["5 cm", "3 m", "2 km", "40 mm", "0.1 mi", "7 m"]
+        ordered = sorted(Quantity.parse(text) for text in texts)
+        self.assertEqual([str(length) for length in ordered], ["40 mm", "5 cm", "3 m", "7 m", "0.1 mi", "2 km"])
 
     def test_order_at_equality(self):
         self.assertLessEqual(Quantity(1, "km"), Quantity(1000, "m"))
