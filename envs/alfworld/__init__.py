@@ -16,6 +16,7 @@ SPEC = EnvSpec(
         " go to R, open R, close R, take O from R, move O to R, examine X, use O, heat O with R,"
         " clean O with R, cool O with R, slice O with O."
     ),
+    local_arguments=("num_processes", "games_per_process", "process_mb", "cache_mb", "render_mode"),
     needs=dict.fromkeys(("alfworld", "textworld", "fast_downward"), "pip install 'envsdk[alfworld]'"),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -92,6 +93,8 @@ class PromptEnv(AsyncTextEnv):
         self._index, self._row = index, self._prompts[index]
         *history, last = self._row.messages
         info: Info = {"history": history} if history else {}
+        if tools := _tools(self._row.fields.get("tools")):
+            info["tools"] = tools
         return last["content"], info
 
     async def step(  # type: ignore[override]
@@ -146,6 +149,17 @@ def _reference(row: PromptRow, workers: RewardWorkers) -> str:
 
 def _sample(row: PromptRow, response: str) -> Sample:
     return Sample(response=response, messages=row.messages, row=row.fields)
+
+
+def _tools(value: Any) -> list[dict[str, Any]]:
+    """A row's tools as chat templates take them; none where they cannot be read."""
+    try:
+        listed = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return []
+    if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
+        return []
+    return [each if "function" in each else {"type": "function", "function": each} for each in listed]
 
 
 def _metrics(row: PromptRow, reward: Reward) -> dict[str, float]:

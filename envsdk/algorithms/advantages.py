@@ -39,10 +39,17 @@ from envsdk.algorithms.rewards import (
 
 
 class ComparedArgs(EstimatorArgs):
-    """`grpo`, `rloo` take no settings."""
+    """`rloo` takes no settings."""
 
     compares_groups: ClassVar[bool] = True
     reads_discount_level: ClassVar[bool] = False
+
+
+class GRPOArgs(ComparedArgs):
+    """`grpo`."""
+
+    baseline_shift: float = 0.0
+    """Added to the group's mean: below 0, average replies are imitated too, as in AsymRE."""
 
 
 class GiGPOArgs(ComparedArgs):
@@ -103,19 +110,22 @@ def final_rewards(
     return rewarded
 
 
-@advantage_estimator(ComparedArgs)
-def grpo(samples: Sequence[AdvantageSample], args: AlgorithmArgs, own: ComparedArgs) -> list[TokenAdvantages]:
+@advantage_estimator(GRPOArgs)
+def grpo(samples: Sequence[AdvantageSample], args: AlgorithmArgs, own: GRPOArgs) -> list[TokenAdvantages]:
     """The trajectory's reward among its group's, on each of its tokens; see `group_advantages`."""
-    return _compared(samples, args)
+    return _compared(samples, args, baseline_shift=own.baseline_shift)
 
 
-def _compared(samples: Sequence[AdvantageSample], args: AlgorithmArgs) -> list[TokenAdvantages]:
+def _compared(
+    samples: Sequence[AdvantageSample], args: AlgorithmArgs, *, baseline_shift: float = 0.0
+) -> list[TokenAdvantages]:
     per_trajectory = group_advantages(
         [sample.total_reward for sample in samples],
         [sample.group_id for sample in samples],
         valid=[sample.valid for sample in samples],
         normalize_std=args.grpo_normalize_std,
     )
+    per_trajectory = per_trajectory - baseline_shift * np.array([sample.valid for sample in samples])
     return [_constant(*pair) for pair in zip(samples, per_trajectory, strict=True)]
 
 

@@ -181,3 +181,20 @@ class OPMDArgs(PolicyLossArgs):
 
     tau: float = Field(default=1.0, ge=0.0)
     """Weight of the divergence from the current policy: the gradient is divided by 1 + this."""
+
+
+class RECArgs(OverBehavior):
+    """`rec`."""
+
+    sides: Literal["one", "two"] = "one"
+    """Which tokens give no gradient: those beyond the range in the direction of their advantage, or on either
+    side."""
+    clip_low: float = Field(default=0.2, ge=0.0, le=1.0)
+    """The range of the ratio begins at 1 - this."""
+    clip_high: float = Field(default=0.2, ge=0.0)
+    """It ends at 1 + this."""
+
+    @property
+    def corrects_staleness(self) -> bool:
+        # A token's gradient is there or not: nothing weighs it.
+        return False

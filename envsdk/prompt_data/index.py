@@ -1,6 +1,6 @@
 """Where each row of a JSONL file is, so that a row is read by its number and no file is held in memory.
 
-    offsets [N], lengths [N], lines [N], keys [N]   ->   N rows that can be used, 24 bytes each, memory-mapped
+    offsets [N], lengths [N], lines [N], keys [N], digests [N]   ->   N rows that can be used, memory-mapped
 
 An index is made once per file and way of reading, and kept in the cache folder. It depends on the file's
 path, size and time of change: a file that changes has another one.
@@ -31,7 +31,7 @@ from envsdk.prompts import Message
 from envsdk.store.atomic import make_folder, storage_error
 from envsdk.store.cache import cache_folder
 
-_VERSION = 1
+_VERSION = 2
 """Raised when the same file would have another index."""
 _MAX_NAMED = 100
 """Rows that cannot be used and are kept with their reason; all are counted."""
@@ -39,7 +39,13 @@ _CHUNK_BYTES = 32 << 20
 """One process reads so much at a time."""
 _MARKUP_TOKENS = 64
 """Tokens that a chat template may write around one message, at most, for the quick estimate."""
-_ARRAYS = {"offsets": np.int64, "lengths": np.int64, "lines": np.int32, "keys": np.int32}
+_ARRAYS = {
+    "offsets": np.int64,
+    "lengths": np.int64,
+    "lines": np.int32,
+    "keys": np.int32,
+    "digests": np.int64,
+}
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -53,6 +59,8 @@ class FileIndex:
     lines: NDArray[np.int32]
     keys: NDArray[np.int32]
     """Numbers of `names`."""
+    digests: NDArray[np.int64]
+    """Of the rows' lines, without white space at their ends."""
     names: Sequence[str]
     """What decides the domain of a row: see `key_of`."""
     unusable: Sequence[Unusable]
@@ -99,7 +107,7 @@ def _load(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 class _Part:
     """The index of a part of a file; lines count from the part's start."""
 
-    rows: list[tuple[int, int, int, int]]
+    rows: list[tuple[int, int, int, int, int]]
     names: list[str]
     unusable: list[tuple[int, str]]
     num_unusable: int
@@ -152,7 +160,9 @@ def _read_part(path: Path, source: PromptSource, part: tuple[int, int]) -> _Part
                         found.unusable.append((found.num_lines, str(error)))
                 else:
                     number = numbers.setdefault(key, len(numbers))
-                    found.rows.append((offset, len(line), found.num_lines, number))
+                    digest = hashlib.blake2b(text.strip(), digest_size=8).digest()
+                    own = int.from_bytes(digest, "little", signed=True)
+                    found.rows.append((offset, len(line), found.num_lines, number, own))
             offset += len(line)
     found.names = list(numbers)
     return found
@@ -201,7 +211,7 @@ def _joined(parts: Iterator[_Part], shown: str) -> dict[str, Any]:
     num_unusable = num_lines = 0
     columns: list[str] = []
     for part in parts:
-        table = np.array(part.rows, np.int64).reshape(-1, 4)
+        table = np.array(part.rows, np.int64).reshape(-1, len(_ARRAYS))
         own = np.array([numbers.setdefault(name, len(numbers)) for name in part.names], np.int64)
         if len(table):
             table[:, 2] += num_lines
@@ -212,7 +222,7 @@ def _joined(parts: Iterator[_Part], shown: str) -> dict[str, Any]:
         num_unusable += part.num_unusable
         num_lines += part.num_lines
         columns = columns or part.columns
-    table = np.concatenate(tables) if tables else np.empty((0, 4), np.int64)
+    table = np.concatenate(tables) if tables else np.empty((0, len(_ARRAYS)), np.int64)
     arrays = {name: table[:, i].astype(dtype) for i, (name, dtype) in enumerate(_ARRAYS.items())}
     about = {
         "names": list(numbers),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import Counter
 from functools import lru_cache
@@ -70,6 +71,14 @@ class Prompts:
         """
         epoch, position = divmod(number, len(self))
         return position if seed is None else int(_order(len(self), seed, epoch)[position])
+
+    def digest(self) -> str:
+        """Equal where the same rows are asked in the same order, from whatever files."""
+        digest = hashlib.sha256()
+        for number, file in enumerate(self._files):
+            chosen = self._rows[self._rows >> _FILE_SHIFT == number] & _ROW_MASK
+            digest.update(file.index.digests[chosen].tobytes())
+        return digest.hexdigest()[:16]
 
     def has_changed(self) -> bool:
         """Whether a file is another one than when it was opened."""

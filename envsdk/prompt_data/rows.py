@@ -6,6 +6,7 @@ DeepMath    question final_answer difficulty topic    AIME        Problem Answer
 Big-Math    problem answer domain llama8b_solve_rate  KodCode     question solution test style
 ORZ         [{from: human, value}, {from: assistant, ground_truth: {value}}]
 verl        prompt (a chat), reward_model {ground_truth}, data_source
+ToolACE     system conversations tools answer
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from envsdk.prompts import Message
 COLUMNS_OF: Mapping[str, Sequence[str]] = {
     "prompt": ("prompt", "question", "problem", "Problem", "Question", "instruction"),
     "messages": ("messages", "conversations"),
+    "system": ("system", "raw_system"),
     "ground_truth": ("ground_truth", "final_answer", "answer", "Answer"),
     "id": ("id", "ID", "unique_id", "question_id"),
     "source": ("source", "data_source"),
@@ -28,7 +30,13 @@ COLUMNS_OF: Mapping[str, Sequence[str]] = {
 }
 """Standard name -> columns that it is read from, the first that is there."""
 _AFTER_HASHES = re.compile(r"####\s*(.+?)\s*$", re.DOTALL)
-_ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system"}
+_ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "function_call": "assistant",
+    "observation": "tool",
+    **{name: name for name in ("user", "assistant", "system", "tool")},
+}
 
 
 class UnusableRow(ValueError):
@@ -107,7 +115,11 @@ def _messages(fields: Mapping[str, Any], columns: Mapping[str, str]) -> list[Mes
     if chat is None and isinstance(prompt, list):
         chat = prompt
     if chat is not None:
-        return _chat(chat)
+        messages = _chat(chat)
+        system = fields.get("system")
+        if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
+            return [{"role": "system", "content": without_lone_surrogates(system)}, *messages]
+        return messages
     if prompt is None:
         raise _NoPrompt
     if not isinstance(prompt, str):
@@ -141,7 +153,7 @@ def _message(value: Any) -> Message:
         raise UnusableRow(f"a message is {_kind(value)}, not an object with role and content")
     role, content = value.get("role", value.get("from")), value.get("content", value.get("value"))
     if not isinstance(role, str) or role not in _ROLES:
-        raise UnusableRow(f"a message has the role {str(role)[:40]!r}; known: system, user, assistant")
+        raise UnusableRow(f"a message has the role {str(role)[:40]!r}; known: system, user, assistant, tool")
     if not isinstance(content, str):
         raise UnusableRow(f"the content of a message is {_kind(content)}, not text: images cannot be shown")
     return {"role": _ROLES[role], "content": without_lone_surrogates(content)}

@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 from weakref import WeakValueDictionary
@@ -30,15 +31,23 @@ from pydantic import (
 from envsdk.failures import ConfigurationError, EngineError
 from envsdk.inference.engine_support.failures import ReplyRefused, Unavailable
 from envsdk.rewards.answer_text import after_thinking
-from envsdk.rewards.judge_text import TEMPLATES, Parse, Question, placeholders, question, verdict_of
+from envsdk.rewards.judge_text import (
+    TEMPLATES,
+    Parse,
+    Question,
+    criteria,
+    placeholders,
+    question,
+    verdict_of,
+)
 from envsdk.rewards.reply_cache import ReplyCache
-from envsdk.rewards.reward import Reward, Sample
+from envsdk.rewards.reward import Reward, RewardError, Sample
 from envsdk.rewards.server_reward import Address, ServerArgs, ServerReward
 
 RUN = "run"
 _OF_SAMPLING = ("top_p", "top_k", "min_p")
-_PARSE_OF: dict[str, Parse] = {"score": "number"}
-_BEST_OF = {"score": 10.0}
+_PARSE_OF: dict[str, Parse] = {"score": "number", "rubric": "number"}
+_BEST_OF = {"score": 10.0, "rubric": 10.0}
 
 
 class JudgeArgs(ServerArgs):
@@ -51,14 +60,15 @@ class JudgeArgs(ServerArgs):
     """Name of the model as the server knows it; without effect for `base_url: run`."""
     prompt: str = "match"
     """What the judge is asked: `match` (does the answer match the ground truth: YES or NO), `score` (0 to
-    10), or a template with `{response}`, `{prompt}` and `{ground_truth}`."""
+    10), `rubric` (1 to 10 by the row's `rubric`), or a template with `{response}`, `{prompt}`,
+    `{ground_truth}` and `{rubric}`."""
     prompt_file: Path | None = None
     """A file with the template, instead of `prompt`."""
     system: str = ""
     """The judge's system message; none when empty."""
     parse: Parse | None = None
     """How the verdict is read from the judge's reply: `yes_no`, `number`, `json` or `regex`; absent: `number`
-    for `score`, else `yes_no`."""
+    for `score` and `rubric`, else `yes_no`."""
     pattern: str = ""
     """With `parse: regex`: the last match counts, or its first group if it has one. It gives a number, or yes
     or no."""
@@ -67,7 +77,7 @@ class JudgeArgs(ServerArgs):
     worst: float = 0.0
     """The judge's number for a reward of 0."""
     best: float | None = None
-    """The judge's number for a reward of 1; absent: 10 for `score`, else 1."""
+    """The judge's number for a reward of 1; absent: 10 for `score` and `rubric`, else 1."""
     correct_at: float = 1.0
     """The reward from which a response counts as correct."""
     fences_response: bool = True
@@ -108,8 +118,8 @@ class JudgeArgs(ServerArgs):
             if without:
                 raise ValueError(f"`base_url: run` takes no {', '.join(without)}")
         if self.prompt_file is None and self.prompt not in TEMPLATES and "{response}" not in self.prompt:
-            names = " or ".join(f"`{name}`" for name in TEMPLATES)
-            raise ValueError(f"prompt must be {names}, or a template that contains {{response}}")
+            names = ", ".join(f"`{name}`" for name in TEMPLATES)
+            raise ValueError(f"prompt must be one of {names}, or a template that contains {{response}}")
         if (self.parse == "regex") != bool(self.pattern):
             raise ValueError("`parse: regex` and `pattern` go together")
         try:
@@ -165,6 +175,8 @@ class Judge(ServerReward):
 
     async def ask(self, sample: Sample, *, afresh: bool = False) -> Reward:
         args = self._args
+        if problem := self.problem(sample.row):
+            raise RewardError(f"its row: {problem}")
         response = after_thinking(sample.response) if args.after_think else sample.response
         asked = question(
             self._template,
@@ -172,6 +184,7 @@ class Judge(ServerReward):
             response=response,
             ground_truth=sample.known_truth,
             fenced=args.fences_response,
+            rubric=sample.row.get("rubric"),
         )
         body = self._body(asked.text)
         key = _digest([args.base_url, body])
@@ -201,6 +214,10 @@ class Judge(ServerReward):
                 "judge_cached": float(known is not None),
             },
         )
+
+    def problem(self, row: Mapping[str, Any]) -> str | None:
+        needs_rubric = "rubric" in placeholders(self._template)
+        return "it has no rubric" if needs_rubric and not criteria(row.get("rubric")) else None
 
     def _body(self, text: str) -> dict[str, Any]:
         system = [{"role": "system", "content": self._args.system}] if self._args.system else []

@@ -16,6 +16,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import verl.trainer.ppo.core_algos as verl  # noqa: E402
 from torch import Tensor  # noqa: E402
+from trinity.algorithm.advantage_fn.asymre_advantage import ASYMREGroupAdvantage  # noqa: E402
 from trinity.algorithm.advantage_fn.gigpo_advantage import GiGPOAdvantageFn  # noqa: E402
 from trinity.algorithm.advantage_fn.grpo_advantage import GRPOGroupedAdvantage  # noqa: E402
 
@@ -120,8 +121,15 @@ def test_grpo_and_rloo_are_verls_vectorized_ones(same: Callable[..., None]) -> N
     same("rloo", "verl rloo", ours(SAMPLES, adv_estimator="rloo")[kept], peers[kept])
 
 
-def test_grpo_is_trinitys(same: Callable[..., None]) -> None:
-    mine, peers = ours(SAMPLES, adv_estimator="grpo"), torch.zeros(len(SAMPLES), LENGTH).double()
+TRINITYS = [
+    ({}, GRPOGroupedAdvantage()),
+    ({"grpo_normalize_std": False, "adv_args": {"baseline_shift": -0.1}}, ASYMREGroupAdvantage(-0.1)),
+]
+
+
+@pytest.mark.parametrize(("keys", "peer"), TRINITYS, ids=lambda each: type(each).__name__)
+def test_grpo_is_trinitys(keys: dict[str, Any], peer: Any, same: Callable[..., None]) -> None:
+    mine, peers = ours(SAMPLES, adv_estimator="grpo", **keys), torch.zeros(len(SAMPLES), LENGTH).double()
     for group in {sample.group_id for sample in SAMPLES} - {LONE_GROUP}:
         rows = [row for row, sample in enumerate(SAMPLES) if sample.group_id == group]
         experiences = [
@@ -130,11 +138,11 @@ def test_grpo_is_trinitys(same: Callable[..., None]) -> None:
             )
             for row in rows
         ]
-        done, _ = GRPOGroupedAdvantage().calculate_group_advantage(str(group), experiences)
+        done, _ = peer.calculate_group_advantage(str(group), experiences)
         for row, experience in zip(rows, done, strict=True):
             peers[row] = experience.advantages
     kept = in_company(SAMPLES)
-    same("grpo", "Trinity GRPOGroupedAdvantage", mine[kept], peers[kept])
+    same("grpo", f"Trinity {type(peer).__name__}", mine[kept], peers[kept])
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.95])

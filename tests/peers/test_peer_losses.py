@@ -220,6 +220,19 @@ CASES = [
     ),
     *(
         Case(
+            keys={"pg_variant": "rec", "pg_args": {"clip_low": 0.2, "clip_high": 0.3, "sides": sides}},
+            peer=f"Trinity RECPolicyLossFn, {mode}",
+            loss_of=lambda batch, current, mode=mode: trinity_loss(
+                RECPolicyLossFn(clip_mode=mode, epsilon_low=0.2, epsilon_high=0.3),
+                batch,
+                current,
+                over="behavior",
+            ),
+        )
+        for sides, mode in [("one", "one-side"), ("two", "two-side")]
+    ),
+    *(
+        Case(
             keys={
                 "pg_variant": "decoupled_ppo",
                 **DUAL,

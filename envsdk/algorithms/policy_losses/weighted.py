@@ -10,7 +10,14 @@ from torch import Tensor
 
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.losses import PolicyLoss, PolicyTokens, policy_loss
-from envsdk.algorithms.policy_loss_args import CISPOArgs, RatioOver, TISArgs, TOPRArgs, VanillaArgs
+from envsdk.algorithms.policy_loss_args import (
+    CISPOArgs,
+    RatioOver,
+    RECArgs,
+    TISArgs,
+    TOPRArgs,
+    VanillaArgs,
+)
 from envsdk.algorithms.ratios import bounded_exp, log_ratio, sum_by
 
 
@@ -77,6 +84,27 @@ def topr(tokens: PolicyTokens, args: AlgorithmArgs, own: TOPRArgs) -> PolicyLoss
     ratio = bounded_exp(log_ratios)
     tapered = torch.where(tokens.advantages < 0, ratio.clamp(max=1.0), 1.0)
     return _weighted(tokens, tapered, ratio)
+
+
+@policy_loss(RECArgs)
+def rec(tokens: PolicyTokens, args: AlgorithmArgs, own: RECArgs) -> PolicyLoss:
+    """REINFORCE with clipping and without importance weights.
+
+        loss = -A log pi_current for a token in range, else 0
+        in range: r >= 1 - clip_low and r <= 1 + clip_high,    r = pi_current / pi_base per token
+
+    With `sides: one` only the bound in the direction of A counts: the upper one for A > 0, the lower one for
+    A < 0. Compares current with behavior, or with proximal. `sides: two` with `clip_low: 1 - 1 / (1 + e)` and
+    `clip_high: e` has the gradient of sPPO, arXiv:2108.05828.
+
+    Source: group-relative REINFORCE (REC) of Trinity-RFT, arXiv:2509.24203.
+    """
+    ratio = _ratio(tokens, own.ratio_over)
+    above, below = ratio > 1 + own.clip_high, ratio < 1 - own.clip_low
+    if own.sides == "one":
+        above, below = above & (tokens.advantages > 0), below & (tokens.advantages < 0)
+    beyond = (above | below).to(ratio.dtype)
+    return PolicyLoss(loss=-(1 - beyond) * tokens.advantages * tokens.logprobs, ratio=ratio, clipped=beyond)
 
 
 def _ratio(tokens: PolicyTokens, over: RatioOver) -> Tensor:

@@ -147,7 +147,9 @@ def _unknown(
             if is_ours(path) and not isinstance(value, Mapping):
                 continue
             if any(row.matches_section(path) for row in dialect.rows) or is_ours(path):
-                if isinstance(value, Mapping | list):
+                if isinstance(value, list) and not all(isinstance(each, Mapping) for each in value):
+                    yield Problem(path, f"must be a list of sections with keys, not {value!r}")
+                elif isinstance(value, Mapping | list):
                     yield from visit(value, path)
                 elif value is not None:
                     yield Problem(path, "must be a section with keys")

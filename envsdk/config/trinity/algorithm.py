@@ -21,6 +21,9 @@ _FUNCTIONS: Mapping[str, tuple[str, str, str]] = {
     "cispo": ("grpo", "cispo", "k2"),
     "gspo": ("grpo", "gspo", "k2"),
     "multi_step_grpo": ("step_wise_grpo", "ppo", "k2"),
+    "asymre": ("asymre", "opmd", "none"),
+    "sppo": ("opmd", "sppo", "none"),
+    "rec": ("rec", "rec", "k2"),
     "gigpo": ("gigpo", "ppo", "k2"),
 }
 """Type -> its advantage, policy loss and KL loss, where the file names none."""
@@ -49,7 +52,8 @@ def advantage(value: Any, place: Place) -> Ours:
             level = args.pop("std_cal_level", None) or "group"
             threshold = args.pop("std_threshold", None)
             _drop(args, "epsilon")
-            _only(args, duplicate_experiences=False, rank_penalty=None, enable_step_norm=False)
+            _drop(args, "enable_step_norm")
+            _only(args, duplicate_experiences=False, rank_penalty=None)
             if level == "group":
                 ours: dict[str, Any] = {"adv_estimator": "grpo", "grpo_normalize_std": True}
             elif level == "batch":
@@ -79,6 +83,13 @@ def advantage(value: Any, place: Place) -> Ours:
             _drop(args, "tau")
             _only(args, opmd_baseline="mean")
             ours = {"adv_estimator": "grpo", "grpo_normalize_std": False}
+        case "asymre":
+            shift = args.pop("baseline_shift", -0.1)
+            ours = {"adv_estimator": "grpo", "grpo_normalize_std": False, "adv_args.baseline_shift": shift}
+        case "rec":
+            _drop(args, "epsilon")
+            _only(args, drop=None, std_normalize=False)
+            ours = {"adv_estimator": "grpo", "grpo_normalize_std": False}
         case "gigpo":
             _drop(args, "epsilon", "step_reward_key", "env_state_hash_key")
             ours = {
@@ -89,7 +100,8 @@ def advantage(value: Any, place: Place) -> Ours:
             }
         case _:
             raise ValueError(
-                f"{name} is not there: take grpo, rloo, opmd, reinforce, reinforceplusplus, gigpo or ppo; or "
+                f"{name} is not there: take grpo, rloo, opmd, asymre, reinforce, reinforceplusplus, gigpo or "
+                "ppo; or "
                 "write one (docs/how-to-add.md) and set adv_estimator=package.module:function"
             )
     _only(args)
@@ -101,9 +113,13 @@ def policy_loss(value: Any, place: Place) -> Ours:
         return {}  # given on top of the file
     name, args = _function(place, "policy_loss", 1)
     mode = args.pop("loss_agg_mode", None) or place.get("algorithm", "loss_agg_mode")
-    usual = "seq-mean-token-mean" if name == "gspo" else "token-mean"
+    # Of Trinity's experiences, one for each turn, those of an episode weigh as much as one.
+    by_turns = (place.get("algorithm", "advantage_fn_args") or {}).get("enable_step_norm") is True
+    usual = "seq-mean-token-mean" if name == "gspo" or by_turns else "token-mean"
     ours: dict[str, Any] = {"loss_agg_mode": mode or usual}
     behind = {"ratio_over": "behavior"} if _uses_rollout_logprobs(place) else {"ratio_over": "proximal"}
+    if name in ("opmd", "rec", "sppo") or behind["ratio_over"] == "proximal":
+        ours["train_infer_correction.is_weight.enabled"] = False  # Trinity's stale tokens have no weight
     match name:
         case "ppo":
             clip = args.pop("clip_range", None)
@@ -131,9 +147,23 @@ def policy_loss(value: Any, place: Place) -> Ours:
             ours |= {"pg_variant": "topr", "pg_args": {**behind, "level": "token"}}
         case "opmd":
             ours |= {"pg_variant": "opmd", "pg_args": {"tau": args.pop("tau", 1.0)}}
+        case "sppo":
+            bound = args.pop("epsilon", 0.3)
+            own = {"sides": "two", "clip_low": bound / (1 + bound), "clip_high": bound}
+            ours |= {"pg_variant": "rec", "pg_args": {**behind, **own}}
+        case "rec":
+            low, high = args.pop("epsilon_low", 0.2), args.pop("epsilon_high", 0.2)
+            sides = str(args.pop("clip_mode", "none")).removesuffix("-side")
+            if sides not in ("one", "two", "none"):
+                raise ValueError(f"clip_mode: {sides} is not there: take one-side, two-side or none")
+            _drop(args, "epsilon_low_prime", "epsilon_high_prime", "regularizer_coef", "temp")
+            _only(args, weight="none", regularizer="none")
+            own = {"sides": sides, "clip_low": low, "clip_high": high}
+            is_clipped = {"pg_variant": "rec", "pg_args": {**behind, **own}}
+            ours |= {"pg_variant": "vanilla"} if sides == "none" else is_clipped
         case _:
             raise ValueError(
-                f"{name} is not there: take ppo, gspo, cispo, topr or opmd; or write one "
+                f"{name} is not there: take ppo, gspo, cispo, topr, opmd, rec or sppo; or write one "
                 "(docs/how-to-add.md) and set pg_variant=package.module:function"
             )
     _only(args)

@@ -57,11 +57,6 @@ def resume(value: Any, place: Place) -> Ours:
     return {"resume": "auto" if value else "never"}
 
 
-def repeat_times(place: Place) -> int:
-    given = place.get("algorithm", "repeat_times")
-    return given if isinstance(given, int) else 1
-
-
 def optimizer(name: str) -> Any:
     return lambda value, place: {f"actor_train.training_args.{name}": value}
 
@@ -113,6 +108,11 @@ def prompt_length(value: Any, place: Place) -> Ours:
         raise ValueError(
             "give two of max_model_len, max_prompt_tokens and max_response_tokens: the third follows"
         )
+    if tasks.is_played(place):
+        ours: dict[str, Any] = {"sequence_length": whole or prompt + response}
+        own = tasks.training(place).get("rollout_args")
+        longest = own.get("max_tokens") if isinstance(own, Mapping) else None
+        return ours | {"actor_infer.generating_args.max_new_tokens": longest or response}
     ours = {"prompt_length": prompt, "response_length": response}
     return ours | ({"sequence_length": whole} if isinstance(whole, int) else {})
 

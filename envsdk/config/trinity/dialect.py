@@ -3,7 +3,7 @@
 from envsdk.config.foreign.row import Dialect
 from envsdk.config.trinity.keys import DEFAULTS, ROWS
 from envsdk.config.trinity.kinds import SECTIONS, is_trinity_file, kind_problems
-from envsdk.config.trinity.tasks import pending_keys
+from envsdk.config.trinity.workflows import pending_keys
 
 __all__ = ["TRINITY", "is_trinity_file"]
 

@@ -7,42 +7,26 @@ matches a key and applies to its value decides; what no row matches is a key of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from envsdk.config.foreign.row import Convert, Place, Row, converted, no_effect, refused, renamed
+from envsdk.config.foreign.row import Place, Row, converted, no_effect, refused, renamed
 from envsdk.config.trinity import algorithm as a
 from envsdk.config.trinity import conversions as c
 from envsdk.config.trinity import tasks as t
+from envsdk.config.trinity import workflows as w
+from envsdk.config.trinity.task_keys import FOLLOWS, TASK_ROWS
 
-_INPUT = "buffer.explorer_input"
 _BUFFER = "buffer.trainer_input.experience_buffer"
 _MODEL = "explorer.rollout_model"
 _SAMPLING = "actor_infer.generating_args"
 
-_FOLLOWS = "follows from other keys"
 _MICRO = "micro-batches follow from tokens: max_token_len_per_gpu"
 _OFFLOAD = "weights and optimizer stay on their devices"
 _CHAT = "chats are rendered by the model's own template"
 _API = "every engine answers an agent's requests: docs/agent-of-your-own.md"
-_STEPS = "from the number of rows, where neither buffer nor trainer has total_steps"
-_READING = "rows are read from their files one at a time"
 _RETRIES = "programs try again for buffer.retry_s"
 _BOTH = "mode: both publishes weights after every step"
-
-
-def _tasks(name: str, to: str, convert: Convert, reason: str = "") -> list[Row]:
-    """A key of the task set, alone or the only one of a list."""
-    return [
-        converted(f"{_INPUT}.taskset.{name}", to, convert, reason),
-        converted(f"{_INPUT}.tasksets.*.{name}", to, convert, reason),
-    ]
-
-
-def _no_tasks(names: str, reason: str, **more: Any) -> Iterator[Row]:
-    for name in names.split():
-        for section in ("taskset", "tasksets.*", "eval_tasksets.*"):
-            yield from no_effect(f"{_INPUT}.{section}.{name}", reason, **more)
 
 
 def _is_both(value: Any, place: Place) -> bool:
@@ -62,7 +46,7 @@ ROWS: tuple[Row, ...] = (
     converted("group", "output_dir", c.folder, "checkpoint_root_dir/project/group"),
     converted("name", "exp_name", c.name, ""),
     converted("continue_from_checkpoint", "resume", c.resume, "true: auto; false: never"),
-    *no_effect("checkpoint_job_dir ray_namespace", _FOLLOWS),
+    *no_effect("checkpoint_job_dir ray_namespace", FOLLOWS),
     *no_effect("ignore_validator_suggestions", "`--explain` says what a file lacks"),
     # The algorithm.
     converted(
@@ -87,7 +71,9 @@ ROWS: tuple[Row, ...] = (
         for end in ("", "_args")
     ],
     converted("algorithm.loss_agg_mode", "loss_agg_mode", a.policy_loss),
-    renamed("algorithm.repeat_times", "num_return_sequences_in_group"),
+    converted(
+        "algorithm.repeat_times", "num_return_sequences_in_group, train_env_manager.group_size", t.group_size
+    ),
     converted(
         "algorithm.bypass_old_logprobs",
         "pg_args.ratio_over",
@@ -203,117 +189,7 @@ ROWS: tuple[Row, ...] = (
         condition="auto",
     ),
     renamed("cluster.ray_address", "ray.address"),
-    # Tasks.
-    converted(
-        "buffer.batch_size", "rollout_batch_size", t.rollout_batch_size, "train_batch_size goes before"
-    ),
-    converted(
-        "buffer.train_batch_size",
-        "rollout_batch_size",
-        t.rollout_batch_size,
-        "experiences / repeat_times: prompts of a step",
-    ),
-    converted("buffer.total_steps", "max_steps", t.max_steps, "", applies=lambda v, p: v is not None),
-    *no_effect("buffer.total_steps", "says nothing"),
-    converted("buffer.total_epochs", "max_steps", t.max_steps, _STEPS),
-    *_tasks(
-        "path", "actor_train.data_args.file_name, rewards", t.taskset, "of a folder: the files of the split"
-    ),
-    *_tasks("name", "rewards.*, custom_envs.*", t.reward),
-    *_tasks("format.prompt_key", "actor_train.data_args.prompt", t.columns),
-    *_tasks("format.response_key", "actor_train.data_args.columns.ground_truth", t.columns),
-    *_tasks("format.system_prompt", "custom_envs.*.agent_system_template", t.reward),
-    *_tasks(
-        "default_workflow_type",
-        "rewards, agent_system_template",
-        t.reward,
-        "math_workflow: math and the format think, answer; math_boxed_workflow: math of the boxed answer",
-    ),
-    *_tasks("default_reward_fn_type", "rewards", t.reward),
-    *_tasks("workflow_args", "rewards", t.reward),
-    *_tasks("reward_fn_args", "rewards", t.reward),
-    converted(f"{_INPUT}.default_workflow_type", "rewards, agent_system_template", t.reward),
-    converted(f"{_INPUT}.default_reward_fn_type", "rewards", t.reward),
-    *[
-        row
-        for name in ("temperature", "top_p", "top_k", "max_tokens")
-        for row in _tasks(f"rollout_args.{name}", _SAMPLING, t.sampling)
-    ],
-    *_tasks("data_selector.selector_type", "actor_train.data_args.shuffle", t.shuffle),
-    *_tasks("task_selector.selector_type", "actor_train.data_args.shuffle", t.shuffle),
-    *_no_tasks(
-        "data_selector.seed data_selector.feature_keys data_selector.kwargs task_selector.seed "
-        "task_selector.feature_keys task_selector.kwargs",
-        "the order follows from seed",
-    ),
-    converted(
-        f"{_INPUT}.eval_tasksets.*.path",
-        "validation.data_args",
-        t.eval_files,
-        "several sets are played as one; of a folder: the files of the split",
-    ),
-    converted(
-        f"{_INPUT}.eval_tasksets.*.format", "validation.data_args, agent_system_template", t.eval_files
-    ),
-    *[
-        converted(f"{_INPUT}.eval_tasksets.*.{name}", "validation.generating_args", t.eval_files)
-        for name in ("rollout_args", "repeat_times")
-    ],
-    *[
-        converted(f"{_INPUT}.eval_tasksets.*.{name}", "", t.eval_workflow, "as in training")
-        for name in ("default_workflow_type", "default_reward_fn_type", "workflow_args", "reward_fn_args")
-    ],
-    converted(f"{_INPUT}.default_eval_workflow_type", "", t.eval_workflow, "as in training"),
-    *_no_tasks(
-        "storage_type",
-        "prompts are read from files",
-        applies=lambda v, p: v in ("file", "queue"),
-        condition="file",
-    ),
-    *[
-        refused(
-            f"{_INPUT}.{section}.storage_type", "only file is there: export the table to JSONL or Parquet"
-        )
-        for section in ("taskset", "tasksets.*", "eval_tasksets.*")
-    ],
-    *_no_tasks("split subset_name", "is part of path's conversion"),
-    *_no_tasks("rollout_args.logprobs", "they are always recorded"),
-    *_no_tasks("rollout_args.n", "follows from algorithm.repeat_times"),
-    *no_effect(f"{_INPUT}.eval_tasksets.*.name", "held-out prompts are named after the task set"),
-    *no_effect(f"{_INPUT}.eval_tasksets", "no file is named", applies=lambda v, p: not v, condition="empty"),
-    *no_effect(f"{_INPUT}.tasksets", "no file is named", applies=lambda v, p: not v, condition="empty"),
-    *no_effect(
-        f"{_INPUT}.taskset.repeat_times {_INPUT}.tasksets.*.repeat_times", "is algorithm.repeat_times"
-    ),
-    *_no_tasks(
-        "format.prompt_type format.messages_key format.tools_key format.chat_template format.enable_thinking "
-        "format.chosen_key format.rejected_key format.enable_concatenated_multi_turn",
-        _CHAT,
-    ),
-    *[
-        row
-        for name, reason in (
-            ("system_prompt_key", "is not there: put a system message into the rows' `messages`"),
-            ("reply_prefix", "is not there: a reply begins where the model begins it"),
-            ("workflow_key", "is not there: rows with a `tag` belong to domains of `rewards` (docs/rlvr.md)"),
-            (
-                "reward_fn_key",
-                "is not there: rows with a `tag` belong to domains of `rewards` (docs/rlvr.md)",
-            ),
-        )
-        for section in ("taskset", "tasksets.*")
-        for row in (
-            refused(
-                f"{_INPUT}.{section}.format.{name}",
-                reason,
-                applies=lambda v, p: bool(v),
-                condition="with a value",
-            ),
-            *no_effect(f"{_INPUT}.{section}.format.{name}", "says nothing"),
-        )
-    ],
-    *_no_tasks("enable_progress_bar max_retry_times max_retry_interval", _READING),
-    *_no_tasks("index is_eval batch_size total_epochs total_steps ray_namespace", _FOLLOWS),
+    *TASK_ROWS,
     # The experience buffer.
     renamed(f"{_BUFFER}.name", f"{_BUFFER}.name"),
     refused(
@@ -364,7 +240,7 @@ ROWS: tuple[Row, ...] = (
         condition="with a buffer",
     ),
     *no_effect("buffer.trainer_input.auxiliary_buffers", "is empty"),
-    *no_effect("buffer.explorer_output buffer.tokenizer_path buffer.cache_dir", _FOLLOWS),
+    *no_effect("buffer.explorer_output buffer.tokenizer_path buffer.cache_dir", FOLLOWS),
     *no_effect(
         "data_processor.experience_pipeline.save_input data_processor.experience_pipeline.input_save_path",
         "every trajectory is kept in the run's folder",
@@ -422,6 +298,12 @@ ROWS: tuple[Row, ...] = (
         "explorer.over_rollout.wait_after_min explorer.over_rollout.return_partial_tasks "
         "explorer.dynamic_timeout explorer.max_inflight_batches",
         "the first complete groups make a batch, and stragglers go into the next",
+    ),
+    *no_effect(
+        "explorer.auxiliary_models",
+        "its model_path is the judge's model, which you serve: rewards.*.base_url",
+        applies=w.asks_judge,
+        condition="with a judge",
     ),
     refused(
         "explorer.auxiliary_models",
@@ -543,7 +425,14 @@ ROWS: tuple[Row, ...] = (
     ),
     *no_effect(
         "trainer.ulysses_sequence_parallel_size",
-        "sequences are not sharded; megatron can, by context_parallel_size",
+        "results are the same, but each device holds the activations of complete sequences, so many times "
+        "more than in Trinity: take a smaller max_token_len_per_gpu, or trainer_strategy: megatron with "
+        "context_parallel_size",
+        applies=lambda v, p: isinstance(v, int) and v > 1 and c.trainer(None, p) != "megatron_train",
+        condition="above 1, with fsdp",
+    ),
+    *no_effect(
+        "trainer.ulysses_sequence_parallel_size", "megatron shards sequences by context_parallel_size"
     ),
     *no_effect(
         "trainer.param_offload trainer.optimizer_offload trainer.grad_offload trainer.offload_policy",
@@ -553,7 +442,7 @@ ROWS: tuple[Row, ...] = (
         "trainer.save_hf_checkpoint trainer.save_strategy trainer.max_checkpoints_to_keep",
         "a checkpoint holds the model's folder, and is complete or not there",
     ),
-    *no_effect("trainer.name trainer.trust_remote_code", _FOLLOWS),
+    *no_effect("trainer.name trainer.trust_remote_code", FOLLOWS),
     *no_effect("trainer.enable_preview", "`envsdk view` shows episodes"),
     # Weights.
     *no_effect("synchronizer.sync_method", _BOTH, applies=_is_both, condition="in mode: both"),
@@ -576,7 +465,7 @@ ROWS: tuple[Row, ...] = (
     *no_effect(
         "synchronizer.group_name synchronizer.wait_for_checkpoint synchronizer.explorer_world_size "
         "synchronizer.ray_namespace",
-        _FOLLOWS,
+        FOLLOWS,
     ),
     # Records.
     converted("monitor.monitor_type", "trackers, tracker_args.*.project", c.trackers, "and jsonl"),
@@ -606,12 +495,12 @@ def _has_no_trainer(place: Place) -> bool:
 DEFAULTS: Mapping[str, Callable[[Place], Any]] = {
     "exp_name": lambda place: "rft",
     "output_dir": lambda place: c.folder(None, place)["output_dir"],
-    "num_return_sequences_in_group": lambda place: 1,
+    "num_return_sequences_in_group": lambda place: None if t.is_played(place) else 1,
     "max_steps": lambda place: t.max_steps(None, place)["max_steps"],
     "async_generation_ratio": lambda place: c.ahead(None, place).get("async_generation_ratio"),
     "eval_steps": lambda place: 100,
     "save_steps": lambda place: 0,
-    "actor_train.data_args.shuffle": lambda place: False,
+    "actor_train.data_args.shuffle": lambda place: None if t.is_played(place) else False,
     "actor_train.training_args.learning_rate": lambda place: 1e-6,
     "actor_train.training_args.weight_decay": lambda place: 0.01,
     "actor_train.strategy_args.strategy_name": lambda place: c.trainer(None, place),

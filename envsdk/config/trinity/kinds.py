@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from envsdk.config.foreign.row import Place
-from envsdk.config.trinity.tasks import tasksets, workflow_problem
+from envsdk.config.trinity.tasks import tasksets
+from envsdk.config.trinity.workflows import workflow_problem
 from envsdk.settings.problems import KeyPath, Problem
 
 SECTIONS = frozenset(
@@ -36,12 +37,31 @@ _MARKS: tuple[tuple[str, str], ...] = (
     ("cluster", "gpu_per_node"),
     ("explorer", "rollout_model"),
     ("explorer", "runner_per_model"),
+    ("trainer", "algorithm_type"),
+    ("data", "dataset_path"),
+    ("data", "format_config"),
 )
 """Keys that only Trinity's files have. `mode`, `buffer.trainer_input`, `explorer.name` and `synchronizer` are
 ours too."""
 _OURS = ("rollout_batch_size", "train_env_manager", "custom_envs", "rewards")
 """Keys that Trinity's files never have, and some of which every file of ours has, or a file it extends."""
 
+_FIRST_RELEASE: tuple[tuple[str, str], ...] = (
+    ("trainer", "algorithm_type"),
+    ("trainer", "sft_warmup_iteration"),
+    ("trainer", "sft_warmup_steps"),
+    ("data", "dataset_path"),
+    ("data", "format_config"),
+    ("buffer", "train_dataset"),
+    ("synchronizer", "sync_iteration_interval"),
+)
+_IS_OLD = (
+    "is a key of Trinity-RFT 0.1; files of 0.2 and later are read. Take the example of the same name from a "
+    "newer release, or write `data` as buffer.explorer_input.taskset (dataset_path: path, train_split: "
+    "split, format_config: format), trainer.algorithm_type as algorithm.algorithm_type, "
+    "explorer.repeat_times as algorithm.repeat_times, buffer.train_dataset as "
+    "buffer.trainer_input.experience_buffer, and leave trainer.trainer_config_path out"
+)
 _IMAGES = "is for images or video, and envsdk trains on text alone: take a file for a text model"
 _BOTH_LOSSES = (
     "{} trains on a file of demonstrations beside its own experiences, which is not there: imitate them "
@@ -60,9 +80,6 @@ _OTHER_ALGORITHMS: Mapping[str, str] = {
     "mix_chord": _BOTH_LOSSES,
     "on_policy_distill": _DISTILLS,
     "jsd": _DISTILLS,
-    "asymre": "{} is not there: opmd has the same loss, with the mean as its baseline",
-    "rec": "{} is not there: take grpo, or cispo, which clips on one side",
-    "sppo": "{} is not there: take grpo",
     "sapo": "{} is not there: take gspo",
 }
 _IMAGE_KEYS = ("image_key", "video_key")
@@ -80,6 +97,10 @@ def is_trinity_file(data: Mapping[str, Any]) -> bool:
 
 def kind_problems(data: Mapping[str, Any]) -> list[Problem]:
     """Why the file as a whole cannot be used: one problem, at the key that shows it; none if it can."""
+    place = Place((), data, True)
+    for top, old in _FIRST_RELEASE:
+        if place.get(top, old) is not None:
+            return [Problem((top, old), _IS_OLD)]
     if data.get("stages"):
         return [
             Problem(
@@ -115,11 +136,17 @@ def kind_problems(data: Mapping[str, Any]) -> list[Problem]:
         section = model.get(name)
         if isinstance(section, Mapping) and section.get("enable"):
             return [Problem(("model", name, "enable"), reason)]
-    if not tasksets(Place((), data, True)):
+    if not tasksets(place):
+        section = ("buffer", "explorer_input")
+        for inside in (section, (*section, "taskset"), (*section, "tasksets")):
+            given = place.get(*inside)
+            if given and not (inside == section and isinstance(given, Mapping)):
+                what = "must be a list of sections" if inside[-1] == "tasksets" else "must be a section"
+                return [Problem(inside, f"{what} with keys, not {given!r}")]
         reason = (
             "is missing: the trainer, too, says what is played; copy the section from the explorer's file"
         )
-        return [Problem(("buffer", "explorer_input", "taskset"), reason)]
+        return [Problem((*section, "taskset"), reason)]
     return []
 
 

@@ -99,6 +99,18 @@ async def test_messages_before_the_last_are_the_history(file: Path) -> None:
     await closed(host)
 
 
+@pytest.mark.parametrize("as_text", [False, True])
+async def test_the_tools_of_a_row_are_told_to_the_chat_template(tmp_path: Path, as_text: bool) -> None:
+    tools = [{"name": "buy", "parameters": {"type": "object"}}]
+    rows = [{**ROWS[0], "tools": json.dumps(tools) if as_text else tools}, {**ROWS[0], "tools": "none"}]
+    path = tmp_path / "tools.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    host = host_of(path)
+    assert (await asked(host, 0))[1] == {"tools": [{"type": "function", "function": tools[0]}]}
+    assert (await asked(host, 1))[1] == {}
+    await closed(host)
+
+
 async def test_tags_choose_rows_and_numbers_go_round(file: Path) -> None:
     host = host_of(file, tags=["sums"])
     seen = [(await asked(host, number))[0] for number in range(4)]

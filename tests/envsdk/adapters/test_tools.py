@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envsdk.adapters.tools import CallStatus, Tool, Toolbox, ToolError, ToolUnavailable, load_tool, tool
+from envsdk.adapters.tools.python_code import execute_python_code
 from envsdk.failures import ConfigurationError
+from envsdk.sandbox import SandboxUnavailable
 from envsdk.testing.strategies import AWKWARD_REPLIES
 
 OK = CallStatus.OK
@@ -295,3 +297,26 @@ def test_tools_are_found_in_the_working_directory(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     assert load_tool("tools_of_a_project:greet").name == "greet"
+
+
+def test_python_runs_in_a_sandbox_whose_failures_are_no_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    toolbox = Toolbox([tool(execute_python_code)])
+
+    def ask(code: str, **more: object) -> str:
+        call = {"name": "execute_python_code", "arguments": {"code": code, **more}}
+        answer = toolbox.answer(f"<tool_call>{json.dumps(call)}</tool_call>")
+        assert answer is not None
+        return answer.observation
+
+    assert ask("print(6 * 7)") == "<tool_response>\n42\n</tool_response>"
+    assert "ZeroDivisionError: division by zero\n(exit code 1)" in ask("1 / 0")
+    assert "(timeout reached)" in ask("while True: pass", timeout=0.5)
+    assert "Network is unreachable" in ask("import socket; socket.create_connection(('192.0.2.1', 80))")
+    assert "timeout: 1000000 is greater than the maximum" in ask("1", timeout=10**6)
+
+    def no_backend(name: str) -> None:
+        raise SandboxUnavailable(f"{name} is not installed")
+
+    monkeypatch.setattr("envsdk.adapters.tools.python_code.open_backend", no_backend)
+    with pytest.raises(ToolUnavailable, match="bubblewrap is not installed"):
+        ask("print(1)")

@@ -44,6 +44,14 @@ def test_whitening_leaves_out_failed_trajectories() -> None:
     assert not failed.any()
 
 
+def test_a_shifted_baseline_imitates_what_is_average_and_leaves_failed_trajectories_out() -> None:
+    args = AlgorithmArgs(grpo_normalize_std=False, adv_args={"baseline_shift": -0.25})
+    rewards = ([1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0])
+    samples = [make_sample(turn_rewards=each, valid=i < 2) for i, each in enumerate(rewards)]
+    first, second, failed = (set(each.advantages) for each in token_advantages(args, samples))
+    assert (first - {0.0}, second - {0.0}, failed) == ({0.75}, {-0.25}, {0.0})
+
+
 def test_grpo_gives_every_sampled_token_its_trajectorys_advantage() -> None:
     low, high = token_advantages(AlgorithmArgs(), [make_sample(), make_sample(turn_rewards=[3.0, 0.0, 2.0])])
     assert low.returns is None

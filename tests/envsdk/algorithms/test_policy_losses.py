@@ -48,6 +48,8 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("kimi15", {}),
     ("kimi15", {"pg_args": {"ratio_over": "behavior", "level": "token", "tau": 1.0}}),
     ("opmd", {}),
+    ("rec", {"pg_args": {"clip_low": 0.02, "clip_high": 0.02}}),
+    ("rec", {"pg_args": {"ratio_over": "proximal", "sides": "two", "clip_low": 0.1, "clip_high": 0.1}}),
 ]
 
 
@@ -164,6 +166,13 @@ class Loop:
         group = self.members(t, self.sequences) if self.own["level"] == "sequence" else np.array([t])
         return self.weighted(t, min(1.0, np.prod(np.exp(self.now[group]) / np.exp(self.base[group]))))
 
+    def rec(self, t: int):
+        own, ratio = self.own, np.exp(self.now[t] - self.base[t])
+        high, low = ratio > 1 + own["clip_high"], ratio < 1 - own["clip_low"]
+        if own["sides"] == "one":
+            high, low = high and self.advantages[t] > 0, low and self.advantages[t] < 0
+        return self.weighted(t, float(not (high or low)))
+
     def kimi15(self, t: int):
         tau, group = self.own["tau"], self.members(t, self.sequences)
         d = self.now[t] - self.base[t]
@@ -223,6 +232,8 @@ REDUCTIONS = [
     ("kimi15", {"tau": 0.0}, "vanilla", {}, as_they_are),
     ("kimi15", {"level": "sequence"}, "kimi15", {"level": "token"}, one_token_per_sequence),
     ("opmd", {"tau": 0.0}, "vanilla", {}, as_they_are),
+    ("rec", {}, "vanilla", {}, fresh),
+    ("rec", {"sides": "two", **WIDE}, "vanilla", {}, as_they_are),
 ]  # fmt: skip
 
 
@@ -367,7 +378,7 @@ def test_a_registration_and_its_declared_settings_are_the_same_model(variant: st
 @pytest.mark.parametrize(
     ("variant", "ratio"),
     [("ppo", "proximal"), ("vanilla", None), ("decoupled_ppo", "proximal"),
-     ("cispo", "behavior"), ("opmd", None)],
+     ("cispo", "behavior"), ("opmd", None), ("rec", "behavior")],
 )  # fmt: skip
 def test_a_loss_states_the_policy_below_its_ratio(variant: str, ratio: str | None) -> None:
     assert own_args(make(variant)).ratio == ratio

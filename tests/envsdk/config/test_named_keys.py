@@ -36,9 +36,10 @@ OF_FILES = {
 OF_OTHERS = {
     *("num_inputs", "init_method", "assistant_only_loss", "gcs_server"),
     *("get_sample_level_mask", "compute_sample_weights", "use_vllm", "cost_tracking"),
+    *("actor_rollout_ref", "loss_fn"),
 }
-"""A shape, an argument of torch's, settings of TRL's and of an agent's, a process of Ray's, functions of
-ROLL's."""
+"""A shape, an argument of torch's, settings of TRL's, verl's, NeMo RL's and an agent's, a process of Ray's,
+functions of ROLL's."""
 
 
 @cache

@@ -31,7 +31,7 @@ def keys(**changes: Any) -> dict[str, Any]:
         "response_length": 50,
         "rewards": {
             "math_rule": {"worker_cls": "math", "tag_included": ["aime"], "world_size": 2},
-            "code": {"worker_cls": "code", "tag_included": ["KodCode"], "reward_type": "soft"},
+            "code": {"worker_cls": "code", "tag_included": ["KodCode", "code"], "reward_type": "soft"},
         },
         "actor_train": {"data_args": {"file_name": "train.jsonl"}},
         "validation": {"data_args": {"file_name": ["val.jsonl"]}},

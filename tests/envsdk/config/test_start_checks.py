@@ -49,9 +49,28 @@ def test_rows_that_are_never_asked_are_noted_once(tmp_path: Path) -> None:
     assert unclaimed.endswith("belong to no domain that is asked: poems (2)")
 
 
+@pytest.mark.parametrize("num_scored", [0, 5])
+def test_rows_that_no_response_can_be_scored_for_are_a_problem_or_noted(
+    tmp_path: Path, num_scored: int
+) -> None:
+    config = loaded(tmp_path, *["sums"] * 10, "words")
+    rows = [
+        {"prompt": "1", "tag": "sums", "ground_truth": "1" if n < num_scored else None} for n in range(10)
+    ]
+    words = {"prompt": "1", "tag": "words", "ground_truth": "1"}
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in [*rows, words]))
+    if num_scored:
+        check_start(config)
+        (note,) = prompt_notes(config)
+        assert note.startswith("5 of 10 rows of ")
+    else:
+        with pytest.raises(ConfigurationError, match=r"no row of .*rows.jsonl can be scored; .*:1: it"):
+            check_start(config)
+
+
 def test_a_domain_without_a_row_is_a_problem_of_the_start(tmp_path: Path) -> None:
     config = loaded(tmp_path, "sums")
-    with pytest.raises(ConfigurationError, match=r"words: no row of .* has the tag words, words"):
+    with pytest.raises(ConfigurationError, match=r"words: no row of .* has the tag words; tags there: sums"):
         check_start(config)
 
 

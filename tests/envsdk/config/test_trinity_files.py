@@ -15,6 +15,7 @@ from envsdk.config.trinity.keys import DEFAULTS, ROWS
 from envsdk.config.trinity.kinds import is_trinity_file
 from envsdk.failures import ConfigurationError
 from tests.envsdk.config.dialect_pages import table
+from tests.envsdk.config.trinity_examples import GROUPS, examples_table
 
 PAGE = Path(__file__).parents[3] / "docs" / "coming-from-trinity.md"
 REFERENCE = sorted((Path(__file__).parent / "reference").glob("trinity-*.yaml"))
@@ -246,9 +247,9 @@ def test_a_right_answer_is_worth_1_and_a_wrong_one_less_1_with_math_dapo_reward(
 
 
 def test_a_reward_given_on_top_takes_the_place_of_one_that_is_not_there() -> None:
-    reward = "buffer.explorer_input.default_reward_fn_type=countdown_reward"
+    reward = "buffer.explorer_input.default_reward_fn_type=my_reward"
     message = refusal(reward)
-    assert "buffer.explorer_input.default_reward_fn_type (override): the reward countdown_reward" in message
+    assert "buffer.explorer_input.default_reward_fn_type (override): the reward my_reward" in message
     assert "rewards.gsm8k.worker_cls=package.module:Class" in message
     prompt = "buffer.explorer_input.taskset.format.system_prompt=Be brief."
     loaded = config(reward, prompt, "rewards.gsm8k.worker_cls=exact")
@@ -386,6 +387,13 @@ def test_reuse_is_for_programs_of_their_own() -> None:
         ("algorithm.algorithm_type=mix", "algorithm.algorithm_type", "demonstrations"),
         ("algorithm.algorithm_type=grpoo", "algorithm.algorithm_type", "there are ppo, grpo"),
         ("algorithm.advantage_fn=clipb", "algorithm", "clipb"),
+        ("trainer.algorithm_type=ppo", "trainer.algorithm_type", "files of 0.2 and later are read"),
+        ("data={dataset_path: openai/gsm8k}", "data.dataset_path", "a key of Trinity-RFT 0.1"),
+        (
+            "buffer.explorer_input.eval_tasksets=[a]",
+            "eval_tasksets",
+            "a list of sections with keys, not ['a']",
+        ),
         ("algorithm.policy_loss_fn_args={clip: 1}", "policy_loss_fn_args", "clip"),
         ("algorithm.kl_loss_fn=abs", "kl_loss_fn", "k1, k2, k3"),
         ("mode=colocate", "mode", "take both"),
@@ -395,9 +403,9 @@ def test_reuse_is_for_programs_of_their_own() -> None:
         ("buffer.explorer_input.taskset.format.image_key=images", "image_key", "text alone"),
         ("buffer.explorer_input.taskset.storage_type=sql", "storage_type", "JSONL or Parquet"),
         (
-            "buffer.explorer_input.default_workflow_type=alfworld_workflow",
+            "buffer.explorer_input.default_workflow_type=sciworld_workflow",
             "default_workflow_type",
-            "ALFWorld",
+            "wrap it as an environment",
         ),
         ("buffer.explorer_input.default_workflow_type=my.own.Flow", "default_workflow_type", "environment"),
         ("buffer.explorer_input.taskset.workflow_args={turns: 3}", "taskset.workflow_args", "has turns"),
@@ -415,6 +423,208 @@ def test_what_is_refused_says_what_to_do(override: str, key: str, words: str) ->
     assert key in message
     assert words in message
     assert "1 problem\n" in message
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "words"),
+    [
+        ({"taskset": "abc"}, "explorer_input.taskset", "a section with keys, not 'abc'"),
+        ({"tasksets": ["a"]}, "explorer_input.tasksets", "a list of sections with keys, not ['a']"),
+        ("abc", "buffer.explorer_input", "a section with keys, not 'abc'"),
+        ({}, "explorer_input.taskset", "copy the section"),
+    ],
+)
+def test_what_is_no_task_set_is_named_where_it_stands(section: Any, key: str, words: str) -> None:
+    message = refusal(buffer={**yaml.safe_load(FILE)["buffer"], "explorer_input": section})
+    assert key in message
+    assert words in message
+    assert "1 problem\n" in message
+
+
+def playing(workflow: str, *overrides: str, **args: Any) -> LoadedConfig:
+    """The file above, with another workflow."""
+    buffer = yaml.safe_load(FILE)["buffer"]
+    section = buffer["explorer_input"]
+    section["default_workflow_type"] = workflow
+    for each in (section["taskset"], *section["eval_tasksets"]):
+        each |= {"workflow_args": args} if args else {}
+    return load(*overrides, buffer=buffer)
+
+
+def test_frozen_lakes_are_a_tag_for_each_size_that_the_rows_have(tmp_path: Path) -> None:
+    rows = [{"seed": n, "size": 3 + n % 2, "p": 0.7} for n in range(20)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    loaded = playing("frozen_lake_workflow", agent_max_steps=12, env_max_steps=8, is_slippery=True).config
+    assert list(loaded.custom_envs) == ["gsm8k-3", "gsm8k-4"]
+    lake = loaded.custom_envs["gsm8k-4"]
+    assert (lake.env_type, lake.max_steps) == ("envsdk/FrozenLake-v1", 12)
+    assert {name: lake.env_config[name] for name in ("size", "p", "is_slippery", "random_start")} == {
+        "size": 4,
+        "p": 0.7,
+        "is_slippery": True,
+        "random_start": True,
+    }
+    manager = loaded.train_env_manager
+    assert (manager.tags, manager.group_size, manager.num_env_groups) == (["gsm8k-3", "gsm8k-4"], 4, 5)
+    assert (loaded.rollout_batch_size, loaded.num_train_groups) == (5 * 4, 5)
+    assert (loaded.sequence_length, loaded.max_response_tokens("gsm8k-3")) == (256, 64)
+    assert loaded.max_steps == 3 * 20 // 5
+    assert (loaded.val_env_manager.group_size, loaded.val_batch_size) == (2, 20 * 2)
+    assert not loaded.rewards
+
+
+def test_an_evaluation_on_the_same_environments_plays_another_split_of_the_same_tags() -> None:
+    same = {"name": "gsm8k", "path": "rows.jsonl"}
+    given = yaml.safe_load(FILE)["buffer"]
+    given["explorer_input"] |= {"default_workflow_type": "webshop_workflow", "taskset": same}
+    given["explorer_input"]["eval_tasksets"] = [{**same, "split": "test"}]
+    loaded = load(buffer=given).config
+    assert (loaded.train_env_manager.tags, loaded.val_env_manager.tags) == (["gsm8k"], ["gsm8k_val"])
+    given["explorer_input"]["default_workflow_type"] = "frozen_lake_workflow"
+    loaded = load(buffer=given).config
+    assert loaded.train_env_manager.tags == loaded.val_env_manager.tags == [f"gsm8k-{n}" for n in range(2, 6)]
+
+
+def test_alfworlds_games_are_where_the_rows_say(tmp_path: Path) -> None:
+    game = "/data/alf/json_2.1.1/train/a/b/game.tw-pddl"
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"game_file": game, "target": ""}) + "\n")
+    format_ = "buffer.explorer_input.taskset.format.prompt_key=game_file"
+    loaded = playing("step_wise_alfworld_workflow", format_, "buffer.total_steps=1", max_env_steps=30).config
+    assert loaded.custom_envs["gsm8k"].env_config == {
+        "max_steps": 30,
+        "split": "train",
+        "data_dir": "/data/alf",
+    }
+    assert loaded.custom_envs["gsm8k-eval_val"].env_config["split"] == "valid_seen"
+
+
+def test_a_batch_of_episodes_counts_tasks_where_experiences_are_turns() -> None:
+    given = ["algorithm.algorithm_type=multi_step_grpo", "buffer.train_batch_size=3840"]
+    step_norm = "algorithm.advantage_fn_args={enable_step_norm: true}"
+    loaded = playing("alfworld_workflow", *given, "buffer.total_steps=1", step_norm).config
+    assert loaded.rollout_batch_size == 5 * 4
+    assert loaded.algorithm.loss_agg_mode == "seq-mean-token-mean"
+
+
+@pytest.mark.parametrize(
+    ("workflow", "turns"), [("agentscope_react_workflow", 10), ("agentscopev0_react_math_workflow", 5)]
+)
+def test_an_agent_with_python_is_prompts_with_a_tool(workflow: str, turns: int) -> None:
+    loaded = playing(workflow).config
+    env = loaded.custom_envs["gsm8k"]
+    assert (env.env_type, env.max_steps) == ("envsdk/ToolUse-v1", turns)
+    assert env.env_config["env"] == "envsdk/Prompts-v1"
+    inside = env.env_config["env_config"]
+    assert inside["reward"] == {"worker_cls": "math", "extract": ["boxed"]}
+    assert inside["columns"] == {"prompt": "question", "ground_truth": "answer"}
+    assert env.env_config["tools"] == ["envsdk.adapters.tools.python_code:execute_python_code"]
+    assert loaded.max_steps == 3 * 20 // 5
+
+
+def test_an_agent_that_searches_needs_a_judge_for_each_of_its_tags() -> None:
+    model = "explorer.auxiliary_models=[{model_path: some/judge}]"
+    loaded = playing("agentscope_v1_react_search_workflow", model, search_client_type="tavily", max_turns=7)
+    config = loaded.config.custom_envs["gsm8k"].env_config
+    assert config["mcp_servers"]["search"]["command"][-1] == "tavily-mcp@latest"
+    assert config["env_config"]["reward"] == {"worker_cls": "judge", "prompt": "match", "model": "some/judge"}
+    lacking = [note.partition(":")[0] for note in loaded.machine_notes]
+    assert lacking == [
+        f"custom_envs.{tag}.env_config.env_config.reward.base_url" for tag in ("gsm8k", "gsm8k-eval_val")
+    ]
+
+
+def test_a_rubric_is_judged_by_the_auxiliary_model_at_an_address_that_is_given() -> None:
+    model = "explorer.auxiliary_models=[{model_path: some/judge}]"
+    loaded = playing("rubric_judge_workflow", model)
+    assert loaded.config.rewards["gsm8k"].settings == {"prompt": "rubric", "model": "some/judge"}
+    assert [note for note in loaded.machine_notes if note.startswith("rewards.gsm8k.base_url: is missing")]
+    given = playing("rubric_judge_workflow", model, "rewards.gsm8k.base_url=run")
+    assert given.config.rewards["gsm8k"].settings["base_url"] == "run"
+    assert not given.machine_notes
+
+
+def test_a_judge_behind_an_api_is_where_the_variable_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE", "http://127.0.0.1:9/v1")
+    args = {"judge_model_name": "big", "judge_api_base_url_env": "JUDGE", "judge_api_key_env": "KEY"}
+    loaded = playing("rubric_judge_openai_workflow", **args)
+    assert loaded.config.rewards["gsm8k"].settings == {
+        "prompt": "rubric",
+        "model": "big",
+        "base_url": "http://127.0.0.1:9/v1",
+        "api_key_env": "KEY",
+    }
+    assert not loaded.machine_notes
+
+
+def test_tool_calls_are_asked_for_behind_the_prompt_because_rows_have_a_system_message() -> None:
+    loaded = playing("toolcall_workflow").config
+    assert loaded.rewards["gsm8k"].worker_cls == "tool_calls"
+    assert loaded.custom_envs["gsm8k"].agent_template.startswith("{observation}\n\nThink first")
+    assert loaded.custom_envs["gsm8k"].agent_system_template == ""
+
+
+def test_countdown_and_the_penalty_on_length_have_rewards_here() -> None:
+    reward = "buffer.explorer_input.default_reward_fn_type"
+    assert config(f"{reward}=countdown_reward").rewards["gsm8k"].worker_cls == "countdown"
+    args = "{enable_overlong_penalty: true, penalty_factor: 0.5, max_response_length: 60, cache_length: 20}"
+    parts = (
+        config(f"{reward}=math_dapo_reward", f"buffer.explorer_input.taskset.reward_fn_args={args}")
+        .rewards["gsm8k"]
+        .settings["parts"]
+    )
+    assert parts["length"] == {"worker_cls": "length", "weight": 0.5, "max_length": 240, "buffer": 80}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "expected"),
+    [
+        (
+            {"algorithm_type": "asymre", "policy_loss_fn_args": {"tau": 0}},
+            {"pg_variant": "opmd", "adv_args": {"baseline_shift": -0.1}, "kl_loss_coef": 0.0},
+        ),
+        (
+            {"algorithm_type": "sppo", "policy_loss_fn_args": {"epsilon": 0.25}},
+            {
+                "pg_variant": "rec",
+                "pg_args": {"ratio_over": "behavior", "sides": "two", "clip_low": 0.2, "clip_high": 0.25},
+            },
+        ),
+        ({"algorithm_type": "rec"}, {"pg_variant": "vanilla", "grpo_normalize_std": False}),
+        (
+            {"algorithm_type": "rec", "policy_loss_fn_args": {"clip_mode": "one-side", "epsilon_low": 0.1}},
+            {
+                "pg_variant": "rec",
+                "pg_args": {"ratio_over": "behavior", "sides": "one", "clip_low": 0.1, "clip_high": 0.2},
+            },
+        ),
+    ],
+    ids=str,
+)
+def test_losses_that_weigh_no_token_stay_unweighted(
+    algorithm: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    keys = config(algorithm={"repeat_times": 4, **algorithm}).algorithm
+    assert {name: getattr(keys, name) for name in expected} == expected
+    assert keys.train_infer_correction.is_weight.enabled is False
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"), [("fsdp2", "activations of complete"), ("megatron", "shards")]
+)
+def test_sequences_that_trinity_shards_are_no_silent_difference(strategy: str, words: str) -> None:
+    given = {"trainer_strategy": strategy, "ulysses_sequence_parallel_size": 2}
+    loaded = load("model.model_path=some/model", trainer=given)
+    assert words in loaded.without_effect["trainer.ulysses_sequence_parallel_size"][1]
+
+
+def test_an_explorer_may_bring_a_task_set_of_its_own() -> None:
+    path = REFERENCE[0]
+    assert path.name == "trinity-explorer-new.yaml"
+    own = ["buffer.explorer_input.taskset.name=letters", "buffer.explorer_input.taskset.path=rows.jsonl"]
+    job, other = load_config(path, to_explain=True).config, load_config(path, own, to_explain=True).config
+    assert (job.train_env_manager.tags, other.train_env_manager.tags) == (["gsm8k"], ["letters"])
+    assert other.custom_envs["letters"].env_config["files"] == ["rows.jsonl"]
+    assert (other.run_folder, other.buffer) == (job.run_folder, job.buffer)
 
 
 def test_a_trainer_needs_the_tasks_too() -> None:
@@ -473,6 +683,21 @@ def test_a_file_of_ours_with_a_mode_and_a_buffer_stays_ours() -> None:
     assert not is_trinity_file({**names, "buffer": {"batch_size": 4}, "rollout_batch_size": 4})
     assert not is_trinity_file({**names, "model": {"model_path": "x"}, "project": "y"})
     assert is_trinity_file({**names, "buffer": {"batch_size": 4}})
+
+
+def why_refused(overrides: tuple[str, ...]) -> str:
+    """What is said of a file of this form; empty where it loads."""
+    try:
+        load(*overrides)
+    except ConfigurationError as error:
+        (line,) = str(error).splitlines()[1:]
+        return line.partition("): ")[2]
+    return ""
+
+
+def test_the_page_says_which_example_files_load_and_why_others_do_not() -> None:
+    assert examples_table(why_refused) in PAGE.read_text(), "write what it returns into the page"
+    assert len({name for names, _ in GROUPS for name in names.split()}) == 54
 
 
 def test_the_page_lists_every_key_of_the_table() -> None:

@@ -70,6 +70,20 @@ def test_a_domain_goes_before_a_tag() -> None:
     assert key_of({"domain": ["Algebra"]}) == ""
 
 
+def test_a_column_with_the_system_message_goes_first_unless_the_chat_has_one() -> None:
+    turns = [{"from": "user", "value": "Book it."}, {"from": "function_call", "value": "[]"}]
+    row = {
+        "raw_system": "You call tools.",
+        "conversations": [*turns, {"from": "observation", "value": "done"}],
+    }
+    row["conversations"].append(turns[0])
+    messages, _ = standard_row(row, {})
+    assert [each["role"] for each in messages] == ["system", "user", "assistant", "tool", "user"]
+    assert messages[0]["content"] == "You call tools."
+    own = [{"role": "system", "content": "Mine."}, USER]
+    assert standard_row({"system": "Theirs.", "messages": own}, {})[0] == own
+
+
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
@@ -86,7 +100,7 @@ def test_a_domain_goes_before_a_tag() -> None:
             {"messages": [USER, {"role": "system", "content": "Be brief."}, USER]},
             "a system message that is",
         ),
-        ({"messages": [{"role": "tool", "content": "4"}]}, "a message has the role 'tool'"),
+        ({"messages": [{"role": "critic", "content": "4"}]}, "a message has the role 'critic'"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "images cannot be shown"),
     ],
 )

@@ -272,6 +272,19 @@ async def test_a_score_is_scaled(server: ChatServer, load: Load) -> None:
         await score(judge, "other")
 
 
+async def test_a_rubric_of_the_row_is_what_the_judge_rates_by(server: ChatServer, load: Load) -> None:
+    server.behavior.reply = lambda messages: "Score: 6"
+    rubric = [{"description": "Names the city.", "weight": 5, "title": "city"}, "Is brief."]
+    judge = load(prompt="rubric")
+    assert (await judge.score_async(sample(row={"rubric": rubric}))).value == 0.6
+    asked = server.behavior.bodies[0]["messages"][0]["content"]
+    assert "Criteria:\n- Names the city. (weight 5)\n- Is brief.\n" in asked
+    with pytest.raises(RewardError, match="it has no rubric"):
+        await score(judge)
+    assert judge.problem(ROW) == "it has no rubric"
+    assert load().problem(ROW) is None
+
+
 async def test_a_template_of_ones_own_and_a_system_message(
     server: ChatServer, load: Load, tmp_path: Path
 ) -> None:

@@ -1,0 +1,112 @@
+"""The example files of Trinity-RFT 0.5.2 by what they ask for, and the table of what becomes of them.
+
+The files themselves are Trinity's and not here: each group names them with the settings, on top of a file of
+the same form, that decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+_KIND = "algorithm.algorithm_type"
+_WORKFLOW = "buffer.explorer_input.default_workflow_type"
+_REWARD = "buffer.explorer_input.default_reward_fn_type"
+_STEPS = "buffer.total_steps=1"
+_JUDGE = "explorer.auxiliary_models=[{model_path: judge}]"
+
+GROUPS: Sequence[tuple[str, tuple[str, ...]]] = (
+    ("async_gsm8k/explorer async_gsm8k/trainer grpo_gsm8k/gsm8k grpo_lora_gsm8k/gsm8k", ()),
+    ("cispo_gsm8k/gsm8k", (f"{_KIND}=cispo",)),
+    ("opmd_gsm8k/opmd_gsm8k", (f"{_KIND}=opmd",)),
+    ("topr_gsm8k/gsm8k", (f"{_KIND}=topr",)),
+    ("asymre_gsm8k/gsm8k", (f"{_KIND}=asymre",)),
+    ("sppo_gsm8k/gsm8k", (f"{_KIND}=sppo",)),
+    ("rec_gsm8k/gsm8k", (f"{_KIND}=rec",)),
+    ("asymre_math/math bots/random", (f"{_KIND}=asymre", f"{_WORKFLOW}=math_boxed_workflow")),
+    ("dapo_math/dapo", (f"{_WORKFLOW}=math_boxed_workflow", f"{_REWARD}=math_dapo_reward")),
+    (
+        "grpo_math/math",
+        (
+            f"{_WORKFLOW}=math_rm_workflow",
+            f"{_REWARD}=rm_gallery_reward",
+            "buffer.explorer_input.taskset.reward_fn_args={reward_name: math_verify_reward}",
+        ),
+    ),
+    (
+        "ppo_countdown/countdown ppo_countdown_exp_replay/countdown ppo_countdown_megatron/countdown",
+        (f"{_KIND}=ppo", f"{_REWARD}=countdown_reward"),
+    ),
+    ("grpo_toolcall/toolace", (f"{_WORKFLOW}=toolcall_workflow",)),
+    ("grpo_rubric_as_reward/rubric", (f"{_WORKFLOW}=rubric_judge_workflow", _JUDGE)),
+    ("grpo_gsm8k_ruler/gsm8k_ruler", (f"{_WORKFLOW}=math_ruler_workflow", _JUDGE)),
+    ("grpo_frozen_lake/frozen_lake", (f"{_WORKFLOW}=frozen_lake_workflow", _STEPS)),
+    (
+        "agentscope_frozenlake/frozenlake_agent",
+        (f"{_WORKFLOW}=examples.agentscope_frozenlake.workflow.FrozenLakeWorkflow", _STEPS),
+    ),
+    ("grpo_alfworld/alfworld", (f"{_WORKFLOW}=alfworld_workflow", _STEPS)),
+    (
+        "grpo_alfworld_general_multi_step/alfworld",
+        (f"{_KIND}=multi_step_grpo", f"{_WORKFLOW}=step_wise_alfworld_workflow", _STEPS),
+    ),
+    ("grpo_webshop/webshop", (f"{_WORKFLOW}=webshop_workflow", _STEPS)),
+    ("agentscope_react/gsm8k", (f"{_WORKFLOW}=agentscope_react_workflow",)),
+    ("agentscope_tool_react/agentscopev1_tool_react_dapo", (f"{_WORKFLOW}=agentscope_react_math_workflow",)),
+    (
+        "agentscope_tool_react/agentscopev0_tool_react_dapo "
+        "agentscope_tool_react/agentscopev0_tool_react_gsm8k",
+        (f"{_WORKFLOW}=agentscopev0_react_math_workflow",),
+    ),
+    (
+        "agentscope_websearch/agentscopev1_websearch_agent",
+        (f"{_WORKFLOW}=agentscope_v1_react_search_workflow", _JUDGE),
+    ),
+    ("RAFT_alfworld/RAFT_alfworld_7B RAFT_alfworld/RAFT_reflect_alfworld_7B", (f"{_KIND}=raft",)),
+    ("bench/external_model", ("model.external_model={enable: true}",)),
+    ("bots/bots", ("buffer.explorer_input.taskset.data_selector={selector_type: difficulty_based}",)),
+    ("bots/ref_eval_collect", (f"{_WORKFLOW}=bots_ref_eval_collect_math_boxed_workflow",)),
+    ("dpo_human_in_the_loop/dpo dpo_humanlike/dpo", (f"{_KIND}=dpo",)),
+    ("entropy/clipb", ("algorithm.advantage_fn=clipb",)),
+    ("entropy/clipv", ("algorithm.advantage_fn=clipv",)),
+    ("grpo_email_search/email_search", (f"{_WORKFLOW}=email_search_workflow",)),
+    (
+        "grpo_gsm8k_experience_pipeline/gsm8k",
+        ("data_processor.experience_pipeline.operators=[{name: data_juicer}]",),
+    ),
+    ("grpo_gsm8k_task_pipeline/gsm8k", ("data_processor.task_pipeline={operators: [{name: x}]}",)),
+    ("grpo_gsm8k_trainable_ruler/gsm8k_ruler", (f"{_WORKFLOW}=math_trainable_ruler_workflow",)),
+    ("grpo_sciworld/sciworld", (f"{_WORKFLOW}=sciworld_workflow",)),
+    ("grpo_vlm/vlm mix_vlm/mix_vlm", ("buffer.explorer_input.taskset.format.image_key=images",)),
+    (
+        "learn_to_ask/train",
+        (f"{_WORKFLOW}=examples.learn_to_ask.workflow.workflow_learn2ask.Learn2AskWorkflow",),
+    ),
+    ("mix_chord/mix_chord mix_chord/mix_chord_toolace", (f"{_KIND}=mix_chord",)),
+    ("mix_math/mix_math", (f"{_KIND}=mix",)),
+    ("opd_gsm8k/opd_gsm8k", (f"{_KIND}=on_policy_distill",)),
+    ("opd_gsm8k/opd_gsm8k_jsd", (f"{_KIND}=jsd",)),
+    ("sft_mot/sft", (f"{_KIND}=sft",)),
+    ("tinker/tinker", ("model.tinker={enable: true}",)),
+)
+
+
+def examples_table(reason: Callable[[tuple[str, ...]], str]) -> str:
+    """Markdown: how many files load, and the others with `reason(overrides)`, empty for those that load."""
+    loading: list[str] = []
+    refused: dict[str, list[str]] = {}
+    for names, overrides in GROUPS:
+        files = [f"`{name}.yaml`" for name in names.split()]
+        if why := reason(overrides):
+            refused.setdefault(why, []).extend(files)
+        else:
+            loading += files
+    num_refused = sum(map(len, refused.values()))
+    lines = [
+        f"{len(loading)} of the {len(loading) + num_refused} load: {', '.join(loading)}. The others:",
+        "",
+    ]
+    lines += ["| file in `examples/` | why not, and what to do |", "| --- | --- |"]
+    return "\n".join(
+        lines
+        + [f"| {', '.join(files)} | {why.replace('|', chr(92) + '|')} |" for why, files in refused.items()]
+    )
