@@ -150,7 +150,7 @@ test-postgres: install ## Run the tests of the buffer on a PostgreSQL server of 
 	$(BIN)/python -m tests.postgres_server $(BIN)/python -m pytest -m postgres tests
 
 .PHONY: test-cluster
-test-cluster: install ## Run the tests on a Ray cluster of several nodes, in network namespaces where they are allowed; minutes
+test-cluster: install ## Run the tests on a Ray cluster of several nodes, in network namespaces where they are allowed; one needs redis-server
 	ENVSDK_TEST_CLUSTER=1 $(BIN)/python -m pytest -v -m cluster tests/cluster
 
 .PHONY: test-docker
@@ -221,15 +221,14 @@ $(VLLM_INSTALLED): pyproject.toml constraints-vllm.txt
 	@touch $@
 
 .PHONY: test-openenv
-test-openenv: $(OPENENV_INSTALLED) ## Run the tests that need OpenEnv's own package, in .venv-openenv, which takes 0.5 GB
+test-openenv: $(OPENENV_INSTALLED) ## Run the tests that need OpenEnv's own package, in .venv-openenv, which takes 0.7 GB
 	$(OPENENV_BIN)/python -m pytest -m openenv tests/openenv_package
 
-# Its package asks for gradio, of other versions than the project's: its core and its protocol do without.
+# Its package asks for gradio and fastmcp, of other versions than the project's.
 $(OPENENV_INSTALLED): pyproject.toml constraints-openenv.txt
 	@$(OPENENV_BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(OPENENV_VENV)
 	$(OPENENV_BIN)/python -m pip install -c constraints-openenv.txt -e '.[openenv,testing]' \
-		fastapi fastmcp pytest-asyncio pytest-timeout requests
-	$(OPENENV_BIN)/python -m pip install -c constraints-openenv.txt --no-deps openenv-core
+		openenv pytest-asyncio pytest-timeout
 	@touch $@
 
 .PHONY: test-adapters

@@ -2,20 +2,22 @@
 
     python benchmarks/audit_run.py runs/NAME [MORE ...] [--finished] [--json]
 
-It reads batches, discarded trajectories, metrics, checkpoints and, of a job with explorers, the buffer
-(SQLite). Each line of its answer names a broken promise, where, and the evidence; the exit code is then 1.
-What cannot be read is such a line too, and the rest is judged without it.
+It reads batches, discarded trajectories, metrics, checkpoints with their weights and, of a job with
+explorers, the buffer (SQLite). Each line of its answer names a broken promise, where, and the evidence; the
+exit code is then 1. What cannot be read is such a line too, and the rest is judged without it.
 `--finished` also asks for everything that a run which ended in success has.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import re
 import sqlite3
 import sys
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -24,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import yaml
 
@@ -89,6 +92,15 @@ def read(folder: Path) -> Run:
     """Everything that the audit looks at. What cannot be read is a finding."""
     run = Run(folder, {}, [], [], [], {}, [])
     run.config = _read_config(run)
+    # What a run that goes on writes last is read first: a checkpoint has its metrics, and these their batch.
+    for path in sorted((folder / "checkpoints").glob("step_*")):
+        if (found := re.fullmatch(r"step_(\d+)", path.name)) is None:
+            continue
+        try:
+            run.checkpoints[int(found[1])] = _record(json.loads((path / "run.json").read_text()), "step")
+        except (OSError, ValueError) as error:
+            run.unreadable.append(Finding(WHOLE, f"checkpoints/{path.name}", str(error)))
+    run.metrics = _read_metrics(run)
     for path in sorted((folder / "trajectories").glob("*.parquet")):
         kind = re.fullmatch(r"(discarded_)?step_(\d+)(?:_\d+)?\.parquet", path.name)
         if kind is None:
@@ -100,14 +112,6 @@ def read(folder: Path) -> Run:
                 run.batches.append(_read_batch(path, int(kind[2])))
         except (pa.ArrowException, OSError, ValueError, TypeError) as error:
             run.unreadable.append(Finding(WHOLE, path.name, str(error)))
-    run.metrics = _read_metrics(run)
-    for path in sorted((folder / "checkpoints").glob("step_*")):
-        if (found := re.fullmatch(r"step_(\d+)", path.name)) is None:
-            continue
-        try:
-            run.checkpoints[int(found[1])] = _record(json.loads((path / "run.json").read_text()), "step")
-        except (OSError, ValueError) as error:
-            run.unreadable.append(Finding(WHOLE, f"checkpoints/{path.name}", str(error)))
     return run
 
 
@@ -210,9 +214,10 @@ def audit(folder: Path, *, finished: bool = False) -> list[Finding]:
         _one_row_of_metrics_per_step,
         _what_is_trained_is_told,
         _checkpoints_fit,
+        _weights_are_as_written,
     ]
     if has_buffer:
-        checks.append(_buffer)
+        checks += [_buffer, _batches_hold_what_was_put]
     if finished:
         checks.append(_has_everything)
     return run.unreadable + [finding for check in checks for finding in _asked(check, run)]
@@ -469,12 +474,81 @@ def _checkpoints_fit(run: Run) -> Iterator[Finding]:
             yield Finding("checkpoints fit their batches", where, "another ledger than the batch's")
 
 
+def _weights_are_as_written(run: Run) -> Iterator[Finding]:
+    """By the numbers in run.json; a file without one, by the length in its header."""
+    for step, state in run.checkpoints.items():
+        folder = run.folder / "checkpoints" / f"step_{step:06d}"
+        written = state.get("files") or {}
+        found = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+        for name in sorted(written.keys() | found.keys()):
+            path = found.get(name)
+            if path is None:
+                problem = "is missing"
+            elif name in written:
+                crc = 0
+                with path.open("rb") as file:
+                    while chunk := file.read(1 << 22):
+                        crc = zlib.crc32(chunk, crc)
+                now = f"{path.stat().st_size} bytes, crc32 {crc:08x}"
+                problem = "" if now == written[name] else f"{now}; {written[name]} were written"
+            else:
+                problem = _cut(path) if path.suffix == ".safetensors" else ""
+            if problem and folder.is_dir():  # a run that goes on removes old ones
+                yield Finding("weights are as they were written", f"{folder.name}/{name}", problem)
+
+
+def _cut(path: Path) -> str:
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+        last = max(
+            (each["data_offsets"][1] for name, each in header.items() if name != "__metadata__"), default=0
+        )
+    except (ValueError, KeyError, MemoryError, OverflowError) as error:
+        return f"its header cannot be read: {error}"
+    return "" if size == 8 + length + last else f"{size} bytes, and its header tells of {8 + length + last}"
+
+
+def _batches_hold_what_was_put(run: Run) -> Iterator[Finding]:
+    """Each group of a batch is, bit for bit, what its explorer put, as long as the buffer has that."""
+    database = sqlite3.connect(f"file:{run.folder / 'buffer.db'}?mode=ro", uri=True)
+    try:
+        put = database.execute(
+            "SELECT step, payloads.group_id, data FROM payloads JOIN batch_groups USING (group_id) "
+            "WHERE step < (SELECT step FROM job) ORDER BY step"
+        ).fetchall()
+    finally:
+        database.close()
+    files = {batch.step: batch.path for batch in run.batches}
+    for step, group, data in put:
+        if step not in files:
+            continue  # told elsewhere
+        if hashlib.blake2b(data[16:], digest_size=16).digest() != data[:16]:
+            yield Finding(WHOLE, "buffer.db", f"the trajectories of group {group} are damaged")
+            continue
+        original = pa.ipc.open_stream(data[16:]).read_all()
+        table = pq.ParquetFile(files[step]).read()
+        rows = table.filter(pc.equal(table["group_id"], group))
+        if differing := [
+            name
+            for name in original.column_names
+            if rows.num_rows != original.num_rows
+            or str(rows[name].to_pylist()) != str(original[name].to_pylist())
+        ]:
+            where = f"{files[step].name}, group {group}"
+            yield Finding(
+                "batches hold what was put", where, f"another {_some(differing)} than in the buffer"
+            )
+
+
 def _buffer(run: Run) -> Iterator[Finding]:
     """Of a job with explorers: the buffer against the trainer's batches."""
     database = sqlite3.connect(f"file:{run.folder / 'buffer.db'}?mode=ro", uri=True)
     try:
         rows = database.execute(
-            "SELECT id, tag, task_index, state, reason, oldest_version, step FROM groups"
+            "SELECT id, tag, task_index, state, reason, oldest_version, step, rests_until FROM groups"
         ).fetchall()
         held = database.execute("SELECT step, group_id FROM batch_groups").fetchall()
         cursors = dict(database.execute("SELECT tag, next_index FROM cursors").fetchall())
@@ -491,8 +565,17 @@ def _buffer(run: Run) -> Iterator[Finding]:
     if silent := [row[0] for row in rows if row[3] == "dropped" and not row[4]]:
         yield Finding("what is dropped has a reason", "buffer.db", f"groups {_some(silent)}")
     once = Counter(group for _, group in held)
-    if doubled := [group for group, count in once.items() if count > 1]:
+    keys = ((run.config.get("buffer") or {}).get("trainer_input") or {}).get("experience_buffer") or {}
+    most = int(keys.get("max_uses", 1))
+    if doubled := [group for group, count in once.items() if count > most]:
         yield Finding("each is trained once", "buffer.db", f"groups in several batches: {_some(doubled)}")
+    for group, count in once.items():
+        state = groups[group][3] if group in groups else "taken"
+        # A group that may be used again rests until after the step of its last batch.
+        again = state == "ready" and count < most and groups[group][7] > groups[group][6]
+        if state not in ("taken", "trained") and not again:
+            where = f"buffer.db, group {group}"
+            yield Finding("each is trained once", where, f"it is in a batch, and {state}")
     bound = _bound(run.config)
     if unknown := [group for _, group in held if group not in groups]:
         yield Finding("batches are those of the buffer", "buffer.db", f"no group {_some(unknown)}")

@@ -39,11 +39,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.audit_run import Finding, audit
 from benchmarks.soak_parts.faults import Control, NotPossible, happening
 from benchmarks.soak_parts.job import INSIDE, REPOSITORY, Job
+from benchmarks.soak_parts.patience import Patience
 from benchmarks.soak_parts.plan import Fault, faults
 from benchmarks.soak_parts.recipes import MAIN, RECIPES
 
 STUCK_S = 240.0
-"""A run that does not go on for so long, after the fault is over, hangs."""
+"""A run that does not go on for so long, after the fault is over, hangs; longer on a busy machine."""
 LEFT_S = 90.0
 """How long processes may take to end after the program: Ray's agents look once a minute."""
 POLL_S = 0.1
@@ -117,7 +118,7 @@ class Soak:
             if last is not None and job.exit_code != 0:
                 last.exit_code, last.said = job.exit_code, job.last_words(1)
             if job.exit_code == 0:
-                late = job.wait_for_explorers(STUCK_S)
+                late = job.wait_for_explorers(Patience(STUCK_S))
                 self._judge(where, job, late)
                 if late:
                     job.end()
@@ -178,8 +179,8 @@ class Soak:
 
     def _goes_on(self, job: Job, before: int) -> bool:
         """Wait for another batch; False when the program ended first, or hangs."""
-        deadline = time.monotonic() + STUCK_S
-        while time.monotonic() < deadline:
+        patience = Patience(STUCK_S)
+        while not patience.is_over():
             self._judge(job.name, job, job.tend())
             if job.num_batches() > before:
                 return True
@@ -192,13 +193,13 @@ class Soak:
         return False
 
     def _wait_for_end(self, job: Job) -> None:
-        deadline = time.monotonic() + STUCK_S
+        patience = Patience(STUCK_S)
         before = job.num_batches()
         while job.exit_code is None:
             self._judge(job.name, job, job.tend())
             if job.num_batches() != before:
-                before, deadline = job.num_batches(), time.monotonic() + STUCK_S
-            if time.monotonic() > deadline:
+                before, patience = job.num_batches(), Patience(STUCK_S)
+            if patience.is_over():
                 self._stuck(job, None)
             time.sleep(POLL_S)
 

@@ -58,7 +58,7 @@ def config_of(folder: Path, method: str) -> RunConfig:
 def explorer(folder: Path, method: str, name: str, rows: Connection) -> None:
     """Fetch each version whose row comes; answer when it is here."""
     config = config_of(folder, method)
-    reader = VersionReader(config, config.run_folder / "explorers" / name, say=print)
+    reader = VersionReader(config, config.run_folder / "explorers" / name, folder / "model", say=print)
     rows.send("ready")
     while (row := rows.recv()) is not None:
         fetched = asyncio.run(reader.fetch(row))

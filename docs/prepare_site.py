@@ -65,8 +65,10 @@ def reference(module: str) -> str:
 def sources() -> dict[str, Path]:
     """Every page that is a file, by its path on the site."""
     inside = {path.relative_to(ROOT / "docs").as_posix(): path for path in ROOT.glob("docs/**/*.md")}
-    outside = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *ROOT.glob("envs/*/README.md")]
-    return inside | {path.relative_to(ROOT).as_posix(): path for path in outside}
+    guides = {"guides.md": inside.pop("README.md")}
+    outside = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+    outside += ROOT.glob("envs/*/README.md")
+    return inside | guides | {path.relative_to(ROOT).as_posix(): path for path in outside}
 
 
 def site_files() -> dict[str, bytes]:
@@ -82,8 +84,8 @@ def site_files() -> dict[str, bytes]:
 
 def _place(path: Path) -> str:
     """Where the site has a file of the repository."""
-    if path in (ROOT / "README.md", ROOT / "docs"):
-        return "README.md"
+    if path in (ROOT / "docs", ROOT / "docs" / "README.md"):
+        return "guides.md"
     if path.is_relative_to(ROOT / "docs"):
         return path.relative_to(ROOT / "docs").as_posix()
     relative = path.relative_to(ROOT).as_posix()

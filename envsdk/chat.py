@@ -17,6 +17,7 @@ Needs only `tokenizers` and `jinja2`: workers that play episodes never load tran
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -149,10 +150,7 @@ class ChatTokenizer:
         except Exception as error:  # the tokenizers library raises nothing narrower
             raise ConfigurationError(f"{tokenizer_file} is not a tokenizer file: {error}") from error
 
-        settings = _read_json(folder / "tokenizer_config.json")
-        special_tokens = _special_tokens(_read_json(folder / "special_tokens_map.json") | settings)
-        eos_ids = _read_json(folder / "generation_config.json").get("eos_token_id")
-        stop_ids = [eos_ids] if isinstance(eos_ids, int) else list(eos_ids or [])
+        settings, special_tokens, stop_ids = _settings(folder)
         eos_id = tokenizer.token_to_id(special_tokens.get("eos_token", ""))
         if eos_id is not None:
             stop_ids.append(eos_id)
@@ -417,6 +415,38 @@ def _compile(chat_template: str) -> jinja2.Template:
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     return environment.from_string(chat_template)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Digests of what `ChatTokenizer.load` reads, by part: equal where folders give texts the same tokens.
+
+    ConfigurationError names a file that is missing or damaged.
+    """
+    settings, special_tokens, stop_ids = _settings(folder)
+    tokenizer = _read_json(folder / "tokenizer.json")
+    for name in ("version", "padding", "truncation"):  # of the library, and of what `load` turns off
+        tokenizer.pop(name, None)
+    model = tokenizer.get("model")
+    if isinstance(model, dict) and isinstance(model.get("merges"), list):
+        # Older versions of the library write a pair as one text.
+        model["merges"] = [" ".join(pair) if isinstance(pair, list) else pair for pair in model["merges"]]
+    parts = {
+        "tokenizer": tokenizer,
+        "chat template": _read_template(folder, settings),
+        "special tokens": [special_tokens, sorted(stop_ids)],
+    }
+    return {
+        name: hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()[:16]
+        for name, part in parts.items()
+    }
+
+
+def _settings(folder: Path) -> tuple[dict[str, Any], dict[str, str], list[int]]:
+    """The content of tokenizer_config.json, special tokens by their variables, and ids that end a reply."""
+    settings = _read_json(folder / "tokenizer_config.json")
+    special_tokens = _special_tokens(_read_json(folder / "special_tokens_map.json") | settings)
+    eos_ids = _read_json(folder / "generation_config.json").get("eos_token_id")
+    return settings, special_tokens, [eos_ids] if isinstance(eos_ids, int) else list(eos_ids or [])
 
 
 def _read_json(file: Path) -> dict[str, Any]:

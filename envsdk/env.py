@@ -194,6 +194,9 @@ class EnvSpec:
     text_pieces: tuple[str, ...] = ()
     """Regular expressions (Oniguruma's) of texts that recur in observations: each match is a single token of
     the tiny policy's tokenizer."""
+    local_arguments: tuple[str, ...] = ()
+    """Arguments of the constructor that change no episode, such as numbers of processes: programs of one job
+    may give others."""
     prompt: str | None = ""
     """`package.module:function`, which makes the policy's system prompt from the constructor's keywords: for
     environments whose task they decide. Without it the prompt is `description` and `action_format`. With None

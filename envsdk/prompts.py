@@ -48,13 +48,20 @@ class AgentPrompts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagPrompts:
-    """What it takes to write the conversations of a tag's episodes: templates, and the limits they show."""
+    """What it takes to write the conversations of a tag's episodes: templates, and the limits they show.
+
+    The environment is named for those who keep the episodes.
+    """
 
     prompts: AgentPrompts = field(default_factory=AgentPrompts)
     max_turns: int
     """Turns before an episode is truncated; templates show how many are left as `{actions_left}`."""
     max_new_tokens: int = 0
     """Maximum length of a reply in tokens; templates show it as `{max_response_length}`."""
+    env_type: str = field(default="", compare=False)
+    """The environment's id; empty where it is not known."""
+    env_config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """Its arguments."""
 
     def messages(self, turns: Sequence[Turn]) -> list[Message]:
         """The conversation as the policy saw and wrote it, from the system prompt to the last reply."""

@@ -61,6 +61,15 @@ class AssignedLedger(RolloutLedger):
                 lacking[tag] -= 1
         return found
 
+    def publish(self, version: int, now: float) -> list[Command]:
+        """As `RolloutLedger.publish`. An earlier version: the trainer went back, and nothing counts that is
+        played now."""
+        stopped: list[Command] = []
+        if version < self.version:
+            stopped = self.unassign(list(self._groups), now)
+            self.version = version
+        return [*stopped, *super().publish(version, now)]
+
     def assign(self, groups: Iterable[ClaimedGroup], now: float) -> list[Command]:
         """Play these groups. One that is played already is left as it is."""
         for group in groups:

@@ -16,6 +16,7 @@ import ray
 from envsdk.config.models import RunConfig
 from envsdk.failures import StorageError
 from envsdk.managers.ray_nodes import on_this_node
+from envsdk.processes.actor_death import ACTOR_DIED, reason_of_death
 from envsdk.store.travel import Parcels, paths_in
 
 
@@ -43,8 +44,10 @@ class RayReader:
             if isinstance(error.cause, OSError):
                 raise error.cause from error
             raise
-        except ray.exceptions.RayActorError as error:
-            raise StorageError(f"{path} cannot be read from its machine any more: {error}") from error
+        except ACTOR_DIED as error:
+            raise StorageError(
+                f"{path} cannot be read from its machine any more: {reason_of_death(error)}"
+            ) from error
         return data
 
 

@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 import select
-import shutil
+import signal
 import socket
 import struct
 import sys
@@ -21,13 +21,14 @@ from typing import Any
 
 import psutil
 import ray
-from ray._private import ray_constants
+from ray._private import ray_constants, services
 
 from envsdk.config.models import RayArgs
-from envsdk.failures import ConfigurationError, EngineError, Interrupted
+from envsdk.failures import ConfigurationError, EngineError
+from envsdk.managers.ray_session import held_session
 
 CONNECT_TIMEOUT_S = 10.0
-LOOK_AT_HEAD_S = 2.0
+LOOK_AT_HEAD_S, ANSWER_S = 2.0, 3.0
 MIN_OBJECT_STORE_BYTES = 80 * 1024**2
 """Ray refuses a smaller store."""
 MAX_DEFAULT_OBJECT_STORE_BYTES = 512 * 1024**2
@@ -36,8 +37,11 @@ MAX_DEFAULT_OBJECT_STORE_BYTES = 512 * 1024**2
 _LOG_BYTES, _LOG_BACKUPS = 16 * 1024**2, 1
 """For the log of each of Ray's processes; with Ray's defaults one may grow to gigabytes."""
 _REPORTED_BY_US = ("Raylet is terminated", "A worker died or was killed")
-_RECONNECT, _RECONNECT_S = "RAY_gcs_rpc_server_reconnect_timeout_s", 60.0
-"""How long Ray itself waits for a head that is gone; then it ends the process."""
+_RECONNECT = "RAY_gcs_rpc_server_reconnect_timeout_s"
+"""How long Ray itself waits for a head that is gone, 60 s unless it is set; then it ends the process."""
+HEAD_PATIENCE_S = 7.0
+"""For a head that does not come back; one with storage of its own may, and then `_RECONNECT` is set."""
+START_TRIES, _TOO_SLOW = 3, "timed out during startup"
 _CANNOT_ASK = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 """This machine lacks descriptors or memory, which says nothing about the head."""
 _WATCHED = {"raylet": "Ray's node manager (raylet)", "gcs_server": "Ray's control process (gcs_server)"}
@@ -45,18 +49,21 @@ _WATCHED = {"raylet": "Ray's node manager (raylet)", "gcs_server": "Ray's contro
 
 
 @contextmanager
-def ray_runtime(args: RayArgs, *, if_lost: Sequence[str] = ()) -> Iterator[None]:
+def ray_runtime(
+    args: RayArgs, *, if_lost: Sequence[str] = (), say: Callable[[str], None] = lambda text: None
+) -> Iterator[None]:
     """Run Ray during the block. A Ray started here is ended with it; a joined cluster keeps running.
 
     When Ray dies on this machine, or the head of a joined cluster stays out of reach, Ray would end this
     process without a message, or block it for a minute. If `if_lost` names a program, that program replaces
     this process instead. Its last argument says what died.
 
-    Ray's folder of logs and sockets is removed afterwards, unless the block fails.
+    `say` is told what is started.
 
     Raises ConfigurationError for an object store that does not fit into memory, and EngineError when Ray
     cannot be started or reached.
     """
+    say("starting Ray on this machine" if args.address is None else f"joining Ray at {args.address}")
     os.environ.setdefault("RAY_ROTATION_MAX_BYTES", str(_LOG_BYTES))
     os.environ.setdefault("RAY_ROTATION_BACKUP_COUNT", str(_LOG_BACKUPS))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -67,15 +74,7 @@ def ray_runtime(args: RayArgs, *, if_lost: Sequence[str] = ()) -> Iterator[None]
             ray.init(address=args.address, log_to_driver=False, logging_level=logging.ERROR)
         else:
             _stay_on_loopback()
-            ray.init(
-                address="local",  # else a cluster that somebody runs on this machine would be joined
-                num_cpus=args.num_cpus,
-                object_store_memory=object_store_bytes(args.object_store_memory),
-                include_dashboard=args.include_dashboard,
-                _node_ip_address="127.0.0.1",
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
+            _start_here(args)
     except Exception as error:  # Ray raises a plain one when a machine is too busy to start it in time
         where = f"at ray.address={args.address}" if args.address else "on this machine"
         raise EngineError(
@@ -93,19 +92,65 @@ def ray_runtime(args: RayArgs, *, if_lost: Sequence[str] = ()) -> Iterator[None]
     worker.print_to_stdstream = _without_last_words(worker.print_to_stdstream)
     node = worker._global_node
     session = Path(node.get_session_dir_path())
-    has_failed = True
-    watch = _started(session, node.all_processes, if_lost)
+    with held_session(session):
+        watch = _started(session, node.all_processes, if_lost)
+        try:
+            yield
+        finally:
+            watch.end()
+            ray.shutdown()
+
+
+def _start_here(args: RayArgs) -> None:
+    """Start Ray on this machine. Ray gives itself 30 s for that; on a busy machine it is tried again."""
+    for tries_left in reversed(range(START_TRIES)):
+        before = {child.pid for child in psutil.Process().children()}
+        try:
+            with _apart_from_signals():
+                ray.init(
+                    address="local",  # else a cluster that somebody runs on this machine would be joined
+                    num_cpus=args.num_cpus,
+                    object_store_memory=object_store_bytes(args.object_store_memory),
+                    include_dashboard=args.include_dashboard,
+                    _node_ip_address="127.0.0.1",
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                )
+            return
+        except Exception as error:  # a plain one
+            if not tries_left or _TOO_SLOW not in str(error):
+                raise
+            end_processes([child.pid for child in psutil.Process().children() if child.pid not in before])
+
+
+@contextmanager
+def _apart_from_signals() -> Iterator[None]:
+    """Start Ray's processes so that a signal to this process's group does not reach them.
+
+    `timeout` and job schedulers send SIGTERM to the group. This process answers it with a checkpoint, for
+    which it needs Ray. Ray's processes still end with this one: they ask the kernel for that.
+
+    SIGTERM waits meanwhile: Ray sets handlers of its own, which print a stack of addresses.
+    """
+    ray_services: Any = services
+    popen, term = ray_services.ConsolePopen, {signal.SIGTERM}
+
+    def start(*args: Any, preexec_fn: Callable[[], None], **options: Any) -> Any:
+        def before_exec() -> None:
+            preexec_fn()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, term)
+
+        return popen(*args, preexec_fn=before_exec, start_new_session=True, **options)
+
+    ray_services.ConsolePopen = start
+    handler, mask = signal.getsignal(signal.SIGTERM), signal.pthread_sigmask(signal.SIG_BLOCK, term)
     try:
         yield
-        has_failed = False
-    except Interrupted:
-        has_failed = False
-        raise
     finally:
-        watch.end()
-        ray.shutdown()
-        if not has_failed:
-            remove_session(session)
+        ray_services.ConsolePopen = popen
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _without_last_words(show: Callable[..., None]) -> Callable[..., None]:
@@ -142,7 +187,7 @@ def _joined(if_lost: Sequence[str]) -> Watch:
     head = Head(
         address=address,
         is_reachable=lambda: _answers(address),
-        patience_s=0.75 * float(os.environ.get(_RECONNECT, _RECONNECT_S)),
+        patience_s=0.75 * float(os.environ[_RECONNECT]) if _RECONNECT in os.environ else HEAD_PATIENCE_S,
     )
     died = (
         f"{_WATCHED['raylet']} on this machine died: it was killed, the machine ran out of memory, or Ray's "
@@ -228,7 +273,7 @@ def _listener(path: str) -> int | None:
 
 def _answers(address: str) -> bool:
     try:
-        _check_reachable(address)
+        _check_reachable(address, ANSWER_S)
     except OSError as error:
         return error.errno in _CANNOT_ASK
     return True
@@ -244,15 +289,6 @@ def end_processes(pids: Sequence[int]) -> None:
                     each.kill()
 
 
-def remove_session(session: Path) -> None:
-    """Remove Ray's folder of logs and sockets."""
-    latest = session.parent / "session_latest"
-    with suppress(OSError):
-        if latest.resolve() == session.resolve():
-            latest.unlink()
-    shutil.rmtree(session, ignore_errors=True)
-
-
 def _stay_on_loopback() -> None:
     """Keep all processes of Ray from listening on addresses that other machines can reach.
 
@@ -263,11 +299,11 @@ def _stay_on_loopback() -> None:
     ray_constants.ENABLE_RAY_CLUSTER = False
 
 
-def _check_reachable(address: str) -> None:
+def _check_reachable(address: str, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
     """Fail within seconds. Ray itself would try for minutes and then end the process."""
     host, colon, port = address.rpartition(":")
     if colon and port.isdigit() and "//" not in address:
-        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+        socket.create_connection((host, int(port)), timeout=timeout_s).close()
 
 
 def object_store_bytes(asked_for: int | None) -> int:

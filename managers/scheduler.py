@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
 
 from envsdk.algorithms.group_filters import GroupFilterEntry
 from envsdk.config.ray_models import RolePlacement
@@ -552,7 +551,7 @@ class RolloutScheduler:
             self._slots.forget(self._workers.workers[name].setup.slots)
             self._workers.kill(name)
 
-    def _worker_died(self, worker: Worker, died: RayActorError, note: Note | None) -> bool:
+    def _worker_died(self, worker: Worker, why: str, note: Note | None) -> bool:
         """Record the failure, and play the worker's episodes elsewhere. Returns whether it is needed again.
 
         A note names the environment that held up the worker: its episode has failed, the others have not.
@@ -560,7 +559,7 @@ class RolloutScheduler:
         name = worker.worker_id.name
         if name not in self._pool.names and not self._pool.is_leaving(name):
             return False  # it had been told to end
-        self._tally.add_failure(Failure(boundary=Boundary.SCHEDULER, kind="worker_died", message=str(died)))
+        self._tally.add_failure(Failure(boundary=Boundary.SCHEDULER, kind="worker_died", message=why))
         self._departures.forget(name)
         if note is None and not self._pool.is_leaving(name):
             self._restarts.died(name)
@@ -571,7 +570,7 @@ class RolloutScheduler:
             failed = self._failed(order.task, order.group_id, order.lease_id, failure, note.limit_s)
             self._receive(worker, Finished(note.name, order.lease_id, failed), self._now())
         if (verdict := self._restarts.verdict(name)) is not None:
-            self._fail(RolloutStalled(f"{verdict}: {died}"))
+            self._fail(RolloutStalled(f"{verdict}: {why}"))
         worker.outbox.close()
         self._slots.forget(worker.setup.slots)
         if worker.checked_in:

@@ -48,7 +48,13 @@ class TagSetup:
     @property
     def shown(self) -> TagPrompts:
         """For `Trajectory.shown` of its episodes."""
-        return TagPrompts(prompts=self.prompts, max_turns=self.max_turns, max_new_tokens=self.max_new_tokens)
+        return TagPrompts(
+            prompts=self.prompts,
+            max_turns=self.max_turns,
+            max_new_tokens=self.max_new_tokens,
+            env_type=self.blueprint.spec.id,
+            env_config={**self.blueprint.spec.kwargs, **self.blueprint.env_config},
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from envsdk.config.ray_models import RolePlacement
@@ -33,6 +33,7 @@ from envsdk.managers.env_worker import (
 from envsdk.managers.ray_nodes import Placer
 from envsdk.managers.worker_pool import Life
 from envsdk.net.long_poll import Outbox
+from envsdk.processes.actor_death import ACTOR_DIED, reason_of_death
 from envsdk.processes.call_watch import Note, read_note
 from envsdk.processes.cpu_meter import CpuUse
 
@@ -73,9 +74,11 @@ class WorkerGroup:
         self._is_closing = False
 
     async def supervise(
-        self, life: Life, scheduler: Any, died: Callable[[Worker, RayActorError, Note | None], bool]
+        self, life: Life, scheduler: Any, died: Callable[[Worker, str, Note | None], bool]
     ) -> None:
-        """Run one worker until `end` or `close`. When it dies, call `died`; if that is True, start it again.
+        """Run one worker until `end` or `close`. When it dies, call `died` with the reason.
+
+        If that returns True, start the worker again.
 
         Raises EnvsdkError when the worker's own code fails.
         """
@@ -94,11 +97,11 @@ class WorkerGroup:
                 if not self._is_closing:
                     self._forget(worker)
                 return
-            except RayActorError as error:
+            except ACTOR_DIED as error:
                 if self._is_closing:
                     return
                 note = None if note_at is None else await _take_note(*note_at)
-                if not died(worker, error, note):
+                if not died(worker, reason_of_death(error), note):
                     self._forget(worker)
                     return
                 # The process may only be out of reach; two of one name must not run.

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.soak_parts.patience import Patience
 from benchmarks.soak_parts.recipes import MAIN, Recipe
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -77,18 +78,11 @@ class Job:
             self.start()
         return {name: code for name, code in ended.items() if code}
 
-    def wait_for_explorers(self, timeout_s: float) -> dict[str, int | None]:
+    def wait_for_explorers(self, patience: Patience) -> dict[str, int | None]:
         """Once the trainer has finished: exit codes of explorers that did not end well; None: not at all."""
-        deadline = time.monotonic() + timeout_s
-        found: dict[str, int | None] = {}
-        for name, program in self._programs.items():
-            try:
-                code = program.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                code = None
-            if code != 0:
-                found[name] = code
-        return found
+        while any(program.poll() is None for program in self._programs.values()) and not patience.is_over():
+            time.sleep(0.1)
+        return {name: code for name, program in self._programs.items() if (code := program.poll()) != 0}
 
     @property
     def exit_code(self) -> int | None:

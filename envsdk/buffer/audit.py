@@ -117,6 +117,11 @@ def _each_group_is_in_as_many_batches_as_it_says(connection: Connection, terms: 
     )
     yield from _none(
         connection,
+        "are in a batch, and ready again though nothing lets them be trained twice",
+        sa.select(_G.id).where(_G.state == GroupState.READY, _G.uses > 0, _G.rests_until <= _G.step),
+    )
+    yield from _none(
+        connection,
         "are trained, and their batch is in no checkpoint",
         sa.select(_G.id)
         .join(batches, batches.c.step == _G.step)
@@ -133,7 +138,9 @@ def _no_group_was_too_old(connection: Connection, terms: Terms) -> Iterator[str]
         .join(batches, batches.c.step == batch_groups.c.step)
         .where(_G.oldest_version < batches.c.version - terms.staleness_bound),
     )
-    newest = connection.execute(sa.select(job.c.version)).scalar_one()
+    present = connection.execute(sa.select(job.c.version)).scalar_one()
+    # A trainer that went back takes batches again that are of later versions.
+    newest = max(present, connection.execute(sa.select(sa.func.max(batches.c.version))).scalar() or 0)
     yield from _none(
         connection,
         f"have tokens of a version after the newest, {newest}",

@@ -8,13 +8,17 @@ await client.changed(Signal.BATCH, seen, timeout_s=1.0)
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import TypeVar
 
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError, NoResultFound
 
+from envsdk.buffer.connecting import may_pass, reason_of, shown_place, told
 from envsdk.buffer.contract import Signal
 from envsdk.buffer.sql_buffer import SqlBuffer
 from envsdk.buffer.waking import Bell, bell_of
@@ -46,23 +50,29 @@ class BufferClient:
             try:
                 answer = await asyncio.to_thread(work)
             except DBAPIError as error:
-                if not _may_pass(error):
-                    raise StorageError(f"the buffer cannot be used: {_reason(error)}") from error
+                if not may_pass(error):
+                    raise told(error, f"the buffer {self._place}") from error
                 if time.monotonic() - began > self._retry_s:
                     raise StorageError(
                         f"the buffer {self._place} does not answer for {self._retry_s:g} s (buffer.retry_s): "
-                        f"{_reason(error)}. Nothing that was put into it is lost: start this program "
+                        f"{self._reason(error)}. Nothing that was put into it is lost: start this program "
                         "again when it is back"
                     ) from error
                 if not self._is_away:
                     self._is_away = True
                     self._say(
-                        f"the buffer {self._place} does not answer ({_reason(error)}); trying for "
+                        f"the buffer {self._place} does not answer ({self._reason(error)}); trying for "
                         f"{self._retry_s:g} s more (buffer.retry_s)"
                     )
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_S)
                 continue
+            except NoResultFound as error:
+                raise StorageError(
+                    f"the buffer {self._place} no longer holds this job: it was emptied or replaced. Put it "
+                    "back from a copy, or begin another exp_name with the newest checkpoint's model as "
+                    "`pretrain`"
+                ) from error
             if self._is_away:
                 self._is_away = False
                 self._say("the buffer answers again")
@@ -70,45 +80,35 @@ class BufferClient:
 
     @property
     def _place(self) -> str:
-        url = self.buffer.engine.url
-        plain = url.set(drivername=url.get_backend_name())
-        return (url.database if plain.drivername == "sqlite" else None) or plain.render_as_string()
+        return shown_place(self.buffer.engine.url.render_as_string(hide_password=False))
+
+    def _reason(self, error: DBAPIError) -> str:
+        """With the space that a disk has left where it is short of that."""
+        reason, file = reason_of(error), self.buffer.engine.url.database
+        if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF not in (
+            sqlite3.SQLITE_FULL,
+            sqlite3.SQLITE_IOERR,
+        ):
+            return reason
+        with suppress(OSError):
+            reason += f"; its disk has {shutil.disk_usage(Path(file or '').parent).free / 1e6:,.1f} MB free"
+        return reason
 
     async def changed(self, signal: Signal, seen: int, *, timeout_s: float) -> int:
         """Wait until the signal's number is above `seen`, at most `timeout_s`; the number."""
         if self._bell is None:
             self._bell = bell_of(self.buffer.engine)
         deadline = time.monotonic() + timeout_s
-        while (number := await self.call(lambda: self.buffer.signal_number(signal))) <= seen:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                break
-            await self._bell.wait(timeout_s=left)
-        return number
+        while True:
+            heard = await self._bell.heard()
+            number = await self.call(lambda: self.buffer.signal_number(signal))
+            left_s = deadline - time.monotonic()
+            if number > seen or left_s <= 0:
+                return number
+            await self._bell.wait(heard, timeout_s=left_s)
 
     async def close(self) -> None:
         """End the connections. Idempotent."""
         if self._bell is not None:
             await self._bell.close()
         await asyncio.to_thread(self.buffer.engine.dispose)
-
-
-def _may_pass(error: DBAPIError) -> bool:
-    """Whether it may work a moment later: a locked file, a full disk, a server that starts again."""
-    if error.connection_invalidated:
-        return True
-    code = getattr(error.orig, "sqlite_errorcode", None)
-    return isinstance(error, OperationalError) if code is None else code & 0xFF in _PASSING
-
-
-_PASSING = {
-    sqlite3.SQLITE_BUSY,
-    sqlite3.SQLITE_LOCKED,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_CANTOPEN,
-}
-
-
-def _reason(error: DBAPIError) -> str:
-    return " ".join(str(error.orig).split())

@@ -14,9 +14,11 @@ from pydantic import NonNegativeInt
 from rich.table import Table
 
 from envsdk.buffer.audit import audit
+from envsdk.buffer.connecting import shown_place, url_of
 from envsdk.buffer.contract import GroupState
+from envsdk.buffer.folder_audit import audit_folder
 from envsdk.buffer.inspection import Content, Total, inspect
-from envsdk.buffer.places import find_buffer, opened, shown_place
+from envsdk.buffer.places import find_buffer, opened
 from envsdk.buffer.upkeep import DROPPABLE, Which, drop_by_hand, stored_trajectories, vacuum
 from envsdk.display.console import TerminalConsole
 from envsdk.display.model_command import command_of
@@ -43,16 +45,20 @@ class BufferOptions(Options):
     """Only groups that this explorer played last; repeat for more."""
     version: Annotated[tuple[NonNegativeInt, ...], Option(metavar="N")] = ()
     """Only groups whose oldest token has this version; repeat for more."""
+    group: Annotated[tuple[NonNegativeInt, ...], Option(metavar="ID")] = ()
+    """Only the group of this id; repeat for more."""
     as_json: Annotated[bool, Option("--json")] = False
     """Print everything as JSON, after what else was asked for."""
     export: Annotated[Path | None, Option(metavar="FILE.parquet")] = None
     """Write the trajectories of these groups to a file, as far as the buffer holds them."""
     drop: bool = False
-    """Drop these groups. Those that a trainer has taken stay."""
+    """Drop these groups. Those that a trainer has taken stay, unless --group names them, no trainer lives and
+    no checkpoint holds them."""
     vacuum: bool = False
     """Remove the trajectories of trained and dropped groups, and give their space back."""
     verify: bool = False
-    """Check that the buffer kept its promises; the exit code is 1 when it did not."""
+    """Check that the buffer kept its promises, and in a job's folder that batch files and checkpoints are
+    what was written; the exit code is 1 when they are not."""
 
 
 def command(options: BufferOptions) -> int:
@@ -64,8 +70,8 @@ def command(options: BufferOptions) -> int:
     which = _chosen(options)
     if options.drop and which.is_all:
         raise ConfigurationError(
-            "--drop: say which groups, by --state, --tag, --explorer or --version; for all that wait, "
-            "--drop --state ready"
+            "--drop: say which groups, by --state, --tag, --explorer, --version or --group; for all that "
+            "wait, --drop --state ready"
         )
     found = find_buffer(options.path)
     # With --json alone on stdout a program can read it.
@@ -83,7 +89,9 @@ def command(options: BufferOptions) -> int:
             if not dropped.num_by_state:
                 tell(f"dropped nothing: no such group is {', '.join(DROPPABLE[:-1])} or {DROPPABLE[-1]}")
             if dropped.num_kept:
-                tell(f"{_groups(dropped.num_kept)} stayed: a trainer has taken {_them(dropped.num_kept)}")
+                how = "end it first" if options.group else "--group ID drops one once that has ended"
+                kept = dropped.num_kept
+                tell(f"{_groups(kept)} stayed: a trainer has taken {_them(kept)}; {how}")
         if options.vacuum:
             freed = vacuum(engine)
             tell(
@@ -91,11 +99,13 @@ def command(options: BufferOptions) -> int:
                 f"the database is {_bytes(freed.disk_bytes)} smaller"
             )
         if options.verify:
-            broken = audit(engine, decode=True)
+            folder = _folder_of(options.path, found)
+            broken = audit(engine, decode=True) + (audit_folder(engine, folder) if folder else [])
             for sentence in broken:
                 tell(f"broken: {sentence}")
             is_kept = not broken
-            tell("every promise was kept" if is_kept else f"promises that were broken: {len(broken)}")
+            looked_at = "buffer, batch files and checkpoints" if folder else "the buffer alone was looked at"
+            tell(f"every promise was kept ({looked_at})" if is_kept else f"promises broken: {len(broken)}")
         if options.as_json:
             say(json.dumps({"path": shown_place(found), **inspect(engine, which).to_json()}, indent=2))
         elif not (options.export or options.drop or options.vacuum or options.verify):
@@ -103,12 +113,26 @@ def command(options: BufferOptions) -> int:
     return 0 if is_kept else 1
 
 
+def _folder_of(path: str, found: str) -> Path | None:
+    """The job's folder, where the command was given that or the database in it."""
+    url = url_of(found)
+    file = url.database if url.get_backend_name() == "sqlite" else None
+    places = [Path(path).expanduser(), *([Path(file).parent] if file else [])]
+    return next((place for place in places if (place / "trajectories").is_dir()), None)
+
+
 def _chosen(options: BufferOptions) -> Which:
     known = [state.value for state in GroupState]
     for state in options.state:
         if state not in known:
             raise ConfigurationError(f"--state: {state!r} is none of {', '.join(known)}")
-    return Which(states=options.state, tags=options.tag, explorers=options.explorer, versions=options.version)
+    return Which(
+        states=options.state,
+        tags=options.tag,
+        explorers=options.explorer,
+        versions=options.version,
+        groups=options.group,
+    )
 
 
 def _print(content: Content, place: str) -> None:

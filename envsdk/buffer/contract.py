@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -40,6 +40,10 @@ class DropReason(StrEnum):
     """Its oldest token was sampled more versions ago than `max_staleness` allows."""
     GIVEN_UP = "given up"
     """Explorers that played it were lost, `max_group_attempts` times."""
+    WENT_BACK = "trainer went back"
+    """Weights sampled it that the trainer gave up, when it continued from an earlier checkpoint."""
+    DAMAGED = "damaged"
+    """Its trajectories cannot be read."""
 
 
 class Role(StrEnum):
@@ -105,6 +109,10 @@ class Terms:
         """The version under which step `step` is trained."""
         return step // self.sync_interval
 
+    def last_step(self, version: int) -> int:
+        """The last step whose batch may hold tokens of this version."""
+        return (version + self.staleness_bound + 1) * self.sync_interval - 1
+
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
@@ -127,6 +135,88 @@ class Terms:
             )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meaning:
+    """What one program takes token ids and tags to be: another one reads its groups by that.
+
+    Values are short texts, or digests of long ones and of files.
+    """
+
+    tokens: Mapping[str, str] = field(default_factory=dict)
+    """Digests of `tokenizer`, `chat template` and `special tokens`; empty where the model is not made yet."""
+    model: str = ""
+    """Their folder, for messages."""
+    tags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """By tag: the keys that decide its tasks, prompts, rewards and limits."""
+    may_differ: Sequence[str] = ()
+    """Tags that are this program's own: neither compared nor written down."""
+
+    def joined(self, written: Mapping[str, Any], *, is_alone: bool, has_begun: bool) -> Agreement:
+        """What the job has once this program takes part.
+
+        Args:
+            written: What it has so far.
+            is_alone: No other program lives: what tags mean may change, as in a run that is continued.
+            has_begun: A trainer has published weights, whose token ids mean something for good.
+
+        Raises:
+            ConfigurationError: The others mean something else.
+        """
+        is_free = is_alone and not has_begun
+        known = {key: value for key, value in written.items() if isinstance(value, dict)}
+        problems, notes = [], []
+        tokens = known.get(_TOKENS, {})
+        different = [part for part in self.tokens if tokens.get(part, self.tokens[part]) != self.tokens[part]]
+        if different and not is_free:
+            problems.append(other_tokens(self.model, different))
+        compared = {tag: keys for tag, keys in self.tags.items() if tag not in self.may_differ}
+        for tag, keys in compared.items():
+            if lines := _differences(tag, keys, known.get(tag, keys)):
+                if is_alone:
+                    notes += [f"other settings than before: {line}" for line in lines]
+                else:
+                    problems.append(
+                        f"{'; '.join(lines)}. Make them the same; or give the tag another name here, to play "
+                        f"it beside theirs; or let an explorer play its own, by explorer.may_differ=[{tag}]"
+                    )
+        if problems:
+            raise ConfigurationError(f"this program does not fit its job: {' '.join(problems)}")
+        new_tokens = {_TOKENS: dict(self.tokens if is_free else {**self.tokens, **tokens})}
+        return Agreement(written={**known, **compared, **(new_tokens if self.tokens else {})}, notes=notes)
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What the programs of a job mean, and what is said of it."""
+
+    written: Mapping[str, Any]
+    """For the job's row: `Meaning.tags`, and `Meaning.tokens` under a name that is no tag's."""
+    notes: Sequence[str]
+    """Lines for the user."""
+
+
+_TOKENS = ""
+NO_MEANING = Meaning()
+"""Of programs that read and write no groups."""
+
+
+def other_tokens(model: str, parts: Sequence[str]) -> str:
+    """Why a program with the tokenizer of `model` cannot play for its job."""
+    return (
+        f"pretrain: the {' and the '.join(parts)} in {model} {'are' if len(parts) > 1 else 'is'} not the "
+        "job's, so that its programs would read other texts from the same token ids. Give all of them the "
+        "same model, or this job another exp_name."
+    )
+
+
+def _differences(tag: str, ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+    return [
+        f"tag {tag}: {key} is {ours.get(key, 'absent')} here and {theirs.get(key, 'absent')} in the job"
+        for key in sorted(ours.keys() | theirs.keys())
+        if ours.get(key) != theirs.get(key)
+    ]
+
+
 _KEYS_OF_TERMS = {
     "seed": "seed",
     "group_size": "train_env_manager.group_size",
@@ -147,6 +237,8 @@ class Member:
     name: str
     incarnation: str
     """Of this start: a program that is started again under its name is another one."""
+    notes: Sequence[str] = field(default=(), compare=False)
+    """Lines for the user: what it has differently than the job had before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +294,15 @@ class PublishedVersion:
     location: Mapping[str, Any]
     """Where they are, in the words of the `sync_method`."""
     published_at: float
+
+    def replaces(self, version: int, published_at: float) -> bool:
+        """Whether these weights are newer than `version`, which was published at that time.
+
+        A trainer that went back publishes an earlier version, or the same one, anew.
+        """
+        if self.version == version:
+            return self.published_at != published_at
+        return self.version > version or self.published_at > published_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

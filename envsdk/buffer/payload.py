@@ -38,6 +38,14 @@ def from_bytes(data: bytes) -> list[Trajectory]:
     return from_all_bytes([data])[0]
 
 
+def table_of(data: bytes) -> pa.Table:
+    """The rows of one group, as they lie in a trajectory file. StorageError as `from_bytes`."""
+    try:
+        return _read(data)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise StorageError(f"a group in the buffer is damaged ({type(error).__name__}: {error})") from error
+
+
 def from_all_bytes(payloads: Sequence[bytes]) -> list[list[Trajectory]]:
     """The trajectories of each group, as `from_bytes`: several cost little more than one."""
     try:

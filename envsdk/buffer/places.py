@@ -12,10 +12,10 @@ from urllib.parse import quote
 import sqlalchemy as sa
 import yaml
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, ProgrammingError
+from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
 
 from envsdk.buffer import tables
-from envsdk.buffer.connecting import BUSY_S, open_engine, url_of
+from envsdk.buffer.connecting import BUSY_S, is_other_schema, open_engine, shown_place, told, url_of
 from envsdk.buffer.contract import BUFFER_FILE
 from envsdk.failures import ConfigurationError, StorageError
 from envsdk.settings.extras import require
@@ -58,11 +58,6 @@ def find_buffer(path: str) -> str:
     return str(place)
 
 
-def shown_place(found: str) -> str:
-    """The place without a password."""
-    return url_of(found).render_as_string(hide_password=True) if "://" in found else found
-
-
 @contextmanager
 def opened(found: str, *, to_change: bool = False) -> Iterator[Engine]:
     """Connections to the buffer at `found`, checked: read-only unless it is `to_change`.
@@ -79,7 +74,7 @@ def opened(found: str, *, to_change: bool = False) -> Iterator[Engine]:
         _check(engine, found)
         yield engine
     except DBAPIError as error:
-        raise _told(error, found) from error
+        raise told(error, shown_place(found)) from error
     finally:
         engine.dispose()
 
@@ -116,7 +111,7 @@ def _check(engine: Engine, found: str) -> None:
         try:
             row = connection.execute(sa.select(tables.job.c.format)).first()
         except (OperationalError, ProgrammingError) as error:
-            if _is_missing_table(error):
+            if is_other_schema(error):
                 raise StorageError(f"{shown_place(found)} is no buffer: it has no table `job`") from error
             raise
     if row is None:
@@ -126,23 +121,6 @@ def _check(engine: Engine, found: str) -> None:
             f"{shown_place(found)} has format {row.format}; this envsdk uses up to {tables.FORMAT}. Upgrade "
             "envsdk"
         )
-
-
-def _is_missing_table(error: DBAPIError) -> bool:
-    return "no such table" in str(error.orig) or getattr(error.orig, "sqlstate", "") == "42P01"
-
-
-def _told(error: DBAPIError, found: str) -> StorageError:
-    place, reason = shown_place(found), " ".join(str(error.orig).split())
-    if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_NOTADB:
-        return StorageError(f"{place} is no buffer: it is no database")
-    if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
-        return StorageError(
-            f"{place} is locked: another program has been writing for more than {BUSY_S:g} s. Try again"
-        )
-    if isinstance(error, OperationalError | InterfaceError) and "://" in found:
-        return StorageError(f"{place} does not answer: {reason}. Check the address and that the server runs")
-    return StorageError(f"{place} cannot be used: {reason}")
 
 
 def _named_in(config: Path) -> str | None:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from envsdk.buffer.contract import Terms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadyGroup:
-    """What a strategy knows of a group."""
+class WaitingGroup:
+    """A group that is played, or ready for a batch."""
 
     group_id: int
     tag: str
     explorer: str
     oldest_version: int
-    ready_at: float
+    """Of its tokens; of the weights with which it was claimed while it is played."""
+    leased_at: float
+    ready_at: float | None
+    """None while it is played."""
     uses: int = 0
     """Batches that it was in."""
 
@@ -32,20 +37,22 @@ class Selection:
     mixture_by: str = "tag"
 
 
-_ORDERS: Mapping[str, Callable[[ReadyGroup], tuple[float, ...]]] = {
-    "oldest": lambda group: (group.oldest_version, group.ready_at, group.group_id),
-    "freshest": lambda group: (-group.oldest_version, -group.ready_at, -group.group_id),
-    "priority": lambda group: (group.uses, -group.oldest_version, group.ready_at, group.group_id),
+_ORDERS: Mapping[str, Callable[[WaitingGroup], tuple[float, ...]]] = {
+    "oldest": lambda group: (group.oldest_version, group.ready_at or 0.0, group.group_id),
+    "freshest": lambda group: (-group.oldest_version, -(group.ready_at or 0.0), -group.group_id),
+    "priority": lambda group: (group.uses, -group.oldest_version, group.ready_at or 0.0, group.group_id),
 }
 
 
-def choose(ready: Sequence[ReadyGroup], count: int, selection: Selection) -> list[int] | None:
-    """The ids of `count` groups, in ascending order; None while there are too few.
+def choose(
+    ready: Sequence[WaitingGroup], count: int, selection: Selection, *, first: Container[int] = ()
+) -> list[int] | None:
+    """The ids of `count` groups, those of `first` before others, in ascending order; None while too few.
 
     With a mixture, each name gets its share of the batch, remainders to the largest fractions; None until
     each has enough, see `fill`.
     """
-    ordered = sorted(ready, key=_ORDERS[selection.order])
+    ordered = _in_order(ready, selection, first)
     if not selection.mixture:
         return sorted(group.group_id for group in ordered[:count]) if len(ordered) >= count else None
     chosen: list[int] = []
@@ -57,15 +64,21 @@ def choose(ready: Sequence[ReadyGroup], count: int, selection: Selection) -> lis
     return sorted(chosen)
 
 
-def lacking_of(ready: Sequence[ReadyGroup], count: int, selection: Selection) -> list[str]:
-    """The names of the mixture that have fewer groups than their share of `count`."""
-    have = Counter(getattr(group, selection.mixture_by) for group in ready)
-    return [name for name, share in shares_of(count, selection.mixture).items() if have[name] < share]
+def lacks_for_good(waiting: Sequence[WaitingGroup], terms: Terms, selection: Selection) -> bool:
+    """Whether the mixture cannot come about: there is no place left, and nobody plays what is lacking."""
+    if sum(not group.uses for group in waiting) < terms.capacity_groups:
+        return False
+    played = {getattr(each, selection.mixture_by) for each in waiting if each.ready_at is None}
+    have = Counter(getattr(each, selection.mixture_by) for each in waiting if each.ready_at is not None)
+    shares = shares_of(terms.groups_per_batch, selection.mixture)
+    return played.isdisjoint(name for name, share in shares.items() if have[name] < share)
 
 
-def fill(ready: Sequence[ReadyGroup], count: int, selection: Selection) -> list[int] | None:
+def fill(
+    ready: Sequence[WaitingGroup], count: int, selection: Selection, *, first: Container[int] = ()
+) -> list[int] | None:
     """As `choose`, for a mixture that cannot come about: what names lack is made up from the others."""
-    ordered = sorted(ready, key=_ORDERS[selection.order])
+    ordered = _in_order(ready, selection, first)
     if len(ordered) < count:
         return None
     shares = shares_of(count, selection.mixture)
@@ -77,6 +90,13 @@ def fill(ready: Sequence[ReadyGroup], count: int, selection: Selection) -> list[
             own.append(group.group_id)
     others = [group.group_id for group in ordered if group.group_id not in own]
     return sorted(own + others[: count - len(own)])
+
+
+def _in_order(
+    ready: Sequence[WaitingGroup], selection: Selection, first: Container[int]
+) -> list[WaitingGroup]:
+    order = _ORDERS[selection.order]
+    return sorted(ready, key=lambda group: (group.group_id not in first, order(group)))
 
 
 def shares_of(count: int, mixture: Mapping[str, float]) -> dict[str, int]:

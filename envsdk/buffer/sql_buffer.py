@@ -16,15 +16,19 @@ import os
 import socket
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, RowMapping
 
 from envsdk.buffer import tables
+from envsdk.buffer.admission import due_groups, num_places
 from envsdk.buffer.contract import (
+    NO_MEANING,
     ClaimedGroup,
     DropReason,
     FinishedGroup,
@@ -32,16 +36,29 @@ from envsdk.buffer.contract import (
     JobStatus,
     JobView,
     LeaseLost,
+    Meaning,
     Member,
     PublishedVersion,
     Role,
     Signal,
     TakenBatch,
-    TakenGroup,
     Terms,
 )
 from envsdk.buffer.fairness import grant
-from envsdk.buffer.selection import ReadyGroup, Selection, choose, fill, lacking_of
+from envsdk.buffer.living import agreed, already_there, has_ended
+from envsdk.buffer.rows import (
+    OPENED,
+    TRAIN_SPLIT,
+    claimed_group,
+    is_in,
+    longest_s,
+    new_group,
+    published_version,
+    take_out,
+    taken_groups,
+    waiting_groups,
+)
+from envsdk.buffer.selection import Selection, WaitingGroup, choose, fill, lacks_for_good
 from envsdk.buffer.tables import (
     batch_groups,
     batches,
@@ -57,7 +74,6 @@ from envsdk.buffer.waking import CHANNEL
 from envsdk.failures import ConfigurationError, StorageError
 from envsdk.trajectory import Task
 
-TRAIN_SPLIT = "train"
 OLDEST_ONCE = Selection()
 
 
@@ -71,10 +87,10 @@ class SqlBuffer:
         self._lease_s = lease_s
         self._clock = clock or database_time
 
-    def create(self, name: str, terms: Terms) -> None:
-        """Make the tables and the job, unless they are there.
+    def create(self, name: str, terms: Terms, meaning: Meaning = NO_MEANING) -> bool:
+        """Make the tables and the job, unless they are there; whether they were made.
 
-        ConfigurationError when another job is there, or this one has other terms.
+        ConfigurationError when another job is there, or this one has other terms or means something else.
         """
         with self._writing() as connection:
             if connection.dialect.name == "postgresql":
@@ -104,6 +120,8 @@ class SqlBuffer:
                     "its own (buffer.trainer_input.experience_buffer.path)"
                 )
             self.terms(connection).check_same(terms)
+            agreed(connection, meaning, self._clock(connection))
+            return there is None
 
     def terms(self, connection: Connection | None = None) -> Terms:
         """What the programs of the job agree on. StorageError for a buffer of a later version of envsdk."""
@@ -115,29 +133,29 @@ class SqlBuffer:
             )
         return Terms.from_json(row.terms)
 
-    def join(self, role: Role, name: str, *, tags: Mapping[str, str] | None = None) -> Member:
+    def join(self, role: Role, name: str, meaning: Meaning = NO_MEANING) -> Member:
         """Take part in the job under this name.
 
         Args:
             role: What the program does. A job has one trainer at a time.
             name: No two living programs of a role have the same.
-            tags: Digest of each tag's settings that an explorer plays with, see `differing_tags`.
+            meaning: What it takes token ids and tags to be.
 
         Raises:
-            ConfigurationError: Another program lives under the name.
+            ConfigurationError: Another program lives under the name, or the others mean something else.
         """
         with self._writing() as connection:
-            state = self._lock(connection)
+            self._lock(connection)
             now = self._clock(connection)
             alone = members.c.role == role if role is Role.TRAINER else members.c.name == name
             same = members.c.role == role
             for row in connection.execute(sa.select(members).where(same, alone)).mappings():
-                if row["left_at"] is None and row["expires_at"] > now and not _has_ended(row):
-                    raise ConfigurationError(_already_there(role, row, now))
+                if row["left_at"] is None and row["expires_at"] > now and not has_ended(row):
+                    raise ConfigurationError(already_there(role, row, now))
                 self._end_member(connection, row, now)
-            known: dict[str, str] = json.loads(state["tags"])
-            connection.execute(job.update().values(tags=json.dumps(dict(tags or {}) | known)))
-            member = Member(role=role, name=name, incarnation=uuid.uuid4().hex)
+            found = agreed(connection, meaning, now)
+            connection.execute(job.update().values(tags=json.dumps(found.written)))
+            member = Member(role=role, name=name, incarnation=uuid.uuid4().hex, notes=found.notes)
             connection.execute(members.delete().where(same, members.c.name == name))
             connection.execute(
                 members.insert().values(
@@ -157,12 +175,6 @@ class SqlBuffer:
                 )
             )
         return member
-
-    def differing_tags(self, tags: Mapping[str, str]) -> list[str]:
-        """The tags whose digest is not the one of the explorer that played them first."""
-        with self._reading() as connection:
-            known: dict[str, str] = json.loads(connection.execute(sa.select(job.c.tags)).scalar_one())
-        return [tag for tag, digest in tags.items() if known.get(tag, digest) != digest]
 
     def renew(
         self,
@@ -225,11 +237,11 @@ class SqlBuffer:
             now = self._clock(connection)
             self._check_alive(connection, member, now)
             again = sa.select(groups).where(
-                groups.c.token == token, groups.c.incarnation == member.incarnation, _is(GroupState.LEASED)
+                groups.c.token == token, groups.c.incarnation == member.incarnation, is_in(GroupState.LEASED)
             )
             given = connection.execute(again.order_by(groups.c.id)).mappings().all()
             if given:
-                return [_claimed(row) for row in given]
+                return [claimed_group(row) for row in given]
             self._end_the_silent(connection, now)
             connection.execute(
                 members.update()
@@ -239,8 +251,8 @@ class SqlBuffer:
             terms = Terms.from_json(state["terms"])
             if state["status"] == JobStatus.FINISHED or version < state["version"] - terms.staleness_bound:
                 return []
-            num_given = self._num_places(connection, state, terms, member, now)
-            return self._lease(connection, member, tags[:num_given], token, now)
+            num_given = self._num_places(connection, state, terms, member, version)
+            return self._lease(connection, member, tags[:num_given], version, token, now)
 
     def put(self, member: Member, finished: Sequence[FinishedGroup]) -> list[int]:
         """Store complete groups.
@@ -293,7 +305,7 @@ class SqlBuffer:
             if refused:
                 self._signal(connection, Signal.PLACES)
             if state["awaits_batch"] and stored:
-                num_ready = sa.select(sa.func.count()).select_from(groups).where(_is(GroupState.READY))
+                num_ready = sa.select(sa.func.count()).select_from(groups).where(is_in(GroupState.READY))
                 if connection.execute(num_ready).scalar_one() >= terms.groups_per_batch:
                     connection.execute(job.update().values(awaits_batch=False))
                     self._signal(connection, Signal.BATCH)
@@ -320,9 +332,9 @@ class SqlBuffer:
                 .where(
                     groups.c.id.in_(list(group_ids)),
                     groups.c.incarnation == member.incarnation,
-                    _is(GroupState.LEASED),
+                    is_in(GroupState.LEASED),
                 )
-                .values(state=GroupState.OPEN, incarnation="", token="")
+                .values(**OPENED)
             )
             self._signal(connection, Signal.PLACES)
 
@@ -330,14 +342,16 @@ class SqlBuffer:
         """The trainer has the weights before `step`, and goes on from there.
 
         Batches from `step` on that were taken before are given again. What an earlier process trained after
-        the checkpoint counts as taken.
+        the checkpoint counts as taken. Versions after `step` are published anew; when a checkpoint held some
+        of them, what they sampled is dropped, and explorers join again.
 
         Raises:
             StorageError: Such a batch is gone.
         """
         with self._writing() as connection:
-            self._lock(connection)
-            self._check_alive(connection, trainer, self._clock(connection))
+            state = self._lock(connection)
+            now = self._clock(connection)
+            self._check_alive(connection, trainer, now)
             ids = sa.select(batch_groups.c.group_id).where(batch_groups.c.step >= step)
             gone = connection.execute(
                 sa.select(sa.func.min(batch_groups.c.step)).where(
@@ -354,6 +368,10 @@ class SqlBuffer:
                 .where(groups.c.id.in_(ids), groups.c.state.in_([GroupState.TRAINED, GroupState.READY]))
                 .values(state=GroupState.TAKEN, ended_at=None)
             )
+            again = sa.and_(batches.c.step >= step, batches.c.trained_at.is_not(None))
+            if connection.execute(sa.select(batches.c.step).where(again)).first() is not None:
+                self._give_up_versions(connection, state, step, now)
+            connection.execute(versions.delete().where(versions.c.step > step))
             connection.execute(batches.update().where(batches.c.step >= step).values(trained_at=None))
             connection.execute(job.update().values(status=JobStatus.RUNNING, step=step, awaits_batch=False))
             self._signal(connection, *Signal)
@@ -416,31 +434,27 @@ class SqlBuffer:
             now = self._clock(connection)
             self._check_alive(connection, trainer, now)
             taken = connection.execute(sa.select(batches).where(batches.c.step == step)).mappings().first()
-            if taken is not None:
-                return TakenBatch(
-                    step=step, version=taken["version"], is_again=True, groups=_taken(connection, step)
-                )
             terms = Terms.from_json(state["terms"])
+            version = version if taken is None else taken["version"]
+            held = taken_groups(connection, step)
+            if taken is not None and len(held) == terms.groups_per_batch:
+                return TakenBatch(step=step, version=version, is_again=True, groups=held)
             self._drop_the_old(connection, version - terms.staleness_bound, now)
-            rows = connection.execute(
-                sa.select(groups).where(_is(GroupState.READY), groups.c.rests_until <= step)
-            ).mappings()
-            ready = [_ready(row, version) for row in rows]
-            chosen = choose(ready, terms.groups_per_batch, selection)
-            if (
-                chosen is None
-                and selection.mixture
-                and self._lacks_for_good(connection, terms, ready, selection)
-            ):
-                chosen = fill(ready, terms.groups_per_batch, selection)
+            waiting = waiting_groups(connection, version, groups.c.rests_until <= step)
+            ready = [group for group in waiting if group.ready_at is not None]
+            if taken is None:
+                chosen = self._chosen(connection, waiting, ready, terms, step, selection, now)
+            else:  # some were taken out, and the next ones fill their places
+                chosen = choose(ready, terms.groups_per_batch - len(held), replace(selection, mixture={}))
             if chosen is None:
                 connection.execute(job.update().values(awaits_batch=True))
                 return None
-            connection.execute(
-                batches.insert().values(
-                    step=step, version=version, waited_s=waited_s, taken_at=now, trained_at=None
+            if taken is None:
+                connection.execute(
+                    batches.insert().values(
+                        step=step, version=version, waited_s=waited_s, taken_at=now, trained_at=None
+                    )
                 )
-            )
             connection.execute(
                 batch_groups.insert(), [{"step": step, "group_id": group_id} for group_id in chosen]
             )
@@ -451,7 +465,18 @@ class SqlBuffer:
             )
             connection.execute(job.update().values(awaits_batch=False))
             self._signal(connection, Signal.PLACES)
-            return TakenBatch(step=step, version=version, is_again=False, groups=_taken(connection, step))
+            return TakenBatch(
+                step=step, version=version, is_again=taken is not None, groups=taken_groups(connection, step)
+            )
+
+    def drop_damaged(self, trainer: Member, step: int, group_ids: Sequence[int]) -> None:
+        """These groups of the batch of `step` cannot be read: `take` puts others in their places."""
+        with self._writing() as connection:
+            self._lock(connection)
+            now = self._clock(connection)
+            self._check_alive(connection, trainer, now)
+            take_out(connection, step, group_ids, DropReason.DAMAGED, now)
+            self._signal(connection, Signal.PLACES)
 
     def trained(self, trainer: Member, step: int, *, keep_from: int | None = None) -> None:
         """A checkpoint holds everything before `step`.
@@ -469,14 +494,14 @@ class SqlBuffer:
             )
             connection.execute(
                 groups.update()
-                .where(_is(GroupState.TAKEN), groups.c.step < step)
+                .where(is_in(GroupState.TAKEN), groups.c.step < step)
                 .values(state=GroupState.TRAINED, ended_at=now)
             )
             if keep_from is not None:
                 # Of the few that still have a payload, not of all that were ever trained.
                 old = sa.select(groups.c.id).where(
                     groups.c.id.in_(sa.select(payloads.c.group_id)),
-                    _is(GroupState.TRAINED),
+                    is_in(GroupState.TRAINED),
                     groups.c.step < keep_from,
                 )
                 connection.execute(payloads.delete().where(payloads.c.group_id.in_(old)))
@@ -494,7 +519,7 @@ class SqlBuffer:
         with self._reading() as connection:
             query = sa.select(versions).order_by(versions.c.version.desc()).limit(1)
             row = connection.execute(query).mappings().first()
-        return None if row is None else _version(row)
+        return None if row is None else published_version(row)
 
     def step_of(self, version: int) -> int | None:
         """The step at which this version was published, perhaps by an earlier process; None if it was not."""
@@ -512,7 +537,7 @@ class SqlBuffer:
     def num_ready(self) -> int:
         """Groups that are ready."""
         with self._reading() as connection:
-            query = sa.select(sa.func.count()).select_from(groups).where(_is(GroupState.READY))
+            query = sa.select(sa.func.count()).select_from(groups).where(is_in(GroupState.READY))
             return int(connection.execute(query).scalar_one())
 
     def signal_number(self, signal: Signal) -> int:
@@ -560,7 +585,7 @@ class SqlBuffer:
         if self._row_of(connection, member) is None:
             raise LeaseLost(
                 f"the {member.role} {member.name!r} was not heard for more than buffer.lease_s "
-                f"({self._lease_s:g} s), or another was started in its place"
+                f"({self._lease_s:g} s), another was started in its place, or the trainer went back"
             )
         connection.execute(
             members.update()
@@ -583,7 +608,7 @@ class SqlBuffer:
             )
         held = connection.execute(
             sa.select(groups.c.id, groups.c.attempt).where(
-                _is(GroupState.LEASED), groups.c.incarnation == row["incarnation"]
+                is_in(GroupState.LEASED), groups.c.incarnation == row["incarnation"]
             )
         ).all()
         if not held:
@@ -593,54 +618,99 @@ class SqlBuffer:
         self._drop(connection, given_up, DropReason.GIVEN_UP, now)
         connection.execute(
             groups.update()
-            .where(_is(GroupState.LEASED), groups.c.incarnation == row["incarnation"])
-            .values(state=GroupState.OPEN, incarnation="", token="", attempt=groups.c.attempt + num_lost)
+            .where(is_in(GroupState.LEASED), groups.c.incarnation == row["incarnation"])
+            .values(
+                state=GroupState.OPEN,
+                incarnation="",
+                token="",
+                oldest_version=None,
+                attempt=groups.c.attempt + num_lost,
+            )
         )
         self._signal(connection, Signal.PLACES)
 
+    def _chosen(
+        self,
+        connection: Connection,
+        waiting: Sequence[WaitingGroup],
+        ready: Sequence[WaitingGroup],
+        terms: Terms,
+        step: int,
+        selection: Selection,
+        now: float,
+    ) -> list[int] | None:
+        """The groups of a new batch; None while there are too few, or others have to be in it."""
+        tags = {group.tag for group in waiting if group.ready_at is None}
+        usual_s = {tag: longest_s(connection, tag) for tag in tags}
+        due = due_groups(terms, step, (each for each in waiting if not each.uses), usual_s, now)
+        if due.is_awaited:
+            return None
+        chosen = choose(ready, terms.groups_per_batch, selection, first=due.first)
+        if chosen is None and selection.mixture and lacks_for_good(waiting, terms, selection):
+            chosen = fill(ready, terms.groups_per_batch, selection, first=due.first)
+        return chosen
+
+    def _give_up_versions(self, connection: Connection, state: RowMapping, step: int, now: float) -> None:
+        """The trainer went back behind a checkpoint: its weights after `step` will be others.
+
+        A killed one that continues from its newest checkpoint makes the same ones again.
+        """
+        lost = sa.select(sa.func.min(versions.c.published_at)).where(versions.c.step > step)
+        since = connection.execute(lost).scalar()
+        if since is None:
+            return
+        sampled = sa.and_(is_in(GroupState.READY), groups.c.uses == 0, groups.c.ready_at >= since)
+        ids = connection.execute(sa.select(groups.c.id).where(sampled)).scalars().all()
+        self._drop(connection, ids, DropReason.WENT_BACK, now)
+        living = sa.select(members).where(members.c.role == Role.EXPLORER, members.c.left_at.is_(None))
+        for row in connection.execute(living).mappings().all():
+            self._end_member(connection, row, now, num_lost=0)
+        # The version of `step` too, so that whoever has one that was given up hears of it.
+        connection.execute(versions.delete().where(versions.c.step >= step))
+        version = Terms.from_json(state["terms"]).version_at(step)
+        connection.execute(job.update().values(version=version))
+
     def _num_places(
-        self, connection: Connection, state: RowMapping, terms: Terms, member: Member, now: float
+        self, connection: Connection, state: RowMapping, terms: Terms, member: Member, version: int
     ) -> int:
-        """How many groups this explorer may begin now."""
-        in_training = sa.and_(_is(GroupState.TAKEN), groups.c.step == state["step"])
-        waiting = sa.and_(_is(GroupState.READY), groups.c.uses == 0)
-        count = sa.select(sa.func.count()).select_from(groups)
-        num_training = connection.execute(count.where(in_training)).scalar_one()
+        """How many groups this explorer may begin now, with weights of this version."""
+        at = state["step"]
+        in_training = sa.select(sa.func.count()).where(is_in(GroupState.TAKEN), groups.c.step == at)
+        num_training = connection.execute(in_training).scalar_one()
         if terms.alpha == 0 and num_training >= terms.groups_per_batch:
             return 0
-        num_waiting = connection.execute(count.where(waiting)).scalar_one()
-        held = (
-            sa.select(groups.c.explorer, sa.func.count())
-            .where(_is(GroupState.LEASED))
-            .group_by(groups.c.explorer)
+        # Batches that were taken before a trainer went back come first.
+        last = connection.execute(sa.select(sa.func.max(batches.c.step))).scalar()
+        next_step = at if last is None else max(at, last + 1)
+        waiting = waiting_groups(connection, state["version"], groups.c.uses == 0)
+        free = min(
+            terms.capacity_groups - num_training - len(waiting),
+            num_places(terms, next_step, [group.oldest_version for group in waiting], version),
         )
-        held_by = {name: int(number) for name, number in connection.execute(held).all()}
-        alive = sa.select(members.c.name, members.c.wants).where(
+        held = Counter(group.explorer for group in waiting if group.ready_at is None)
+        alive = sa.select(members.c.name, members.c.wants, members.c.version).where(
             members.c.role == Role.EXPLORER, members.c.left_at.is_(None)
         )
-        wanted = {name: int(number) for name, number in connection.execute(alive).all()}
-        free = terms.capacity_groups - num_training - num_waiting - sum(held_by.values())
-        return grant(max(0, free), member.name, held_by, wanted)
-
-    def _lacks_for_good(
-        self, connection: Connection, terms: Terms, ready: Sequence[ReadyGroup], selection: Selection
-    ) -> bool:
-        """Whether the mixture cannot come about: there is no place left, and nobody plays what is lacking."""
-        by = groups.c.tag if selection.mixture_by == "tag" else groups.c.explorer
-        played = sa.select(by, sa.func.count()).where(_is(GroupState.LEASED)).group_by(by)
-        leased = {name: int(number) for name, number in connection.execute(played).all()}
-        num_new = sum(group.uses == 0 for group in ready)
-        if num_new + sum(leased.values()) < terms.capacity_groups:
-            return False
-        lacking = lacking_of(ready, terms.groups_per_batch, selection)
-        return not any(leased.get(name) for name in lacking)
+        # No place is kept for an explorer that could not begin anything before it has newer weights.
+        wanted = {
+            row.name: row.wants
+            for row in connection.execute(alive)
+            if terms.last_step(row.version) >= next_step
+        }
+        return grant(max(0, free), member.name, held, wanted)
 
     def _lease(
-        self, connection: Connection, member: Member, tags: Sequence[str], token: str, now: float
+        self,
+        connection: Connection,
+        member: Member,
+        tags: Sequence[str],
+        version: int,
+        token: str,
+        now: float,
     ) -> list[ClaimedGroup]:
         found: list[ClaimedGroup] = []
         query = (
-            sa.select(groups).where(_is(GroupState.OPEN), groups.c.tag.in_(set(tags))).order_by(groups.c.id)
+            sa.select(groups).where(is_in(GroupState.OPEN), groups.c.tag.in_(set(tags))).order_by(groups.c.id)
         )
         left = connection.execute(query).mappings().all() if tags else []
         by_tag: dict[str, list[RowMapping]] = {}
@@ -651,12 +721,13 @@ class SqlBuffer:
             "explorer": member.name,
             "incarnation": member.incarnation,
             "token": token,
+            "oldest_version": version,
             "leased_at": now,
         }
         started: list[str] = []
         for tag in tags:
             if by_tag.get(tag):
-                found.append(_claimed(by_tag[tag].pop(0)))
+                found.append(claimed_group(by_tag[tag].pop(0)))
             else:
                 started.append(tag)
         if found:
@@ -667,7 +738,7 @@ class SqlBuffer:
         if tasks:
             made = connection.execute(
                 groups.insert().returning(groups.c.id, sort_by_parameter_order=True),
-                [_new_group(task, now) | lease for task in tasks],
+                [new_group(task, now) | lease for task in tasks],
             ).scalars()
             found += [
                 ClaimedGroup(group_id=group_id, task=task, attempt=0)
@@ -694,13 +765,18 @@ class SqlBuffer:
             connection.execute(
                 groups.update()
                 .where(groups.c.id.in_(ids))
-                .values(state=GroupState.DROPPED, reason=str(reason), ended_at=now)
+                .values(
+                    state=GroupState.DROPPED,
+                    reason=str(reason),
+                    ended_at=now,
+                    oldest_version=sa.case((groups.c.ready_at.is_not(None), groups.c.oldest_version)),
+                )
             )
             connection.execute(payloads.delete().where(payloads.c.group_id.in_(ids)))
 
     def _drop_the_old(self, connection: Connection, min_version: int, now: float) -> None:
         """End ready groups that no batch may hold. One that was in a batch already stays in that."""
-        old = sa.and_(_is(GroupState.READY), groups.c.oldest_version < min_version)
+        old = sa.and_(is_in(GroupState.READY), groups.c.oldest_version < min_version)
         used = sa.and_(old, groups.c.uses > 0)
         connection.execute(groups.update().where(used).values(state=GroupState.TAKEN))
         ids = connection.execute(sa.select(groups.c.id).where(old)).scalars().all()
@@ -735,7 +811,7 @@ class SqlBuffer:
         held: Sequence[int] = ()
         if member is not None:
             query = sa.select(groups.c.id).where(
-                _is(GroupState.LEASED), groups.c.incarnation == member.incarnation
+                is_in(GroupState.LEASED), groups.c.incarnation == member.incarnation
             )
             held = connection.execute(query).scalars().all()
         trainer = connection.execute(
@@ -783,85 +859,5 @@ def _given(connection: Connection) -> Iterator[Connection]:
     yield connection
 
 
-def _new_group(task: Task, now: float) -> dict[str, Any]:
-    return {
-        "tag": task.tag,
-        "task_index": task.index,
-        "attempt": 0,
-        "uses": 0,
-        "rests_until": 0,
-        "num_trajectories": 0,
-        "num_tokens": 0,
-        "num_bytes": 0,
-        "mean_reward": 0.0,
-        "created_at": now,
-    }
-
-
-def _is(state: GroupState) -> sa.ColumnElement[bool]:
-    # Written out, so that the index of this state can be used.
-    return groups.c.state == sa.literal_column(f"'{state.value}'")
-
-
 def _is_held(row: RowMapping, member: Member) -> bool:
     return bool(row["state"] == GroupState.LEASED and row["incarnation"] == member.incarnation)
-
-
-def _has_ended(row: RowMapping) -> bool:
-    """Whether this machine knows that the program is gone."""
-    if row["host"] != socket.gethostname():
-        return False
-    try:
-        os.kill(row["pid"], 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        pass
-    return False
-
-
-def _already_there(role: Role, row: RowMapping, now: float) -> str:
-    where = f"process {row['pid']} on {row['host']}, heard {now - row['seen_at']:.0f} s ago"
-    if role is Role.TRAINER:
-        return f"this job has a trainer already ({where}); end it first, or choose another exp_name"
-    return f"an explorer named {row['name']!r} plays already ({where}); give this one another explorer.name"
-
-
-def _claimed(row: RowMapping) -> ClaimedGroup:
-    task = Task(tag=row["tag"], split=TRAIN_SPLIT, index=row["task_index"])
-    return ClaimedGroup(group_id=row["id"], task=task, attempt=row["attempt"])
-
-
-def _ready(row: RowMapping, version: int) -> ReadyGroup:
-    oldest = row["oldest_version"]
-    return ReadyGroup(
-        group_id=row["id"],
-        tag=row["tag"],
-        explorer=row["explorer"],
-        oldest_version=version if oldest is None else oldest,
-        ready_at=row["ready_at"],
-        uses=row["uses"],
-    )
-
-
-def _taken(connection: Connection, step: int) -> list[TakenGroup]:
-    query = (
-        sa.select(groups.c.id, groups.c.explorer, groups.c.ready_at, payloads.c.data)
-        .join(batch_groups, batch_groups.c.group_id == groups.c.id)
-        .join(payloads, payloads.c.group_id == groups.c.id)
-        .where(batch_groups.c.step == step)
-        .order_by(groups.c.id)
-    )
-    return [
-        TakenGroup(group_id=row.id, payload=row.data, explorer=row.explorer, ready_at=row.ready_at)
-        for row in connection.execute(query)
-    ]
-
-
-def _version(row: RowMapping) -> PublishedVersion:
-    return PublishedVersion(
-        version=row["version"],
-        step=row["step"],
-        location=json.loads(row["location"]),
-        published_at=row["published_at"],
-    )

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import sqlalchemy as sa
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
-from envsdk.buffer.contract import GroupState, Signal
+from envsdk.buffer.contract import GroupState, Role, Signal
+from envsdk.buffer.living import has_ended
 from envsdk.buffer.payload import from_bytes
 from envsdk.buffer.places import snapshot
+from envsdk.buffer.rows import take_out
 from envsdk.buffer.sql_buffer import database_time
-from envsdk.buffer.tables import groups, job, payloads, signals
+from envsdk.buffer.tables import groups, job, members, payloads, signals
 from envsdk.failures import StorageError
 from envsdk.trajectory import Trajectory
 
@@ -36,10 +38,12 @@ class Which:
     explorers: tuple[str, ...] = ()
     versions: tuple[int, ...] = ()
     """Of the oldest token."""
+    groups: tuple[int, ...] = ()
+    """Ids."""
 
     @property
     def is_all(self) -> bool:
-        return not (self.states or self.tags or self.explorers or self.versions)
+        return self == Which()
 
     def where(self) -> sa.ColumnElement[bool]:
         """The choice as a condition."""
@@ -48,6 +52,7 @@ class Which:
             groups.c.tag: self.tags,
             groups.c.explorer: self.explorers,
             groups.c.oldest_version: self.versions,
+            groups.c.id: self.groups,
         }
         return sa.and_(sa.true(), *(column.in_(values) for column, values in choices.items() if values))
 
@@ -63,7 +68,11 @@ class Dropped:
 
 
 def drop_by_hand(engine: Engine, which: Which) -> Dropped:
-    """Drop the groups that fit, unless a trainer has taken them. Explorers that play them leave them."""
+    """Drop the groups that fit, unless a trainer has taken them. Explorers that play them leave them.
+
+    Groups named by their ids are taken out of batches too, while no trainer lives and no checkpoint holds
+    them: the next trainer fills their places.
+    """
     was_used = groups.c.uses > 0
     droppable = sa.and_(which.where(), groups.c.state.in_(DROPPABLE), ~was_used)
     taken = sa.and_(which.where(), sa.or_(groups.c.state == GroupState.TAKEN, sa.and_(was_used, _is_ready())))
@@ -71,6 +80,8 @@ def drop_by_hand(engine: Engine, which: Which) -> Dropped:
         connection.execute(sa.select(job.c.id).with_for_update())
         count = sa.select(groups.c.state, sa.func.count()).where(droppable).group_by(groups.c.state)
         num_by_state = {state: int(number) for state, number in connection.execute(count).all()}
+        if num_taken := _take_out(connection, which):
+            num_by_state[GroupState.TAKEN] = num_taken
         num_kept = connection.execute(sa.select(sa.func.count()).where(taken)).scalar_one()
         ids = sa.select(groups.c.id).where(droppable)
         connection.execute(payloads.delete().where(payloads.c.group_id.in_(ids)))
@@ -84,6 +95,21 @@ def drop_by_hand(engine: Engine, which: Which) -> Dropped:
                 signals.update().where(signals.c.name == Signal.PLACES).values(number=signals.c.number + 1)
             )
     return Dropped(num_by_state=num_by_state, num_kept=num_kept)
+
+
+def _take_out(connection: Connection, which: Which) -> int:
+    """Out of batches that no checkpoint holds; how many."""
+    now = database_time(connection)
+    alive = sa.select(members).where(
+        members.c.role == Role.TRAINER, members.c.left_at.is_(None), members.c.expires_at > now
+    )
+    if not which.groups or not all(map(has_ended, connection.execute(alive).mappings())):
+        return 0
+    query = sa.select(groups.c.step, groups.c.id).where(which.where(), groups.c.state == GroupState.TAKEN)
+    taken = connection.execute(query).all()
+    for step, group_id in taken:
+        take_out(connection, step, [group_id], BY_HAND, now)
+    return len(taken)
 
 
 def stored_trajectories(engine: Engine, which: Which) -> Iterator[Trajectory]:

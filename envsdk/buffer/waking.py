@@ -1,11 +1,16 @@
-"""How a program that waits for a signal wakes up: PostgreSQL tells it, SQLite's file is looked at."""
+"""How a program that waits for a signal wakes up: PostgreSQL tells it, SQLite's file is looked at.
+
+heard = await bell.heard()
+...                                         # look whether there is something to do
+await bell.wait(heard, timeout_s=5.0)       # something may have changed since `heard`
+"""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Protocol
 
 from sqlalchemy import Engine
 
@@ -14,13 +19,18 @@ CHANNEL = "envsdk_buffer"
 
 LOOK_S = 0.01
 """How often SQLite's file is looked at: a few microseconds of a counter in shared memory."""
+LISTEN_AGAIN_S = 0.5
 
 
 class Bell(Protocol):
-    """Owner: a `BufferClient`."""
+    """Owner: a `BufferClient`. Any number of tasks may wait at the same time."""
 
-    async def wait(self, *, timeout_s: float) -> None:
-        """Return when something may have changed since the last call, or after this time."""
+    async def heard(self) -> int | None:
+        """A number that changes with the database; None when it cannot be told."""
+        ...
+
+    async def wait(self, heard: int | None, *, timeout_s: float) -> None:
+        """Return when something may have changed since `heard`, or after this time."""
         ...
 
     async def close(self) -> None:
@@ -34,25 +44,8 @@ class SqliteBell:
     def __init__(self, file: str) -> None:
         self._file = file
         self._connection: sqlite3.Connection | None = None
-        self._seen: int | None = None
 
-    async def wait(self, *, timeout_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        while (number := self._number()) == self._seen and number is not None:
-            if loop.time() >= deadline:
-                return
-            await asyncio.sleep(LOOK_S)
-        self._seen = number
-        await asyncio.sleep(0 if number is not None else LOOK_S)
-
-    async def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    def _number(self) -> int | None:
-        """None when it cannot be told."""
+    async def heard(self) -> int | None:
         try:
             if self._connection is None:
                 self._connection = sqlite3.connect(self._file, timeout=0, isolation_level=None)
@@ -61,35 +54,63 @@ class SqliteBell:
         except sqlite3.Error:
             return None
 
+    async def wait(self, heard: int | None, *, timeout_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while loop.time() < deadline:
+            await asyncio.sleep(LOOK_S)
+            if heard is None or await self.heard() != heard:
+                return
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
 
 class PostgresBell:
     """Listens on a connection of its own; while that is broken, the buffer is asked now and then."""
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._connection: Any = None
+        self._number = 0
+        self._rang = asyncio.Condition()
+        self._listening: asyncio.Task[None] | None = None
 
-    async def wait(self, *, timeout_s: float) -> None:
+    async def heard(self) -> int | None:
+        if self._listening is None:
+            self._listening = asyncio.create_task(self._listen())
+        return self._number
+
+    async def wait(self, heard: int | None, *, timeout_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s), self._rang:
+                await self._rang.wait_for(lambda: self._number != heard)
+
+    async def _ring(self) -> None:
+        async with self._rang:
+            self._number += 1
+            self._rang.notify_all()
+
+    async def _listen(self) -> None:
         import psycopg
 
-        try:
-            if self._connection is None:
-                self._connection = await psycopg.AsyncConnection.connect(self._url, autocommit=True)
-                await self._connection.execute(f"LISTEN {CHANNEL}")
-                return  # what was told before is not heard
-            async for _ in self._connection.notifies(timeout=timeout_s, stop_after=1):
-                pass
-        except psycopg.Error:
-            await self.close()
-            await asyncio.sleep(min(timeout_s, 0.5))
+        while True:
+            try:
+                async with await psycopg.AsyncConnection.connect(self._url, autocommit=True) as connection:
+                    await connection.execute(f"LISTEN {CHANNEL}")
+                    await self._ring()  # what was told before is not heard
+                    async for _ in connection.notifies():
+                        await self._ring()
+            except psycopg.Error:
+                await self._ring()
+                await asyncio.sleep(LISTEN_AGAIN_S)
 
     async def close(self) -> None:
-        import psycopg
-
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with suppress(psycopg.Error):
-                await connection.close()
+        listening, self._listening = self._listening, None
+        if listening is not None:
+            listening.cancel()
+            await asyncio.wait({listening})
 
 
 def bell_of(engine: Engine) -> Bell:

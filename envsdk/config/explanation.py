@@ -20,7 +20,8 @@ from envsdk.config.plugins import (
     settings_model,
     settings_sections,
 )
-from envsdk.config.rlvr import PROMPTS_ENV, count_rows
+from envsdk.config.rlvr import PROMPTS_ENV, count_rows, source_of
+from envsdk.prompt_data.opening import open_prompts
 from envsdk.rewards.loading import reward_class
 from envsdk.rewards.reward import AsyncRewardFunction, Runs
 from envsdk.settings.memory import EstimatesSampling, EstimatesTraining, Memory
@@ -136,8 +137,11 @@ def _prompt_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
         yield "requests at once", _requests(config)
     for tag, reward in sections.items():
         if tag in asks or tag in config.val_env_manager.tags:
-            rows = count_rows(config.custom_envs[tag].env_config)
+            env_config = config.custom_envs[tag].env_config
+            rows = count_rows(env_config)
             data = "rows: not read, the files are not here" if rows is None else f"rows: {rows:,}"
+            if rows and (unusable := open_prompts(source_of(env_config)).num_unusable):
+                data += f", and {unusable:,} that cannot be used"
             yield f"reward of {tag}", f"{reward.get('worker_cls')} {_scored(reward)}; {data}"
 
 

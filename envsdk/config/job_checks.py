@@ -30,6 +30,10 @@ def job_problems(config: RunConfig) -> Iterator[Problem]:
         for name in buffer.mixture.keys() - set(config.train_env_manager.tags):
             hint = suggest(name, config.train_env_manager.tags, known="tags of train_env_manager")
             yield Problem((*_BUFFER, "mixture", name), f"no explorer plays this tag; {hint}")
+    for name in config.explorer.may_differ:
+        if name not in config.train_env_manager.tags:
+            hint = suggest(name, config.train_env_manager.tags, known="tags of train_env_manager")
+            yield Problem(("explorer", "may_differ"), f"{name!r} is no tag that this explorer plays; {hint}")
     if config.synchronizer.path is not None and config.synchronizer.sync_method != "checkpoint":
         yield Problem(
             ("synchronizer", "path"),

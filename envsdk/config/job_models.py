@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from envsdk.config.section import Section
+from envsdk.config.section import Section, distinct
 from envsdk.settings.validation import NAME_PATTERN
 
 Mode = Literal["both", "train", "explore", "bench", "serve"]
@@ -62,6 +62,9 @@ class ExplorerArgs(Section):
 
     name: Annotated[str, Field(pattern=NAME_PATTERN, max_length=100)] = "explorer"
     """Its name; no two explorers of a job have the same at a time."""
+    may_differ: Annotated[list[str], AfterValidator(distinct)] = Field(default_factory=list)
+    """Tags that this explorer plays with rows, prompts, rewards or limits of its own, where other programs of
+    the job have a tag of the same name. Other differences end it."""
 
 
 class SynchronizerArgs(Section):

@@ -24,6 +24,7 @@ from pydantic import BaseModel, ValidationError
 
 from envsdk.config.checks import check, machine_problems
 from envsdk.config.env_defaults import fill_in
+from envsdk.config.foreign.others import said_of_other_project
 from envsdk.config.foreign.row import Dialect
 from envsdk.config.foreign.translation import Translation, translate
 from envsdk.config.models import RunConfig
@@ -231,6 +232,8 @@ class _Reading:
             raise ConfigurationError(
                 f"{path} is no UTF-8 text: {error.reason} at byte {error.start}"
             ) from error
+        if not self.sources and (said := said_of_other_project(path.suffix, text)):
+            raise ConfigurationError(f"{_display(path)} {said}")
         self.sources[resolved] = text
         own, tree = _parse(text, path)
         base = self._read_base(own, path)

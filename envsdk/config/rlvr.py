@@ -253,7 +253,7 @@ def _selected(domain: str, domains: Mapping[str, Any]) -> dict[str, Any]:
     An only domain without tags has all rows. `math_rule` has all that are no other domain's, as in ROLL.
     """
     own = domains[domain].get("tag_included")
-    tags = [*own, domain] if isinstance(own, list) else [domain]
+    tags = list(dict.fromkeys([*own, domain])) if isinstance(own, list) else [domain]
     if domain != DEFAULT_DOMAIN:
         return {"tags": tags} if own or len(domains) > 1 else {}
     others = (name for name in domains if name != domain)

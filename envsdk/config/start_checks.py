@@ -11,15 +11,18 @@ from pydantic import ValidationError
 from envsdk.config.models import RunConfig
 from envsdk.config.rlvr import PROMPTS_ENV, VAL_SUFFIX, source_of
 from envsdk.config.rlvr_checks import reward_sections
-from envsdk.failures import ConfigurationError
-from envsdk.prompt_data.opening import open_prompts
-from envsdk.prompt_data.prompts import PromptSource
+from envsdk.failures import ConfigurationError, describe_error
+from envsdk.prompt_data.opening import Prompts, open_prompts
+from envsdk.prompt_data.prompts import PromptRow, PromptSource
 from envsdk.rewards.loading import load_reward, settings_of
+from envsdk.rewards.reward import RewardFunction
 from envsdk.settings.problems import KeyPath, Problem, describe
 from envsdk.settings.validation import problems_in
 
 _MAX_NAMED = 5
 """Rows that cannot be used and are shown."""
+_MAX_SCORED = 100
+"""Rows whose reference answers are looked at."""
 
 
 def check_start(config: RunConfig) -> None:
@@ -45,6 +48,11 @@ def prompt_notes(config: RunConfig) -> list[str]:
                     f"{prompts.num_unusable} rows of {', '.join(files)} cannot be used and are not asked: "
                     f"{named}{more}"
                 )
+        number, among, example = _unscorable(prompts, env_config.get("reward"))
+        if number:
+            notes.append(
+                f"{number} of {among} rows of {', '.join(files)} cannot be scored, such as {example}"
+            )
         for name in prompts.counts:
             if prompts.is_asked(name):
                 unclaimed[files].pop(name, None)
@@ -71,7 +79,11 @@ def _prompts(config: RunConfig) -> Iterator[Problem]:
         elif tag.removesuffix(VAL_SUFFIX) in config.rewards:
             path = ("validation", "data_args", "file_name")
         try:
-            open_prompts(source_of(env_config))
+            prompts = open_prompts(source_of(env_config))
+            number, among, example = _unscorable(prompts, env_config.get("reward"))
+            if number == among:
+                files = ", ".join(prompts.source.files)
+                yield Problem(path, f"{tag}: no row of {files} can be scored; {example}")
         except ConfigurationError as error:
             yield Problem(path, f"{tag}: {error}")
         except ValidationError as error:
@@ -79,6 +91,29 @@ def _prompts(config: RunConfig) -> Iterator[Problem]:
                 yield Problem((*path[:-1], *problem.path), problem.message)
         if "reward" not in env_config:
             yield Problem((*path[:-1], "reward"), "is required and missing: the name of a reward function")
+
+
+def _unscorable(prompts: Prompts, section: Any) -> tuple[int, int, str]:
+    """How many rows no response can be scored for, among how many that were looked at, and one of them.
+
+    All where there are few, otherwise some from everywhere: parsing a reference answer takes a while.
+    """
+    reward = section if isinstance(section, Mapping) else {"worker_cls": section}
+    rows = [prompts[index] for index in range(0, len(prompts), -(-len(prompts) // _MAX_SCORED))]
+    try:
+        function = load_reward(str(reward.get("worker_cls")), settings_of(reward))
+    except ConfigurationError:  # told where the reward is checked
+        return 0, len(rows), ""
+    problems = [(row.place, problem) for row in rows if (problem := _row_problem(function, row))]
+    place, why = problems[0] if problems else ("", "")
+    return len(problems), len(rows), f"{place}: {why}"
+
+
+def _row_problem(function: RewardFunction, row: PromptRow) -> str | None:
+    try:
+        return function.problem(row.fields)
+    except Exception as error:  # noqa: BLE001 - boundary: a reward function
+        return describe_error(error)
 
 
 def _rewards(config: RunConfig) -> Iterator[Problem]:

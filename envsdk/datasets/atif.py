@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from envsdk.datasets.atif_documents import READABLE, from_document, to_document
 from envsdk.datasets.formats import ExportFormat
 from envsdk.datasets.reading import DataSet
 from envsdk.failures import ConfigurationError
-from envsdk.store.atomic import storage_error
+from envsdk.store.atomic import atomic_file, make_folder, new_folder, storage_error
 from envsdk.trajectory import Outcome, Trajectory
 
 SUFFIX = ".trajectory.json"
@@ -30,9 +30,28 @@ class ATIF(ExportFormat):
             document = to_document(trajectory, agent=dataset.policy, model=dataset.model)
             path = folder / shard.stem / f"{_file_name(trajectory.trajectory_id)}{SUFFIX}"
             path.parent.mkdir(exist_ok=True)
-            path.write_text(json.dumps(document, ensure_ascii=False), encoding="utf-8", errors="replace")
+            _write(document, path)
             num_episodes += 1
         return num_episodes
+
+
+def write_atif(episodes: Sequence[Trajectory], path: Path, *, agent: str, model: str | None) -> None:
+    """Each episode that has a turn as a document: a line of a new `.jsonl`, or a file of a new folder."""
+    documents = (to_document(each, agent=agent, model=model) for each in episodes if each.turns)
+    if path.suffix == ".jsonl":
+        if path.exists():
+            raise ConfigurationError(f"{path} is there already: choose another name, or delete it first")
+        make_folder(path.parent)
+        with atomic_file(path) as file:
+            file.writelines(f"{json.dumps(each)}\n".encode() for each in documents)
+        return
+    with new_folder(path) as folder:
+        for number, document in enumerate(documents):
+            _write(document, folder / f"{number:06d}{SUFFIX}")
+
+
+def _write(document: Mapping[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(document, ensure_ascii=False), encoding="utf-8", errors="replace")
 
 
 def _file_name(trajectory_id: str) -> str:
@@ -70,7 +89,8 @@ def _documents(file: Path) -> Iterator[Any]:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise storage_error("read", file, error) from error
-    lines = [line for line in text.splitlines() if line.strip()] if file.suffix == ".jsonl" else [text]
+    # Not splitlines(): a text in JSON may hold other line separators.
+    lines = [line for line in text.split("\n") if line.strip()] if file.suffix == ".jsonl" else [text]
     for number, line in enumerate(lines, start=1):
         try:
             yield json.loads(line)

@@ -71,7 +71,7 @@ def to_document(trajectory: Trajectory, *, agent: str, model: str | None = None)
         "outcome": trajectory.outcome.value,
         "task": asdict(trajectory.task),
         "failure": None if trajectory.failure is None else asdict(trajectory.failure),
-        "prompts": None if trajectory.shown is None else asdict(trajectory.shown),
+        "prompts": None if trajectory.shown is None else _stored_prompts(trajectory.shown),
     }
     if final_observation != trajectory.final_observation:
         ours["final_observation"] = trajectory.final_observation
@@ -276,6 +276,12 @@ def _trajectory(document: Mapping[str, Any], index: int, name: str) -> Trajector
         tools=document["agent"].get("tool_definitions") or (),
         **known,
     )
+
+
+def _stored_prompts(shown: TagPrompts) -> dict[str, Any]:
+    """What `_shown` reads. Arguments of an environment may be of any type."""
+    limits = {"max_turns": shown.max_turns, "max_new_tokens": shown.max_new_tokens}
+    return {"prompts": asdict(shown.prompts), **limits}
 
 
 def _shown(prompts: Mapping[str, Any]) -> TagPrompts:

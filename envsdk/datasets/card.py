@@ -171,13 +171,15 @@ def _selection(manifest: Manifest) -> str:
 def _how_it_was_made(manifest: Manifest) -> str:
     config = manifest.config
     lines = [
-        f"- seed: {config['seed']}; a task's seed is a hash of it, the split, the tag and the task's index",
-        f"- tasks: {', '.join(f'0 to {count - 1} of `{tag}`' for tag, count in config['episodes'].items())}",
-        *(
-            f"- `{tag}`: `{record['env_type']}` with `{json.dumps(record['env_config'])}`"
-            for tag, record in config["tags"].items()
-        ),
+        f"- `{tag}`: `{record['env_type']}` with `{json.dumps(record['env_config'])}`"
+        for tag, record in config["tags"].items()
     ]
+    if "seed" in config:  # else a program saved its episodes
+        tasks = ", ".join(f"0 to {count - 1} of `{tag}`" for tag, count in config["episodes"].items())
+        lines += [
+            f"- tasks: {tasks}",
+            f"- seed: {config['seed']}; a task's seed is a hash of it, the split, the tag and the index",
+        ]
     if config.get("model"):
         model = config["model"]
         shown = model.get("settings", {}).get("model") or model.get("endpoint_model") or model.get("content")

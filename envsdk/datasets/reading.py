@@ -58,7 +58,13 @@ class TagRecord:
     @property
     def shown(self) -> TagPrompts:
         """For `Trajectory.shown`."""
-        return TagPrompts(prompts=self.prompts, max_turns=self.max_turns, max_new_tokens=self.max_new_tokens)
+        return TagPrompts(
+            prompts=self.prompts,
+            max_turns=self.max_turns,
+            max_new_tokens=self.max_new_tokens,
+            env_type=self.env_type,
+            env_config=self.env_config,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,8 @@ from rich.progress import (
 from envsdk.display.console import TerminalConsole
 
 _LINE_EVERY_S = 5.0
+_LINE_SHARE = 20
+"""Later, a line is printed whenever the time has grown by this part of it: an hour takes about a hundred."""
 
 
 class EpisodeProgress:
@@ -28,8 +30,12 @@ class EpisodeProgress:
     with -> [start] -> played* -> leave
     """
 
-    def __init__(self, title: str, *, total: int, console: Console | None = None) -> None:
+    def __init__(
+        self, title: str, *, total: int | None, console: Console | None = None, stays: bool = False
+    ) -> None:
+        """`total` is None if it is unknown. With `stays`, beginning and end are always shown."""
         self._title = title
+        self._stays = stays
         self._total = total
         self._done = self._done_before = 0
         self._num_successes = 0
@@ -45,13 +51,15 @@ class EpisodeProgress:
             TextColumn("{task.fields[details]}"),
             TimeRemainingColumn(),
             console=self._console,
-            transient=True,
+            transient=not stays,
         )
         self._task = self._bar.add_task(title, total=total, details="")
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
             self._bar.start()
+        elif self._stays:
+            self._line()
         return self
 
     def __exit__(
@@ -62,6 +70,8 @@ class EpisodeProgress:
     ) -> None:
         if self._console.is_terminal:
             self._bar.stop()
+        elif self._stays:
+            self._line(self._details(time.monotonic()))
 
     def start(self, num_done: int, total: int) -> None:
         """Playing begins; `num_done` of `total` episodes were there before."""
@@ -85,16 +95,19 @@ class EpisodeProgress:
         elif self._last_line is None:
             # The first episode may have waited for an engine to load: no rate to tell yet.
             self._last_line = now
-        elif now - self._last_line >= _LINE_EVERY_S:
+        elif now - self._last_line >= max(_LINE_EVERY_S, (now - self._started) / _LINE_SHARE):
             self._last_line = now
-            self._console.print(
-                f"{self._title}: {self._done}/{self._total} {self._details(now)}", highlight=False
-            )
+            self._line(self._details(now))
+
+    def _line(self, details: str = "") -> None:
+        total = "?" if self._total is None else self._total
+        self._console.print(f"{self._title}: {self._done}/{total} {details}".rstrip(), highlight=False)
 
     def _details(self, now: float) -> str:
         num_here = self._done - self._done_before
         num_scored = num_here - self._num_failed
-        parts = [f"{num_here / max(now - self._started, 1e-9):.0f}/s"]
+        rate = num_here / max(now - self._started, 1e-9)
+        parts = [f"{rate:.0f}/s" if rate >= 10 else f"{rate:.2g}/s"]
         if num_scored:
             parts.append(f"solved {self._num_successes / num_scored:.0%}")
         if self._num_failed:

@@ -126,11 +126,13 @@ class ProgressDisplay:
             )
 
     def phase(self, name: str) -> None:
-        """What the run is doing from now on."""
+        """What the run is doing from now on. Without a panel, it is a line until the first step has ended."""
         if name != self._phase:
             self._phase = name
             self._phase_started_s = time.monotonic()
             self._needed = 0
+            if self._live is None and self._summary is None:
+                self._print(name)
 
     def rollouts(self, *, ready: int, needed: int) -> None:
         """Trajectories that are ready for the next batch, of those it needs; shown until the next phase."""

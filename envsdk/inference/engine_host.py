@@ -348,7 +348,7 @@ class RayLink(EngineLink):
         return str(error) if error else "closed"
 
     async def renewed(self) -> EngineLink | None:
-        from ray.exceptions import ActorDiedError, RayError
+        from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError
 
         assert self._task is not None, "connect first"
         if self._task.cancelled():
@@ -356,7 +356,7 @@ class RayLink(EngineLink):
         while True:
             try:
                 await self._actor.health.remote()
-            except ActorDiedError:
+            except (ActorDiedError, OutOfMemoryError):
                 return None
             except RayError:
                 await asyncio.sleep(RENEW_S)

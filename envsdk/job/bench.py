@@ -30,7 +30,7 @@ from envsdk.pipeline.rollout_cluster import RolloutCluster
 from envsdk.pipeline.rollout_metrics import validation_metrics
 from envsdk.pipeline.run_end import ending_of, success_before_and_after
 from envsdk.pipeline.run_folder import CONFIG_FILE, TRAJECTORIES
-from envsdk.pipeline.run_origin import initial_model
+from envsdk.pipeline.run_origin import model_of_job
 from envsdk.pipeline.weight_source import GivenWeights
 from envsdk.store.atomic import make_folder, write_atomically
 from envsdk.tracking import BENCH, Ending, Tracker, open_trackers, read_metrics
@@ -47,7 +47,7 @@ def run(loaded: LoadedConfig) -> None:
     check_start(config)
     folder = config.run_folder / BENCH
     with only_run_in(folder, taken="another process evaluates in"):
-        model = initial_model(config)
+        model = model_of_job(config)
         make_folder(config.run_folder / TRAJECTORIES)
         write_atomically(folder / CONFIG_FILE, loaded.resolved_yaml().encode())
         if_lost = lost_runtime(
@@ -73,7 +73,8 @@ async def _run(config: RunConfig, folder: Path, model: Path) -> None:
         trainer_mappings=(),
         say=_note,
     )
-    versions = PublishedVersions(config, open_reader(config, folder, say=_note), say=_note)
+    reader = open_reader(config, folder, model, say=_note)
+    versions = PublishedVersions(config, reader, say=_note, model=model)
     with ExitStack() as stack:
         tracker = open_trackers(config.trackers, folder, config.tracker_args)
         stack.callback(tracker.close)
@@ -131,6 +132,10 @@ class Bench:
         while True:
             standing = await self._versions.look()
             newest, is_last = standing.newest, standing.is_finished
+            if newest is not None and newest.step < (self._evaluated or 0):
+                _note(f"the trainer went back to step {newest.step}: what came after it is evaluated again")
+                self._tracker.rewind(newest.step)
+                self._evaluated = max(_evaluations(self._config.run_folder / BENCH), default=None)
             if newest is not None and self._plan.is_due(newest.step, after=self._evaluated, is_last=is_last):
                 if (found := await self._versions.fetch(newest)) is not None:
                     await self._evaluate(found)

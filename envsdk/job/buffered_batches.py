@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import ray
@@ -25,7 +26,7 @@ from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.pipeline.batch_source import Result
 from envsdk.pipeline.checkpoints import oldest_step
 from envsdk.pipeline.run_folder import TRAJECTORIES, RunFolder
-from envsdk.pipeline.trainer_group import reason_of_death
+from envsdk.processes.actor_death import ACTOR_DIED, reason_of_death
 from envsdk.store.trajectories import write_trajectories
 
 LOOK_AGAIN_S = 5.0
@@ -54,13 +55,20 @@ class BufferedBatches:
     validates = False
 
     def __init__(
-        self, config: RunConfig, folder: RunFolder, *, publisher: Publisher, say: Callable[[str], None]
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        *,
+        publisher: Publisher,
+        say: Callable[[str], None],
+        model: Path | None = None,
     ) -> None:
+        """`model` as of `Membership`."""
         self._config = config
         self._folder = folder
         self._publisher = publisher
         self._say = say
-        self._membership = Membership(config, Role.TRAINER, "trainer", say=say)
+        self._membership = Membership(config, Role.TRAINER, "trainer", say=say, model=model)
         self._selection = selection_of(config)
         self._step = folder.first_step
         self._version = 0
@@ -85,8 +93,8 @@ class BufferedBatches:
             if not answer.done() and self._living is not None:
                 self._living.result()
             return await answer
-        except ray.exceptions.RayActorError as died:
-            if died.actor_init_failed:
+        except ACTOR_DIED as died:
+            if getattr(died, "actor_init_failed", False):
                 raise as_envsdk_error(died, "a part of the run cannot be started") from died
             raise EnvsdkError(
                 f"a process of the run died ({reason_of_death(died)}). The checkpoints in "
@@ -124,8 +132,20 @@ class BufferedBatches:
 
     async def get_batch(self, step: int) -> RolloutBatch:
         """The batch of `step`, as soon as there are enough groups for it."""
-        taken = await self.call(self._taken(step))
-        batch = await asyncio.to_thread(_read, taken)
+        while True:
+            taken = await self.call(self._taken(step))
+            batch = await asyncio.to_thread(_read, taken)
+            if isinstance(batch, RolloutBatch):
+                break
+            for group_id, reason in batch.items():
+                self._say(
+                    f"group {group_id} of the batch of step {step} is dropped as damaged, and the next one "
+                    f"that is ready takes its place: {reason}"
+                )
+            damaged = list(batch)
+            await self.call(
+                self._ask(lambda me: self._membership.buffer.drop_damaged(me, step, damaged))  # noqa: B023
+            )
         await asyncio.to_thread(
             write_trajectories,
             self._folder.path / TRAJECTORIES / f"step_{step:06d}.parquet",
@@ -235,20 +255,20 @@ class BufferedBatches:
             await asyncio.sleep(self._membership.pause_s)
 
 
-def _read(taken: TakenBatch) -> RolloutBatch:
+def _read(taken: TakenBatch) -> RolloutBatch | dict[int, str]:
+    """The batch; or by id, what is wrong with groups that cannot be read."""
     try:
         groups = from_all_bytes([group.payload for group in taken.groups])
     except StorageError:
+        damaged: dict[int, str] = {}
         for group in taken.groups:
             try:
                 from_bytes(group.payload)
             except StorageError as error:
-                raise StorageError(
-                    f"group {group.group_id} in the batch of step {taken.step}: {error}. Put the "
-                    "database back from a copy, or begin another exp_name with the newest checkpoint's "
-                    "model as `pretrain`"
-                ) from error
-        raise
+                damaged[group.group_id] = str(error)
+        if not damaged:
+            raise
+        return damaged
     return RolloutBatch(version=taken.version, groups=groups)
 
 

@@ -17,7 +17,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from envsdk.buffer.contract import ClaimedGroup, JobStatus, JobView, LeaseLost, PublishedVersion, Signal
+from envsdk.buffer.contract import (
+    ClaimedGroup,
+    JobStatus,
+    JobView,
+    LeaseLost,
+    Member,
+    PublishedVersion,
+    Signal,
+)
 from envsdk.config.models import RunConfig
 from envsdk.display.explorer_progress import ExplorerProgress
 from envsdk.failures import EngineError, EnvsdkError, Interrupted
@@ -58,11 +66,15 @@ class Explorer:
         self._version = -1
         self._loaded_at = 0.0
         """When the version was published."""
+        self._loaded_as: Member | None = None
+        """What this explorer was when that was the newest version. After it joined again it looks again: the
+        trainer may have gone back."""
         self._playing: set[int] = set()
         """Groups that were claimed, and neither put, dropped nor lost."""
         self._wanted: Sequence[str] = ()
         self._has_room = asyncio.Event()
-        self._has_weights = asyncio.Event()
+        self._has_newer = asyncio.Event()
+        """Weights came since the last claim."""
         self._waited = {"places": 0.0, "weights": 0.0}
         """Seconds so far."""
         self._told_waited_s = 0.0
@@ -118,10 +130,11 @@ class Explorer:
                 self._display.note("the trainer has finished")
                 self._ended.set()
                 return
+            me = self._membership.me
             newest = await self._membership.client.call(buffer.newest_version)
-            if newest is not None and self._is_news(newest):
+            if newest is not None and self._needs(newest, me):
                 try:
-                    await self._load(newest)
+                    await self._load(newest, me)
                     failing_since = None
                     continue
                 except VersionGone as error:
@@ -129,12 +142,15 @@ class Explorer:
             waiting = self._membership.changed(Signal.VERSION, seen, timeout_s=LOOK_AGAIN_S)
             await self._timed("weights" if self._version < 0 else None, waiting)
 
-    def _is_news(self, newest: PublishedVersion) -> bool:
-        """A version may be published anew, by a trainer that went back: it then has other weights."""
-        is_anew = newest.version == self._version and newest.published_at != self._loaded_at
-        return newest.version > self._version or is_anew
+    def _needs(self, newest: PublishedVersion, me: Member) -> bool:
+        if (newest.version, newest.published_at) != (self._version, self._loaded_at):
+            return self._loaded_as is not me or newest.replaces(self._version, self._loaded_at)
+        if self._loaded_as is not me:
+            self._loaded_as = me
+            self._has_newer.set()
+        return False
 
-    async def _load(self, published: PublishedVersion) -> None:
+    async def _load(self, published: PublishedVersion, me: Member) -> None:
         fetched = await self._reader.fetch(published)
         weights = fetched.weights
         if isinstance(weights, Path):  # tensors are checked on their way to the engines, and not copied here
@@ -145,8 +161,8 @@ class Explorer:
         if self._version < 0:
             self._display.phase(f"playing, with version {fetched.version} of the weights")
         self._log_version()
-        self._version, self._loaded_at = fetched.version, published.published_at
-        self._has_weights.set()
+        self._version, self._loaded_at, self._loaded_as = fetched.version, published.published_at, me
+        self._has_newer.set()
 
     def _not_loaded(self, newest: PublishedVersion, error: VersionGone, since: float | None) -> float:
         """Say that this version cannot be had, and since when; EngineError when it is for too long."""
@@ -163,11 +179,15 @@ class Explorer:
     async def _claim(self) -> None:
         """Ask for groups whenever there is room."""
         buffer, token = self._membership.buffer, uuid.uuid4().hex
-        await self._has_weights.wait()
+        await self._has_newer.wait()
         while True:
             await self._has_room.wait()
             seen = await self._membership.signal_number(Signal.PLACES)
+            self._has_newer.clear()
             me, wanted, version = self._membership.me, list(self._wanted), self._version
+            if self._loaded_as is not me:
+                await self._has_newer.wait()
+                continue
             try:
                 claimed = await self._membership.client.call(
                     lambda me=me, wanted=wanted, version=version, token=token: buffer.claim(  # type: ignore[misc]
@@ -180,9 +200,19 @@ class Explorer:
             if claimed:
                 await self._play(claimed)
             else:
-                await self._timed(
-                    "places", self._membership.changed(Signal.PLACES, seen, timeout_s=LOOK_AGAIN_S)
-                )
+                await self._timed("places", self._until_places(seen))
+
+    async def _until_places(self, seen: int) -> None:
+        """Until groups may be claimed: there are places, or weights with which they are not too late."""
+        places = asyncio.ensure_future(self._membership.changed(Signal.PLACES, seen, timeout_s=LOOK_AGAIN_S))
+        newer = asyncio.ensure_future(self._has_newer.wait())
+        try:
+            await asyncio.wait({places, newer}, return_when=asyncio.FIRST_COMPLETED)
+            if places.done():
+                places.result()
+        finally:
+            places.cancel()
+            newer.cancel()
 
     async def _play(self, claimed: Sequence[ClaimedGroup]) -> None:
         self._playing |= {group.group_id for group in claimed}

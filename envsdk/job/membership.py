@@ -6,16 +6,17 @@ join -> (view every third of a lease)* -> leave
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from envsdk.buffer.client import BufferClient
-from envsdk.buffer.connecting import open_engine
-from envsdk.buffer.contract import BUFFER_FILE, JobView, Member, Role, Signal, Terms
+from envsdk.buffer.connecting import open_engine, shown_place, url_of
+from envsdk.buffer.contract import BUFFER_FILE, JobView, Meaning, Member, Role, Signal, Terms
 from envsdk.buffer.selection import Selection
 from envsdk.buffer.sql_buffer import SqlBuffer
-from envsdk.config.models import RunConfig
+from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
+from envsdk.job.meaning import meaning_of
+from envsdk.store.atomic import make_folder
 
 
 def buffer_path(config: RunConfig) -> str:
@@ -23,6 +24,17 @@ def buffer_path(config: RunConfig) -> str:
     return config.buffer.trainer_input.experience_buffer.path or str(
         config.run_folder.resolve() / BUFFER_FILE
     )
+
+
+def open_buffer(config: RunConfig) -> SqlBuffer:
+    """Connections to the buffer. ConfigurationError when it cannot be where `config` has it.
+
+    The job's own folder is made; any other has to be there, or a typo would begin a second job.
+    """
+    file = url_of(buffer_path(config)).database or ""
+    if Path(file).absolute().is_relative_to(config.run_folder.absolute()):
+        make_folder(config.run_folder)
+    return SqlBuffer(open_engine(buffer_path(config)), lease_s=config.buffer.lease_s)
 
 
 def terms_of(config: RunConfig) -> Terms:
@@ -52,32 +64,32 @@ def selection_of(config: RunConfig) -> Selection:
     )
 
 
-def tag_digests(config: RunConfig) -> dict[str, str]:
-    """A digest of the settings of each tag that training plays."""
-    return {
-        tag: hashlib.sha256(
-            json.dumps(config.custom_envs[tag].model_dump(mode="json"), sort_keys=True).encode()
-        ).hexdigest()[:16]
-        for tag in config.train_env_manager.tags
-    }
-
-
 class Membership:
     """Owner: the program's own object; called from one event loop."""
 
-    def __init__(self, config: RunConfig, role: Role, name: str, *, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        role: Role,
+        name: str,
+        *,
+        say: Callable[[str], None],
+        model: Path | None = None,
+    ) -> None:
+        """`model`: whose token ids this program reads and writes; the folder in `config` when None."""
         self._config = config
         self._role = role
         self._name = name
         self._say = say
         self.terms = terms_of(config)
-        self.buffer = SqlBuffer(open_engine(buffer_path(config)), lease_s=config.buffer.lease_s)
+        self.buffer = open_buffer(config)
         self.client = BufferClient(self.buffer, retry_s=config.buffer.retry_s, say=say)
         self.member: Member | None = None
         self._joining = asyncio.Lock()
         self.pause_s = config.buffer.lease_s / 3
         """Between two signs of life."""
-        self._tags = tag_digests(config) if role is Role.EXPLORER else {}
+        self._model = model
+        self._meaning: Meaning | None = None
 
     @property
     def me(self) -> Member:
@@ -88,18 +100,26 @@ class Membership:
     async def check(self) -> None:
         """ConfigurationError when this program does not fit its job, which is made if it is not there."""
         buffer, config = self.buffer, self._config
-        await self.client.call(lambda: buffer.create(config.exp_name, self.terms))
+        meaning = await asyncio.to_thread(self._meant)
+        if await self.client.call(lambda: buffer.create(config.exp_name, self.terms, meaning)):
+            self._say(f"job {config.exp_name} begins in a new buffer, {shown_place(buffer_path(config))}")
 
     async def join(self) -> None:
         """Take part. ConfigurationError when the name is taken, or this program does not fit the job."""
-        buffer = self.buffer
         await self.check()
-        self.member = await self.client.call(lambda: buffer.join(self._role, self._name, tags=self._tags))
-        for tag in await self.client.call(lambda: buffer.differing_tags(self._tags)):
-            self._say(
-                f"custom_envs.{tag}: another explorer of this job plays this tag with other settings; "
-                "batches will hold groups of both"
-            )
+        buffer, meaning = self.buffer, self._meant()
+        self.member = await self.client.call(lambda: buffer.join(self._role, self._name, meaning))
+        for note in self.member.notes:
+            self._say(note)
+
+    def _meant(self) -> Meaning:
+        if self._meaning is None:
+            config, model = self._config, self._model
+            if model is None and config.pretrain != EMBEDDED_DEFAULT:
+                model = Path(config.pretrain).expanduser()
+            tags = config.train_env_manager.tags if config.mode in ("train", "explore") else ()
+            self._meaning = meaning_of(config, model, tags=tags)
+        return self._meaning
 
     async def join_again(self, lost: Member) -> None:
         """Take part again, after the lease of `lost` ran out; nothing to do if this was done meanwhile."""

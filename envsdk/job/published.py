@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 from envsdk.buffer.client import BufferClient
-from envsdk.buffer.connecting import open_engine
 from envsdk.buffer.contract import JobStatus, PublishedVersion, Signal
-from envsdk.buffer.sql_buffer import SqlBuffer
 from envsdk.config.models import RunConfig
-from envsdk.job.membership import buffer_path, terms_of
+from envsdk.job.meaning import meaning_of
+from envsdk.job.membership import open_buffer, terms_of
 from envsdk.job.version_folders import VersionGone
 from envsdk.job.weights import FetchedVersion
 from envsdk.pipeline.checkpoints import FOLDER as CHECKPOINTS
@@ -46,10 +46,14 @@ class Standing:
 class PublishedVersions:
     """Owner: the program; called from one event loop."""
 
-    def __init__(self, config: RunConfig, reader: Reader, *, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: RunConfig, reader: Reader, *, say: Callable[[str], None], model: Path | None = None
+    ) -> None:
+        """`model`: whose token ids this program reads."""
         self._config = config
+        self._model = model
         self._reader = reader
-        self._buffer = SqlBuffer(open_engine(buffer_path(config)), lease_s=config.buffer.lease_s)
+        self._buffer = open_buffer(config)
         self._client = BufferClient(self._buffer, retry_s=config.buffer.retry_s, say=say)
         self._say = say
         self._seen = 0
@@ -58,7 +62,8 @@ class PublishedVersions:
     async def open(self) -> None:
         """Find the job, which may begin later. ConfigurationError when this program does not fit it."""
         config = self._config
-        await self._client.call(lambda: self._buffer.create(config.exp_name, terms_of(config)))
+        meaning = await asyncio.to_thread(meaning_of, config, self._model)
+        await self._client.call(lambda: self._buffer.create(config.exp_name, terms_of(config), meaning))
 
     async def look(self) -> Standing:
         """How the job stands now."""

@@ -25,7 +25,7 @@ from envsdk.inference.engine import Engine
 from envsdk.job.published import PublishedVersions, done_before
 from envsdk.job.weights import open_reader
 from envsdk.pipeline.opening import only_run_in
-from envsdk.pipeline.run_origin import initial_model
+from envsdk.pipeline.run_origin import model_of_job
 from envsdk.play.model import ModelSource, load_weights, model_source, open_engine
 from envsdk.play.model_server import announce, given_token, serve_proxy
 from envsdk.play.source import resolve_source
@@ -43,7 +43,7 @@ def run(loaded: LoadedConfig) -> None:
     given_token()  # before anything is loaded
     folder = config.run_folder / SERVE / config.serve.name
     with only_run_in(folder, taken="another process serves in", key="serve.name"):
-        model = model_source(resolve_source(config), initial_model(config), False, config.seed)
+        model = model_source(resolve_source(config), model_of_job(config), False, config.seed)
         asyncio.run(_serve(config, folder, model))
 
 
@@ -63,7 +63,9 @@ async def _serve(config: RunConfig, folder: Path, model: ModelSource) -> None:
     )
     async with AsyncExitStack() as stack:
         engine, proxy, chat = await stack.enter_async_context(open_engine(model))
-        versions = PublishedVersions(config, open_reader(config, folder, say=_note), say=_note)
+        versions = PublishedVersions(
+            config, open_reader(config, folder, model.folder, say=_note), say=_note, model=model.folder
+        )
         stack.push_async_callback(versions.close)
         await versions.open()
         served = ServedVersion(engine, versions)
@@ -86,8 +88,9 @@ class ServedVersion:
         self._engine = engine
         self._versions = versions
         self.version = -1
-        self._refused = -1
-        """The newest version that could not be loaded."""
+        self._published_at = 0.0
+        self._refused: PublishedVersion | None = None
+        """The version that could not be loaded last."""
 
     async def first(self) -> None:
         """Load the newest version, as soon as there is one. EngineError when that fails."""
@@ -106,15 +109,16 @@ class ServedVersion:
         while True:
             standing = await self._versions.look()
             newest = standing.newest
-            if newest is not None and newest.version > max(self.version, self._refused):
+            is_news = newest is not None and newest.replaces(self.version, self._published_at)
+            if newest is not None and is_news and newest != self._refused:
                 began = time.monotonic()
                 try:
                     await self._load(newest)
                 except (ConfigurationError, EngineError) as error:
-                    self._refused = newest.version
+                    self._refused = newest
                     _note(f"still serving version {self.version}; {newest.version} does not load: {error}")
                     continue
-                if self.version >= newest.version:
+                if self._published_at >= newest.published_at:
                     tell(self.version)
                     _note(f"version {self.version}, loaded in {time.monotonic() - began:.1f} s")
             elif standing.is_finished:
@@ -132,7 +136,7 @@ class ServedVersion:
             weights = found.weights
             given = weights.items() if isinstance(weights, dict) else weights
             await load_weights(self._engine, given, found.version)
-            self.version = found.version
+            self.version, self._published_at = found.version, published.published_at
 
 
 def _note(text: str) -> None:

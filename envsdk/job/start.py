@@ -17,12 +17,12 @@ from envsdk.config.models import RunConfig
 from envsdk.config.start_checks import check_start
 from envsdk.display.explorer_progress import ExplorerProgress
 from envsdk.display.terminal import say
-from envsdk.failures import ConfigurationError
+from envsdk.failures import ConfigurationError, StorageError
 from envsdk.job import bench, serving
 from envsdk.job.buffered_batches import BufferedBatches
 from envsdk.job.explorer import Explorer
 from envsdk.job.membership import Membership
-from envsdk.job.weights import open_publisher, open_reader
+from envsdk.job.weights import open_publisher, open_reader, published_folder
 from envsdk.managers.ray_nodes import this_node
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.pipeline import run as single_program
@@ -34,7 +34,7 @@ from envsdk.pipeline.opening import only_run_in
 from envsdk.pipeline.rollout_cluster import RolloutCluster
 from envsdk.pipeline.run_end import ending_of
 from envsdk.pipeline.run_folder import CONFIG_FILE, TRAJECTORIES, RunFolder
-from envsdk.pipeline.run_origin import initial_model
+from envsdk.pipeline.run_origin import model_of_job
 from envsdk.pipeline.trainers import Trainers
 from envsdk.pipeline.weight_source import GivenWeights
 from envsdk.store.atomic import make_folder, write_atomically
@@ -46,12 +46,14 @@ EXPLORERS = "explorers"
 def run(loaded: LoadedConfig) -> None:
     """Run the program that `mode` names. Raises EnvsdkError; Interrupted after Ctrl-C or SIGTERM."""
     if loaded.config.mode != "both":
+        check_start(loaded.config)
         asyncio.run(_check_fits(loaded.config))
     match loaded.config.mode:
         case "both":
             _check_own_ledger(loaded.config)
             single_program.run(loaded)
         case "train":
+            _check_weights_folder(loaded.config)
             single_program.run(loaded, _buffered)
             asyncio.run(_end_of_job(loaded.config))
         case "explore":
@@ -69,6 +71,15 @@ async def _check_fits(config: RunConfig) -> None:
         await membership.check()
     finally:
         await membership.client.close()
+
+
+def _check_weights_folder(config: RunConfig) -> None:
+    """ConfigurationError when no weights could be published there: before models are loaded."""
+    if config.synchronizer.sync_method == "checkpoint":
+        try:
+            make_folder(published_folder(config))
+        except StorageError as error:
+            raise ConfigurationError(f"synchronizer.path: {error}") from error
 
 
 def _check_own_ledger(config: RunConfig) -> None:
@@ -118,10 +129,9 @@ def explorer_folder(config: RunConfig) -> Path:
 def explore(loaded: LoadedConfig) -> None:
     """Play for the trainer of the job until it has finished."""
     config = loaded.config
-    check_start(config)
     folder = explorer_folder(config)
     with only_run_in(folder, taken="another process plays in", key="explorer.name"):
-        model = initial_model(config)
+        model = model_of_job(config)
         make_folder(folder / TRAJECTORIES)
         write_atomically(folder / CONFIG_FILE, loaded.resolved_yaml().encode())
         if_lost = lost_runtime(
@@ -150,8 +160,8 @@ async def _explore(config: RunConfig, folder: Path, model: Path) -> None:
         explorer = Explorer(
             config,
             cluster,
-            membership=Membership(config, Role.EXPLORER, config.explorer.name, say=display.note),
-            reader=open_reader(config, folder, say=display.note),
+            membership=Membership(config, Role.EXPLORER, config.explorer.name, say=display.note, model=model),
+            reader=open_reader(config, folder, model, say=display.note),
             weights=weights,
             tracker=tracker,
             display=display,
@@ -183,4 +193,4 @@ def _stop(explorer: Explorer, say: Say, why: str) -> None:
 def _buffered(config: RunConfig, folder: RunFolder, model: Path, trainers: Trainers, say: Say) -> BatchSource:
     _check_no_ledger(folder)
     publisher = open_publisher(config, trainers.actor, model=model, say=say)
-    return BufferedBatches(config, folder, publisher=publisher, say=say)
+    return BufferedBatches(config, folder, publisher=publisher, say=say, model=model)

@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from envsdk.buffer.connecting import url_of
-from envsdk.buffer.contract import PublishedVersion
+from envsdk.buffer.contract import PublishedVersion, other_tokens
+from envsdk.chat import digests
 from envsdk.config.models import RunConfig
 from envsdk.failures import ConfigurationError, StorageError
 from envsdk.job.version_folders import (
     KEEP_LAST,
+    Manifest,
     VersionGone,
     folder_name,
     hold_version,
@@ -81,8 +83,7 @@ class VersionPublisher:
         if self._args.sync_method == "memory":
             self._folder = _shared_folder(config.run_folder)
         else:
-            folder = self._args.path or config.run_folder / WEIGHTS_FOLDER
-            self._folder = folder.expanduser().resolve()
+            self._folder = published_folder(config)
 
     @property
     def lasts(self) -> bool:
@@ -171,13 +172,17 @@ class VersionReader:
     source.hold(fetched.weights)
     """
 
-    def __init__(self, config: RunConfig, folder: Path, *, say: Say) -> None:
+    def __init__(self, config: RunConfig, folder: Path, model: Path, *, say: Say) -> None:
         """
         Args:
             config: Of the run, as this program has it.
             folder: This program's own, in the run's folder: no other reader has the same.
+            model: Where this program's tokenizer is.
             say: Shows the user a line.
         """
+        self._model = model
+        self._tokens: Mapping[str, str] = {}
+        """Digests of the files beside the weights, as they were when the tokenizer was compared."""
         self._config = config
         self._args = config.synchronizer
         self._keep = folder.expanduser().resolve() / WEIGHTS_FOLDER
@@ -233,12 +238,25 @@ class VersionReader:
     def _source(self, folder: Path) -> Path:
         """The version's folder, which may have another path here."""
         if self._args.path is not None:
-            return self._args.path.expanduser() / folder.name
+            here = published_folder(self._config)
+            if not here.is_dir():
+                raise VersionGone(f"there is no folder {here} on this machine (synchronizer.path)")
+            return here / folder.name
         own = self._config.run_folder / WEIGHTS_FOLDER / folder.name
         return own if own.exists() else folder
 
+    def _check_tokens(self, manifest: Manifest, held: Path) -> None:
+        """ConfigurationError when the trainer's token ids mean something else than this program's."""
+        files = {n: file.sha256 for n, file in manifest.files.items() if not n.endswith(".safetensors")}
+        if "tokenizer.json" in files and files != self._tokens:
+            own, published = digests(self._model), digests(held)
+            if different := [part for part in own if own[part] != published[part]]:
+                raise ConfigurationError(f"{other_tokens(str(self._model), different)} ({held.name})")
+            self._tokens = files
+
     def _from_folder(self, folder: Path) -> tuple[int, int, Path]:
         manifest, held = hold_version(folder, self._keep)
+        self._check_tokens(manifest, held)
         earlier = [each for each in self._keep.glob("version_*") if each != held]
         for old in sorted(earlier, key=lambda each: each.stat().st_mtime)[: 1 - KEEP_HELD]:
             remove_version(old)
@@ -256,6 +274,7 @@ class VersionReader:
         reading = folder.parent / f".reading_{self._name.replace('/', '_')}"
         try:
             manifest, held = hold_version(folder, reading)
+            self._check_tokens(manifest, held)
             tensors: dict[str, Tensor] = {}
             for file in sorted(held.glob("*.safetensors")):
                 tensors |= load_file(file)
@@ -264,14 +283,19 @@ class VersionReader:
         return manifest.version, manifest.step, tensors
 
 
+def published_folder(config: RunConfig) -> Path:
+    """Where `sync_method: checkpoint` has its versions on this machine."""
+    return (config.synchronizer.path or config.run_folder / WEIGHTS_FOLDER).expanduser().resolve()
+
+
 def open_publisher(config: RunConfig, trainer: GivesWeights, *, model: Path, say: Say) -> VersionPublisher:
     """By the `sync_method`."""
     return VersionPublisher(config, trainer, model=model, say=say)
 
 
-def open_reader(config: RunConfig, folder: Path, *, say: Say) -> VersionReader:
+def open_reader(config: RunConfig, folder: Path, model: Path, *, say: Say) -> VersionReader:
     """For a program with a folder of its own; how weights come is in each version's location."""
-    return VersionReader(config, folder, say=say)
+    return VersionReader(config, folder, model, say=say)
 
 
 def _shared_folder(run_folder: Path) -> Path:

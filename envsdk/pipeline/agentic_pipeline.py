@@ -23,6 +23,7 @@ from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.pipeline.batch_source import BatchSource
 from envsdk.pipeline.batches import ModelScores, learnable, prepare_batch, token_ids
 from envsdk.pipeline.checkpoints import RunState, write_checkpoint
+from envsdk.pipeline.rollout_cluster import engines_and_workers
 from envsdk.pipeline.rollout_metrics import validation_metrics
 from envsdk.pipeline.run_folder import RunFolder, earlier_validations
 from envsdk.pipeline.step_log import StepLog
@@ -115,7 +116,9 @@ class AgenticPipeline:
     @_interruptible
     async def start(self) -> None:
         """Start everything, and load what the run continues from."""
-        self.display.phase("starting engines, workers and the trainer")
+        began = time.monotonic()
+        others = f"{engines_and_workers(self.config)}, and " if self.config.mode == "both" else ""
+        self.display.phase(f"starting {others}the trainer")
         await self.batches.start(*(group.start for group in self.trainers.groups))
         for note in (*algorithm_notes(self.config), *prompt_notes(self.config)):
             self.display.note(f"note: {note}")
@@ -129,6 +132,7 @@ class AgenticPipeline:
             self.display.note(f"continuing {self.folder.path} from step {self.folder.first_step}")
         if self.folder.batches:
             self.display.note(f"{len(self.folder.batches)} batches on disk are trained first")
+        self.log.metrics["time/start_s"] = time.monotonic() - began
 
     @_interruptible
     async def publish(self) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from envsdk.failures import ConfigurationError, StorageError
 from envsdk.store.atomic import fsync_folder, make_folder, storage_error
+from envsdk.store.file_digests import describe
 
 FOLDER = "checkpoints"
 RUN_FILE = "run.json"
@@ -40,6 +41,8 @@ class RunState:
     """`LedgerState.to_dict` after the newest batch that is trained; None before the first."""
     number: int = field(default=0, compare=False)
     """Counts the checkpoints of a run. The highest is the newest, whatever its step: a run may go back."""
+    files: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """`file_digests.describe` of everything beside this file; empty in checkpoints of an earlier envsdk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +69,8 @@ def write_checkpoint(run_dir: Path, state: RunState, save: Callable[[Path], None
     try:
         partial.mkdir()
         save(partial)
-        content = json.dumps(asdict(replace(state, number=number)), indent=2)
+        files = describe(partial)
+        content = json.dumps(asdict(replace(state, number=number)) | {"files": files}, indent=2)
         (partial / RUN_FILE).write_text(content + "\n")
         _fsync_tree(partial)
         _remove(final)

@@ -43,9 +43,9 @@ from envsdk.inference.weight_transport import (
 from envsdk.managers.ray_nodes import MANY_CALLS, Placer
 from envsdk.pipeline.engine_placement import EnginePlace, device_bundle, engine_places
 from envsdk.pipeline.reservation import KEEP_DEVICES, Reservation, show_only
-from envsdk.pipeline.trainer_group import reason_of_death
 from envsdk.pipeline.weight_source import WeightSource
 from envsdk.pipeline.weight_update import TransferReport, update_engines
+from envsdk.processes.actor_death import ACTOR_DIED, reason_of_death
 from envsdk.store.travel import Parcels
 
 _IN_MAIN_MEMORY = [each for each in Transport if not each.is_on_device]
@@ -429,7 +429,7 @@ class EngineGroup:
         found = {}
         for name, answer in zip(names, answers, strict=True):
             if isinstance(answer, BaseException):
-                if not isinstance(answer, ray.exceptions.RayActorError):
+                if not isinstance(answer, ACTOR_DIED):
                     raise answer
                 continue
             found[name] = answer
@@ -453,7 +453,7 @@ class EngineGroup:
 
 def _reason(error: BaseException) -> str:
     """Why an engine is lost, on one line."""
-    if isinstance(error, ray.exceptions.RayActorError):
+    if isinstance(error, ACTOR_DIED):
         return f"its process ended: {reason_of_death(error)}"
     return str(as_envsdk_error(error, "it failed"))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -36,6 +38,8 @@ def begin(loaded: LoadedConfig, folder: RunFolder) -> tuple[Path, list[str]]:
 
     Writes the configuration and the tokenizer into the folder.
     """
+    # The interpreter's last searches for cycles take seconds where PyTorch and Ray are loaded.
+    atexit.register(gc.freeze)
     model = model_of_run(loaded.config, has_begun=folder.has_begun)
     changes = changed_settings(folder, loaded) if folder.has_begun else []
     write_atomically(folder.path / CONFIG_FILE, loaded.resolved_yaml().encode())

@@ -30,8 +30,8 @@ from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.wiring import VAL_SPLIT, train_ledger, validation_ledger, worker_pool, worker_setups
 from envsdk.pipeline.engine_group import HEALTH_CHECK_S, EngineGroup, EngineGroupSpec, Say
 from envsdk.pipeline.node_watch import NodeWatch, address_of
-from envsdk.pipeline.trainer_group import reason_of_death
 from envsdk.pipeline.weight_source import WeightSource
+from envsdk.processes.actor_death import ACTOR_DIED, reason_of_death
 from envsdk.store.travel import Parcels
 
 Result = TypeVar("Result")
@@ -152,8 +152,8 @@ class RolloutCluster:
                 answer.cancel()
                 failed.result()
             return answer.result()
-        except ray.exceptions.RayActorError as died:
-            if died.actor_init_failed:
+        except ACTOR_DIED as died:
+            if getattr(died, "actor_init_failed", False):
                 raise as_envsdk_error(died, "a part of the run cannot be started") from died
             raise EnvsdkError(
                 f"{self._name_of(died)} died ({reason_of_death(died)}). The checkpoints and batches in "
@@ -162,10 +162,10 @@ class RolloutCluster:
         except (EnvsdkError, ray.exceptions.RayError) as error:
             raise as_envsdk_error(error, "a part of the run failed") from error
 
-    def _name_of(self, died: ray.exceptions.RayActorError) -> str:
+    def _name_of(self, died: BaseException) -> str:
         names = ("the scheduler of rollouts", "the scheduler of evaluations")
         for name, actor in zip(names, (self.rollout_scheduler, self.validation_scheduler), strict=True):
-            if actor is not None and actor._actor_id.hex() == died.actor_id:
+            if actor is not None and actor._actor_id.hex() == getattr(died, "actor_id", None):
                 return name
         return "a process of the run"
 
@@ -234,6 +234,16 @@ class RolloutCluster:
     def _schedulers(self) -> list[Any]:
         """That of rollouts and that of evaluations, where there are any."""
         return [each for each in (self.rollout_scheduler, self.validation_scheduler) if each is not None]
+
+
+def engines_and_workers(config: RunConfig) -> str:
+    """What is started for rollouts."""
+    engines, manager = config.actor_infer, config.train_env_manager
+    return (
+        f"{engines.num_engines} engine{'s' * (engines.num_engines != 1)} "
+        f"({engines.strategy_args.strategy_name}), {manager.num_workers} "
+        f"worker{'s' * (manager.num_workers != 1)} with {manager.num_envs} environments"
+    )
 
 
 def _engines_spec(

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from dataclasses import replace
@@ -31,10 +32,10 @@ from envsdk.config import load_config
 from envsdk.config.loading import LoadedConfig
 from envsdk.config.models import RunConfig
 from envsdk.config.start_checks import check_start, prompt_notes
+from envsdk.display.terminal import say
 from envsdk.failures import ConfigurationError, StorageError
 from envsdk.inference.engine import EngineHealth
 from envsdk.managers.batch_files import read_batch
-from envsdk.managers.ledger_types import LedgerState
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.managers.wiring import tag_setups
@@ -42,18 +43,19 @@ from envsdk.pipeline.batch_source import EngineLook, Result
 from envsdk.pipeline.engine_group import Say
 from envsdk.pipeline.lost_runtime import lost_runtime
 from envsdk.pipeline.opening import begin, only_run_in
-from envsdk.pipeline.rollout_cluster import RolloutCluster
+from envsdk.pipeline.rollout_cluster import RolloutCluster, engines_and_workers
 from envsdk.pipeline.rollout_metrics import rollout_metrics, validation_metrics
+from envsdk.pipeline.rollout_state import STATE_FORMAT, checked_state
 from envsdk.pipeline.run_folder import TRAJECTORIES, RunFolder
 from envsdk.pipeline.trainers import trainer_mappings
 from envsdk.pipeline.weight_source import GivenWeights, WeightSource
 from envsdk.play.local_engine import whole_version
 from envsdk.processes.background_loop import on_background_loop
+from envsdk.processes.interruptible import interruptible
 from envsdk.prompts import TagPrompts
 from envsdk.results.trajectories import Batch
 from envsdk.store.travel import Parcels
 
-STATE_FORMAT = "envsdk.rollouts/1"
 _LOG = logging.getLogger("envsdk")
 
 
@@ -236,7 +238,7 @@ class AsyncRollouts:
             self._loaded = source
         else:
             self._loaded = load_config(source, overrides)
-        self._state = None if state is None else _checked_state(state, self.config)
+        self._state = None if state is None else checked_state(state, self.config)
         self._stack = ExitStack()
         self._weights: GivenWeights | None = None
         self._model: Path | None = None
@@ -296,27 +298,29 @@ class AsyncRollouts:
             raise
 
     async def _start(self) -> None:
-        config = self.config
+        config, began = self.config, time.monotonic()
         self._stack.enter_context(only_run_in(config.run_folder))
         check_start(config)
         folder = self._folder = RunFolder.of_batches(config, self._state)
-        # A tiny policy may have to be made; this takes a minute.
-        model, changes = await asyncio.to_thread(begin, self._loaded, folder)
+        model, changes = await interruptible(begin, self._loaded, folder)
         if not ray.is_initialized():  # else it is the caller's, who also ends it
             if_lost = lost_runtime(
                 f"The batches in {folder.path} are whole: continue from the newest `state` that your program "
                 "saved"
             )
-            await asyncio.to_thread(self._stack.enter_context, ray_runtime(config.ray, if_lost=if_lost))
+            runtime = ray_runtime(config.ray, if_lost=if_lost, say=_say)
+            await asyncio.to_thread(self._stack.enter_context, runtime)
         self._model, self._weights = model, GivenWeights(model)
         batches = self._batches = PlayedBatches(
             config, folder, model=model, weights=self._weights, say=_LOG.warning
         )
         for note in (*(f"other settings than before: {change}" for change in changes), *prompt_notes(config)):
             _LOG.warning(note)
+        _say(f"starting {engines_and_workers(config)}")
         await batches.cluster.start()
         if self._state is None:
             await self._send(0)
+        _say(f"ready after {time.monotonic() - began:.0f} s; batches go to {folder.path}")
 
     async def close(self) -> None:
         """End everything that was started. Idempotent."""
@@ -554,7 +558,7 @@ class Rollouts:
     def get_batch(self, num_trajectories: int | None = None) -> Batch:
         """Wait for the next complete groups; they are on disk when this returns.
 
-        No sampled token is older than the bound on staleness: `async_generation_ratio` versions, rounded up.
+        No sampled token is more than `max_staleness` versions of the weights behind `Batch.version`.
 
         Args:
             num_trajectories: A multiple of the group size; the configured batch (`rollout_batch_size`) when
@@ -608,25 +612,9 @@ class Rollouts:
         return self._rollouts.state()
 
 
-def _checked_state(state: Mapping[str, Any], config: RunConfig) -> Mapping[str, Any]:
-    if not isinstance(state, Mapping) or state.get("format") != STATE_FORMAT:
-        raise ConfigurationError(f"state: give what Rollouts.state() returned, of format {STATE_FORMAT}")
-    for name in ("step", "version", "seed"):
-        number = state.get(name)
-        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-            raise ConfigurationError(f"state: `{name}` must be a whole number from 0 on, not {number!r}")
-    ledger = state.get("ledger")
-    if state["step"] and not isinstance(ledger, Mapping):
-        raise ConfigurationError(
-            f"state: it is of step {state['step']} and has no ledger, so that tasks would be played again"
-        )
-    try:
-        if ledger is not None:
-            LedgerState.from_dict(ledger)
-    except (KeyError, TypeError, ValueError, AttributeError, StorageError) as error:
-        raise ConfigurationError(f"state: its ledger is damaged ({type(error).__name__}: {error})") from error
-    if state["seed"] != config.seed:
-        raise ConfigurationError(
-            f"state: it is of a run with seed {state['seed']}, but the configuration has {config.seed}"
-        )
-    return state
+def _say(text: str) -> None:
+    """To stderr, unless the program says by `logging` what it wants to see of the logger `envsdk`."""
+    if _LOG.hasHandlers() or _LOG.level:
+        _LOG.info(text)
+    else:
+        say(text, err=True)

@@ -72,7 +72,7 @@ def _train(loaded: LoadedConfig, open_batches: OpenBatches) -> None:
         "or wherever that folder is",
         report_of=folder.path,
     )
-    with ray_runtime(config.ray, if_lost=if_lost):
+    with ray_runtime(config.ray, if_lost=if_lost, say=say):
         asyncio.run(_run(config, folder, model, changes, open_batches))
 
 

@@ -69,6 +69,16 @@ def initial_model(config: RunConfig) -> Path:
     return prepare_policy(config)
 
 
+def model_of_job(config: RunConfig) -> Path:
+    """`initial_model` for a program beside the trainer: of a job that has begun, the tiny policy is there."""
+    file = config.run_folder / FILE_NAME
+    if config.pretrain == EMBEDDED_DEFAULT and file.is_file():
+        began = _read(file)
+        if content_digest(Path(began.model)) == began.content:
+            return Path(began.model)
+    return initial_model(config)
+
+
 def check_seed(config: RunConfig, began_with: int) -> None:
     """ConfigurationError when the run in the folder has another seed than `config`."""
     if began_with != config.seed:

@@ -33,6 +33,7 @@ from envsdk.pipeline.reservation import KEEP_DEVICES, PLACEMENT_TIMEOUT_S, Reser
 from envsdk.pipeline.trainer_host import TrainerHost
 from envsdk.pipeline.weight_outlet import OutletReport, WeightOutlet
 from envsdk.pipeline.weight_update import TransferReport, WeightTransfer
+from envsdk.processes.actor_death import ACTOR_DIED, reason_of_death
 from envsdk.store.atomic import storage_error
 from envsdk.store.travel import CHUNK_BYTES, Parcels
 from envsdk.trainer import TrainBatch, TrainerConfig, TrainerRank
@@ -314,20 +315,12 @@ def _error(answer: asyncio.Future[Any]) -> BaseException | None:
 
 
 def _is_death(error: BaseException) -> bool:
-    return isinstance(error, ray.exceptions.RayActorError)
+    return isinstance(error, ACTOR_DIED)
 
 
 def _is_cause(error: BaseException) -> bool:
     """Whether it cannot be the mere loss of a peer."""
     return _is_death(error) or isinstance(getattr(error, "cause", None) or error, EnvsdkError)
-
-
-def reason_of_death(error: BaseException) -> str:
-    """Ray's account of how a process ended, on one line, without its advice."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    pid = next((line for line in lines if line.startswith("pid:")), "")
-    detail = lines[-1].partition("Worker exit detail: ")[2] or lines[-1]
-    return f"{pid.replace(':', '')}: {detail.partition(' If the process was killed')[0]}".removeprefix(": ")
 
 
 def _remote_lines(error: BaseException) -> str:

@@ -31,6 +31,7 @@ from envsdk.inference.weight_transport import (
     Transport,
     device_buffers,
 )
+from envsdk.processes.actor_death import ACTOR_DIED
 
 if TYPE_CHECKING:
     from torch.distributed import Work
@@ -148,7 +149,7 @@ async def _on_the_living(engines: Mapping[str, Any], method: str, *args: Any) ->
     answers = await asyncio.gather(*calls, return_exceptions=True)
     living = {}
     for name, answer in zip(engines, answers, strict=True):
-        if isinstance(answer, ray.exceptions.RayActorError):
+        if isinstance(answer, ACTOR_DIED):
             continue
         if isinstance(answer, BaseException):
             raise answer
@@ -351,7 +352,7 @@ class WeightSender:
             died = False
             try:
                 goes_on = ray.get(answers.pop(name))
-            except ray.exceptions.RayActorError:
+            except ACTOR_DIED:
                 goes_on, died = False, True
             if not goes_on and self._engines.pop(name, None) is not None:
                 sender.lost(name, died=died)

@@ -32,6 +32,8 @@ from envsdk.trajectory import Trajectory
 _TRAJECTORIES = "trajectories"
 FIRST_STEPS = 2
 """Left out: they wait for everything to start."""
+MAX_FIT_ERROR = 0.5
+"""Median relative error of the fitted reply times. Beyond it a prediction would mean nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,14 +86,23 @@ def measured(
 ) -> Measured:
     """The workload of these batches and, for each, its row of metrics.jsonl."""
     batches, steps = batches[FIRST_STEPS:], steps[FIRST_STEPS:]
-    if len(steps) < 2:
-        raise ConfigurationError(f"the run has too few steps: it needs at least {FIRST_STEPS + 2}")
+    between = _between(steps)
+    if not between:
+        raise ConfigurationError(
+            f"the run has too few steps: it needs at least {FIRST_STEPS + 2} without a restart among them"
+        )
     delivered = [one for batch in batches for one in batch]
     played = [one for one in (*delivered, *discarded) if one.turns and one.tokens is not None]
     if not played:
         raise ConfigurationError("the run has no episodes with tokens: nothing says how long replies take")
     loads = _loads(played, num_engines)
     engine, factors, error = _fit_engine(played, loads, max_running)
+    if error > MAX_FIT_ERROR:
+        raise ConfigurationError(
+            "the reply times of this run do not follow from turns, tokens and load: their fit is off by "
+            f"{error:.0%} (median; at most {MAX_FIT_ERROR:.0%}). Measure a run without kills on a quiet "
+            "machine, or state `episodes` and `timings` in a plan (docs/planner.md)"
+        )
     groups: dict[int, list[MeasuredEpisode]] = defaultdict(list)
     for one, factor in zip(played, factors, strict=True):
         groups[one.group_id].append(_episode(one, float(factor)))
@@ -99,7 +110,7 @@ def measured(
         max(0.0, one.ended_at - one.started_at - one.generate_s - one.env_s) / len(one.turns)
         for one in played
     ]
-    rest_s = _rest_s(steps)
+    rest_s = _rest_s(between)
     timings = Timings(
         engine=engine,
         train=_fit_train(steps, len(delivered) / len(batches), train_devices),
@@ -117,7 +128,7 @@ def measured(
         ),
         num_episodes=len(played),
         num_steps=len(steps),
-        step_s=fmean(_between(steps)),
+        step_s=fmean(passed for passed, _ in between),
         error=error,
     )
 
@@ -205,19 +216,19 @@ def _fit_train(steps: Sequence[Mapping[str, float]], num_episodes: float, device
     return TrainTime(token_s=median(seconds / tokens for tokens, seconds in known) * devices)
 
 
-def _between(steps: Sequence[Mapping[str, float]]) -> list[float]:
-    """Seconds from step to step, evaluations left out; one fewer than there are steps."""
+def _between(steps: Sequence[Mapping[str, float]]) -> list[tuple[float, Mapping[str, float]]]:
+    """Seconds from the step before, and the step; without evaluations, and without restarts of the run."""
     return [
-        after["time_unix_s"] - before["time_unix_s"] - after.get("time/validate_s", 0.0)
+        (after["time_unix_s"] - before["time_unix_s"] - after.get("time/validate_s", 0.0), after)
         for before, after in pairwise(steps)
+        if "time/start_s" not in after
     ]
 
 
-def _rest_s(steps: Sequence[Mapping[str, float]]) -> float:
+def _rest_s(between: Sequence[tuple[float, Mapping[str, float]]]) -> float:
     """What of a step is neither waiting, training nor a weight update: metrics, checkpoints."""
     parts = ("time/wait_batch_s", "time/train_s", "time/publish_s")
-    rest = zip(_between(steps), steps[1:], strict=True)
-    return max(0.0, median(passed - sum(row.get(part, 0.0) for part in parts) for passed, row in rest))
+    return max(0.0, median(passed - sum(row.get(part, 0.0) for part in parts) for passed, row in between))
 
 
 def _collect_s(

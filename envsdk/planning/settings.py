@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from envsdk.config.loading import load_config
+from envsdk.config.loading import EXTENDS, load_config
 from envsdk.config.models import RunConfig
 from envsdk.failures import ConfigurationError
 from envsdk.planning.candidates import Candidate, Plan, splits
@@ -79,6 +79,10 @@ class PlanFile(StrictSettings):
     """Values to try."""
 
 
+_OF_RUNS = (RunConfig.model_fields.keys() | {EXTENDS, "defaults"}) - PlanFile.model_fields.keys()
+"""A file with one of these keys is the configuration of a run."""
+
+
 def read_plan(
     path: Path, *, devices: int, measured: Path | None = None, seed: int = 0, num_steps: int = 12
 ) -> tuple[Plan, Measured | None]:
@@ -89,8 +93,7 @@ def read_plan(
     own = (
         load_config(measured / CONFIG_FILE, for_training=False, to_explain=True).config if measured else None
     )
-    is_run = not content.keys() <= PlanFile.model_fields.keys() and "custom_envs" in content
-    if is_run:
+    if content.keys() & _OF_RUNS:
         run = load_config(path, for_training=False, to_explain=True).config
         file = validated(PlanFile, _keys_of(run), str(path))
     else:

@@ -11,7 +11,7 @@ from envsdk.managers.traj_env_manager import EpisodeOrder, LeaseSource, TagSetup
 from envsdk.policy import Policy
 from envsdk.trajectory import Task, Trajectory
 
-_WORTH_REPEATING = frozenset(Boundary) - {Boundary.CONFIGURATION}
+_WORTH_REPEATING = frozenset(Boundary) - {Boundary.CONFIGURATION, Boundary.SCHEDULER}
 """Whose failures may not happen again."""
 HOPELESS_EPISODES = 16
 """A policy of the user's that failed in as many episodes from the first one on is not tried any further."""

@@ -9,12 +9,10 @@ else the environment's observation.
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import inspect
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from envsdk.failures import Boundary, ConfigurationError, Failure, show_object
 from envsdk.play.policy_form import PolicyForm
 from envsdk.policy import Policy, PolicyFailed, Reply, TurnContext
+from envsdk.processes.daemon_threads import DaemonThreads
 from envsdk.prompts import Message, conversation
 from envsdk.trajectory import FinishReason
 
@@ -67,30 +66,28 @@ class ObjectForm(PolicyForm):
 
 
 class _OnThreads(PolicyForm):
-    """A policy that may block. Its threads are as many as there are episodes, started as they are needed."""
+    """A policy that may block, on threads of its own."""
 
     @asynccontextmanager
     async def open(self, num_slots: int) -> AsyncIterator[Callable[[TagSetup], Policy]]:
-        threads = ThreadPoolExecutor(num_slots, thread_name_prefix="envsdk-policy")
+        threads = DaemonThreads("envsdk-policy")
         try:
             yield lambda setup: self.policy(setup, threads)
         finally:
-            # A call that does not return must not hold up whoever stops the rollout.
-            threads.shutdown(wait=False, cancel_futures=True)
+            threads.close()
 
     @abstractmethod
-    def policy(self, setup: TagSetup, threads: Executor) -> Policy:
+    def policy(self, setup: TagSetup, threads: DaemonThreads) -> Policy:
         """The policy of a tag; blocking calls go to `threads`."""
 
 
-async def _called(call: Callable[[], Any], *, is_async: bool, threads: Executor) -> Any:
+async def _called(call: Callable[[], Any], *, is_async: bool, threads: DaemonThreads) -> Any:
     """What a function of the program returns, awaited where it can be; a plain one runs on a thread."""
     if is_async:
         answer = call()
     else:
         context = contextvars.copy_context()
-        caught = partial(_caught, partial(context.run, call))
-        answer, error = await asyncio.get_running_loop().run_in_executor(threads, caught)
+        answer, error = await threads.run(partial(_caught, partial(context.run, call)))
         if isinstance(error, Exception) and not isinstance(error, StopIteration):
             raise error
         if error is not None:
@@ -120,10 +117,10 @@ class FunctionForm(_OnThreads):
             getattr(called, "__call__", None)  # noqa: B004 - an object whose `__call__` is a coroutine function
         )
 
-    def policy(self, setup: TagSetup, threads: Executor) -> Policy:
+    def policy(self, setup: TagSetup, threads: DaemonThreads) -> Policy:
         return _FunctionPolicy(self.name, partial(self._reply, setup, threads))
 
-    async def _reply(self, setup: TagSetup, threads: Executor, turn: TurnContext) -> Reply:
+    async def _reply(self, setup: TagSetup, threads: DaemonThreads, turn: TurnContext) -> Reply:
         shown = messages_of(turn, setup) if self._takes_messages else turn.observation
         arguments = (shown, turn) if self._takes_context else (shown,)
         answer = await _called(partial(self._function, *arguments), is_async=self._is_async, threads=threads)
@@ -217,10 +214,10 @@ class ClientForm(_OnThreads):
         self._fields = dict(sampling)
         self._is_async = inspect.iscoroutinefunction(inspect.unwrap(create))
 
-    def policy(self, setup: TagSetup, threads: Executor) -> Policy:
+    def policy(self, setup: TagSetup, threads: DaemonThreads) -> Policy:
         return _FunctionPolicy(self.name, partial(self._reply, setup, threads))
 
-    async def _reply(self, setup: TagSetup, threads: Executor, turn: TurnContext) -> Reply:
+    async def _reply(self, setup: TagSetup, threads: DaemonThreads, turn: TurnContext) -> Reply:
         fields = dict(self._fields)
         max_new_tokens = fields.pop("max_new_tokens", setup.max_new_tokens)
         if "max_completion_tokens" not in fields:

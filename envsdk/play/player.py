@@ -36,6 +36,7 @@ from envsdk.play.options import ENDPOINT, PlayOptions, TaskOptions
 from envsdk.play.policies import REQUIRED_ABILITY, make_policy
 from envsdk.play.policy_form import PolicyForm
 from envsdk.play.source import Source
+from envsdk.play.time_limits import TimeLimits
 from envsdk.plugins import load_plugin
 from envsdk.policy import Policy
 from envsdk.processes.call_watch import CALLS
@@ -130,7 +131,8 @@ class Player:
         task. Raises what `on_trajectory` raises.
         """
         try:
-            asyncio.run(self._play(tasks, on_trajectory, group_size))
+            if (interrupt := asyncio.run(self._play(tasks, on_trajectory, group_size))) is not None:
+                raise interrupt
         except BaseExceptionGroup as group:
             raise first_leaf(group) from None
 
@@ -139,9 +141,14 @@ class Player:
         tasks: Iterable[tuple[int, Task]],
         on_trajectory: Callable[[int, Trajectory], None],
         group_size: int,
-    ) -> None:
-        with noticing_ctrl_c(lambda: CALLS.is_loop_in_a_call):
-            await self.play_on_loop(tasks, on_trajectory, group_size=group_size)
+    ) -> KeyboardInterrupt | None:
+        """Returns the interrupt that ended it: a task that raises one is logged as well."""
+        try:
+            with noticing_ctrl_c(lambda: CALLS.is_loop_in_a_call):
+                await self.play_on_loop(tasks, on_trajectory, group_size=group_size)
+        except KeyboardInterrupt as interrupt:
+            return interrupt
+        return None
 
     async def play_on_loop(
         self,
@@ -150,6 +157,7 @@ class Player:
         *,
         group_size: int = 1,
         admit: Callable[[], Awaitable[None]] | None = None,
+        limits: TimeLimits | None = None,
     ) -> None:
         """As `play`, on the loop that runs: see `play_tasks`. Cancelling it closes the environments."""
         from envsdk.play.local_runner import play_tasks
@@ -158,7 +166,7 @@ class Player:
             await play_tasks(
                 tasks,
                 setups=self.setups,
-                policy=policy,
+                policy=(lambda setup: limits.timed(policy(setup))) if limits else policy,
                 run_seed=self.seed,
                 num_slots_per_tag=self.num_slots_per_tag,
                 on_trajectory=on_trajectory,

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import operator
 import re
+import warnings
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from envsdk import registry
 from envsdk.config import RunConfig
 from envsdk.config.plugins import environment_class
 from envsdk.config.section import GeneratingArgs
+from envsdk.display.episode_progress import EpisodeProgress
 from envsdk.env import AnyTextEnv, AsyncTextEnv, EnvSpec, Isolation
 from envsdk.failures import ConfigurationError, show_object
 from envsdk.play.local_engine import EngineForm, LocalEngine
@@ -29,6 +31,7 @@ from envsdk.play.player import MODEL, Player, first_leaf, make_player
 from envsdk.play.policies import BUILT_IN
 from envsdk.play.policy_form import PolicyForm
 from envsdk.play.source import Source, resolve_source
+from envsdk.play.time_limits import TimeLimits
 from envsdk.settings.problems import describe
 from envsdk.settings.validation import problems_in
 from envsdk.trajectory import Task, Trajectory
@@ -42,13 +45,26 @@ class Play:
 
     player: Player
     tasks: Iterable[Task]
+    num_tasks: int | None
+    """None of an iterator."""
     group_size: int
+    limits: TimeLimits
+    shows_progress: bool
 
     def numbered(self) -> Iterator[tuple[int, Task]]:
-        """Each task as often as its group has members, with positions in turn."""
+        """Each task as often as its group has members, with positions in turn, until the time is over."""
+        self.limits.start()
         for number, task in enumerate(self.tasks):
-            for member in range(self.group_size):
-                yield number * self.group_size + member, task
+            for position in range(number * self.group_size, (number + 1) * self.group_size):
+                if self.limits.is_over:
+                    warnings.warn(
+                        f"timeout_s={self.limits.rollout_s} of the rollout was over: {position} episodes had "
+                        "begun, and the tasks after them were not played",
+                        RuntimeWarning,
+                        stacklevel=2,
+                    )
+                    return
+                yield position, task
 
     async def run(
         self,
@@ -58,13 +74,23 @@ class Play:
     ) -> None:
         """Calls `on_trajectory(position, trajectory)` as episodes end; awaits `admit` before each starts."""
         shown = {tag: setup.shown for tag, setup in self.player.setups.items()}
+        total = None if self.num_tasks is None else self.num_tasks * self.group_size
+        progress = EpisodeProgress("rollout", total=total, stays=True) if self.shows_progress else None
+
+        def on_ended(position: int, ended: Trajectory) -> None:
+            if progress is not None:
+                progress.played(1, int(ended.success), int(ended.failure is not None))
+            on_trajectory(position, replace(ended, shown=shown[ended.task.tag]))
+
         try:
-            await self.player.play_on_loop(
-                self.numbered(),
-                lambda position, ended: on_trajectory(position, replace(ended, shown=shown[ended.task.tag])),
-                group_size=self.group_size,
-                admit=admit,
-            )
+            with progress or nullcontext():
+                await self.player.play_on_loop(
+                    self.numbered(),
+                    on_ended,
+                    group_size=self.group_size,
+                    admit=admit,
+                    limits=self.limits,
+                )
         except BaseExceptionGroup as group:
             raise first_leaf(group) from None
 
@@ -83,6 +109,8 @@ def prepared(
     model: str | Path | None,
     sampling: Mapping[str, Any] | None,
     retries: int,
+    limits: TimeLimits,
+    progress: bool,
 ) -> Play:
     """The rollout; ConfigurationError for what is wrong. The arguments are those of `rollout`."""
     for name, number, least in (
@@ -92,6 +120,14 @@ def prepared(
         *((("seed", seed, 0),) if seed is not None else ()),
     ):
         _whole_number(name, number, least)
+    for name, seconds in (
+        ("turn_timeout_s", limits.turn_s),
+        ("episode_timeout_s", limits.episode_s),
+        ("timeout_s", limits.rollout_s),
+    ):
+        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if seconds is not None and not (is_number and seconds > 0):
+            raise ConfigurationError(f"{name}: must be a number of seconds above 0, or None, not {seconds!r}")
     if not isinstance(split, str) or not split:
         raise ConfigurationError("split: name a split, such as 'train' or 'val'")
     for name, texts in (("overrides", overrides), ("tags", tags)):
@@ -100,7 +136,7 @@ def prepared(
     try:
         with ExitStack() as stack:
             source = _source(env, env_config, overrides, stack)
-            tasks, playing = _tasks(tasks, source, split, tags)
+            tasks, num_tasks, playing = _tasks(tasks, source, split, tags)
             form, name, folder, options = _policy(policy, source, model, sampling)
             if form is None:
                 source = _with_sampling(source, sampling)
@@ -117,7 +153,19 @@ def prepared(
             )
     except ConfigurationError as error:
         raise in_python(error) from error
-    return Play(player=player, tasks=tasks, group_size=group_size)
+    if limits and player.manager_classes:
+        raise ConfigurationError(
+            "turn_timeout_s, episode_timeout_s, timeout_s: an agent asks the engine in its own way "
+            f"({', '.join(player.manager_classes.values())}); set its limits in its program"
+        )
+    return Play(
+        player=player,
+        tasks=tasks,
+        num_tasks=num_tasks,
+        group_size=group_size,
+        limits=limits,
+        shows_progress=progress,
+    )
 
 
 def _whole_number(name: str, number: object, least: int) -> None:
@@ -226,15 +274,21 @@ def _made(spec: EnvSpec, constructor: Callable[..., Any]) -> AnyTextEnv:
 
 def _tasks(
     tasks: Tasks, source: Source, split: str, tags: Sequence[str] | None
-) -> tuple[Iterable[Task], Sequence[str]]:
-    """The tasks in order, and the tags that play."""
+) -> tuple[Iterable[Task], int | None, Sequence[str]]:
+    """The tasks in order, their number where it is known, and the tags that play."""
     if isinstance(tasks, int) and not isinstance(tasks, bool):
         if tasks < 1:
             raise ConfigurationError(f"tasks: at least one, not {tasks}")
         counts = source.episodes_by_tag(tasks, split=split, tags=tags)
         return (
-            Task(tag=tag, split=split, index=index) for tag, count in counts.items() for index in range(count)
-        ), list(counts)
+            (
+                Task(tag=tag, split=split, index=index)
+                for tag, count in counts.items()
+                for index in range(count)
+            ),
+            sum(counts.values()),
+            list(counts),
+        )
     if isinstance(tasks, str | bytes | Mapping | bool) or not isinstance(tasks, Iterable):
         raise ConfigurationError(
             f"tasks: a number, indices such as range(100, 200), or Task objects, not {tasks!r}"
@@ -242,12 +296,12 @@ def _tasks(
     num_tags = len(source.config.custom_envs)
     playing = list(source.episodes_by_tag(num_tags * 1000, split=split, tags=tags))
     if not hasattr(tasks, "__len__"):
-        return _read(tasks, playing, source, split, may_add=False), playing
+        return _read(tasks, playing, source, split, may_add=False), None, playing
     named = list(tasks)
     if not named:
         raise ConfigurationError("tasks: there is none")
     found = list(_read(named, playing, source, split, may_add=tags is None))
-    return found, list(dict.fromkeys(task.tag for task in found))
+    return found, len(found), list(dict.fromkeys(task.tag for task in found))
 
 
 def _read(

@@ -15,8 +15,14 @@ from types import FrameType
 _was_pressed = False
 
 
+class ThreadInterrupted(KeyboardInterrupt):
+    """Ctrl-C, passed on to a thread that works for the main one."""
+
+
 def is_from_the_user(error: BaseException) -> bool:
     """Whether `error` is the user's Ctrl-C. Without `noticing_ctrl_c`, every KeyboardInterrupt counts."""
+    if issubclass(type(error), ThreadInterrupted):
+        return True
     if not issubclass(type(error), KeyboardInterrupt) or not _is_main_thread():
         return False
     return _was_pressed or signal.getsignal(signal.SIGINT) is signal.default_int_handler

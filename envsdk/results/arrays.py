@@ -1,28 +1,4 @@
-"""Token logs as arrays for a trainer of one's own: padded to one length, or packed end to end. Pure NumPy.
-
-Shapes: N episodes, T tokens of the longest one, M tokens of all.
-
-    padded [N, T]      packed [M]     dtype    what
-    ids                ids            int64    tokens of the prompts and the replies; `pad_id` where padded
-    attention_mask     -              int64    1 for a token, 0 for padding
-    -                  cu_seqlens     int32    `[N + 1]`: episode n is `cu_seqlens[n]:cu_seqlens[n + 1]`
-    position_ids       position_ids   int64    0, 1, 2, ... in each episode; 0 where padded
-    response_mask      response_mask  int64    1 where the policy sampled the token; 0 in failed episodes
-    logprobs           logprobs       float32  log-probability (nats) of the token under the policy that
-                                               sampled it, at its temperature; 0 where not sampled
-    versions           versions       int64    weight publication that sampled the token; -1 where not sampled
-    token_rewards      token_rewards  float32  each turn's reward, at the last token of its reply
-
-    of each episode `[N]`
-    rewards            float32  sum of the turns' rewards; NaN where the episode failed: it has no score
-    success            bool     whether the task was solved
-    valid              bool     False where there is nothing to learn from: failed, or no token was sampled
-    group_ids          int64    position of the episode's group in `Trajectories.groups`
-    lengths            int64    tokens of the episode that are here
-    num_cut            int64    tokens at its end that `max_length` left out
-
-`logprobs[t]` belongs to `ids[t]` itself, not to the token after it: a model's `logits[t - 1]` predict it.
-"""
+"""Token logs as arrays for a trainer of one's own: `Trajectories.to_arrays` documents them. Pure NumPy."""
 
 from __future__ import annotations
 
@@ -59,7 +35,7 @@ def to_arrays(
     pad_id: int = 0,
     max_length: int | None = None,
 ) -> dict[str, Any]:
-    """The arrays of this module's table. ConfigurationError for episodes of a policy without tokens."""
+    """As documented at `Trajectories.to_arrays`."""
     for name, value, known in (
         ("layout", layout, Layout),
         ("library", library, Library),

@@ -69,6 +69,41 @@ class Trajectories(Sequence[Trajectory]):
 
         return cls(read_atif(Path(path)))
 
+    def save(self, folder: str | Path, *, policy: str = "policy") -> None:
+        """Write all episodes, failed ones too, as a data set that `envsdk view` and `from_folder` read.
+
+        Args:
+            folder: A new or empty one; it is complete or absent. Nothing is overwritten.
+            policy: Name of who played, for the record.
+
+        What files do not keep: `tools`, and the traceback of a failure.
+
+        Raises:
+            ConfigurationError: The folder holds something already, there are no episodes, one does not know
+                its prompts, or episodes of one tag were shown with different ones.
+            StorageError: The folder cannot be written.
+        """
+        from envsdk.datasets.saving import save_episodes
+
+        save_episodes(self._episodes, Path(folder), policy=policy)
+
+    def to_atif(self, path: str | Path, *, agent: str = "policy", model: str | None = None) -> None:
+        """Write each episode that has a turn as a document of ATIF 1.7, failed ones too, for `from_atif`.
+
+        Args:
+            path: A new file `*.jsonl`, which gets a document per line; else a new or empty folder, which gets
+                a file for each. Nothing is overwritten.
+            agent: Name of who played.
+            model: Name of the model behind it, if there is one.
+
+        Raises:
+            ConfigurationError: The file or folder is there already, or an episode does not know its prompts.
+            StorageError: It cannot be written.
+        """
+        from envsdk.datasets.atif import write_atif
+
+        write_atif(self._episodes, Path(path), agent=agent, model=model)
+
     def __len__(self) -> int:
         return len(self._episodes)
 
@@ -164,7 +199,44 @@ class Trajectories(Sequence[Trajectory]):
         pad_id: int = 0,
         max_length: int | None = None,
     ) -> dict[str, Any]:
-        """Token logs and rewards as arrays, one entry per episode; see `envsdk.results.arrays`."""
+        """Token logs and rewards as arrays for a training step.
+
+        N episodes, T tokens of the longest one, M tokens of all:
+
+        | key | padded | packed | dtype | |
+        | --- | --- | --- | --- | --- |
+        | `ids` | `[N, T]` | `[M]` | int64 | tokens of prompts and replies; `pad_id` where padded |
+        | `attention_mask` | `[N, T]` | | int64 | 1 for a token, 0 for padding |
+        | `cu_seqlens` | | `[N + 1]` | int32 | episode n is `cu_seqlens[n]:cu_seqlens[n + 1]` |
+        | `position_ids` | `[N, T]` | `[M]` | int64 | 0, 1, 2, ... in each episode; 0 where padded |
+        | `response_mask` | `[N, T]` | `[M]` | int64 | 1 where the policy sampled it; 0 in failed episodes |
+        | `logprobs` | `[N, T]` | `[M]` | float32 | log-probability (nats) of that token; else 0 |
+        | `versions` | `[N, T]` | `[M]` | int64 | publication that sampled it; -1 where not sampled |
+        | `token_rewards` | `[N, T]` | `[M]` | float32 | each turn's reward, at its reply's last token |
+        | `rewards` | `[N]` | `[N]` | float32 | sum of the turns' rewards; NaN where the episode failed |
+        | `success` | `[N]` | `[N]` | bool | whether the task was solved |
+        | `valid` | `[N]` | `[N]` | bool | False where it failed or no token was sampled |
+        | `group_ids` | `[N]` | `[N]` | int64 | position of the episode's group in `groups` |
+        | `lengths` | `[N]` | `[N]` | int64 | tokens of the episode in the arrays |
+        | `num_cut` | `[N]` | `[N]` | int64 | tokens at its end that `max_length` left out |
+
+        `logprobs[n, t]` belongs to `ids[n, t]` itself: a model's `logits[n, t - 1]` predict that token. It is
+        that of the distribution the token was drawn from, after temperature, `top_k` and `top_p`.
+
+        Args:
+            layout: `padded` to the longest episode, or `packed` end to end.
+            library: `numpy` arrays, or `torch` tensors on the CPU.
+            padding_side: `right` or `left`.
+            pad_id: Token id where padded.
+            max_length: Most tokens of an episode; absent, all.
+
+        Returns:
+            The arrays by key, episodes in the order of this sequence.
+
+        Raises:
+            ConfigurationError: No episode has tokens, since the policy replied with text alone; torch is not
+                installed; or an argument is none of these.
+        """
         from envsdk.results.arrays import to_arrays
 
         return to_arrays(

@@ -11,14 +11,16 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
+from uuid import uuid4
 
-from envsdk.failures import StorageError
+from envsdk.failures import ConfigurationError, StorageError
 
 _ADVICE = {
     errno.ENOSPC: "The disk is full: free some space, or write to another disk.",
@@ -79,6 +81,32 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         if temporary is not None:
             with suppress(OSError):
                 temporary.unlink()
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill that becomes `path` when the block ends well, and vanishes otherwise.
+
+    ConfigurationError where `path` holds something already: nothing is overwritten.
+    """
+    path = path.resolve()
+    taken = ConfigurationError(f"{path} is there already: choose another name, or delete it first")
+    if path.exists() and not (path.is_dir() and next(path.iterdir(), None) is None):
+        raise taken
+    make_folder(path.parent)
+    unfinished = path.parent / f".{path.name}.{uuid4().hex[:8]}.tmp"
+    try:
+        unfinished.mkdir()
+        yield unfinished
+        fsync_folder(unfinished)
+        os.rename(unfinished, path)
+        fsync_folder(path.parent)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise taken from error
+        raise storage_error("write", path, error) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -19,12 +19,13 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,7 @@ from envsdk.registry import load_entry_point
 from envsdk.registry import spec as registered
 from envsdk.store.atomic import fsync_folder, make_folder, storage_error, write_json_atomically
 from envsdk.store.cache import cache_folder
+from envsdk.store.file_lock import wait_for_lock
 from envsdk.store.shard_plan import plan_shards, usual_shard_size
 from envsdk.store.source_digest import source_digest
 from envsdk.trajectory import Trajectory
@@ -190,7 +192,8 @@ def _make(
 ) -> None:
     started = time.monotonic()
     work = folder.parent / f".{folder.name}.work"
-    console.print(f"warm start: making the tiny policy once, in {folder}", highlight=False, soft_wrap=True)
+    for line in _announced(config, description, folder):
+        console.print(f"warm start: {line}", highlight=False, soft_wrap=True)
     trajectories = _collect(config, work / "demonstrations", console)
     unfinished = work / "policy"
     try:
@@ -214,6 +217,23 @@ def _make(
         highlight=False,
         soft_wrap=True,
     )
+
+
+def _announced(config: RunConfig, description: Mapping[str, Any], folder: Path) -> Iterator[str]:
+    """What is made, and what would do instead."""
+    tags = description["demonstrator"]["tags"]
+    yield (
+        f"making a tiny policy for {', '.join(tags)} once, in {folder}: "
+        f"{config.warm_start.num_episodes:,} demonstrations, then imitation"
+    )
+    for file in sorted(folder.parent.glob(f"*/{RECORD}")):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            other = json.loads(file.read_bytes())
+            known = other["demonstrator"]["tags"]
+            if tags.items() <= known.items() and other["sequence_length"] >= config.sequence_length:
+                names = ", ".join(known)
+                yield f"there is one for {names} already: to take that instead, pretrain={file.parent}"
+                return
 
 
 def _collect(config: RunConfig, out: Path, console: Console) -> list[Trajectory]:
@@ -387,10 +407,10 @@ def _lock(path: Path, console: Console) -> Iterator[None]:
         try:
             file = stack.enter_context(path.open("w"))
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                wait_for_lock(file.fileno(), fcntl.LOCK_EX, 0.0)
             except BlockingIOError:
                 console.print("warm start: another process is making this policy, waiting", highlight=False)
-                fcntl.flock(file, fcntl.LOCK_EX)
+                wait_for_lock(file.fileno(), fcntl.LOCK_EX, math.inf)
         except OSError as error:
             raise storage_error("lock", path, error) from error
         yield

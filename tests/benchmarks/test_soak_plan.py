@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from itertools import islice
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.soak_parts.patience import MOST_SLOWED, Patience
 from benchmarks.soak_parts.plan import LASTING, WEIGHTS, Kind, faults
 
 
@@ -24,3 +26,12 @@ def test_the_same_seed_gives_the_same_faults(seed: int, count: int, longest: flo
 def test_a_thousand_faults_hold_every_kind() -> None:
     drawn = {(fault.kind, fault.target) for fault in islice(faults(1, longest_stop_s=12), 1000)}
     assert drawn == {(kind, target) for kind, target, _ in WEIGHTS}
+
+
+@given(crowding=st.floats(0, 100))
+def test_a_busy_machine_is_given_more_time_and_not_for_ever(crowding: float) -> None:
+    now = 0.0
+    patience = Patience(10.0, clock=lambda: now, crowding=lambda: crowding)
+    while not patience.is_over():
+        now += 0.5
+    assert now == pytest.approx(10.0 * min(MOST_SLOWED, max(1.0, crowding)), abs=1.0)

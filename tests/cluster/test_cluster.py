@@ -140,7 +140,8 @@ def test_the_end_of_the_head_ends_the_run_with_one_message_and_it_goes_on_in_ano
 @needs_links
 @pytest.mark.skipif(shutil.which("redis-server") is None, reason="needs redis-server")
 def test_a_head_with_storage_may_restart_under_a_run(tmp_path: Path, model: Path, measured: Measured) -> None:
-    with Cluster(3, cpus=(0, 2), storage=True) as cluster:
+    patience = {"RAY_gcs_rpc_server_reconnect_timeout_s": "60"}
+    with Cluster(3, cpus=(0, 2), storage=True, env=patience) as cluster:
         run = ClusterRun(tmp_path, model, cluster, cluster.nodes[2])
         program = run.start(LONG)
         run.wait_for_batches(3, program)

@@ -191,7 +191,9 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), f"{page.name}: {link} leads nowhere"
         if anchor:
-            assert anchor in _anchors(target), f"{page.name}: {target.name} has no heading #{anchor}"
+            assert anchor in anchors(target.read_text()), (
+                f"{page.name}: {target.name} has no heading #{anchor}"
+            )
 
 
 def test_every_page_is_reachable_from_the_index() -> None:
@@ -217,7 +219,7 @@ def _commands() -> set[str]:
     return set(getattr(command, "commands", {}))
 
 
-def _anchors(page: Path) -> set[str]:
-    tokens = MarkdownIt().parse(page.read_text())
+def anchors(page: str) -> set[str]:
+    tokens = MarkdownIt().parse(page)
     titles = [title.content for opening, title in pairwise(tokens) if opening.type == "heading_open"]
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}

@@ -14,6 +14,7 @@ import yaml
 from markdown_it import MarkdownIt
 
 from envsdk.config import load_config
+from tests.docs.test_docs import anchors
 from tests.envsdk import public_api
 
 ROOT = Path(__file__).parents[2]
@@ -67,9 +68,15 @@ def test_links_out_of_docs_lead_to_a_page_or_a_source_on_the_site() -> None:
     assert "](../../swe.md" in files["envs/swe/README.md"].decode()
     for path, content in files.items():
         text = re.sub(r"^```.*?^```", "", content.decode(), flags=re.M | re.S) if path.endswith(".md") else ""
-        for link in re.findall(r"\]\(([^)\s:#]+)(?:#[^)]*)?\)", text):
-            place = (ROOT / path).parent.joinpath(link).resolve().relative_to(ROOT).as_posix()
+        for link, anchor in re.findall(r"\]\(([^)\s:#]*)(?:#([^)\s]*))?\)", text):
+            place = (
+                (ROOT / path).parent.joinpath(link).resolve().relative_to(ROOT).as_posix() if link else path
+            )
             assert place in files, f"{path}: {link} leads nowhere on the site"
+            if anchor:
+                target = files[place].decode()
+                known = anchors(target) | set(re.findall(r"^::: ([\w.]+)$", target, re.M))
+                assert anchor in known, f"{path}: {link} has no heading #{anchor}"
 
 
 def test_the_picture_of_a_run_belongs_to_its_diagram() -> None:

@@ -13,7 +13,6 @@ from unittest import mock
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from ray.exceptions import RayActorError
 
 from envsdk.failures import Boundary, Failure
 from envsdk.inference.sampling import SamplingParams
@@ -236,7 +235,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _lose(self, worker: Worker, note: Note | None) -> None:
         """Its process ended."""
         worker.end()
-        if self.scheduler._worker_died(worker.record, RayActorError(), note):
+        if self.scheduler._worker_died(worker.record, "killed", note):
             self._start_worker(worker.name)
         else:
             self.scheduler._workers._forget(worker.record)

@@ -67,7 +67,8 @@ class Guessing(Environment[Any, Any, State]):
 
     def _told(self, hint: str, **more: Any) -> Any:
         if self.with_fields:
-            return ToldWithFields(hint=hint, num_guesses=self._state.step_count, **more)
+            metadata = {"success": False} if self._state.step_count > 1 else {}
+            return ToldWithFields(hint=hint, num_guesses=self._state.step_count, metadata=metadata, **more)
         return Told(hint=hint, **more)
 
 

@@ -88,6 +88,11 @@ def test_actions_of_several_fields_are_json_and_checked_by_the_server() -> None:
         assert env.step("seven")[0].endswith("Invalid action: not a JSON object.")
         assert env.state()["step_count"] == 0
         assert env.step(json.dumps({"number": number_of(0), "comment": "sure"}))[2] is True
+        env.reset(seed=0)
+        env.step(json.dumps({"number": number_of(0) % 9 + 1}))
+        told, _, _, _, info = env.step(json.dumps({"number": number_of(0)}))
+        assert json.loads(told) == {"hint": "right", "num_guesses": 2}
+        assert info["success"] is False  # the metadata of a second guess says so
         env.close()
 
         hint = client(url, observation_field="hint", reply="tag")

@@ -94,12 +94,15 @@ def test_a_killed_run_continues_where_it_was(tmp_path: Path, model: Path) -> Non
 
 
 @pytest.mark.slow
-def test_ctrl_c_writes_a_checkpoint_and_the_same_command_goes_on(tmp_path: Path, model: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_group_writes_a_checkpoint_and_the_same_command_goes_on(
+    tmp_path: Path, model: Path, number: signal.Signals
+) -> None:
+    """A terminal sends SIGINT to the process group, `timeout` and job schedulers send SIGTERM."""
     job = Job(tmp_path, model, max_steps=40)
     process = job.start("save_steps=0")
     wait_until(job.batch(2).is_file, process)
-    # As a terminal does: to every process of the group, Ray's among them.
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, number)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 130, output
     assert "the same command continues" in output

@@ -398,15 +398,18 @@ def test_a_structure_needs_a_tokenizer_and_its_end_token_among_the_stop_tokens()
     assert "no tokenizer" in refused(request("r", structure=only, stop_token_ids=(63,)), end_token=None)
 
 
+SPACES = '"x-guidance": {"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "}'
+
+
 @pytest.mark.parametrize(
     ("structure", "option"),
     [
         (OutputStructure(regex="a+"), {"regex": "a+"}),
-        (OutputStructure(json_schema="{}"), {"json": "{}"}),
+        (OutputStructure(json_schema='{"type": "null"}'), {"json": f'{{{SPACES}, "type": "null"}}'}),
         (OutputStructure(choices=("a", "b")), {"choice": ["a", "b"]}),
         (
             OutputStructure(tagged=(TaggedJson(begin="<a>", json_schema="true", end="</a>"),)),
-            {"grammar": 'start: part0\npart0: "<a>" json0 "</a>"\njson0: %json true\n'},
+            {"grammar": f'start: part0\npart0: "<a>" json0 "</a>"\njson0: %json {{{SPACES}}}\n'},
         ),
         (None, None),
     ],

@@ -183,19 +183,17 @@ class OpenEnvClientEnv(HostedEnv):
                 return Answer(note=f"Invalid action: {_refusal(error)}")
             self._disconnect()
             raise OpenEnvFailed(f"{self.url}: step: {error.message} ({error.code})") from error
-        observation = data.get("observation")
-        said = observation if isinstance(observation, Mapping) else {}
+        said = {**_mapping(data.get("metadata")), **_mapping(data.get("observation"))}
         reward, done = float(data.get("reward") or 0.0), bool(data.get("done", False))
         self._return += reward
         truncated = done and said.get("truncated") is True
-        metrics = said.get("metrics")
         return Answer(
             observation=self._text(data),
             reward=reward,
             terminated=done and not truncated,
             truncated=truncated,
             success=done and self._solved(reward, said),
-            metrics={"action_is_valid": 1.0, **(metrics if isinstance(metrics, Mapping) else {})},
+            metrics={"action_is_valid": 1.0, **_mapping(said.get("metrics"))},
         )
 
     def state(self) -> dict[str, Any]:
@@ -239,9 +237,12 @@ class OpenEnvClientEnv(HostedEnv):
 
     def _text(self, data: Mapping[str, Any]) -> object:
         observation = data.get("observation")
-        if self._observation_field and isinstance(observation, Mapping):
+        if not isinstance(observation, Mapping):
+            return json.dumps(observation, ensure_ascii=False)
+        if self._observation_field:
             return observation.get(self._observation_field, "")
-        return json.dumps(observation, ensure_ascii=False)
+        shown = {name: value for name, value in observation.items() if name != "metadata"}
+        return json.dumps(shown, ensure_ascii=False)
 
     def _ask(self, kind: str, data: Mapping[str, Any] | None) -> dict[str, Any]:
         """Send one message; the `data` of its answer.
@@ -312,6 +313,11 @@ class OpenEnvClientEnv(HostedEnv):
 def _websocket_error() -> type[Exception]:
     error: type[Exception] = import_extra("websockets.exceptions", extra="openenv").WebSocketException
     return error
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    """What a server sent, where it is an object; it sends other values at will."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def _refusal(error: ProtocolError) -> str:

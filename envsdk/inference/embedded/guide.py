@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from envsdk.inference.engine import EngineFailure
 from envsdk.inference.refusals import bad_structure
 from envsdk.inference.sampling import OutputStructure
-from envsdk.inference.tagged_json import lark_grammar
+from envsdk.inference.tagged_json import held_schema, lark_grammar
 
 _MOST_TOKENIZERS = 8
 """Clients may name stop tokens of their own, and each set of them needs a tokenizer of its own."""
@@ -95,7 +95,7 @@ def _grammar(structure: OutputStructure) -> str:
     if structure.regex is not None:
         return str(LLMatcher.grammar_from_regex(structure.regex))
     if structure.json_schema is not None:
-        return str(LLMatcher.grammar_from_json_schema(json.loads(structure.json_schema)))
+        return str(LLMatcher.grammar_from_json_schema(held_schema(structure.json_schema)))
     if structure.tagged:
         return str(LLMatcher.grammar_from_lark(lark_grammar(structure.tagged)))
     # JSON's escapes are those of the grammar's strings.

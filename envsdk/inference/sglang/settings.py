@@ -71,8 +71,8 @@ class SGLangSettings(PassThroughSettings):
     """A request's seed decides its tokens, at the price of SGLang's batch-invariant kernels; without, seeds
     are not heeded."""
     structured_output: bool = False
-    """Load the tokenizer too, which SGLang needs to hold replies to a structure. The server at `base_url` was
-    started with it or not."""
+    """Load the tokenizer too, which SGLang needs to hold replies to a structure; JSON is then written without
+    blanks. The server at `base_url` was started so or not."""
     stream_interval: Annotated[int, Field(ge=1)] = 16
     """Tokens that come in one message."""
     weights_folder: Path | None = None
@@ -147,6 +147,8 @@ def server_arguments(config: EngineConfig, settings: SGLangSettings, *, port: in
         "host": "127.0.0.1",
         "port": port,
         "skip_tokenizer_init": not settings.structured_output,
+        # A weak policy would write blanks between the tokens of JSON to the end.
+        "constrained_json_disable_any_whitespace": settings.structured_output,
         "max_running_requests": config.max_running,
         "random_seed": config.seed,
         "incremental_streaming_output": True,

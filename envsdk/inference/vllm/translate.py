@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from envsdk.inference.continuation import spans_within
 from envsdk.inference.engine import EngineFailure, GenerationRequest, GenerationResult, TokenDelta
 from envsdk.inference.refusals import bad_structure, refused
 from envsdk.inference.sampling import LogitChanges, OutputStructure, SamplingParams
-from envsdk.inference.tagged_json import lark_grammar
+from envsdk.inference.tagged_json import held_schema, lark_grammar
 from envsdk.trajectory import FinishReason, VersionSpan
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
@@ -56,7 +57,7 @@ def structure_options(structure: OutputStructure) -> dict[str, Any]:
     if structure.regex is not None:
         return {"regex": structure.regex}
     if structure.json_schema is not None:
-        return {"json": structure.json_schema}
+        return {"json": json.dumps(held_schema(structure.json_schema))}
     if structure.tagged:
         return {"grammar": lark_grammar(structure.tagged)}
     return {"choice": list(structure.choices)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import replace
 
 from sqlalchemy import event
 
@@ -40,12 +41,15 @@ class Job:
             pack(
                 group.group_id,
                 [
-                    make_trajectory(
-                        10 * group.group_id + number,
-                        tag=group.task.tag,
-                        group=group.task.index,
-                        version=version,
-                        success=number == 0,
+                    replace(
+                        make_trajectory(
+                            10 * group.group_id + number,
+                            tag=group.task.tag,
+                            group=group.task.index,
+                            version=version,
+                            success=number == 0,
+                        ),
+                        group_id=group.group_id,
                     )
                     for number in range(GROUP_SIZE)
                 ],

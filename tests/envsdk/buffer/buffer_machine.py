@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+import pytest
 import sqlalchemy as sa
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -68,6 +69,7 @@ class BufferMachine(RuleBasedStateMachine):
         self.players: dict[str, Player] = {}
         self.killed: set[str] = set()
         self.step = self.saved = 0
+        self.checkpoints = [0]
         self.batches: dict[int, TakenBatch] = {}
         """Those that the weights which go on have learned from, or are about to."""
         self.in_step = False
@@ -224,7 +226,8 @@ class BufferMachine(RuleBasedStateMachine):
             self.publish()
             if saves:
                 self.saved = self.step
-                self.buffer.trained(self.trainer, self.step, keep_from=self.step)
+                self.checkpoints = [*self.checkpoints[-2:], self.step]
+                self.buffer.trained(self.trainer, self.step, keep_from=self.checkpoints[0])
         except LeaseLost:
             self.restart_trainer()
 
@@ -236,6 +239,30 @@ class BufferMachine(RuleBasedStateMachine):
         self.step, self.in_step = self.saved, False
         self.buffer.begin(self.trainer, self.step)
         self.publish()
+
+    @rule(far=st.integers(1, 2))
+    def go_back(self, far: int) -> None:
+        """The trainer continues from an earlier checkpoint: nothing counts that later weights sampled."""
+        if len(self.checkpoints) <= far:
+            return
+        del self.checkpoints[-far:]
+        self.saved = self.checkpoints[-1]
+        with self.engine.connect() as connection:
+            newest = connection.execute(sa.select(sa.func.max(tables.versions.c.step))).scalar_one()
+        self.restart_trainer()
+        version = self.terms.version_at(self.saved)
+        with self.engine.connect() as connection:
+            query = sa.select(tables.groups.c.oldest_version).where(
+                tables.groups.c.state == GroupState.READY, tables.groups.c.uses == 0
+            )
+            assert all(oldest <= version for oldest in connection.execute(query).scalars())
+            published = sa.select(sa.func.max(tables.versions.c.version))
+            assert connection.execute(published).scalar_one() <= version
+        if newest > self.saved:
+            for player in self.players.values():
+                with pytest.raises(LeaseLost):
+                    self.buffer.renew(player.member)
+            self.players.clear()
 
     @invariant()
     def every_promise_holds(self) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from envsdk.buffer.client import BufferClient
 from envsdk.buffer.connecting import open_engine
 from envsdk.buffer.contract import Role, Signal, Terms
 from envsdk.buffer.sql_buffer import SqlBuffer
+from envsdk.buffer.tables import job
 from envsdk.failures import ConfigurationError, StorageError
 
 TERMS = Terms(seed=1, group_size=2, groups_per_batch=2, alpha=1.0)
@@ -43,6 +47,24 @@ async def test_a_program_wakes_up_when_another_signals(buffer: SqlBuffer, file: 
     await client.close()
 
 
+async def test_everything_that_waits_in_a_program_wakes_up(buffer: SqlBuffer, file: Path) -> None:
+    await wake_both(buffer, SqlBuffer(open_engine(str(file)), lease_s=30))
+
+
+async def wake_both(buffer: SqlBuffer, other: SqlBuffer) -> None:
+    """An explorer waits for places and for weights; both come in one transaction, and nothing after it."""
+    client = BufferClient(buffer, retry_s=5, say=pytest.fail)
+    trainer = other.join(Role.TRAINER, "trainer")
+    other.begin(trainer, 0)
+    seen = {signal: buffer.signal_number(signal) for signal in (Signal.PLACES, Signal.VERSION)}
+    waiting = [asyncio.create_task(client.changed(each, seen[each], timeout_s=60)) for each in seen]
+    await asyncio.wait(waiting, timeout=0.2)  # both wait by now
+    other.publish(trainer, 0, 0, {})
+    _, late = await asyncio.wait(waiting, timeout=30)
+    await client.close()
+    assert not late
+
+
 async def test_a_locked_file_is_waited_for_and_said_once(buffer: SqlBuffer, file: Path) -> None:
     said: list[str] = []
     is_said = asyncio.Event()
@@ -72,16 +94,74 @@ async def test_a_file_that_stays_locked_ends_the_program_with_an_error(buffer: S
     holder.close()
 
 
-@pytest.fixture
-def no_database(file: Path) -> Path:
+def no_database(file: Path) -> None:
     file.write_bytes(b"no database, but long enough to be taken for one" * 100)
-    return file
 
 
-async def test_what_will_not_pass_is_not_waited_for(no_database: Path) -> None:
-    client = BufferClient(SqlBuffer(open_engine(str(no_database)), lease_s=30), retry_s=60, say=pytest.fail)
-    with pytest.raises(StorageError, match="file is not a database"):
+def other_tables(file: Path) -> None:
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("CREATE TABLE job (id INTEGER PRIMARY KEY, name TEXT)")
+
+
+def cut(file: Path) -> None:
+    SqlBuffer(open_engine(str(file)), lease_s=30).create("job", TERMS)
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    file.write_bytes(file.read_bytes()[:5_000])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (no_database, "is no database: name another file"),
+        (other_tables, r"is no buffer of this envsdk \(.* column .*\): name another database"),
+        (cut, "is damaged .*: put a copy there"),
+    ],
+)
+async def test_what_will_not_pass_is_not_waited_for_and_the_file_is_named(
+    file: Path, spoil: Callable[[Path], None], says: str
+) -> None:
+    spoil(file)
+    client = BufferClient(SqlBuffer(open_engine(str(file)), lease_s=30), retry_s=60, say=pytest.fail)
+    with pytest.raises(StorageError, match=rf"{file} {says}"):
         await client.call(lambda: client.buffer.create("job", TERMS))
+    await client.close()
+
+
+async def test_a_buffer_that_was_emptied_is_told(buffer: SqlBuffer, file: Path) -> None:
+    client = BufferClient(buffer, retry_s=60, say=pytest.fail)
+    explorer = buffer.join(Role.EXPLORER, "a")
+    with buffer.engine.begin() as connection:
+        connection.execute(job.delete())
+    with pytest.raises(StorageError, match=rf"{file} no longer holds this job"):
+        await client.call(lambda: buffer.leave(explorer))
+    await client.close()
+
+
+async def test_a_full_disk_is_told_with_what_it_has_left(buffer: SqlBuffer, file: Path) -> None:
+    said: list[str] = []
+    client = BufferClient(buffer, retry_s=0.0, say=said.append)
+
+    def full() -> None:
+        with closing(sqlite3.connect(file)) as connection:
+            (pages,) = connection.execute("PRAGMA page_count").fetchone()
+            connection.execute(f"PRAGMA max_page_count = {pages}")
+            try:
+                connection.execute("CREATE TABLE more AS SELECT zeroblob(1000000)")
+            except sqlite3.Error as error:
+                raise OperationalError("CREATE", None, error) from error
+
+    with pytest.raises(StorageError, match=r"is full; its disk has [\d,.]+ MB free"):
+        await client.call(full)
+    await client.close()
+
+
+def test_a_folder_is_no_buffer_and_one_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{tmp_path} is a folder: name a file"):
+        open_engine(str(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"the buffer's folder .*/no/such is not there, for b\.db"):
+        open_engine(str(tmp_path / "no" / "such" / "b.db"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_buffer_of_another_job_is_refused(buffer: SqlBuffer) -> None:

@@ -110,7 +110,7 @@ def test_json_is_alone_on_stdout(job: Path, run: Run) -> None:
     assert found["groups"]["trained"]["groups"] == 2
     assert set(found["groups_by_tag"]) == {"FrozenLake"}
     assert found["groups_by_explorer"]["east"]["leased"]["groups"] == 1
-    assert err == "every promise was kept\n"
+    assert err == "every promise was kept (the buffer alone was looked at)\n"
 
 
 def test_looking_changes_nothing(job: Path, run: Run) -> None:
@@ -123,12 +123,41 @@ def test_looking_changes_nothing(job: Path, run: Run) -> None:
 def test_what_waits_is_dropped_by_hand_and_what_is_taken_stays(job: Path, run: Run) -> None:
     code, out, _ = run(job, "--drop", "--version", 1)
     assert code == 0
-    assert out == "dropped 1 group that was ready\n2 groups stayed: a trainer has taken them\n"
+    assert out.startswith(
+        "dropped 1 group that was ready\n2 groups stayed: a trainer has taken them; --group "
+    )
     assert states(job) == {"open": 1, "leased": 1, "taken": 2, "trained": 4, "dropped": 5}
     with opened(str(job / "buffer.db")) as engine:
         assert inspect(engine).reasons["dropped by hand"] == 1
     assert run(job, "--drop", "--version", 1)[1].startswith("dropped nothing")
     assert run(job, "--verify")[0] == 0
+
+
+def test_a_taken_group_is_dropped_by_its_id_once_the_trainer_has_ended_and_its_place_filled(
+    tmp_path: Path, run: Run
+) -> None:
+    job = play(str(tmp_path / "buffer.db"))
+    with opened(str(tmp_path / "buffer.db")) as engine, engine.connect() as connection:
+        query = sa.select(tables.groups.c.id).where(tables.groups.c.state == GroupState.TAKEN)
+        first, second = connection.execute(query).scalars()
+    change(tmp_path, "update members set expires_at = 9e18 where role = 'trainer'")
+    assert (
+        "1 group stayed: a trainer has taken it; end it first" in run(tmp_path, "--drop", "--group", first)[1]
+    )
+    change(tmp_path, "update members set left_at = seen_at where role = 'trainer'")
+    assert run(tmp_path, "--drop", "--group", first)[1] == "dropped 1 group that was taken\n"
+    assert states(tmp_path)["taken"] == 1
+
+    trainer = job.buffer.join(Role.TRAINER, "trainer")
+    job.buffer.begin(trainer, 2)
+    taken = job.buffer.take(trainer, 2, version=2)
+    assert taken is not None
+    ids = [group.group_id for group in taken.groups]
+    assert second in ids
+    assert first not in ids
+    assert len(ids) == 2
+    assert run(tmp_path, "--verify")[0] == 0
+    job.buffer.engine.dispose()
 
 
 def test_a_group_that_was_dropped_cannot_be_put_and_its_place_is_free(tmp_path: Path, run: Run) -> None:
@@ -171,7 +200,7 @@ def test_a_damaged_group_is_named_and_no_file_is_left(job: Path, run: Run) -> No
     assert not (job / "all.parquet").exists()
     code, out, _ = run(job, "--verify")
     assert code == 1
-    assert "broken: groups that are damaged: 10\npromises that were broken: 1\n" in out
+    assert "broken: groups that are damaged: 10\npromises broken: 1\n" in out
 
 
 def test_vacuum_removes_what_is_trained_and_says_how_much(job: Path, run: Run) -> None:
@@ -244,7 +273,10 @@ def test_what_is_not_there_or_no_buffer_is_said(tmp_path: Path, run: Run) -> Non
     assert "SQLite or PostgreSQL" in run("mysql://host/name")[2]
     (tmp_path / "text.db").write_text("this is no database, however long it may be " * 100)
     code, _, err = run(tmp_path / "text.db")
-    assert (code, err) == (1, f"error: {tmp_path / 'text.db'} is no buffer: it is no database\n")
+    assert (code, err) == (
+        1,
+        f"error: {tmp_path / 'text.db'} is no database: name another file, or put the buffer's copy there\n",
+    )
     with closing(sqlite3.connect(tmp_path / "other.db")) as other:
         other.execute("create table t (x)")
     assert "no table `job`" in run(tmp_path / "other.db")[2]

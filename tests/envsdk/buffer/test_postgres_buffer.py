@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from hypothesis import settings
+from sqlalchemy.exc import OperationalError
 
 from envsdk.buffer import tables
 from envsdk.buffer.client import BufferClient
-from envsdk.buffer.connecting import open_engine
+from envsdk.buffer.connecting import may_pass, open_engine
 from envsdk.buffer.contract import FinishedGroup, Role, Signal, Terms
 from envsdk.buffer.sql_buffer import SqlBuffer
+from envsdk.failures import StorageError
 from tests.envsdk.buffer.buffer_machine import BufferMachine
+from tests.envsdk.buffer.test_buffer_client import wake_both
 
 URL = os.environ.get("ENVSDK_POSTGRES", "")
 pytestmark = [
@@ -38,6 +42,12 @@ PostgresMachine.TestCase.settings = settings(max_examples=25, stateful_step_coun
 TestPostgresBuffer = PostgresMachine.TestCase
 
 
+async def test_everything_that_waits_in_a_program_wakes_up() -> None:
+    buffer = SqlBuffer(empty_engine(), lease_s=30)
+    buffer.create("job", Terms(seed=1, group_size=2, groups_per_batch=2, alpha=1.0))
+    await wake_both(buffer, SqlBuffer(open_engine(URL), lease_s=30))
+
+
 async def test_the_trainer_is_woken_by_the_group_that_completes_its_batch() -> None:
     buffer = SqlBuffer(empty_engine(), lease_s=30)
     buffer.create("job", Terms(seed=1, group_size=2, groups_per_batch=2, alpha=1.0))
@@ -59,3 +69,31 @@ async def test_the_trainer_is_woken_by_the_group_that_completes_its_batch() -> N
     assert await waiting == seen + 1
     assert buffer.take(trainer, 0, version=0) is not None
     await client.close()
+
+
+@pytest.mark.parametrize("part", ["user", "database"])
+async def test_what_the_server_refuses_is_not_waited_for(part: str) -> None:
+    url = sa.make_url(URL)
+    other = url.set(username="nobody_here") if part == "user" else url.set(database="nothing_here")
+    engine = open_engine(other.render_as_string(hide_password=False))
+    client = BufferClient(SqlBuffer(engine, lease_s=30), retry_s=60, say=pytest.fail)
+    with pytest.raises(StorageError, match=r"refuses this program: .* does not exist\. Correct the user"):
+        await client.call(client.buffer.view)
+    await client.close()
+
+
+@pytest.mark.parametrize(
+    ("message", "passes"),
+    [
+        ('FATAL:  password authentication failed for user "bob"', False),
+        ("fe_sendauth: no password supplied", False),
+        ('FATAL:  role "nol" is not permitted to log in', False),
+        ('FATAL:  pg_hba.conf rejects connection for host "10.0.0.1"', False),
+        ("FATAL:  the database system is starting up", True),
+        ("FATAL:  sorry, too many clients already", True),
+        ("Connection refused\n\tIs the server running on that host and accepting TCP/IP connections?", True),
+    ],
+)
+def test_refusals_while_connecting_are_known_by_their_words(message: str, passes: bool) -> None:
+    text = f'connection failed: connection to server at "127.0.0.1", port 5432 failed: {message}'
+    assert may_pass(OperationalError("", None, psycopg.OperationalError(text))) is passes

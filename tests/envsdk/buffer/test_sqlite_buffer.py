@@ -62,12 +62,6 @@ def test_other_terms_are_named_key_by_key(buffer: SqlBuffer) -> None:
         buffer.create("job", Terms(seed=1, group_size=4, groups_per_batch=2, alpha=2.0))
 
 
-def test_tags_with_other_settings_are_told(buffer: SqlBuffer) -> None:
-    buffer.join(Role.EXPLORER, "a", tags={"lake": "1", "rooms": "1"})
-    buffer.join(Role.EXPLORER, "b", tags={"lake": "2", "shop": "1"})
-    assert buffer.differing_tags({"lake": "2", "rooms": "1", "shop": "1"}) == ["lake"]
-
-
 def test_a_database_that_was_away_takes_nobody_for_dead(tmp_path: Path) -> None:
     now = [1000.0]
     buffer = SqlBuffer(open_engine(str(tmp_path / "b.db")), lease_s=30, clock=lambda connection: now[0])

@@ -34,6 +34,8 @@ def show(width: int, *, is_terminal: bool, metrics: dict[str, float] | None = No
         display.rollouts(ready=24, needed=64)
         values = METRICS if metrics is None else metrics
         display.step(StepSummary.from_metrics(values, step=9, max_steps=40, eta_s=240.0))
+        if not is_terminal:
+            display.phase("training")
         display.validation(Validation(step=10, success_by_tag={"FrozenLake": 0.61}))
         if is_terminal:
             console.print(display)
@@ -53,10 +55,11 @@ def test_metrics_without_a_validation_give_none() -> None:
     assert found == Validation(step=3, success_by_tag={"Sokoban": 0.4})
 
 
-def test_without_a_terminal_each_step_is_one_plain_line() -> None:
+def test_without_a_terminal_what_comes_before_the_first_step_and_each_step_are_plain_lines() -> None:
     lines = show(80, is_terminal=False).splitlines()
     assert lines == [
         "held-out after 0 steps: FrozenLake 31%",
+        "waiting for rollouts",
         "step 10/40 | reward 0.50 | FrozenLake 62% | staleness 0.42/1 | 5,321 tokens/s"
         " | waited: trainer 25%, engines 8% | 8.0s | failed: 2 environment/step_timeout | 4m00s left",
         "held-out after 10 steps: FrozenLake 61%",

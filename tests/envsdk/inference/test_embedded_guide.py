@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from envsdk.inference.embedded.guide import Guides
 from envsdk.inference.engine import ErrorKind
@@ -71,6 +73,114 @@ def test_a_schema_leaves_json_that_it_allows(guides: Guides) -> None:
     schema |= {"additionalProperties": False, "x-guidance": {"whitespace_flexible": False}}
     found = texts(guides, OutputStructure(json_schema=json.dumps(schema)))
     assert {json.loads(text)["a"] for text in found} == {"x", "yz"}
+
+
+PRINTABLE = "".join(map(chr, range(32, 127))) + "\n\t\r"
+
+
+@pytest.fixture(scope="module")
+def printable() -> Guides:
+    """Of a model with a token for each printable character and each blank, and one that ends a text."""
+    names = {"\n": "\u010a", "\t": "\u0109", "\r": "\u010d", " ": "\u0120"}
+    vocabulary = {names.get(text, text): token for token, text in enumerate(PRINTABLE)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary | {"<end>": len(PRINTABLE)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<end>", special=True)])
+    return Guides(tokenizer.to_str(), len(PRINTABLE) + 1)
+
+
+def sampled(guides: Guides, structure: OutputStructure, seed: int, num_tokens: int) -> tuple[str, bool]:
+    """A reply of a policy that knows nothing and may love blanks; whether it ended."""
+    end, tokens, random = len(PRINTABLE), list[int](), np.random.default_rng(seed)
+    taste = random.normal(scale=4.0, size=end + 1)
+    guide = guides.begin(structure, (end,))
+    while len(tokens) < num_tokens:
+        logits = np.where(guide.allowed(), taste + random.gumbel(size=end + 1), -np.inf)
+        if (token := int(logits.argmax())) == end:
+            return "".join(PRINTABLE[each] for each in tokens), True
+        tokens.append(token)
+        guide.advance(token)
+    return "".join(PRINTABLE[each] for each in tokens), False
+
+
+SCHEMAS: list[Any] = [
+    {"type": "object", "properties": {"move": {"enum": ["Left", "Right"]}}, "required": ["move"]},
+    {"type": "object"},
+    True,
+    {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 4},
+    {"type": "array", "items": {"$ref": "#/$defs/P"}, "$defs": {"P": {"type": "object", "properties": {
+        "name": {"type": "string", "maxLength": 6}, "age": {"type": "integer", "maximum": 99}}}}},
+    {"anyOf": [{"type": "null"}, {"type": "object", "properties": {"a": {"type": "array"}}}]},
+]  # fmt: skip
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"?')
+
+
+@settings(deadline=None)
+@given(st.sampled_from(SCHEMAS), st.integers(0, 2**32), st.booleans())
+def test_blanks_between_the_tokens_of_json_are_those_of_json_dumps(
+    printable: Guides, schema: Any, seed: int, is_tagged: bool
+) -> None:
+    text = json.dumps(schema)
+    tagged = TaggedJson(begin="<c>", json_schema=text, end="</c>")
+    structure = OutputStructure(tagged=(tagged,)) if is_tagged else OutputStructure(json_schema=text)
+    reply, has_ended = sampled(printable, structure, seed, 200)
+    content = reply.removeprefix("<c>").removesuffix("</c>")
+    if has_ended:
+        json.loads(content)
+    assert re.search(r"\s", re.sub(r"(?<=[,:]) ", "", _STRING.sub("", content))) is None, reply
+
+
+@given(st.integers(0, 2**32))
+@settings(deadline=None)
+def test_a_bounded_schema_is_ended_by_every_policy(printable: Guides, seed: int) -> None:
+    moves = {"move": {"enum": ["Left", "Right"]}, "steps": {"type": "integer", "minimum": 0, "maximum": 99}}
+    moves["why"] = {"type": "array", "items": {"type": "string", "maxLength": 3}, "maxItems": 2}
+    schema = {"type": "object", "properties": moves, "required": [*moves]}
+    reply, has_ended = sampled(printable, OutputStructure(json_schema=json.dumps(schema)), seed, 100)
+    assert has_ended
+    value = json.loads(reply)
+    assert (value["move"] in ("Left", "Right"), 0 <= value["steps"] <= 99, len(value["why"]) <= 2) == (
+        True,
+    ) * 3
+
+
+A, B = ({"type": "object", "properties": {name: {"const": 1}}, "required": [name]} for name in "ab")
+
+
+@pytest.mark.parametrize(
+    ("schema", "keys"),
+    [
+        ({"type": "object", "properties": {"a": A}}, {"a"}),
+        ({"items": {"anyOf": [A, B]}}, {"a", "b"}),
+        ({"$defs": {"a": A}, "$ref": "#/$defs/a"}, {"a"}),
+        ({"additionalProperties": A, "maxProperties": 1}, None),
+        (A | {"required": ["b"]}, None),
+        (A | {"additionalProperties": True}, None),
+        ({"allOf": [A, B]}, None),
+        ({"$defs": {"a": A}, "$ref": "#/$defs/a", **B}, None),
+        ({"properties": {"c": {"anyOf": [A, B], **B}}, "required": ["c"]}, None),
+    ],
+)
+def test_objects_have_no_other_properties_than_are_named_unless_the_schema_asks_for_some(
+    printable: Guides, schema: Any, keys: set[str] | None
+) -> None:
+    structure = OutputStructure(json_schema=json.dumps(schema | {"type": schema.get("type", "object")}))
+    if "items" in schema:
+        structure = OutputStructure(json_schema=json.dumps(schema | {"type": "array", "maxItems": 3}))
+    assert printable.problem(structure, (len(PRINTABLE),)) is None
+    written = {
+        key
+        for seed in range(8)
+        for key in re.findall(r'"([^"]*)": ', sampled(printable, structure, seed, 60)[0])
+    }
+    assert keys is None or written <= keys
+
+
+def test_a_schema_may_ask_for_blanks_of_its_own(printable: Guides) -> None:
+    own = SCHEMAS[0] | {"x-guidance": {"whitespace_flexible": False}}
+    structure = OutputStructure(json_schema=json.dumps(own))
+    assert sampled(printable, structure, 0, 30)[0] in ('{"move":"Left"}', '{"move":"Right"}')
 
 
 def test_several_stop_tokens_may_end_a_text_and_are_no_part_of_it(guides: Guides) -> None:

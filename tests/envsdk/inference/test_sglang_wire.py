@@ -77,6 +77,7 @@ def test_adapters_need_their_largest_size_said_for_a_server_that_is_to_be_starte
     arguments = " ".join(server_arguments(config, settings, port=1))
     assert "--enable-lora --max-lora-rank 16 --lora-target-modules all" in arguments
     assert "--skip-tokenizer-init" not in arguments
+    assert "--constrained-json-disable-any-whitespace" in arguments
 
 
 def test_an_adapter_of_several_ranks_is_refused(tmp_path: Path) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
-from envsdk.buffer.contract import FinishedGroup, JobStatus, Member, Role
+from envsdk.buffer.audit import audit
+from envsdk.buffer.contract import ClaimedGroup, FinishedGroup, JobStatus, Member, Role
+from envsdk.buffer.payload import pack
+from envsdk.buffer.tables import groups, payloads
 from envsdk.config import load_config
 from envsdk.config.loading import LoadedConfig
 from envsdk.job.buffered_batches import BufferedBatches
@@ -18,6 +24,7 @@ from envsdk.job.weights import open_publisher
 from envsdk.pipeline.checkpoints import RunState, write_checkpoint
 from envsdk.pipeline.run_folder import RunFolder
 from tests.envsdk.job.trainer_stand_in import TrainerStandIn
+from tests.envsdk.view.view_runs import make_trajectory
 
 
 @pytest.fixture
@@ -73,6 +80,46 @@ def _put(batches: BufferedBatches, explorer: Member) -> None:
         for each in claimed
     ]
     assert batches._membership.buffer.put(explorer, finished) == []
+
+
+async def test_a_damaged_group_is_dropped_by_name_and_the_next_one_takes_its_place(tmp_path: Path) -> None:
+    keys = [f"output_dir={tmp_path}", "exp_name=job", "rollout_batch_size=16", "mode=train"]
+    config = load_config("agentic_async.yaml", keys).config
+    said: list[str] = []
+    batches = BufferedBatches(config, RunFolder.open(config), publisher=Nowhere(), say=said.append)
+    await batches.start()
+    buffer = batches._membership.buffer
+    await batches.publish(0, step=0)
+    explorer = buffer.join(Role.EXPLORER, "e")
+    claimed = buffer.claim(explorer, ["FrozenLake"] * 3, version=0, token="1")
+    assert len(claimed) == 3
+
+    def packed(group: ClaimedGroup) -> FinishedGroup:
+        tag, index = group.task.tag, group.task.index
+        rows = [make_trajectory(8 * group.group_id + number, tag=tag, group=index) for number in range(8)]
+        return pack(group.group_id, [replace(each, group_id=group.group_id) for each in rows])
+
+    assert buffer.put(explorer, [packed(group) for group in claimed[:2]]) == []
+    spoiled = claimed[1].group_id
+    with buffer.engine.begin() as connection:
+        (data,) = connection.execute(
+            sa.select(payloads.c.data).where(payloads.c.group_id == spoiled)
+        ).scalars()
+        flipped = data[:-50] + bytes([data[-50] ^ 4]) + data[-49:]
+        connection.execute(payloads.update().where(payloads.c.group_id == spoiled).values(data=flipped))
+    said.clear()
+    getting = asyncio.ensure_future(batches.get_batch(0))
+    while not said:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert f"group {spoiled} of the batch of step 0 is dropped as damaged" in said[0]
+    assert buffer.put(explorer, [packed(claimed[2])]) == []
+    batch = await getting
+    assert {each.group_id for each in batch.trajectories} == {claimed[0].group_id, claimed[2].group_id}
+    assert audit(buffer.engine, decode=True) == []
+    with buffer.engine.connect() as connection:
+        reason = sa.select(groups.c.reason).where(groups.c.id == spoiled)
+        assert connection.execute(reason).scalar_one() == "damaged"
+    await batches.close()
 
 
 def test_a_trainer_killed_after_its_last_checkpoint_still_ends_the_job(loaded: LoadedConfig) -> None:

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from envsdk.buffer.connecting import open_engine
-from envsdk.buffer.sql_buffer import SqlBuffer
 from envsdk.config import load_config
 from envsdk.config.loading import LoadedConfig
 from envsdk.failures import ConfigurationError
-from envsdk.job.membership import buffer_path, terms_of
+from envsdk.job.membership import open_buffer, terms_of
 from envsdk.job.start import _check_no_ledger, run
 from envsdk.managers.ledger import RolloutLedger
 from envsdk.managers.ledger_types import LedgerConfig
@@ -26,7 +24,7 @@ def loaded(output_dir: Path, mode: str) -> LoadedConfig:
 
 
 def test_the_folder_of_a_job_is_not_continued_by_a_single_program(tmp_path: Path) -> None:
-    open_engine(str(tmp_path / "run" / "buffer.db")).connect().close()
+    open_buffer(loaded(tmp_path, "train").config).engine.connect().close()
     with pytest.raises(ConfigurationError, match=r"folder of a job with explorers of its own.*mode: train"):
         run(loaded(tmp_path, "both"))
 
@@ -46,8 +44,19 @@ def test_a_program_with_another_seed_is_refused_before_its_policy_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = loaded(tmp_path, "train").config
-    buffer = SqlBuffer(open_engine(buffer_path(config)), lease_s=30)
+    buffer = open_buffer(config)
     buffer.create(config.exp_name, replace(terms_of(config), seed=7))
-    monkeypatch.setattr("envsdk.job.start.initial_model", pytest.fail)
+    monkeypatch.setattr("envsdk.job.start.model_of_job", pytest.fail)
     with pytest.raises(ConfigurationError, match="seed is 42 here and 7 in the job"):
         run(loaded(tmp_path, "explore"))
+
+
+def test_a_folder_that_cannot_hold_weights_is_refused_before_the_policy_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("envsdk.job.start.single_program.run", pytest.fail)
+    given = load_config(
+        "agentic_async.yaml", [f"output_dir={tmp_path}", "mode=train", "synchronizer.path=/proc/w"]
+    )
+    with pytest.raises(ConfigurationError, match=r"synchronizer\.path: Cannot write into /proc/w"):
+        run(given)

@@ -99,7 +99,7 @@ class Job:
     def reader(self, name: str = "a") -> VersionReader:
         """An explorer's."""
         folder = self.config.run_folder / "explorers" / name
-        return open_reader(self.config, folder, say=self.said.append)
+        return open_reader(self.config, folder, self.model, say=self.said.append)
 
     def assert_holds(self, fetched: FetchedVersion, version: int) -> None:
         """Engines get these weights from it."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from envsdk.buffer.connecting import open_engine
 from envsdk.buffer.contract import PublishedVersion, Role
-from envsdk.buffer.sql_buffer import SqlBuffer
 from envsdk.config.models import RunConfig
-from envsdk.job.membership import buffer_path, terms_of
+from envsdk.job.membership import open_buffer, terms_of
 from envsdk.job.version_folders import VersionGone
 from envsdk.job.weights import FetchedVersion
 
@@ -18,7 +16,7 @@ class TrainerStandIn:
     """Takes no batches."""
 
     def __init__(self, config: RunConfig) -> None:
-        self.buffer = SqlBuffer(open_engine(buffer_path(config)), lease_s=config.buffer.lease_s)
+        self.buffer = open_buffer(config)
         self.buffer.create(config.exp_name, terms_of(config))
         self.me = self.buffer.join(Role.TRAINER, "trainer")
         self.buffer.begin(self.me, 0)

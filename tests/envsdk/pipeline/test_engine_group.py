@@ -229,7 +229,10 @@ async def test_an_engine_that_comes_back_while_the_trainer_learns_waits_for_its_
         await until(lambda: group.joined == [("one", 1)])
 
 
-async def test_an_engine_that_dies_before_it_says_where_it_runs_is_started_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [ray.exceptions.RayActorError(), ray.exceptions.OutOfMemoryError("low")])
+async def test_an_engine_that_dies_before_it_says_where_it_runs_is_started_again(
+    tmp_path: Path, error: Exception
+) -> None:
     class Died:
         """Started, and gone when it is asked where."""
 
@@ -240,7 +243,7 @@ async def test_an_engine_that_dies_before_it_says_where_it_runs_is_started_again
         class node_id:
             @staticmethod
             async def remote() -> str:
-                raise ray.exceptions.RayActorError
+                raise error
 
     async with engine_group(tmp_path, "one") as group:
         await group.publish(0)

@@ -45,13 +45,13 @@ def test_a_program_whose_ray_dies_says_so_once_and_how_to_go_on(
 ) -> None:
     given: list[Sequence[str]] = []
 
-    def ray_runtime(_: RayArgs, *, if_lost: Sequence[str] = ()) -> None:
+    def ray_runtime(_: RayArgs, *, if_lost: Sequence[str] = (), **_say: object) -> None:
         given.append(if_lost)
         raise Begun
 
     monkeypatch.setattr(module, "ray_runtime", ray_runtime)
-    for name in ("initial_model", "begin"):
-        made = tmp_path if name == "initial_model" else (tmp_path, [])
+    for name in ("model_of_job", "begin"):
+        made = tmp_path if name == "model_of_job" else (tmp_path, [])
         monkeypatch.setattr(module, name, lambda *_, made=made: made, raising=False)
     overrides = [f"output_dir={tmp_path}", f"mode={mode}", "exp_name=run"]
     with pytest.raises(Begun):

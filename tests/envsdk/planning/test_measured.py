@@ -40,8 +40,11 @@ def episode(number: int, num_turns: int, num_tokens: int, start: float, generate
     )
 
 
-def run(slope: float = 0.0) -> Measured:
-    """Replies of 0.5 s + 0.01 s per token, slower by `slope` for each further reply at once."""
+def run(slope: float = 0.0, *, restart_after: int | None = None, noise: float = 0.0) -> Measured:
+    """Replies of 0.5 s + 0.01 s per token, slower by `slope` for each further reply at once.
+
+    After `restart_after` steps the run was dead for 500 s. `noise` is the sigma of a lognormal factor.
+    """
     rng = np.random.default_rng(0)
     batches, rows, number = [], [], 0
     for step in range(14):
@@ -50,6 +53,7 @@ def run(slope: float = 0.0) -> Measured:
         for _ in range(size):
             num_turns, num_tokens = int(rng.integers(1, 4)), int(rng.integers(20, 200))
             seconds = num_turns * (0.5 + 0.01 * num_tokens) * (1 + slope * (size - 1))
+            seconds *= float(np.exp(rng.normal(0, noise))) if noise else 1.0
             batch.append(episode(number, num_turns, num_tokens, 100.0 * step, seconds))
             number += 1
         batches.append(batch)
@@ -65,6 +69,10 @@ def run(slope: float = 0.0) -> Measured:
                 "filter/zero_variance": 1.0,
             }
         )
+    if restart_after is not None:
+        rows[restart_after]["time/start_s"] = 30.0
+        for row in rows[restart_after:]:
+            row["time_unix_s"] += 500.0
     return measured(batches, [], rows, num_engines=1, max_running=64, train_devices=2)
 
 
@@ -89,6 +97,17 @@ def test_the_other_times_are_those_of_the_steps() -> None:
     assert timings.train.seconds(250.0 * GROUP * 2.5, 4) == pytest.approx(5.0)
     assert found.step_s == pytest.approx(100.0)
     assert found.workload.episodes.rejects(0) is not None
+
+
+def test_the_time_in_which_a_run_was_dead_is_no_part_of_a_step() -> None:
+    found = run(restart_after=7)
+    assert found.step_s == pytest.approx(100.0)
+    assert found.workload.timings.update_s == run().workload.timings.update_s
+
+
+def test_reply_times_that_follow_from_nothing_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="at most 50%"):
+        run(noise=2.0)
 
 
 def test_groups_are_drawn_whole() -> None:

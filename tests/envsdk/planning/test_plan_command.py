@@ -45,6 +45,8 @@ def test_a_plan_prints_a_table_and_writes_a_plot(
         (PLAN + "  sampling_devices: [4]", ["--devices", "4"], "mine.yaml"),
         ("- 1", ["--devices", "4"], "has no keys"),
         (PLAN, ["--devices", "4", "--measured", "nowhere"], "there is no config.yaml"),
+        # The configuration of a run, of which nothing says how long it takes.
+        ("extends: agentic_trainer.yaml", ["--devices", "4"], "--measured runs/NAME"),
         (PLAN, ["--devices", "4", "--cost", "-1"], "--cost"),
     ],
 )

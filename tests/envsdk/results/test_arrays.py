@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,29 @@ def test_the_arrays_of_two_episodes_as_documented() -> None:
     for name, array in arrays.items():
         kind = np.float32 if name in floats else np.bool_ if name in ("success", "valid") else np.int64
         assert array.dtype == kind, name
+
+
+def _table(text: str) -> dict[str, tuple[str, ...]]:
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in text.splitlines()
+        if line.strip().startswith("| `")
+    ]
+    return {key.strip("`"): (padded, packed, dtype) for key, padded, packed, dtype, _ in rows}
+
+
+def test_the_docstring_and_the_guide_name_every_array() -> None:
+    documented = _table(Trajectories.to_arrays.__doc__ or "")
+    page = (Path(__file__).parents[3] / "docs" / "results.md").read_text()
+    assert documented == _table(page.partition("## Arrays")[2].partition("```")[0])
+    batch = Trajectories([sampled(), sampled([((1,), (2, 3), 1.0)])])
+    sizes = {"[N, T]": (2, 3), "[M]": (6,), "[N + 1]": (3,), "[N]": (2,)}
+    for column, layout in enumerate(("padded", "packed")):
+        arrays = batch.to_arrays(layout)  # type: ignore[arg-type]
+        told = {key: (row[column].strip("`"), row[2]) for key, row in documented.items() if row[column]}
+        assert {key: (array.shape, str(array.dtype)) for key, array in arrays.items()} == {
+            key: (sizes[shape], dtype) for key, (shape, dtype) in told.items()
+        }
 
 
 def test_what_max_length_leaves_out_is_said() -> None:

@@ -74,7 +74,7 @@ def test_a_buffer_that_cannot_be_read_is_said_and_spoils_nothing_else(job: Path,
     shutil.copytree(job, folder)
     (folder / "buffer.db").write_text("no database at all, " * 100)
     source = source_of(folder)
-    assert "is no buffer" in (source.programs(0.0) or {})["problem"]
+    assert "is no database" in (source.programs(0.0) or {})["problem"]
     assert source.overview(0.0)["curves"]
     data = export_data(source, Detail(num_trajectories=1), now=0.0)
     assert data["programs"] == {"problem": "It could not be read when this page was made."}

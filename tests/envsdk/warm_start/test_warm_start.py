@@ -64,12 +64,23 @@ def prepare(config: RunConfig) -> tuple[Path, str]:
 def test_the_policy_is_made_once_and_then_found(cache: Path) -> None:
     folder, said = prepare(small_config())
     assert folder.parent == cache / "policies"
-    assert "making the tiny policy" in said
+    assert "making a tiny policy for FrozenLake, SimpleSokoban once" in said
+    assert "12 demonstrations" in said
+    assert "pretrain" not in said
     made_at = (folder / "model.safetensors").stat().st_mtime_ns
     again, said = prepare(small_config())
     assert again == folder
     assert "making" not in said
     assert (folder / "model.safetensors").stat().st_mtime_ns == made_at
+
+
+def test_before_another_is_made_one_that_knows_the_games_is_named() -> None:
+    both, _ = prepare(small_config())
+    lake = ("train_env_manager.tags=[FrozenLake]", "val_env_manager.tags=[FrozenLake]")
+    _, said = prepare(small_config(*lake))
+    assert f"one for FrozenLake, SimpleSokoban already: to take that instead, pretrain={both}\n" in said
+    for unlike in ("sequence_length=600", "custom_envs.FrozenLake.env_config.p=0.6"):
+        assert "pretrain" not in prepare(small_config(*lake, unlike))[1]
 
 
 def test_it_is_a_hugging_face_folder_that_transformers_loads() -> None:

@@ -1,0 +1,148 @@
+"""When an explorer asks for groups."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from envsdk.buffer.contract import ClaimedGroup, LeaseLost, Role
+from envsdk.buffer.tables import batches, members
+from envsdk.config import load_config
+from envsdk.job import explorer as explorers
+from envsdk.job.explorer import Explorer
+from envsdk.job.membership import Membership
+from tests.envsdk.job.trainer_stand_in import FolderReader, TrainerStandIn
+
+
+class Cluster:
+    """Plays nothing; each assignment is kept."""
+
+    def __init__(self) -> None:
+        self.assigned: asyncio.Queue[Sequence[ClaimedGroup]] = asyncio.Queue()
+        self.versions: asyncio.Queue[int] = asyncio.Queue()
+        self.rollout_scheduler: Any = self
+        self.assign: Any = self
+        self.remote = self.assigned.put
+        self.engines: Any = self
+
+    async def call(self, awaitable: Any) -> Any:
+        return await awaitable
+
+    async def publish(self, version: int) -> None:
+        self.versions.put_nowait(version)
+
+    def weights_moving(self) -> asyncio.Lock:
+        return asyncio.Lock()
+
+
+class Anything:
+    """Says and keeps nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: args[0] if args else None
+
+
+async def test_an_explorer_whose_weights_are_too_old_claims_as_soon_as_it_has_newer_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explorers, "LOOK_AGAIN_S", 300.0)
+    config = load_config(
+        "agentic_explorer.yaml", [f"output_dir={tmp_path}", "buffer.lease_s=300", "async_generation_ratio=0"]
+    ).config
+    trainer = TrainerStandIn(config)
+    membership = Membership(config, Role.EXPLORER, "first", say=print)
+    await membership.join()
+    cluster = Cluster()
+    anything: Any = Anything()
+    explorer = Explorer(
+        config,
+        cluster,  # type: ignore[arg-type]
+        membership=membership,
+        reader=FolderReader(),  # type: ignore[arg-type]
+        weights=anything,
+        tracker=anything,
+        display=anything,
+    )
+    trainer.publish(0, tmp_path)
+    newest = trainer.buffer.newest_version()
+    assert newest is not None
+    await explorer._load(newest, membership.me)
+    trainer.publish(1, tmp_path)  # no step will be trained on version 0 again
+
+    explorer._wants(["FrozenLake"])
+    claiming = asyncio.create_task(explorer._claim())
+    assert await asyncio.to_thread(_wants_some, trainer)
+    assert cluster.assigned.empty()
+    newest = trainer.buffer.newest_version()
+    assert newest is not None
+    await explorer._load(newest, membership.me)
+
+    (group,) = await asyncio.wait_for(cluster.assigned.get(), timeout=60)
+    assert group.task.tag == "FrozenLake"
+    claiming.cancel()
+    await membership.leave()
+    trainer.leave()
+
+
+async def test_an_explorer_goes_back_with_its_trainer_and_claims_with_no_weights_that_were_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explorers, "LOOK_AGAIN_S", 0.05)
+    config = load_config("agentic_explorer.yaml", [f"output_dir={tmp_path}", "buffer.lease_s=300"]).config
+    trainer = TrainerStandIn(config)
+    membership = Membership(config, Role.EXPLORER, "first", say=print)
+    await membership.join()
+    cluster, anything, buffer = Cluster(), Anything(), trainer.buffer
+    explorer: Any = Explorer(
+        config,
+        cluster,  # type: ignore[arg-type]
+        membership=membership,
+        reader=FolderReader(),  # type: ignore[arg-type]
+        weights=anything,  # type: ignore[arg-type]
+        tracker=anything,  # type: ignore[arg-type]
+        display=anything,  # type: ignore[arg-type]
+    )
+    following = asyncio.create_task(explorer._follow_versions())
+    for version in range(7):
+        trainer.publish(version, tmp_path)
+        assert await asyncio.wait_for(cluster.versions.get(), timeout=60) == version
+    with buffer.engine.begin() as connection:  # a checkpoint of step 6, as far as versions are concerned
+        taken = {"waited_s": 0, "taken_at": 0, "trained_at": 1}
+        connection.execute(batches.insert(), [{"step": n, "version": n, **taken} for n in range(6)])
+
+    buffer.begin(trainer.me, 2)
+    with pytest.raises(LeaseLost):
+        await membership.renew()
+    await membership.join()
+    explorer._wants(["FrozenLake"])
+    claiming = asyncio.create_task(explorer._claim())
+    assert await asyncio.wait_for(cluster.versions.get(), timeout=60) == 1  # the newest that holds
+    trainer.publish(2, tmp_path)
+    assert await asyncio.wait_for(cluster.versions.get(), timeout=60) == 2
+    assert cluster.assigned.empty()  # batches 2 to 5 are trained again first
+    trainer.publish(6, tmp_path)
+    assert await asyncio.wait_for(cluster.versions.get(), timeout=60) == 6
+    (group,) = await asyncio.wait_for(cluster.assigned.get(), timeout=60)
+    assert group.task.tag == "FrozenLake"
+    for task in (claiming, following):
+        task.cancel()
+    await membership.leave()
+    trainer.leave()
+
+
+def _wants_some(trainer: TrainerStandIn) -> bool:
+    """Wait until the explorer has asked for groups."""
+    wants = sa.select(members.c.wants).where(members.c.role == Role.EXPLORER)
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        with trainer.buffer.engine.connect() as connection:
+            if connection.execute(wants).scalar_one():
+                return True
+        time.sleep(0.01)
+    return False
