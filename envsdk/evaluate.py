@@ -157,7 +157,7 @@ def _row(tally: Tally, interval: tuple[float, float]) -> list[str]:
 
     return [
         str(tally.num_episodes),
-        shown(tally.success_rate, ".1%"),
+        f"{tally.success_rate:.1%} of {tally.num_scored}" if tally.num_scored else "-",
         f"{100 * low:.1f}-{high:.1%}" if tally.num_scored else "-",
         shown(tally.mean_reward, ".3f"),
         shown(tally.mean_turns, ".1f"),

@@ -18,6 +18,7 @@ from rich.progress import (
 )
 
 from envsdk.display.console import TerminalConsole
+from envsdk.display.scores import Score
 
 _LINE_EVERY_S = 5.0
 _LINE_SHARE = 20
@@ -108,8 +109,11 @@ class EpisodeProgress:
         num_scored = num_here - self._num_failed
         rate = num_here / max(now - self._started, 1e-9)
         parts = [f"{rate:.0f}/s" if rate >= 10 else f"{rate:.2g}/s"]
-        if num_scored:
-            parts.append(f"solved {self._num_successes / num_scored:.0%}")
-        if self._num_failed:
-            parts.append(f"failed {self._num_failed}")
+        score = Score(
+            rate=self._num_successes / num_scored if num_scored else None,
+            num_scored=num_scored,
+            num_failed=self._num_failed,
+        )
+        if num_here:
+            parts.append(f"solved {score.text(0)}" if num_scored else score.text(0))
         return " ".join(parts)

@@ -18,6 +18,7 @@ from pathlib import Path
 from envsdk.config.loading import LoadedConfig
 from envsdk.config.models import RunConfig
 from envsdk.config.start_checks import check_start
+from envsdk.display.scores import failed_kinds, held_out, in_one_line
 from envsdk.display.terminal import say
 from envsdk.failures import EnvsdkError, Interrupted
 from envsdk.job.evaluation_plan import EvaluationPlan
@@ -186,14 +187,13 @@ def _evaluations(folder: Path) -> dict[int, dict[str, float]]:
     """What was evaluated, by step."""
     file = folder / METRICS_FILE
     rows = read_metrics(file) if file.is_file() else []
-    return {int(row["step"]): row for row in rows if "val/success/mean" in row}
+    return {int(row["step"]): row for row in rows if "val/episodes" in row}
 
 
 def _line(metrics: Mapping[str, float], step: int, version: int) -> str:
-    names = [name for name in metrics if name.startswith("val/success/") and name != "val/success/mean"]
-    scores = "  ".join(f"{name.removeprefix('val/success/')} {metrics[name]:.1%}" for name in sorted(names))
-    played = f"{metrics['val/episodes']:.0f} episodes in {metrics['time/validate_s']:.1f} s"
-    return f"held-out after {step} steps (version {version}): {scores} | {played}"
+    took = f"{metrics['time/validate_s']:.1f} s"
+    line = in_one_line(held_out(metrics), failed_kinds(metrics))
+    return f"held-out after {step} steps (version {version}): {line} | {took}"
 
 
 def _note(text: str) -> None:

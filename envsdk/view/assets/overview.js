@@ -67,7 +67,7 @@
       h("thead", {}, h("tr", {}, ["Tag", "Use", "Count", "Success", "Mean reward", "Mean turns", "Sampled tokens", "Failed"].map((word, at) => h("th", { class: at > 1 ? "right" : null }, word)))),
       h("tbody", {}, rows.map((row) => h("tr", {},
         h("td", {}, h("a", { href: link(row) }, row.tag)), h("td", {}, View.useWord(row.use)),
-        [View.count(row.count), View.percent(row.count > row.failed ? row.successes / (row.count - row.failed) : null), View.minus(View.number(row.reward)), View.number(row.turns), View.count(row.sampled), View.count(row.failed)]
+        [View.count(row.count), row.count > row.failed ? `${View.percent(row.successes / (row.count - row.failed))} of ${View.count(row.count - row.failed)}` : "–", View.minus(View.number(row.reward)), View.number(row.turns), View.count(row.sampled), View.count(row.failed)]
           .map((text) => h("td", { class: "right" }, text))))))));
   };
 
