@@ -97,6 +97,8 @@ def command(options: EvaluateOptions) -> None:
         say(f"failures: {total.describe_failures()}")
     if not total.num_scored:
         raise RolloutStalled(f"all {total.num_episodes} episodes failed: {total.describe_failures()}")
+    if problem := evaluated.problem:
+        raise RolloutStalled(problem)
 
 
 def results_table(evaluation: Evaluation) -> Table:
@@ -157,7 +159,8 @@ def _row(tally: Tally, interval: tuple[float, float]) -> list[str]:
 
     return [
         str(tally.num_episodes),
-        f"{tally.success_rate:.1%} of {tally.num_scored}" if tally.num_scored else "-",
+        # The columns beside it say of how many, unless some failed.
+        shown(tally.success_rate, ".1%") + (f" of {tally.num_scored}" if tally.num_failed else ""),
         f"{100 * low:.1f}-{high:.1%}" if tally.num_scored else "-",
         shown(tally.mean_reward, ".3f"),
         shown(tally.mean_turns, ".1f"),

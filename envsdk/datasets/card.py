@@ -145,7 +145,7 @@ def _row(name: str, tally: Tally) -> str:
     def shown(value: float | None, form: str) -> str:
         return "-" if value is None else format(value, form)
 
-    solved = f"{tally.success_rate:.1%} of {tally.num_scored:,}" if tally.num_scored else "-"
+    solved = shown(tally.success_rate, ".1%") + (f" of {tally.num_scored:,}" if tally.num_failed else "")
     return (
         f"| {name} | {tally.num_episodes:,} | {solved} "
         f"| {100 * low:.1f}-{high:.1%} | {shown(tally.mean_reward, '.3f')} "

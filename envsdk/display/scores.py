@@ -126,6 +126,20 @@ def failed_kinds(metrics: Mapping[str, float], prefix: str = "val/failures/") ->
     return ", ".join(f"{n:.0f} {kind}" for kind, n in sorted(kinds, key=lambda each: -each[1]))
 
 
+MAX_FAILED_SHARE = 0.5
+"""Of the episodes of an evaluation, unless the configuration says otherwise."""
+
+
+def too_many_failed(num_failed: int, num_episodes: int, max_share: float, reasons: str = "") -> str:
+    """Why an evaluation counts for nothing, as a sentence; empty where at most `max_share` of it failed."""
+    if num_failed <= max_share * num_episodes:
+        return ""
+    return (
+        f"{num_failed} of {num_episodes} episodes failed, more than max_failed_share={max_share:g} allows; "
+        "the scores are of the others alone" + (f". Failures: {reasons}" if reasons else "")
+    )
+
+
 def gain(before: Score, after: Score) -> float | None:
     """What the rate has gained, -1 to 1; None where the two are not of the same tasks."""
     if before.num_episodes != after.num_episodes or before.num_failed or after.num_failed:

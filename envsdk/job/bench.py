@@ -20,7 +20,7 @@ from envsdk.config.models import RunConfig
 from envsdk.config.start_checks import check_start
 from envsdk.display.scores import failed_kinds, held_out, in_one_line
 from envsdk.display.terminal import say
-from envsdk.failures import EnvsdkError, Interrupted
+from envsdk.failures import EnvsdkError, Interrupted, RolloutStalled
 from envsdk.job.evaluation_plan import EvaluationPlan
 from envsdk.job.published import PublishedVersions, Standing, done_before
 from envsdk.job.weights import FetchedVersion, open_reader
@@ -28,7 +28,7 @@ from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.pipeline.lost_runtime import lost_runtime
 from envsdk.pipeline.opening import only_run_in
 from envsdk.pipeline.rollout_cluster import RolloutCluster
-from envsdk.pipeline.rollout_metrics import validation_metrics
+from envsdk.pipeline.rollout_metrics import validation_metrics, validation_problem
 from envsdk.pipeline.run_end import ending_of, success_before_and_after
 from envsdk.pipeline.run_folder import CONFIG_FILE, TRAJECTORIES
 from envsdk.pipeline.run_origin import model_of_job
@@ -167,6 +167,8 @@ class Bench:
         self._tracker.log(step, metrics, time_unix_s=time.time())
         self._evaluated = step
         _note(_line(metrics, step, found.version))
+        if problem := validation_problem(metrics, self._config.max_failed_share):
+            raise RolloutStalled(f"evaluation after {step} steps: {problem}")
 
     def _look_after_trainer(self, standing: Standing) -> None:
         """Say that the trainer is gone; EnvsdkError when it is for too long."""

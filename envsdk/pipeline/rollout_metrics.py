@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from envsdk.display.scores import failed_kinds, too_many_failed
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.trajectory import Trajectory
 
@@ -49,6 +50,13 @@ def validation_metrics(batch: RolloutBatch) -> dict[str, float]:
     metrics |= {f"val/failures/{kind}": float(count) for kind, count in kinds.items()}
     metrics |= {f"val/{name}": value for name, value in _turn_metrics(played).items()}
     return metrics
+
+
+def validation_problem(metrics: Mapping[str, float], max_failed_share: float) -> str:
+    """Why an evaluation with these `val/...` counts for nothing; empty where it does count."""
+    num_failed = int(metrics["val/failed"])
+    num_episodes = int(metrics["val/episodes"]) + num_failed
+    return too_many_failed(num_failed, num_episodes, max_failed_share, failed_kinds(metrics))
 
 
 def num_sampled_tokens(trajectory: Trajectory) -> int:

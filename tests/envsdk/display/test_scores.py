@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.display.scores import MEAN, Score, change, failed_kinds, held_out
+from envsdk.display.scores import MEAN, Score, change, failed_kinds, held_out, too_many_failed
 
 
 def score(solved: int, scored: int, failed: int = 0) -> Score:
@@ -100,3 +100,14 @@ def test_metrics_of_earlier_runs_have_rates_without_counts() -> None:
     before, after = ({"val/success/mean": rate, "val/success/Lake": rate} for rate in (0.25, 0.5))
     assert str(held_out(before)["Lake"]) == "25.0%"
     assert change(held_out(before)[MEAN], held_out(after)[MEAN]) == "+25.0 points"
+
+
+@given(st.integers(0, 100), st.integers(1, 100), st.floats(0, 1))
+def test_an_evaluation_counts_for_nothing_when_a_larger_share_than_allowed_failed(
+    failed: int, total: int, max_share: float
+) -> None:
+    failed = min(failed, total)
+    problem = too_many_failed(failed, total, max_share, "3 x engine/turn_timeout")
+    assert bool(problem) == (failed > max_share * total)
+    assert not problem or f"{failed} of {total} episodes failed" in problem
+    assert not problem or problem.endswith("Failures: 3 x engine/turn_timeout")
