@@ -69,9 +69,8 @@ def test_an_oracle_solves_what_it_can_and_the_json_says_how_sure_that_is(tmp_pat
 
 
 def test_more_failures_than_the_configuration_allows_are_an_error_after_the_results(tmp_path: Path) -> None:
-    done = run_evaluate(
-        "toys/Flaky-v1", "--policy", "oracle", "-n", 60, "--json", tmp_path / "result.json", "max_failed_share=0.1"
-    )  # fmt: skip
+    options = ("-n", 60, "--json", tmp_path / "result.json", "max_failed_share=0.1")
+    done = run_evaluate("toys/Flaky-v1", "--policy", "oracle", *options)
     failed = json.loads((tmp_path / "result.json").read_text())["total"]["failed"]
     assert done.returncode == 1
     assert f"{failed} of 60 episodes failed, more than max_failed_share=0.1 allows" in done.stderr
