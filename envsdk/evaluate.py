@@ -27,6 +27,7 @@ from envsdk.play.pass_at_k import shown_ks
 from envsdk.play.rollout_arguments import own_environment
 from envsdk.store.atomic import make_folder, write_json_atomically
 from envsdk.store.tally import Tally, wilson_interval
+from envsdk.tracking.learning_signs import no_action_read
 from envsdk.trajectory import Trajectory
 from envsdk.warm_start import make_tiny_policy
 
@@ -95,6 +96,8 @@ def command(options: EvaluateOptions) -> None:
     total = evaluated.total
     if total.num_failed and total.num_scored:
         say(f"failures: {total.describe_failures()}")
+    if unread := no_action_read(evaluated.trajectories):
+        say(f"warning: {unread}", err=True)
     if not total.num_scored:
         raise RolloutStalled(f"all {total.num_episodes} episodes failed: {total.describe_failures()}")
     if problem := evaluated.problem:

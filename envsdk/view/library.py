@@ -28,6 +28,7 @@ from envsdk.store.tally import Tally
 from envsdk.store.trajectories import read_rows
 from envsdk.tracking import jsonl, timeline
 from envsdk.tracking.kernels import read_kernels
+from envsdk.tracking.learning_signs import signs_of
 from envsdk.view.decisions import decisions_view
 from envsdk.view.filters import Filter
 from envsdk.view.index import TrajectoryIndex, key, parse_key
@@ -143,6 +144,7 @@ class OpenSource:
             headlines = headlines_view(run)
             about["problems"] = [*run.missing, *about["problems"]]
             about |= {"facts": facts_view(run), "curves": curves_view(run.metrics)}
+            about["signs"] = [f"After step {step}: {sign}" for step, sign in signs_of(run.metrics)]
             about |= {"staleness": staleness_view(run), "config": _yaml_text(run.config)}
         elif about["success_rate"] is not None:
             headlines = [headline(percent(about["success_rate"]), "success", about["success_of"])]

@@ -75,6 +75,10 @@
     ? h("div", { class: "notice", role: "status" }, h("b", {}, "Not everything is here"), h("ul", {}, source.problems.slice(0, 8).map((line) => h("li", {}, line)), source.problems.length > 8 ? h("li", {}, `and ${source.problems.length - 8} more`) : null))
     : null);
 
+  const signs = (source) => (source.signs && source.signs.length
+    ? h("div", { class: "notice", role: "status" }, h("b", {}, "Signs that it does not learn"), h("ul", {}, source.signs.map((line) => h("li", {}, line))))
+    : null);
+
   View.indexingNotice = (indexing) => (indexing && indexing.is_running && indexing.files
     ? h("div", { class: "notice even", role: "status" }, `Reading trajectory files: ${View.count(indexing.done)} of ${View.count(indexing.files)}, ${View.count(indexing.trajectories)} trajectories so far.`)
     : null);
@@ -82,7 +86,7 @@
   let withSettings = false;
 
   const draw = (source) => {
-    const parts = [problems(source), View.indexingNotice(source.indexing)];
+    const parts = [problems(source), signs(source), View.indexingNotice(source.indexing)];
     if (source.kind === "run") {
       parts.push(progressCard(source));
       if (source.facts.length) parts.push(h("dl", { class: "facts" }, source.facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))));
