@@ -70,7 +70,6 @@ class StepLog:
         metrics["version"] = float(batch.version)
         self.played(batch, discarded_tokens=batch.discarded_tokens)
         metrics |= self._cost_metrics()
-        self._tell_signs(metrics)
         for tag in batch.failing_tags.keys() - self._failing_tags:
             self._display.note(f"no episode of {tag} is in this batch: {batch.failing_tags[tag]}")
         self._failing_tags = set(batch.failing_tags)
@@ -82,6 +81,7 @@ class StepLog:
         self._display.step(
             StepSummary.from_metrics(metrics, step=step, max_steps=config.max_steps, eta_s=eta_s)
         )
+        self._tell_signs(metrics)
         self.metrics = {}
 
     def run_done(self, step: int) -> None:

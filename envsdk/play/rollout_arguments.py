@@ -83,7 +83,7 @@ class Play:
         def on_ended(position: int, ended: Trajectory) -> None:
             if progress is not None:
                 progress.played(1, int(ended.success), int(ended.failure is not None))
-            counts.update(ended=1, failed=ended.failure is not None)
+            counts.update(ended=1, failed=int(ended.failure is not None))
             on_trajectory(position, replace(ended, shown=shown[ended.task.tag]))
 
         try:

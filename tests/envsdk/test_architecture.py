@@ -96,6 +96,7 @@ PURE_CORES = {
     "envsdk/job/weight_lag.py",
     "envsdk/run_limits.py",
     "envsdk/settings/memory.py",
+    "envsdk/inference/full_context.py",
     "envsdk/inference/refusals.py",
     "envsdk/datasets/atif_documents.py",
     "envsdk/datasets/card.py",
