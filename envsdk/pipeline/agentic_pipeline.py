@@ -120,7 +120,7 @@ class AgenticPipeline:
         others = f"{engines_and_workers(self.config)}, and " if self.config.mode == "both" else ""
         self.display.phase(f"starting {others}the trainer")
         await self.batches.start(*(group.start for group in self.trainers.groups))
-        for note in (*algorithm_notes(self.config), *prompt_notes(self.config)):
+        for note in (*algorithm_notes(self.config, at_start=True), *prompt_notes(self.config)):
             self.display.note(f"note: {note}")
         kernels = {group.key: await self.batches.call(group.kernels()) for group in self.trainers.groups}
         write_kernels(self.folder.path, kernels)

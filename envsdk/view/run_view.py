@@ -114,10 +114,17 @@ def facts_view(run: RunFiles) -> list[tuple[str, str]]:
     for role, kernels in run.kernels.items():
         facts += [(f"{what} of {role}", kernel) for what, kernel in kernels.items()]
     return facts + [
-        (word, str(run.config[name]))
+        (word, f"{run.config[name]} {_unit(name, run.config)}".rstrip())
         for name, word in _SETTINGS.items()
         if run.config.get(name) is not None and not isinstance(run.config[name], dict | list)
     ]
+
+
+def _unit(name: str, config: Mapping[str, Any]) -> str:
+    if name != "rollout_batch_size":
+        return ""
+    responses = config.get("num_return_sequences_in_group")
+    return "trajectories" if responses is None else f"prompts, {responses} responses each"
 
 
 def headline(value: str, name: str, about: str = "") -> dict[str, str]:

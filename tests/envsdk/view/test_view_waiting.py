@@ -138,6 +138,13 @@ def test_the_kernels_of_each_trainer_are_facts_of_the_run() -> None:
     assert facts_view(run_files()) == [fact for fact in facts if "attention" not in fact[0]]
 
 
+def test_a_batch_is_counted_in_what_the_configuration_counts_it() -> None:
+    config: dict[str, object] = {"rollout_batch_size": 16}
+    assert ("batch", "16 trajectories") in facts_view(run_files(config=config))
+    config |= {"num_return_sequences_in_group": 8}
+    assert ("batch", "16 prompts, 8 responses each") in facts_view(run_files(config=config))
+
+
 def test_the_time_left_is_that_of_the_steps_left() -> None:
     view = progress_view(run_files(), 110)
     assert (view["steps"], view["step_s"], view["eta_s"]) == (3, 2.0, 14.0)
