@@ -98,7 +98,15 @@ class EpisodeProgress:
             self._last_line = now
         elif now - self._last_line >= max(_LINE_EVERY_S, (now - self._started) / _LINE_SHARE):
             self._last_line = now
-            self._line(self._details(now))
+            self._line(f"{self._details(now)}{self._left(now)}")
+
+    def _left(self, now: float) -> str:
+        """How long the rest takes at this rate; the bar of a terminal has it of its own."""
+        num_here = self._done - self._done_before
+        if self._total is None or not num_here or self._total <= self._done:
+            return ""
+        left_s = (self._total - self._done) * (now - self._started) / num_here
+        return f", about {left_s:.0f} s left" if left_s < 600 else f", about {left_s / 60:.0f} min left"
 
     def _line(self, details: str = "") -> None:
         total = "?" if self._total is None else self._total
