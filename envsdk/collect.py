@@ -93,8 +93,8 @@ def command(options: CollectOptions) -> None:
 def _print_summary(collection: Collection) -> None:
     manifest = collection.manifest
     for tag, tally in manifest.tally_by_tag.items():
-        rate = "-" if tally.success_rate is None else f"{tally.success_rate:.1%}"
-        say(f"{tag}: {tally.num_episodes} episodes, solved {rate}, failed {tally.num_failed}")
+        solved = f"solved {tally.score}" if tally.num_scored else str(tally.score)
+        say(f"{tag}: {tally.num_episodes} episodes, {solved}")
     tally, played = manifest.tally, manifest.played
     if played.num_failed and played.num_scored:
         say(f"failures: {played.describe_failures()}")

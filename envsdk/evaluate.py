@@ -27,6 +27,7 @@ from envsdk.play.pass_at_k import shown_ks
 from envsdk.play.rollout_arguments import own_environment
 from envsdk.store.atomic import make_folder, write_json_atomically
 from envsdk.store.tally import Tally, wilson_interval
+from envsdk.tracking.learning_signs import no_action_read
 from envsdk.trajectory import Trajectory
 from envsdk.warm_start import make_tiny_policy
 
@@ -95,8 +96,12 @@ def command(options: EvaluateOptions) -> None:
     total = evaluated.total
     if total.num_failed and total.num_scored:
         say(f"failures: {total.describe_failures()}")
+    if unread := no_action_read(evaluated.trajectories):
+        say(f"warning: {unread}", err=True)
     if not total.num_scored:
         raise RolloutStalled(f"all {total.num_episodes} episodes failed: {total.describe_failures()}")
+    if problem := evaluated.problem:
+        raise RolloutStalled(problem)
 
 
 def results_table(evaluation: Evaluation) -> Table:
@@ -157,7 +162,8 @@ def _row(tally: Tally, interval: tuple[float, float]) -> list[str]:
 
     return [
         str(tally.num_episodes),
-        shown(tally.success_rate, ".1%"),
+        # The columns beside it say of how many, unless some failed.
+        shown(tally.success_rate, ".1%") + (f" of {tally.num_scored}" if tally.num_failed else ""),
         f"{100 * low:.1f}-{high:.1%}" if tally.num_scored else "-",
         shown(tally.mean_reward, ".3f"),
         shown(tally.mean_turns, ".1f"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -86,6 +87,13 @@ class SequenceFull(Exception):
         self.sequence_length = sequence_length
 
 
+class ContextFull(SequenceFull):
+    """A server says that prompt and reply do not fit into its model's context; the text is the server's."""
+
+    def __init__(self, message: str) -> None:
+        Exception.__init__(self, message)
+
+
 class PolicyFailed(Exception):
     """The policy has no reply, so the episode has no outcome; `failure` says why."""
 
@@ -97,13 +105,17 @@ class PolicyFailed(Exception):
     def by(cls, error: BaseException) -> PolicyFailed:
         """For an exception that the policy did not handle. The message ends with where it was raised."""
         failure = Failure.from_exception(Boundary.POLICY, error)
-        frames = traceback.extract_tb(error.__traceback__)[1:][-_FRAMES:]
+        frames = traceback.extract_tb(error.__traceback__)[1:]
+        outside = [each for each in frames if not each.filename.startswith(_PACKAGE)]
+        frames = (outside or frames)[-_FRAMES:]
         places = [f"{'/'.join(Path(each.filename).parts[-2:])}:{each.lineno} {each.name}" for each in frames]
         return cls(replace(failure, message=f"{failure.message} (at {' > '.join(places)})"))
 
 
+_PACKAGE = f"{Path(__file__).parent}{os.sep}"
 _FRAMES = 6
-"""How many of the innermost calls are named. The outermost one, which called the policy, is left out."""
+"""How many of the innermost calls are named: of the user's code, where there is any. The outermost one, which
+called the policy, is left out."""
 
 
 class Policy(ABC):

@@ -27,7 +27,9 @@ class ExplorerReport:
     counted: RolloutBatch | None
     """What was counted since the last complete group, without trajectories; None when none came."""
     num_succeeded: int
-    """Episodes among `finished`."""
+    """Solved episodes among `finished`."""
+    num_failed: int
+    """Episodes among `finished` that have no outcome."""
     dropped: Mapping[int, str]
     """Groups that will not come, and why."""
     wanted: Sequence[str]
@@ -87,6 +89,7 @@ class ExplorerScheduler(RolloutScheduler):
             finished=await asyncio.to_thread(_packed, groups),
             counted=self._counted([members for _, members in groups]) if groups else None,
             num_succeeded=sum(member.success for _, members in groups for member in members),
+            num_failed=sum(member.failure is not None for _, members in groups for member in members),
             dropped=dropped,
             wanted=wanted,
         )

@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envsdk.env import Info
-from envsdk.failures import Boundary, EnvsdkError, Failure
+from envsdk.failures import Boundary, EnvsdkError, Failure, describe_error
+from envsdk.inference.full_context import is_full_context
 from envsdk.inference.sampling import OutputStructure
 from envsdk.managers.env_host import EnvBlueprint, EpisodeFailed
 from envsdk.managers.hosts import open_host
-from envsdk.policy import Policy, PolicyFailed, Reply, SequenceFull, TurnContext
+from envsdk.policy import ContextFull, Policy, PolicyFailed, Reply, SequenceFull, TurnContext
 from envsdk.prompts import AgentPrompts, TagPrompts
 from envsdk.seeds import stable_seed
 from envsdk.trajectory import Outcome, Task, TokenLog, Trajectory, Turn
@@ -234,17 +235,25 @@ async def _act(policy: Policy, context: TurnContext) -> Reply:
         # Nobody cancelled the episode: something that the policy waited for was cancelled.
         raise PolicyFailed.by(error) from error
     except (Exception, SystemExit) as error:
+        if is_full_context(error):
+            raise ContextFull(describe_error(error)) from error
         raise PolicyFailed.by(error) from error
 
 
 def prompt_too_long(tag: str, full: SequenceFull) -> Failure:
     """The failure of an episode whose first prompt leaves no room for a reply."""
-    message = (
-        f"the first prompt of tag {tag!r} has {full.num_tokens} tokens, which leaves no room for a reply of "
-        f"{full.max_new_tokens} tokens within sequence_length={full.sequence_length}: raise sequence_length "
-        f"(prompt_length, where it follows from that), or shorten custom_envs.{tag}.agent_system_template or "
-        "agent_template"
-    )
+    shorten = f"shorten custom_envs.{tag}.agent_system_template or agent_template"
+    if isinstance(full, ContextFull):
+        problem = (
+            f"does not fit into the server's context: {full}: {shorten}, or give the server a longer one"
+        )
+    else:
+        problem = (
+            f"has {full.num_tokens} tokens, which leaves no room for a reply of {full.max_new_tokens} tokens "
+            f"within sequence_length={full.sequence_length}: raise sequence_length (prompt_length, where it "
+            f"follows from that), or {shorten}"
+        )
+    message = f"the first prompt of tag {tag!r} {problem}"
     return Failure(boundary=Boundary.CONFIGURATION, kind="prompt_too_long", message=message)
 
 

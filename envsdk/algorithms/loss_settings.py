@@ -89,8 +89,9 @@ def uses_behavior(args: LossKeys) -> bool:
 def notes(
     args: AlgorithmKeys, *, one_optimizer_step: bool, max_staleness: int, truncated_sampling: bool
 ) -> list[str]:
-    """What the user of these settings may expect of them and will not get; shown once per run.
+    """What the user of these settings may expect of them and will not get.
 
+    `one_optimizer_step`: a batch makes one, which is said where it leaves the loss nothing to clip.
     `truncated_sampling`: replies are sampled with `top_p`, `top_k`, `min_p` or a structure.
     """
     own = own_args(args)

@@ -1,4 +1,4 @@
-"""Warnings about a run's algorithm, shown by `--explain` and once when the run starts."""
+"""Notes about a run's algorithm: all of them in `--explain`, and when a run starts those to act upon."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ from envsdk.algorithms import loss_settings
 from envsdk.config.models import RunConfig
 
 
-def algorithm_notes(config: RunConfig) -> list[str]:
-    """Sentences about what the policy loss of this run does not do; see `loss_settings.notes`."""
+def algorithm_notes(config: RunConfig, *, at_start: bool = False) -> list[str]:
+    """Sentences about what the policy loss of this run does not do; see `loss_settings.notes`.
+
+    `at_start` leaves out that a ratio is 1 by construction, which is so by default and harms nothing.
+    """
     infer = config.actor_infer
     sampling = infer.generating_args.sampling
     is_structured = any(env.structured_output is not None for env in config.custom_envs.values())
     mini_batch = config.ppo_mini_batch_size or config.train_batch_size
     found = loss_settings.notes(
         config,
-        one_optimizer_step=config.ppo_epochs == 1 and mini_batch >= config.train_batch_size,
+        one_optimizer_step=not at_start and config.ppo_epochs == 1 and mini_batch >= config.train_batch_size,
         max_staleness=config.staleness_bound,
         truncated_sampling=sampling.is_truncated or is_structured,
     )

@@ -45,6 +45,7 @@ PLAYED_RUN_KEYS = frozenset(
     {
         "actor_infer",
         "custom_envs",
+        "max_failed_share",
         "pretrain",
         "seed",
         "sequence_length",

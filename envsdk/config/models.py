@@ -39,6 +39,7 @@ from envsdk.config.rlvr_models import DataArgs, RewardArgs, ValidationArgs
 from envsdk.config.section import GeneratingArgs as GeneratingArgs
 from envsdk.config.section import Names, Section, Tag, distinct, interleave
 from envsdk.config.section import split_evenly as split_evenly
+from envsdk.display.scores import MAX_FAILED_SHARE
 from envsdk.settings.validation import NAME_PATTERN
 
 EMBEDDED_DEFAULT = "embedded_default"
@@ -403,6 +404,9 @@ class RunConfig(AlgorithmKeys, Section):
     """Steps between checkpoints; 0 saves only at the end."""
     eval_steps: NonNegativeInt = 10
     """Steps between evaluations; 0 evaluates only before and after."""
+    max_failed_share: Annotated[float, Field(ge=0, le=1)] = MAX_FAILED_SHARE
+    """An evaluation of which a larger share of episodes failed ends the run or the command with an error,
+    once its results are written; 1: none does."""
     logging_steps: PositiveInt = 1
     """Steps between lines of metrics."""
     validation: Literal["pause", "overlap"] | ValidationArgs = "pause"

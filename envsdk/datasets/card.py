@@ -145,8 +145,9 @@ def _row(name: str, tally: Tally) -> str:
     def shown(value: float | None, form: str) -> str:
         return "-" if value is None else format(value, form)
 
+    solved = shown(tally.success_rate, ".1%") + (f" of {tally.num_scored:,}" if tally.num_failed else "")
     return (
-        f"| {name} | {tally.num_episodes:,} | {shown(tally.success_rate, '.1%')} "
+        f"| {name} | {tally.num_episodes:,} | {solved} "
         f"| {100 * low:.1f}-{high:.1%} | {shown(tally.mean_reward, '.3f')} "
         f"| {shown(tally.mean_turns, '.1f')} | {tally.num_failed:,} |"
     )
@@ -159,10 +160,9 @@ def _selection(manifest: Manifest) -> str:
     asked = [f"`{name}: {value}`" for name, value in config.get("filters", {}).items()]
     if "deduplicate" in config:
         asked.append(f"`deduplicate: {config['deduplicate']}`")
-    rate = "-" if played.success_rate is None else f"{played.success_rate:.1%}"
     text = (
         f"Kept were {manifest.tally.num_episodes:,} of {played.num_episodes:,} episodes played, "
-        f"by {', '.join(asked)}. Of all played, {rate} were solved and {played.num_failed:,} failed."
+        f"by {', '.join(asked)}. Solved of all played: {played.score}."
     )
     dropped = "".join(f"\n- {reason}: {count:,}" for reason, count in sorted(manifest.dropped.items()))
     return f"## Selection\n\n{text}" + (f" Dropped:\n{dropped}" if dropped else "")

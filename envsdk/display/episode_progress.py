@@ -18,6 +18,7 @@ from rich.progress import (
 )
 
 from envsdk.display.console import TerminalConsole
+from envsdk.display.scores import Score
 
 _LINE_EVERY_S = 5.0
 _LINE_SHARE = 20
@@ -97,7 +98,15 @@ class EpisodeProgress:
             self._last_line = now
         elif now - self._last_line >= max(_LINE_EVERY_S, (now - self._started) / _LINE_SHARE):
             self._last_line = now
-            self._line(self._details(now))
+            self._line(f"{self._details(now)}{self._left(now)}")
+
+    def _left(self, now: float) -> str:
+        """How long the rest takes at this rate; the bar of a terminal has it of its own."""
+        num_here = self._done - self._done_before
+        if self._total is None or not num_here or self._total <= self._done:
+            return ""
+        left_s = (self._total - self._done) * (now - self._started) / num_here
+        return f", about {left_s:.0f} s left" if left_s < 600 else f", about {left_s / 60:.0f} min left"
 
     def _line(self, details: str = "") -> None:
         total = "?" if self._total is None else self._total
@@ -108,8 +117,11 @@ class EpisodeProgress:
         num_scored = num_here - self._num_failed
         rate = num_here / max(now - self._started, 1e-9)
         parts = [f"{rate:.0f}/s" if rate >= 10 else f"{rate:.2g}/s"]
-        if num_scored:
-            parts.append(f"solved {self._num_successes / num_scored:.0%}")
-        if self._num_failed:
-            parts.append(f"failed {self._num_failed}")
+        score = Score(
+            rate=self._num_successes / num_scored if num_scored else None,
+            num_scored=num_scored,
+            num_failed=self._num_failed,
+        )
+        if num_here:
+            parts.append(f"solved {score.text(0)}" if num_scored else score.text(0))
         return " ".join(parts)

@@ -9,6 +9,7 @@ from contextlib import suppress
 from rich.console import Console
 
 from envsdk.display.console import TerminalConsole
+from envsdk.display.scores import Score
 
 LINE_EVERY_S = 5.0
 
@@ -40,7 +41,8 @@ class ExplorerProgress:
     def delivered(self, version: int, counts: Mapping[str, float]) -> None:
         """What was handed in under this version of the weights.
 
-        `counts`: `groups`, `episodes`, `successes`, `refused`, `dropped` (groups) and `waited_s` for places.
+        `counts`: `groups`, `episodes`, `successes`, `failed`, `refused`, `dropped` (groups) and `waited_s`
+        for places.
         """
         for name, count in counts.items():
             self._counts[name] = self._counts.get(name, 0) + count
@@ -52,11 +54,18 @@ class ExplorerProgress:
 
 
 def _line(version: int, counts: Mapping[str, float], seconds: float) -> str:
+    num_failed = int(counts["failed"])
+    num_scored = int(counts["episodes"]) - num_failed
+    score = Score(
+        rate=counts["successes"] / num_scored if num_scored else None,
+        num_scored=num_scored,
+        num_failed=num_failed,
+    )
     parts = [
         f"version {version}",
         f"{counts['groups']:.0f} groups",
         f"{counts['episodes'] / seconds:.0f} episodes/s",
-        f"success {counts['successes'] / counts['episodes']:.0%}",
+        f"success {score.text(0)}" if num_scored else score.text(0),
         f"waited for places {min(1.0, counts['waited_s'] / seconds):.0%}",
     ]
     if counts["refused"]:

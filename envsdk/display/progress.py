@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
@@ -26,6 +26,16 @@ from rich.table import Table
 from rich.text import Text
 
 from envsdk.display.console import TerminalConsole
+from envsdk.display.scores import (
+    MEAN,
+    Score,
+    change,
+    failed_kinds,
+    gain,
+    held_out,
+    in_one_line,
+    scores,
+)
 from envsdk.failures import INTERRUPTED, EnvsdkError
 
 _SPARK = "▁▂▃▄▅▆▇█"
@@ -40,14 +50,15 @@ class Validation:
 
     step: int
     """Steps trained before it; 0 is the policy the run began with."""
-    success_by_tag: Mapping[str, float]
-    """Share of episodes solved, 0 to 1."""
+    score_by_tag: Mapping[str, Score]
+    failed: str = ""
+    """What failed, by kind."""
 
     @classmethod
     def from_metrics(cls, metrics: Mapping[str, float], *, step: int) -> Validation | None:
-        """From `val/success/<tag>`; None when the metrics hold no validation."""
-        success = _by_tag(metrics, "val/success/")
-        return cls(step=step, success_by_tag=success) if success else None
+        """From `val/...`; None when the metrics hold no validation."""
+        by_tag = {tag: score for tag, score in held_out(metrics).items() if tag != MEAN}
+        return cls(step=step, score_by_tag=by_tag, failed=failed_kinds(metrics)) if by_tag else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +69,8 @@ class StepSummary:
     """From 0."""
     max_steps: int
     reward_mean: float
-    success_by_tag: Mapping[str, float]
-    """Share of the batch's episodes solved, 0 to 1."""
+    score_by_tag: Mapping[str, Score]
+    """Of the batch's episodes."""
     staleness_mean: float
     staleness_max: float
     tokens_per_s: float
@@ -87,7 +98,11 @@ class StepSummary:
             step=step,
             max_steps=max_steps,
             reward_mean=metrics.get("reward/mean", math.nan),
-            success_by_tag=_by_tag(metrics, "success/"),
+            score_by_tag={
+                tag: score
+                for tag, score in scores(metrics, success="success", counts="rollout").items()
+                if tag != MEAN
+            },
             staleness_mean=metrics.get("staleness/mean", math.nan),
             staleness_max=metrics.get("staleness/max", math.nan),
             tokens_per_s=metrics.get("rollout/tokens_per_s", math.nan),
@@ -114,7 +129,7 @@ class ProgressDisplay:
         self._needed = 0
         self._summary: StepSummary | None = None
         self._rewards: list[float] = []
-        self._success: dict[str, list[float]] = {}
+        self._scores_of: dict[str, list[Score]] = {}
         self._validations: list[Validation] = []
         self._failures: dict[str, int] = {}
         self._spinner = Spinner("dots", style="cyan")
@@ -143,8 +158,8 @@ class ProgressDisplay:
         """A step has finished."""
         self._summary = summary
         self._rewards.append(summary.reward_mean)
-        for tag, success in summary.success_by_tag.items():
-            self._success.setdefault(tag, []).append(success)
+        for tag, score in summary.score_by_tag.items():
+            self._scores_of.setdefault(tag, []).append(score)
         for kind, count in summary.failures.items():
             self._failures[kind] = self._failures.get(kind, 0) + count
         if self._live is None:
@@ -154,8 +169,8 @@ class ProgressDisplay:
         """A validation has finished."""
         self._validations.append(result)
         if self._live is None:
-            scores = "  ".join(f"{tag} {_percent(score)}" for tag, score in result.success_by_tag.items())
-            self._print(f"held-out after {result.step} steps: {scores}")
+            line = in_one_line(result.score_by_tag, result.failed, digits=0)
+            self._print(f"held-out after {result.step} steps: {line}")
 
     def note(self, text: str) -> None:
         """A line for the user that stays above the panel."""
@@ -181,7 +196,7 @@ class ProgressDisplay:
 
     def __rich__(self) -> RenderableType:
         parts: list[RenderableType] = [self._head()]
-        if self._success or self._validations:
+        if self._scores_of or self._validations:
             parts += [Text(), self._scores()]
         if self._summary is not None:
             parts += [Text(), self._flow(self._summary)]
@@ -217,19 +232,18 @@ class ProgressDisplay:
         table.add_column(no_wrap=True, overflow="ellipsis", max_width=24)
         table.add_column(justify="right", no_wrap=True)
         table.add_column(no_wrap=True)
-        table.add_column(no_wrap=True)
+        table.add_column()
         table.add_row("", Text("training", _QUIET), "", Text("held-out", _QUIET))
         if self._rewards:
             table.add_row("reward", _number(self._rewards[-1]), _sparkline(self._rewards), "")
-        tags = list(self._success)
-        tags += [t for v in self._validations for t in v.success_by_tag if t not in tags]
+        tags = [*self._scores_of, *(tag for v in self._validations for tag in v.score_by_tag)]
         for tag in dict.fromkeys(tags):
-            history = self._success.get(tag, [])
+            history = self._scores_of.get(tag, [])
             table.add_row(
                 Text(tag),
-                _percent(history[-1]) if history else "",
-                _sparkline(history, low=0.0, high=1.0),
-                _before_and_after([v.success_by_tag.get(tag, math.nan) for v in self._validations]),
+                replace(history[-1], num_failed=0).text(0) if history else "",
+                _sparkline([_rate(score) for score in history], low=0.0, high=1.0),
+                _before_and_after([v.score_by_tag[tag] for v in self._validations if tag in v.score_by_tag]),
             )
         return table
 
@@ -282,7 +296,7 @@ def _step_line(summary: StepSummary) -> str:
     parts = [
         f"step {summary.step + 1}/{summary.max_steps}",
         f"reward {_number(summary.reward_mean)}",
-        *(f"{tag} {_percent(success)}" for tag, success in summary.success_by_tag.items()),
+        *(f"{tag} {score.text(0)}" for tag, score in summary.score_by_tag.items()),
         f"staleness {_number(summary.staleness_mean)}/{_count(summary.staleness_max)}",
         f"{_count(summary.tokens_per_s)} tokens/s",
         f"waited: trainer {_percent(summary.trainer_wait_share)},"
@@ -304,17 +318,22 @@ def _failure_line(failures: Mapping[str, int]) -> RenderableType:
     return text.append(",  ".join(f"{count} {kind}" for kind, count in kinds), "yellow")
 
 
-def _before_and_after(history: Sequence[float]) -> Text:
-    known = [value for value in history if not math.isnan(value)]
-    if not known:
+def _before_and_after(history: Sequence[Score]) -> Text:
+    if not history:
         return Text()
-    if len(known) == 1:
-        return Text(_percent(known[0]))
-    gain = known[-1] - known[0]
-    style = _GOOD if gain > 0 else "red" if gain < 0 else _QUIET
-    return Text.assemble(
-        f"{_percent(known[0])} → {_percent(known[-1])}  ", (f"{gain * 100:+.0f} points", style)
-    )
+    before, after = history[0], history[-1]
+    if len(history) == 1:
+        return Text(after.text(0))
+    gained = gain(before, after)
+    if gained is None:
+        return Text.assemble(f"{before.text(0)} → {after.text(0)}  ", ("not comparable", "yellow"))
+    style = _GOOD if gained > 0 else "red" if gained < 0 else _QUIET
+    rates = f"{_percent(_rate(before))} → {after.text(0)}  "
+    return Text.assemble(rates, (change(before, after, digits=0), style))
+
+
+def _rate(score: Score) -> float:
+    return math.nan if score.rate is None else score.rate
 
 
 def _labeled(label: str, value: str) -> Text:

@@ -8,15 +8,17 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from http import HTTPStatus
 
 import numpy as np
 
 from envsdk.chat import ChatTokenizer, TooManyTokens
 from envsdk.failures import Boundary, Failure
 from envsdk.inference.engine import GenerationRequest
+from envsdk.inference.full_context import says_context_is_full
 from envsdk.inference.proxy import InferenceProxy
 from envsdk.inference.sampling import OutputStructure, SamplingParams
-from envsdk.policy import Policy, PolicyFailed, Reply, SequenceFull, TurnContext
+from envsdk.policy import ContextFull, Policy, PolicyFailed, Reply, SequenceFull, TurnContext
 from envsdk.prompts import Message
 from envsdk.trajectory import FinishReason
 
@@ -84,17 +86,20 @@ class EnginePolicy(Policy):
                 max_new_tokens=self.max_new_tokens,
                 sequence_length=self.sequence_length,
             )
-        log.append_prompt(ids)
         result = await self.proxy.generate(
             GenerationRequest(
                 request_id=f"{self._prefix}{next(self._ids)}",
-                prompt_ids=np.array(log.ids, np.int32),
+                prompt_ids=np.array([*log.ids, *ids], np.int32),
                 sampling=self._sampling.with_seed(turn.seed),
                 session_id=turn.session_id,
                 prompt_group=turn.prompt_group if self.shares_prompts else None,
             )
         )
-        if result.finish_reason is FinishReason.ERROR:
+        is_refused = result.finish_reason is FinishReason.ERROR
+        if is_refused and says_context_is_full(result.error, status=HTTPStatus.BAD_REQUEST):
+            raise ContextFull(result.error)
+        log.append_prompt(ids)
+        if is_refused:
             failure = Failure(boundary=Boundary.ENGINE, kind=result.error_kind.value, message=result.error)
             raise PolicyFailed(failure)
         token_ids = result.token_ids.tolist()

@@ -18,8 +18,9 @@ from pathlib import Path
 from envsdk.config.loading import LoadedConfig
 from envsdk.config.models import RunConfig
 from envsdk.config.start_checks import check_start
+from envsdk.display.scores import failed_kinds, held_out, in_one_line
 from envsdk.display.terminal import say
-from envsdk.failures import EnvsdkError, Interrupted
+from envsdk.failures import EnvsdkError, Interrupted, RolloutStalled
 from envsdk.job.evaluation_plan import EvaluationPlan
 from envsdk.job.published import PublishedVersions, Standing, done_before
 from envsdk.job.weights import FetchedVersion, open_reader
@@ -27,7 +28,7 @@ from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.pipeline.lost_runtime import lost_runtime
 from envsdk.pipeline.opening import only_run_in
 from envsdk.pipeline.rollout_cluster import RolloutCluster
-from envsdk.pipeline.rollout_metrics import validation_metrics
+from envsdk.pipeline.rollout_metrics import validation_metrics, validation_problem
 from envsdk.pipeline.run_end import ending_of, success_before_and_after
 from envsdk.pipeline.run_folder import CONFIG_FILE, TRAJECTORIES
 from envsdk.pipeline.run_origin import model_of_job
@@ -166,6 +167,8 @@ class Bench:
         self._tracker.log(step, metrics, time_unix_s=time.time())
         self._evaluated = step
         _note(_line(metrics, step, found.version))
+        if problem := validation_problem(metrics, self._config.max_failed_share):
+            raise RolloutStalled(f"evaluation after {step} steps: {problem}")
 
     def _look_after_trainer(self, standing: Standing) -> None:
         """Say that the trainer is gone; EnvsdkError when it is for too long."""
@@ -186,14 +189,13 @@ def _evaluations(folder: Path) -> dict[int, dict[str, float]]:
     """What was evaluated, by step."""
     file = folder / METRICS_FILE
     rows = read_metrics(file) if file.is_file() else []
-    return {int(row["step"]): row for row in rows if "val/success/mean" in row}
+    return {int(row["step"]): row for row in rows if "val/episodes" in row}
 
 
 def _line(metrics: Mapping[str, float], step: int, version: int) -> str:
-    names = [name for name in metrics if name.startswith("val/success/") and name != "val/success/mean"]
-    scores = "  ".join(f"{name.removeprefix('val/success/')} {metrics[name]:.1%}" for name in sorted(names))
-    played = f"{metrics['val/episodes']:.0f} episodes in {metrics['time/validate_s']:.1f} s"
-    return f"held-out after {step} steps (version {version}): {scores} | {played}"
+    took = f"{metrics['time/validate_s']:.1f} s"
+    line = in_one_line(held_out(metrics), failed_kinds(metrics))
+    return f"held-out after {step} steps (version {version}): {line} | {took}"
 
 
 def _note(text: str) -> None:

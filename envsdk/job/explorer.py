@@ -244,6 +244,7 @@ class Explorer:
             "groups": len(report.finished),
             "episodes": sum(group.num_trajectories for group in report.finished),
             "successes": report.num_succeeded,
+            "failed": report.num_failed,
             "refused": len(refused),
             "dropped": len(report.dropped),
             "waited_s": waited_s,

@@ -18,13 +18,13 @@ from envsdk.config.algorithm_warnings import algorithm_notes
 from envsdk.config.models import RunConfig
 from envsdk.config.start_checks import prompt_notes
 from envsdk.display.progress import ProgressDisplay, Validation
-from envsdk.failures import Interrupted
+from envsdk.failures import Interrupted, RolloutStalled
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.pipeline.batch_source import BatchSource
 from envsdk.pipeline.batches import ModelScores, learnable, prepare_batch, token_ids
 from envsdk.pipeline.checkpoints import RunState, write_checkpoint
 from envsdk.pipeline.rollout_cluster import engines_and_workers
-from envsdk.pipeline.rollout_metrics import validation_metrics
+from envsdk.pipeline.rollout_metrics import validation_metrics, validation_problem
 from envsdk.pipeline.run_folder import RunFolder, earlier_validations
 from envsdk.pipeline.step_log import StepLog
 from envsdk.pipeline.trainers import Trainers
@@ -120,7 +120,7 @@ class AgenticPipeline:
         others = f"{engines_and_workers(self.config)}, and " if self.config.mode == "both" else ""
         self.display.phase(f"starting {others}the trainer")
         await self.batches.start(*(group.start for group in self.trainers.groups))
-        for note in (*algorithm_notes(self.config), *prompt_notes(self.config)):
+        for note in (*algorithm_notes(self.config, at_start=True), *prompt_notes(self.config)):
             self.display.note(f"note: {note}")
         kernels = {group.key: await self.batches.call(group.kernels()) for group in self.trainers.groups}
         write_kernels(self.folder.path, kernels)
@@ -158,6 +158,11 @@ class AgenticPipeline:
         result = Validation.from_metrics(metrics, step=self.step)
         if result is not None:
             self.display.validation(result)
+        if problem := validation_problem(metrics, self.config.max_failed_share):
+            self.log.run_done(self.step)
+            if self.has_trained:
+                await self.checkpoint()
+            raise RolloutStalled(f"evaluation after {self.step} steps: {problem}")
 
     @_interruptible
     async def get_batch(self) -> RolloutBatch:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from envsdk.display.scores import failed_kinds, too_many_failed
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.trajectory import Trajectory
 
@@ -14,7 +15,7 @@ from envsdk.trajectory import Trajectory
 def rollout_metrics(batch: RolloutBatch) -> dict[str, float]:
     """Rewards, success, staleness, lengths and discarded tokens. Failed episodes have no reward."""
     played = [trajectory for trajectory in batch.trajectories if trajectory.failure is None]
-    metrics = _scores(played)
+    metrics = _scores(played) | _counts(batch.trajectories, "rollout")
     metrics |= _staleness(played, batch.version)
     metrics |= {
         "rollout/num_turns_mean": _mean(len(trajectory.turns) for trajectory in played),
@@ -39,10 +40,23 @@ def validation_metrics(batch: RolloutBatch) -> dict[str, float]:
     """`val/...` over the frozen task list."""
     played = [trajectory for trajectory in batch.trajectories if trajectory.failure is None]
     metrics = {f"val/{name}": value for name, value in _scores(played).items()}
+    metrics |= _counts(batch.trajectories, "val")
     metrics["val/episodes"] = float(len(played))
     metrics["val/failed"] = float(len(batch.trajectories) - len(played))
     metrics["val/num_turns_mean"] = _mean(len(trajectory.turns) for trajectory in played)
+    kinds = Counter(
+        f"{failure.boundary}/{failure.kind}" for t in batch.trajectories if (failure := t.failure) is not None
+    )
+    metrics |= {f"val/failures/{kind}": float(count) for kind, count in kinds.items()}
+    metrics |= {f"val/{name}": value for name, value in _turn_metrics(played).items()}
     return metrics
+
+
+def validation_problem(metrics: Mapping[str, float], max_failed_share: float) -> str:
+    """Why an evaluation with these `val/...` counts for nothing; empty where it does count."""
+    num_failed = int(metrics["val/failed"])
+    num_episodes = int(metrics["val/episodes"]) + num_failed
+    return too_many_failed(num_failed, num_episodes, max_failed_share, failed_kinds(metrics))
 
 
 def num_sampled_tokens(trajectory: Trajectory) -> int:
@@ -59,9 +73,21 @@ def _scores(played: Sequence[Trajectory]) -> dict[str, float]:
     for tag, members in sorted(by_tag.items()):
         metrics[f"reward/{tag}"] = _mean(member.total_reward for member in members)
         metrics[f"success/{tag}"] = _mean(member.success for member in members)
-    for name in ("reward", "success"):
+    for name in ("reward", "success") if by_tag else ():
         metrics[f"{name}/mean"] = _mean(metrics[f"{name}/{tag}"] for tag in by_tag)
     return metrics
+
+
+def _counts(trajectories: Sequence[Trajectory], prefix: str) -> dict[str, float]:
+    """Of each tag the episodes with an outcome, and those without: what a rate is of."""
+    scored, failed = Counter[str](), Counter[str]()
+    for trajectory in trajectories:
+        (scored if trajectory.failure is None else failed)[trajectory.task.tag] += 1
+    return {
+        f"{prefix}/{name}/{tag}": float(counts[tag])
+        for tag in sorted({*scored, *failed})
+        for name, counts in (("num_scored", scored), ("num_failed", failed))
+    }
 
 
 def _staleness(played: Sequence[Trajectory], version: int) -> dict[str, float]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from dataclasses import replace
@@ -44,7 +45,7 @@ from envsdk.pipeline.engine_group import Say
 from envsdk.pipeline.lost_runtime import lost_runtime
 from envsdk.pipeline.opening import begin, only_run_in
 from envsdk.pipeline.rollout_cluster import RolloutCluster, engines_and_workers
-from envsdk.pipeline.rollout_metrics import rollout_metrics, validation_metrics
+from envsdk.pipeline.rollout_metrics import rollout_metrics, validation_metrics, validation_problem
 from envsdk.pipeline.rollout_state import STATE_FORMAT, checked_state
 from envsdk.pipeline.run_folder import TRAJECTORIES, RunFolder
 from envsdk.pipeline.trainers import trainer_mappings
@@ -402,7 +403,10 @@ class AsyncRollouts:
             raise ConfigurationError("val_batch_size: 0, so there are no held-out tasks to play")
         self._check_published("validate")
         batch = await batches.validate(self._version, self._step)
-        return self._batch(batch, self._step, validation_metrics(batch))
+        metrics = validation_metrics(batch)
+        if problem := validation_problem(metrics, self.config.max_failed_share):
+            warnings.warn(f"validate(): {problem}", RuntimeWarning, stacklevel=2)
+        return self._batch(batch, self._step, metrics)
 
     async def suspend(self) -> None:
         """See `Rollouts.suspend`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+from envsdk.display.scores import NOT_PLAYED, change, failed_kinds, held_out
 from envsdk.failures import Interrupted
 from envsdk.pipeline.agentic_pipeline import AgenticPipeline
 from envsdk.tracking.timeline import Timeline
@@ -32,14 +33,15 @@ def success_before_and_after(validations: Mapping[int, Mapping[str, float]]) -> 
     if not validations:
         return "No held-out tasks were played: val_batch_size is 0."
     first, last = validations[min(validations)], validations[max(validations)]
-    names = [name for name in first if name.startswith("val/success/")]
-    names.sort(key=lambda name: (name != "val/success/mean", name))
+    before, after = held_out(first), held_out(last)
     if len(validations) == 1:
-        tags = [f"  {name.removeprefix('val/success/'):<28} {last[name]:6.1%}" for name in names]
-        return "\n".join([f"Held-out success, step {max(validations)}:", *tags])
-    lines = [f"Held-out success, step {min(validations)} -> step {max(validations)}:"]
-    for name in names:
-        before, after = first[name], last.get(name, float("nan"))
-        tag = name.removeprefix("val/success/")
-        lines.append(f"  {tag:<28} {before:6.1%} -> {after:6.1%}   ({100 * (after - before):+.1f} points)")
+        lines = [f"Held-out success, step {max(validations)}:"]
+        lines += [f"  {tag:<28} {score}" for tag, score in after.items()]
+    else:
+        lines = [f"Held-out success, step {min(validations)} -> step {max(validations)}:"]
+        for tag in dict.fromkeys([*before, *after]):
+            pair = before.get(tag, NOT_PLAYED), after.get(tag, NOT_PLAYED)
+            lines.append(f"  {tag:<28} {pair[0]} -> {pair[1]}   ({change(*pair)})")
+    if failed := failed_kinds(last):
+        lines.append(f"Failed in the last evaluation: {failed}.")
     return "\n".join(lines)

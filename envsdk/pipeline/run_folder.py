@@ -129,7 +129,7 @@ def earlier_validations(folder: RunFolder) -> dict[int, dict[str, float]]:
     return {
         step: {name: value for name, value in row.items() if name.startswith("val/")}
         for row in rows
-        if (step := int(row["step"])) < folder.first_step and "val/success/mean" in row
+        if (step := int(row["step"])) < folder.first_step and "val/episodes" in row
     }
 
 

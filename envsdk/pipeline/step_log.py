@@ -14,6 +14,7 @@ from envsdk.pipeline.engine_metrics import EngineMetrics
 from envsdk.pipeline.rollout_metrics import num_sampled_tokens, rollout_metrics
 from envsdk.pipeline.run_cost import cost_meter
 from envsdk.tracking.cost import Usage, usage_of
+from envsdk.tracking.learning_signs import LearningSigns
 from envsdk.tracking.timeline import Timeline, Track
 from envsdk.tracking.tracker import Tracker
 
@@ -43,6 +44,7 @@ class StepLog:
         self.metrics: dict[str, float] = {}
         """Of the step under way."""
         self._engine_metrics = EngineMetrics()
+        self._signs = LearningSigns()
         self._failing_tags: set[str] = set()
         """Those that the display has named already."""
         self._started_at = self._metered_at = time.monotonic()
@@ -79,16 +81,22 @@ class StepLog:
         self._display.step(
             StepSummary.from_metrics(metrics, step=step, max_steps=config.max_steps, eta_s=eta_s)
         )
+        self._tell_signs(metrics)
         self.metrics = {}
 
     def run_done(self, step: int) -> None:
         """Report the last evaluation, which belongs to no step of training."""
+        self._tell_signs(self.metrics)
         self._tracker.log(step, self.metrics | self._cost_metrics(), time_unix_s=time.time())
         self.metrics = {}
 
     def played(self, batch: RolloutBatch, *, discarded_tokens: int = 0) -> None:
         """Count what these episodes used, those of evaluations too."""
         self._cost.add(usage_of(batch.trajectories) + Usage(output_tokens=discarded_tokens))
+
+    def _tell_signs(self, metrics: Mapping[str, float]) -> None:
+        for sign in self._signs.step(metrics):
+            self._display.note(f"warning: {sign}")
 
     def _cost_metrics(self) -> dict[str, float]:
         before, self._metered_at = self._metered_at, time.monotonic()

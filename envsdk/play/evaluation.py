@@ -18,6 +18,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from envsdk.config import RunConfig
+from envsdk.display.scores import MAX_FAILED_SHARE, too_many_failed
 from envsdk.play.model import TinyPolicyMaker
 from envsdk.play.options import PlayOptions, TaskOptions
 from envsdk.play.pass_at_k import PassAtK, outcomes_by_task, pass_at_k, shown_ks
@@ -42,6 +43,8 @@ class Evaluation:
     versions: dict[str, str]
     trajectories: list[Trajectory]
     """In the order of the task list, tag by tag; samples of a task side by side."""
+    max_failed_share: float = MAX_FAILED_SHARE
+    """The configuration's."""
 
     @property
     def samples_per_task(self) -> int:
@@ -58,6 +61,13 @@ class Evaluation:
         return pass_at_k(
             outcomes_by_task(each for each in self.trajectories if tag in (None, each.task.tag)), k
         )
+
+    @property
+    def problem(self) -> str:
+        """Why the scores count for nothing: a larger share failed than the configuration allows. Or empty."""
+        total = self.total
+        share = self.max_failed_share
+        return too_many_failed(total.num_failed, total.num_episodes, share, total.describe_failures())
 
     @property
     def by_tag(self) -> dict[str, Tally]:
@@ -189,6 +199,7 @@ def evaluate(
         },
         versions=package_versions(with_model=player.model is not None),
         trajectories=[ended[position] for position in range(len(tasks))],
+        max_failed_share=resolved.config.max_failed_share,
     )
 
 

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from envsdk.failures import Boundary, ConfigurationError, Failure, show_object
+from envsdk.inference.engine_support.failures import is_no_connection, no_server
 from envsdk.play.policy_form import PolicyForm
 from envsdk.policy import Policy, PolicyFailed, Reply, TurnContext
 from envsdk.processes.daemon_threads import DaemonThreads
@@ -212,6 +213,9 @@ class ClientForm(_OnThreads):
         self._create = create
         self._model = model
         self._fields = dict(sampling)
+        base_url = getattr(client, "base_url", None)
+        self._address = "" if base_url is None else f" at {show_object(base_url, str)}"
+        self._was_reached = False
         self._is_async = inspect.iscoroutinefunction(inspect.unwrap(create))
 
     def policy(self, setup: TagSetup, threads: DaemonThreads) -> Policy:
@@ -229,7 +233,15 @@ class ClientForm(_OnThreads):
             messages=messages_of(turn, setup),
             **{name: value for name, value in fields.items() if value is not None},
         )
-        return _read(await _called(request, is_async=self._is_async, threads=threads))
+        try:
+            answer = await _called(request, is_async=self._is_async, threads=threads)
+        except Exception as error:
+            if self._was_reached or not is_no_connection(error):
+                self._was_reached = True
+                raise
+            raise no_server(f"the client {self.name}{self._address}", error) from error
+        self._was_reached = True
+        return _read(answer)
 
 
 def _read(completion: Any) -> Reply:

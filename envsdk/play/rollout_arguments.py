@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 import re
 import warnings
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from envsdk.config import RunConfig
 from envsdk.config.plugins import environment_class
 from envsdk.config.section import GeneratingArgs
 from envsdk.display.episode_progress import EpisodeProgress
+from envsdk.display.scores import MAX_FAILED_SHARE, too_many_failed
 from envsdk.env import AnyTextEnv, AsyncTextEnv, EnvSpec, Isolation
 from envsdk.failures import ConfigurationError, show_object
 from envsdk.play.local_engine import EngineForm, LocalEngine
@@ -75,11 +77,13 @@ class Play:
         """Calls `on_trajectory(position, trajectory)` as episodes end; awaits `admit` before each starts."""
         shown = {tag: setup.shown for tag, setup in self.player.setups.items()}
         total = None if self.num_tasks is None else self.num_tasks * self.group_size
+        counts = Counter[str]()
         progress = EpisodeProgress("rollout", total=total, stays=True) if self.shows_progress else None
 
         def on_ended(position: int, ended: Trajectory) -> None:
             if progress is not None:
                 progress.played(1, int(ended.success), int(ended.failure is not None))
+            counts.update(ended=1, failed=int(ended.failure is not None))
             on_trajectory(position, replace(ended, shown=shown[ended.task.tag]))
 
         try:
@@ -93,6 +97,13 @@ class Play:
                 )
         except BaseExceptionGroup as group:
             raise first_leaf(group) from None
+        if too_many_failed(counts["failed"], counts["ended"], MAX_FAILED_SHARE):
+            warnings.warn(
+                f"{counts['failed']} of {counts['ended']} episodes failed: rates and means are of the others "
+                "alone, and `trajectory.failure` says why",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 def prepared(

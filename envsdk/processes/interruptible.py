@@ -16,14 +16,14 @@ from envsdk.processes.interrupts import ThreadInterrupted
 
 T = TypeVar("T")
 
-_TRIES, _PATIENCE_S = 2, 1.0
+_TRIES, _PATIENCE_S = 2, 0.5
 """An interrupt may come where code of a plug-in catches it; a call in C heeds it when it returns."""
 
 
 async def interruptible(function: Callable[..., T], *arguments: Any) -> T:
     """`function(*arguments)` on a thread of its own; returns and raises what it does.
 
-    Cancelling interrupts the call as Ctrl-C does in the main thread, and waits up to two seconds for its end.
+    Cancelling interrupts the call as Ctrl-C does in the main thread, and waits up to one second for its end.
     """
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()

@@ -293,12 +293,13 @@ class Trajectories(Sequence[Trajectory]):
 
     def _summary(self) -> list[tuple[str, str]]:
         tags = list(dict.fromkeys(each.task.tag for each in self._episodes))
+        num_scored = sum(each.failure is None for each in self._episodes)
         named = ", ".join(tags[:_SHOWN_TAGS]) + (", ..." if len(tags) > _SHOWN_TAGS else "")
         lines = [
             ("episodes", str(len(self))),
             ("groups", str(len(set(self.group_indices)))),
             ("of", named),
-            ("success", "" if self.success_rate is None else f"{self.success_rate:.1%}"),
+            ("success", "" if self.success_rate is None else f"{self.success_rate:.1%} of {num_scored}"),
             ("mean reward", "" if self.mean_reward is None else f"{self.mean_reward:.3f}"),
             ("failed", self._failures()),
         ]

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from envsdk.display.scores import Score
 from envsdk.trajectory import Outcome, Trajectory
 
 _Z_95 = 1.959963984540054
@@ -86,6 +87,11 @@ class Tally:
     def success_rate(self) -> float | None:
         """Among episodes with an outcome; None when there is none."""
         return self.num_successes / self.num_scored if self.num_scored else None
+
+    @property
+    def score(self) -> Score:
+        """The success rate with what it is of, for a person."""
+        return Score(rate=self.success_rate, num_scored=self.num_scored, num_failed=self.num_failed)
 
     @property
     def mean_reward(self) -> float | None:

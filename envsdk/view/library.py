@@ -24,9 +24,11 @@ from envsdk.failures import EnvsdkError, StorageError
 from envsdk.managers.ledger_log import LOG_NAME
 from envsdk.settings.extras import require
 from envsdk.store.shards import MANIFEST
+from envsdk.store.tally import Tally
 from envsdk.store.trajectories import read_rows
 from envsdk.tracking import jsonl, timeline
 from envsdk.tracking.kernels import read_kernels
+from envsdk.tracking.learning_signs import signs_of
 from envsdk.view.decisions import decisions_view
 from envsdk.view.filters import Filter
 from envsdk.view.index import TrajectoryIndex, key, parse_key
@@ -142,10 +144,10 @@ class OpenSource:
             headlines = headlines_view(run)
             about["problems"] = [*run.missing, *about["problems"]]
             about |= {"facts": facts_view(run), "curves": curves_view(run.metrics)}
+            about["signs"] = [f"After step {step}: {sign}" for step, sign in signs_of(run.metrics)]
             about |= {"staleness": staleness_view(run), "config": _yaml_text(run.config)}
         elif about["success_rate"] is not None:
-            share, episodes = percent(about["success_rate"]), f"of {about['episodes']:,} episodes"
-            headlines = [headline(share, "success", episodes)]
+            headlines = [headline(percent(about["success_rate"]), "success", about["success_of"])]
         return about | {"headlines": [*headlines, _num_trajectories(about)]}
 
     def progress(self, now: float) -> dict[str, Any]:
@@ -394,6 +396,7 @@ class OpenSource:
                 "planned_shards": int(manifest["planned_shards"]),
                 "episodes": int(counts["episodes"]),
                 "success_rate": finite(counts["success_rate"]),
+                "success_of": Tally.from_json(counts).score.of,
                 "command": " ".join(map(str, manifest.get("command", []))),
                 "config": yaml.safe_dump(manifest["config"], sort_keys=False),
             }

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from envsdk.display.scores import MEAN, Score, change, held_out, scores
 from envsdk.tracking.timeline import TimelineEvent
 from envsdk.view.trajectory_view import finite
 
@@ -113,10 +114,17 @@ def facts_view(run: RunFiles) -> list[tuple[str, str]]:
     for role, kernels in run.kernels.items():
         facts += [(f"{what} of {role}", kernel) for what, kernel in kernels.items()]
     return facts + [
-        (word, str(run.config[name]))
+        (word, f"{run.config[name]} {_unit(name, run.config)}".rstrip())
         for name, word in _SETTINGS.items()
         if run.config.get(name) is not None and not isinstance(run.config[name], dict | list)
     ]
+
+
+def _unit(name: str, config: Mapping[str, Any]) -> str:
+    if name != "rollout_batch_size":
+        return ""
+    responses = config.get("num_return_sequences_in_group")
+    return "trajectories" if responses is None else f"prompts, {responses} responses each"
 
 
 def headline(value: str, name: str, about: str = "") -> dict[str, str]:
@@ -127,10 +135,11 @@ def headline(value: str, name: str, about: str = "") -> dict[str, str]:
 def headlines_view(run: RunFiles) -> list[dict[str, str]]:
     """The figures that a run is judged by at first sight, each with what it covers."""
     found = _held_out_headlines(run)
-    if success := run.known("success/mean"):
-        rewards = run.known("reward/mean")
-        about = f"reward {number(rewards[-1])}" if rewards else ""
-        found.append(headline(percent(success[-1]), "success in the newest batch", about))
+    if run.known("success/mean"):
+        newest = _finite(next(row for row in reversed(run.metrics) if "success/mean" in _finite(row)))
+        score, rewards = scores(newest, success="success", counts="rollout")[MEAN], run.known("reward/mean")
+        about = [score.of, f"reward {number(rewards[-1])}" if rewards else ""]
+        found.append(headline(_rate(score), "success in the newest batch", _joined(about)))
     if (step_s := math.fsum(run.known("time/step_s"))) and run.known("time/wait_batch_s"):
         share = math.fsum(run.known("time/wait_batch_s")) / step_s
         found.append(
@@ -178,20 +187,33 @@ def headlines_view(run: RunFiles) -> list[dict[str, str]]:
 
 def _held_out_headlines(run: RunFiles) -> list[dict[str, str]]:
     """Of all tags first; with one tag its mean would say the same twice."""
-    names = run.names("val/success/")
-    mean = "val/success/mean"
-    if mean in names:
-        names.remove(mean)
-        names = [mean] if len(names) == 1 else [mean, *names]
+    evaluations = [found for row in run.metrics if (found := held_out(_finite(row)))]
+    tags = list(dict.fromkeys(tag for scores in evaluations for tag in scores))
+    if len(tags) == 2 and MEAN in tags:
+        tags.remove(MEAN)
     found = []
-    for name in names:
-        if values := run.known(name):
-            word = "held-out success" if name == mean else f"held out: {name.removeprefix('val/success/')}"
-            about = "one validation so far"
-            if len(values) > 1:
-                about = f"{percent(values[0])} before, {100 * (values[-1] - values[0]):+.1f} points"
-            found.append(headline(percent(values[-1]), word, about.replace("-", "−")))
+    for tag in tags:
+        history = [scores[tag] for scores in evaluations if tag in scores]
+        word = "held-out success" if tag == MEAN else f"held out: {tag}"
+        about = [history[-1].of]
+        if len(history) == 1:
+            about.append("one validation so far")
+        else:
+            about += [f"{history[0]} before", change(history[0], history[-1])]
+        found.append(headline(_rate(history[-1]), word, _joined(about)))
     return found
+
+
+def _rate(score: Score) -> str:
+    return "–" if score.rate is None else percent(score.rate)
+
+
+def _joined(texts: Sequence[str]) -> str:
+    return ", ".join(text for text in texts if text).replace("-", "−")
+
+
+def _finite(row: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in row.items() if math.isfinite(value)}
 
 
 def percent(share: float) -> str:
@@ -268,17 +290,19 @@ def thinned(points: Sequence[Sequence[float]], limit: int) -> list[list[float]]:
 
 
 def headline_view(metrics: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """What a list of runs shows: newest reward and success, held-out success before and after."""
-    held_out = [row["val/success/mean"] for row in metrics if "val/success/mean" in row]
-    held_out = [value for value in held_out if math.isfinite(value)]
+    """What a list of runs shows: newest reward and success, held-out success at first and last."""
+    evaluations = [found[MEAN] for row in metrics if (found := held_out(_finite(row)))]
+    shown = evaluations[:1] + evaluations[1:][-1:]
     success = [[row["step"], row["success/mean"]] for row in metrics if "success/mean" in row]
     known = [point for point in success if math.isfinite(point[1])]
     rewards = [row["reward/mean"] for row in metrics if "reward/mean" in row]
     return {
         "success": thinned(known, 60),
         "reward": finite(rewards[-1]) if rewards else None,
-        "before": held_out[0] if held_out else None,
-        "after": held_out[-1] if len(held_out) > 1 else None,
+        "before": shown[0].rate if shown else None,
+        "after": shown[1].rate if len(shown) > 1 else None,
+        "held_out": [str(score) for score in shown],
+        "held_out_change": change(*shown) if len(shown) == 2 else "",
     }
 
 

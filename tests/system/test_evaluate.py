@@ -59,8 +59,22 @@ def test_an_oracle_solves_what_it_can_and_the_json_says_how_sure_that_is(tmp_pat
     assert total["mean_reward"] == 1.0
     assert 2 <= total["mean_turns"] <= 4
     assert result["by_tag"] == {"toys/Flaky-v1": total}
-    for shown in ("toys/Flaky-v1", "100.0%", "environment/reset_raised", "no such level"):
+    for shown in (
+        "toys/Flaky-v1",
+        f"100.0% of {60 - len(failed)}",
+        "environment/reset_raised",
+        "no such level",
+    ):
         assert shown in done.stdout
+
+
+def test_more_failures_than_the_configuration_allows_are_an_error_after_the_results(tmp_path: Path) -> None:
+    options = ("-n", 60, "--json", tmp_path / "result.json", "max_failed_share=0.1")
+    done = run_evaluate("toys/Flaky-v1", "--policy", "oracle", *options)
+    failed = json.loads((tmp_path / "result.json").read_text())["total"]["failed"]
+    assert done.returncode == 1
+    assert f"{failed} of 60 episodes failed, more than max_failed_share=0.1 allows" in done.stderr
+    assert f"100.0% of {60 - failed}" in done.stdout
 
 
 def test_every_policy_plays_the_same_frozen_tasks() -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from envsdk.failures import EngineError, describe_error
 from envsdk.inference.core import CoreFailure
 from envsdk.inference.engine import ErrorKind
 
@@ -30,6 +31,34 @@ class Unavailable(Exception):
     def __init__(self, message: str, *, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class Unreachable(Unavailable):
+    """No connection to the server came about: it is not there, or its name or port is wrong."""
+
+
+_NO_CONNECTION = frozenset({"ConnectError", "ConnectTimeout", "ConnectionRefusedError", "gaierror"})
+"""Names of exceptions, of whichever HTTP library a client uses."""
+
+
+def is_no_connection(error: BaseException | None) -> bool:
+    """Whether a client raised this because no connection came about."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if type(error).__name__ in _NO_CONNECTION:
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def no_server(place: str, error: BaseException) -> EngineError:
+    """What ends a rollout whose server was never reached."""
+    cause = error.__cause__ or error.__context__ or error
+    return EngineError(
+        f"no server answers {place}: {describe_error(cause)}. "
+        "Start it, or mend the address; nothing was played"
+    )
 
 
 def error_text(error: Any) -> str:

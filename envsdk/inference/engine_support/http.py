@@ -15,6 +15,7 @@ from envsdk.inference.engine_support.failures import (
     TRANSIENT_STATUSES,
     ReplyRefused,
     Unavailable,
+    Unreachable,
     error_text,
     retry_after_s,
     wait_s,
@@ -67,7 +68,8 @@ async def with_retries(
 def unavailable(url: str, error: httpx2.RequestError) -> Unavailable:
     """A broken, refused or silent connection."""
     what = " ".join(str(error).split()) or type(error).__name__
-    return Unavailable(f"{url}: {what}")
+    kind = Unreachable if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout) else Unavailable
+    return kind(f"{url}: {what}")
 
 
 async def refusal(response: httpx2.Response) -> ReplyRefused | Unavailable:

@@ -17,12 +17,18 @@ from typing import Any, Self
 from pydantic import BaseModel, ValidationError
 
 from envsdk.failures import Boundary, Failure
-from envsdk.inference.engine_support.failures import ReplyRefused, Unavailable
+from envsdk.inference.engine_support.failures import (
+    ReplyRefused,
+    Unavailable,
+    Unreachable,
+    no_server,
+)
 from envsdk.inference.engine_support.http import http_client, post_json, with_retries
+from envsdk.inference.full_context import is_full_context
 from envsdk.inference.rate_limits import RateGate
 from envsdk.inference.sampling import SamplingParams, recorded
 from envsdk.inference.settings import api_key_of
-from envsdk.policy import Policy, PolicyFailed, Reply, TurnContext
+from envsdk.policy import ContextFull, Policy, PolicyFailed, Reply, TurnContext
 from envsdk.prompts import AgentPrompts, conversation
 from envsdk.trajectory import FinishReason
 
@@ -120,6 +126,7 @@ class ChatClient:
         self._gate = gate
         self._url = endpoint.base_url.rstrip("/") + "/chat/completions"
         self._draw = random.Random()
+        self._was_reached = False
         self._http = http_client(
             api_key=api_key_of(endpoint.api_key_env, where="--api-key-env"),
             connect_timeout_s=_CONNECT_TIMEOUT_S,
@@ -138,7 +145,10 @@ class ChatClient:
         await self._http.aclose()
 
     async def complete(self, body: Mapping[str, Any]) -> tuple[str, FinishReason]:
-        """`(reply, finish reason)`. Raises ReplyRefused, and Unavailable after the last retry."""
+        """`(reply, finish reason)`. Raises ReplyRefused, and Unavailable after the last retry.
+
+        EngineError when the server has never been reached.
+        """
         return await with_retries(
             lambda: self._ask(body),
             max_retries=self.endpoint.max_retries,
@@ -149,7 +159,17 @@ class ChatClient:
     async def _ask(self, body: Mapping[str, Any]) -> tuple[str, FinishReason]:
         if self._gate is not None:
             await self._gate.admit()
-        reply, reason, num_tokens = read_completion(await post_json(self._http, self._url, body))
+        try:
+            answer = await post_json(self._http, self._url, body)
+        except Unreachable as error:
+            if not self._was_reached:
+                raise no_server(f"at {self.endpoint.base_url}", error) from error
+            raise
+        except (Unavailable, ReplyRefused):
+            self._was_reached = True
+            raise
+        self._was_reached = True
+        reply, reason, num_tokens = read_completion(answer)
         if self._gate is not None:
             self._gate.charge(num_tokens)
         return reply, reason
@@ -181,6 +201,8 @@ class ChatPolicy(Policy):
         try:
             text, reason = await self._client.complete(body)
         except (ReplyRefused, Unavailable) as error:
+            if is_full_context(error):
+                raise ContextFull(str(error)) from error
             kind = "reply_refused" if isinstance(error, ReplyRefused) else "unavailable"
             raise PolicyFailed(
                 Failure(boundary=Boundary.ENGINE, kind=kind, message=str(error)[:500])

@@ -67,12 +67,16 @@
       h("thead", {}, h("tr", {}, ["Tag", "Use", "Count", "Success", "Mean reward", "Mean turns", "Sampled tokens", "Failed"].map((word, at) => h("th", { class: at > 1 ? "right" : null }, word)))),
       h("tbody", {}, rows.map((row) => h("tr", {},
         h("td", {}, h("a", { href: link(row) }, row.tag)), h("td", {}, View.useWord(row.use)),
-        [View.count(row.count), View.percent(row.count > row.failed ? row.successes / (row.count - row.failed) : null), View.minus(View.number(row.reward)), View.number(row.turns), View.count(row.sampled), View.count(row.failed)]
+        [View.count(row.count), row.count > row.failed ? `${View.percent(row.successes / (row.count - row.failed))} of ${View.count(row.count - row.failed)}` : "–", View.minus(View.number(row.reward)), View.number(row.turns), View.count(row.sampled), View.count(row.failed)]
           .map((text) => h("td", { class: "right" }, text))))))));
   };
 
   const problems = (source) => (source.problems.length
     ? h("div", { class: "notice", role: "status" }, h("b", {}, "Not everything is here"), h("ul", {}, source.problems.slice(0, 8).map((line) => h("li", {}, line)), source.problems.length > 8 ? h("li", {}, `and ${source.problems.length - 8} more`) : null))
+    : null);
+
+  const signs = (source) => (source.signs && source.signs.length
+    ? h("div", { class: "notice", role: "status" }, h("b", {}, "Signs that it does not learn"), h("ul", {}, source.signs.map((line) => h("li", {}, line))))
     : null);
 
   View.indexingNotice = (indexing) => (indexing && indexing.is_running && indexing.files
@@ -82,7 +86,7 @@
   let withSettings = false;
 
   const draw = (source) => {
-    const parts = [problems(source), View.indexingNotice(source.indexing)];
+    const parts = [problems(source), signs(source), View.indexingNotice(source.indexing)];
     if (source.kind === "run") {
       parts.push(progressCard(source));
       if (source.facts.length) parts.push(h("dl", { class: "facts" }, source.facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))));

@@ -13,11 +13,7 @@
   };
   View.stepsText = (source) => (source.max_steps ? `${View.count(source.steps)} of ${View.count(source.max_steps)}` : View.count(source.steps));
 
-  const change = (source) => {
-    if (!View.known(source.before)) return "–";
-    if (!View.known(source.after)) return View.percent(source.before);
-    return `${View.percent(source.before)} → ${View.percent(source.after)}`;
-  };
+  const change = (source) => h("span", { title: source.held_out_change || null }, (source.held_out || []).join(" → ") || "–");
 
   const cells = (source, onChosen, withRuns) => [
     withRuns ? h("td", { class: "tight" }, source.kind === "run"
@@ -26,7 +22,7 @@
     h("td", {}, h("a", { href: `#/s/${source.id}`, "data-row": "" }, source.name)),
     h("td", {}, source.kind === "run" ? View.statePill(source) : [View.pill("data set", "even"), source.state === "running" ? [" ", View.statePill(source)] : null]),
     h("td", { class: "right" }, source.kind === "run" ? View.stepsText(source) : withRuns ? `${View.count(source.episodes)} episodes` : View.count(source.episodes)),
-    h("td", { class: withRuns ? null : "right" }, source.kind === "run" ? View.sparkline(source.success || []) : View.percent(source.success_rate)),
+    h("td", { class: withRuns ? null : "right" }, source.kind === "run" ? View.sparkline(source.success || []) : [View.percent(source.success_rate), source.success_of ? ` ${source.success_of}` : null]),
     withRuns ? h("td", { class: "right" }, source.kind === "run" ? change(source) : null) : null,
     h("td", { class: "right quiet" }, View.ago(source.written_at)),
   ];

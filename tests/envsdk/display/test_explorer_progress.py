@@ -20,13 +20,14 @@ def test_counts_are_summed_up_now_and_then(monkeypatch) -> None:
     progress = ExplorerProgress("a", console=Console(file=out, width=200))
     progress.phase("playing")
     progress.phase("playing")
-    counts = {"groups": 2, "episodes": 16, "successes": 4, "refused": 0, "dropped": 1, "waited_s": 2.0}
+    counts = {"groups": 2, "episodes": 16, "successes": 4, "failed": 0}
+    counts |= {"refused": 0, "dropped": 1, "waited_s": 2.0}
     progress.delivered(3, counts)
     clock[0] = 8.0
     progress.delivered(4, counts | {"dropped": 0})
     assert out.getvalue().splitlines() == [
         "a: playing",
-        "a: version 4 | 4 groups | 4 episodes/s | success 25% | waited for places 50% | 1 dropped",
+        "a: version 4 | 4 groups | 4 episodes/s | success 25% of 32 | waited for places 50% | 1 dropped",
     ]
 
 

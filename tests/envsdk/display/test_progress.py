@@ -8,12 +8,15 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from envsdk.display.progress import ProgressDisplay, StepSummary, Validation
+from envsdk.display.scores import Score
 from envsdk.failures import EnvsdkError
 
 METRICS = {
     "reward/mean": 0.5,
     "success/FrozenLake": 0.62,
     "success/mean": 0.6,
+    "rollout/num_scored/FrozenLake": 62.0,
+    "rollout/num_failed/FrozenLake": 2.0,
     "staleness/mean": 0.42,
     "staleness/max": 1.0,
     "rollout/tokens_per_s": 5321.4,
@@ -25,18 +28,22 @@ METRICS = {
 }
 
 
+def lake(rate: float, num_scored: int = 100, num_failed: int = 0) -> Score:
+    return Score(rate=rate, num_scored=num_scored, num_failed=num_failed)
+
+
 def show(width: int, *, is_terminal: bool, metrics: dict[str, float] | None = None) -> str:
     output = io.StringIO()
     console = Console(file=output, width=width, force_terminal=is_terminal, color_system=None)
     with ProgressDisplay("my-run", max_steps=40, console=console) as display:
-        display.validation(Validation(step=0, success_by_tag={"FrozenLake": 0.31}))
+        display.validation(Validation(step=0, score_by_tag={"FrozenLake": lake(0.31)}))
         display.phase("waiting for rollouts")
         display.rollouts(ready=24, needed=64)
         values = METRICS if metrics is None else metrics
         display.step(StepSummary.from_metrics(values, step=9, max_steps=40, eta_s=240.0))
         if not is_terminal:
             display.phase("training")
-        display.validation(Validation(step=10, success_by_tag={"FrozenLake": 0.61}))
+        display.validation(Validation(step=10, score_by_tag={"FrozenLake": lake(0.61)}))
         if is_terminal:
             console.print(display)
     return output.getvalue()
@@ -44,7 +51,7 @@ def show(width: int, *, is_terminal: bool, metrics: dict[str, float] | None = No
 
 def test_a_summary_takes_its_values_from_the_metrics() -> None:
     summary = StepSummary.from_metrics(METRICS, step=9, max_steps=40)
-    assert summary.success_by_tag == {"FrozenLake": 0.62}
+    assert summary.score_by_tag == {"FrozenLake": Score(rate=0.62, num_scored=62, num_failed=2)}
     assert summary.trainer_wait_share == 0.25
     assert summary.failures == {"environment/step_timeout": 2}
 
@@ -52,17 +59,17 @@ def test_a_summary_takes_its_values_from_the_metrics() -> None:
 def test_metrics_without_a_validation_give_none() -> None:
     assert Validation.from_metrics(METRICS, step=3) is None
     found = Validation.from_metrics({"val/success/mean": 0.5, "val/success/Sokoban": 0.4}, step=3)
-    assert found == Validation(step=3, success_by_tag={"Sokoban": 0.4})
+    assert found == Validation(step=3, score_by_tag={"Sokoban": Score(rate=0.4, num_scored=None)})
 
 
 def test_without_a_terminal_what_comes_before_the_first_step_and_each_step_are_plain_lines() -> None:
     lines = show(80, is_terminal=False).splitlines()
     assert lines == [
-        "held-out after 0 steps: FrozenLake 31%",
+        "held-out after 0 steps: FrozenLake 31% of 100",
         "waiting for rollouts",
-        "step 10/40 | reward 0.50 | FrozenLake 62% | staleness 0.42/1 | 5,321 tokens/s"
+        "step 10/40 | reward 0.50 | FrozenLake 62% of 62, 2 of 64 failed | staleness 0.42/1 | 5,321 tokens/s"
         " | waited: trainer 25%, engines 8% | 8.0s | failed: 2 environment/step_timeout | 4m00s left",
-        "held-out after 10 steps: FrozenLake 61%",
+        "held-out after 10 steps: FrozenLake 61% of 100",
     ]
 
 
@@ -73,7 +80,8 @@ def test_the_panel_shows_everything_within_80_columns() -> None:
         "10/40",
         "4m00s left",
         "FrozenLake",
-        "31% → 61%  +30 points",
+        "62% of 62",
+        "31% → 61% of 100  +30 points",
         "5,321",
         "trainer waited 25%",
         "engines waited 8%",
@@ -87,6 +95,24 @@ def test_the_panel_shows_everything_within_80_columns() -> None:
     panel = [line for line in output.splitlines() if line.startswith(("╭", "│", "╰"))]
     assert panel
     assert {len(line) for line in panel} == {80}
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_an_evaluation_that_lost_episodes_says_how_many_and_states_no_gain(is_terminal: bool) -> None:
+    output = io.StringIO()
+    console = Console(file=output, width=100, force_terminal=is_terminal, color_system=None)
+    with ProgressDisplay("my-run", max_steps=40, console=console) as display:
+        display.validation(Validation(step=0, score_by_tag={"Lake": lake(0.5, 256)}))
+        after = {"Lake": lake(1.0, 97, 159), "Room": Score(rate=None, num_scored=0, num_failed=256)}
+        display.validation(Validation(step=160, score_by_tag=after, failed="415 engine/turn_timeout"))
+        if is_terminal:
+            console.print(display)
+    text = " ".join(output.getvalue().replace("│", " ").split())
+    assert "100% of 97, 159 of 256 failed" in text
+    assert "all 256 failed" in text
+    assert "points" not in text
+    assert "nan" not in text
+    assert is_terminal or "failed: 415 engine/turn_timeout" in text
 
 
 @given(name=st.sampled_from(sorted(METRICS)), width=st.integers(20, 120))

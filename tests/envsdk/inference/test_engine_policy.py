@@ -17,7 +17,7 @@ from envsdk.inference.engine_policy import EnginePolicy
 from envsdk.inference.mock import MockEngine
 from envsdk.inference.proxy import InferenceProxy, LocalLink
 from envsdk.inference.sampling import SamplingParams
-from envsdk.policy import EnvView, PolicyFailed, Reply, SequenceFull, TurnContext
+from envsdk.policy import ContextFull, EnvView, PolicyFailed, Reply, SequenceFull, TurnContext
 from envsdk.trajectory import NO_VERSION, FinishReason, TokenLog, VersionSpan
 from envsdk.warm_start.tiny_policy import CHAT_TEMPLATE, build_tokenizer
 
@@ -236,3 +236,12 @@ def test_members_of_a_group_tokenize_their_prompt_once_and_ask_for_the_same_toke
     assert len({len(first), len(with_history)}) == 2
     assert other != first
     assert [request.prompt_group for request in proxy.requests] == [3, 3, 3, None, None]
+
+
+def test_a_server_whose_context_is_shorter_than_ours_truncates_the_episode() -> None:
+    error = "http://x/v1/completions answered 400: This model's maximum context length is 32 tokens."
+    log = TokenLog()
+    proxy = ScriptedProxy([*UP, END], None, error=error)
+    with pytest.raises(ContextFull, match="maximum context length"):
+        asyncio.run(play(policy(proxy), 2, log))
+    assert log.ids[-1] == END  # nothing of the turn that was not played

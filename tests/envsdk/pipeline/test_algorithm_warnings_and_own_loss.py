@@ -104,6 +104,8 @@ def with_own_loss(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_unit_ratio_is_said_where_a_batch_makes_one_optimizer_step(run_file, overrides, one_step) -> None:
     notes = "\n".join(algorithm_notes(load_config(run_file, overrides).config))
     assert notes.count("1 by construction") == int(one_step)
+    at_start = algorithm_notes(load_config(run_file, overrides).config, at_start=True)
+    assert not any("1 by construction" in note for note in at_start)
 
 
 def test_a_loss_named_by_its_module_learns_under_the_settings_of_the_file(with_own_loss: Path) -> None:

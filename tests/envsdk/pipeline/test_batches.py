@@ -200,10 +200,13 @@ def test_an_evaluation_reports_how_many_episodes_it_rests_on() -> None:
     )
     assert metrics["val/episodes"] == 1
     assert metrics["val/failed"] == 1
+    assert (metrics["val/num_scored/Lake"], metrics["val/num_failed/Lake"]) == (1, 1)
+    assert [name for name in metrics if name.startswith("val/failures/")] != []
     assert metrics["val/success/mean"] == 1.0
 
 
 def test_a_batch_of_failures_alone_has_metrics_too() -> None:
     metrics = rollout_metrics(RolloutBatch(version=0, groups=[[episode(0.0, failed=True)]]))
-    assert metrics["reward/mean"] == 0.0
+    assert not {"reward/mean", "success/mean"} & metrics.keys()  # never scored 0
+    assert metrics["rollout/num_failed/Lake"] == 1
     assert metrics["rollout/valid_share"] == 0.0

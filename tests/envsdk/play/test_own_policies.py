@@ -7,13 +7,14 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
 import pytest
 
 import envsdk
-from envsdk.failures import RolloutStalled
+from envsdk.failures import EngineError, RolloutStalled
 from envsdk.play.collection import CollectOptions, collect
 from envsdk.play.own_policies import as_reply
 from tests.envsdk.inference.chat_server import ChatServer, completion
@@ -269,6 +270,79 @@ def test_a_url_plays_with_the_models_name(server: ChatServer) -> None:
     )
     assert [each.failure for each in played] == [None] * 2
     assert server.behavior.bodies[0]["max_tokens"] == 5
+
+
+LONG = (400, {"error": {"message": "This model's maximum context length is 512 tokens."}}, {})
+
+
+def _asked_by_a_function(server: ChatServer) -> Any:
+    client = openai.AsyncOpenAI(base_url=server.base_url, api_key="none", max_retries=0)
+
+    async def play(messages: list[dict[str, str]]) -> str:
+        found = await client.chat.completions.create(model="tiny", messages=messages)  # type: ignore[arg-type]
+        return found.choices[0].message.content or ""
+
+    return play
+
+
+@pytest.mark.parametrize("kind", ["client", "url", "function"])
+def test_a_full_context_truncates_the_episode_whoever_asks(
+    kind: str, client: Any, server: ChatServer
+) -> None:
+    """A model's folder truncates there as well: the same policy gets the same score."""
+    server.behavior.answers = [(200, completion("hm"), {})] * 2 + [LONG]
+    policy: Any = {"client": client, "url": server.base_url, "function": _asked_by_a_function(server)}[kind]
+    named = {} if kind == "function" else {"model": "tiny"}
+    (played,) = envsdk.rollout_sync(LAKE, policy=policy, tasks=1, **named)
+    assert (played.outcome.value, len(played.turns), played.failure) == ("truncated", 2, None)
+
+
+@pytest.mark.parametrize("kind", ["client", "url"])
+def test_a_first_prompt_that_the_server_cannot_hold_fails_and_says_what_to_do(
+    kind: str, client: Any, server: ChatServer
+) -> None:
+    server.behavior.answers = [LONG]
+    policy = client if kind == "client" else server.base_url
+    (played,) = envsdk.rollout_sync(LAKE, policy=policy, model="tiny", tasks=1)
+    assert str(played.failure).startswith("configuration/prompt_too_long: the first prompt")
+    assert "maximum context length is 512" in str(played.failure)
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:9/v1", "http://no-such-host.invalid/v1"])
+@pytest.mark.parametrize("kind", ["sync", "async", "url"])
+def test_a_server_that_is_not_there_ends_the_rollout_at_once(address: str, kind: str) -> None:
+    policy: Any = address
+    if kind != "url":
+        made = openai.OpenAI if kind == "sync" else openai.AsyncOpenAI
+        policy = made(base_url=address, api_key="none", max_retries=0)
+    with pytest.raises(EngineError, match=r"no server answers .*nothing was played") as raised:
+        envsdk.rollout_sync(LAKE, policy=policy, model="tiny", tasks=3)
+    assert address in str(raised.value)
+
+
+def test_a_server_that_goes_away_later_fails_the_episodes_it_owes(client: Any, server: ChatServer) -> None:
+    server.behavior.reply = lambda messages: UP
+    played = []
+
+    def then_gone(**fields: Any) -> Any:
+        if played:
+            raise ConnectionRefusedError("gone")
+        played.append(1)
+        return openai.OpenAI(base_url=server.base_url, api_key="none").chat.completions.create(**fields)
+
+    stand_in = SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=then_gone)))
+    found = envsdk.rollout_sync(LAKE, policy=stand_in, model="tiny", tasks=2, concurrency=1)
+    assert {str(each.failure).partition(" ")[0] for each in found} == {"policy/raised:"}
+
+
+def test_a_failure_names_the_line_of_the_program_first() -> None:
+    def play(observation: str) -> str:
+        raise RuntimeError("rate limit")
+
+    (played,) = envsdk.rollout_sync(LAKE, policy=play, tasks=1)
+    message = str(played.failure)
+    assert message.startswith("policy/raised: RuntimeError: rate limit (at play/test_own_policies.py:")
+    assert "own_policies.py:1" not in message.replace("test_own_policies", "")
 
 
 def test_a_client_needs_the_models_name(client: Any) -> None:

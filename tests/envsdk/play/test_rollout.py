@@ -327,3 +327,16 @@ async def test_a_wrong_task_of_an_iterator_ends_the_rollout_where_it_is_reached(
 
     with pytest.raises(envsdk.ConfigurationError, match="tasks: -1 is neither"):
         await play()
+
+
+def test_a_rollout_of_which_most_failed_says_so_once() -> None:
+    def sometimes(observation: str, context: envsdk.TurnContext) -> str:
+        if context.turn_index == 0 and context.seed % 4:
+            raise ValueError("no idea")
+        return "<answer>Right</answer>"
+
+    with pytest.warns(RuntimeWarning, match=r"\d+ of 64 episodes failed: rates and means are of") as warned:
+        found = envsdk.rollout_sync("envsdk/FrozenLake-v1", policy=sometimes, tasks=64)
+    assert len(found.failed) > 32
+    assert len(warned) == 1
+    assert f"of {64 - len(found.failed)}," in repr(found)

@@ -57,7 +57,7 @@ def test_without_an_outcome_there_is_no_rate(episodes: list[envsdk.Trajectory]) 
 def test_repr_says_what_a_person_asks_first() -> None:
     trajectories = Trajectories([member(0), member(0, outcome=Outcome.FAILED)])
     assert repr(trajectories) == (
-        "<Trajectories: episodes 2, groups 1, of Lake, success 100.0%, mean reward 1.000, "
+        "<Trajectories: episodes 2, groups 1, of Lake, success 100.0% of 1, mean reward 1.000, "
         "failed 1 (environment/raised: no)>"
     )
     assert "<td>Lake</td>" in trajectories._repr_html_()

@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envsdk.tracking.timeline import TimelineEvent, Track
-from envsdk.view.run_view import RunFiles, curves_view, facts_view, headline_view, progress_view, thinned
+from envsdk.view.run_view import (
+    RunFiles,
+    curves_view,
+    facts_view,
+    headline_view,
+    headlines_view,
+    progress_view,
+    thinned,
+)
 from envsdk.view.waiting import CAUSES, segments, timeline_view, union
 
 
@@ -130,6 +138,13 @@ def test_the_kernels_of_each_trainer_are_facts_of_the_run() -> None:
     assert facts_view(run_files()) == [fact for fact in facts if "attention" not in fact[0]]
 
 
+def test_a_batch_is_counted_in_what_the_configuration_counts_it() -> None:
+    config: dict[str, object] = {"rollout_batch_size": 16}
+    assert ("batch", "16 trajectories") in facts_view(run_files(config=config))
+    config |= {"num_return_sequences_in_group": 8}
+    assert ("batch", "16 prompts, 8 responses each") in facts_view(run_files(config=config))
+
+
 def test_the_time_left_is_that_of_the_steps_left() -> None:
     view = progress_view(run_files(), 110)
     assert (view["steps"], view["step_s"], view["eta_s"]) == (3, 2.0, 14.0)
@@ -160,4 +175,25 @@ def test_a_headline_compares_the_first_and_the_last_validation() -> None:
     ]
     view = headline_view(rows)
     assert (view["before"], view["after"], view["reward"]) == (0.2, 0.6, None)
+    assert view["held_out"] == ["20.0%", "60.0%"]
     assert headline_view(rows[:1])["after"] is None
+
+
+def test_a_headline_of_an_evaluation_says_what_failed_and_states_no_gain_over_other_tasks() -> None:
+    rows: list[dict[str, float]] = [
+        {"step": 0, "val/success/mean": 0.5, "val/success/Lake": 0.5, "val/num_scored/Lake": 512.0},
+        {
+            "step": 5,
+            "val/success/mean": 1.0,
+            "val/success/Lake": 1.0,
+            "val/num_scored/Lake": 97.0,
+            "val/num_failed/Lake": 415.0,
+        },
+    ]
+    (shown,) = [one for one in headlines_view(run_files(metrics=rows)) if one["name"].startswith("held out")]
+    assert shown["value"] == "100.0%"
+    assert shown["about"].startswith("of 97, 415 of 512 failed, 50.0% of 512 before, no gain is stated")
+    assert headline_view(rows)["held_out"] == ["50.0% of 512", "100.0% of 97, 415 of 512 failed"]
+    gone = [rows[0], {"step": 5, "val/num_scored/Lake": 0.0, "val/num_failed/Lake": 512.0}]
+    (shown,) = [one for one in headlines_view(run_files(metrics=gone)) if one["name"].startswith("held out")]
+    assert (shown["value"], shown["about"][:14]) == ("–", "all 512 failed")
