@@ -47,16 +47,17 @@ NUMBER = (
     r"[-+−]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,4}\b)?"
     r"(?:/\d+(?:\.\d+)?)?(?:\s?\\?%)?"
 )
+_VALUE = rf"–?{NUMBER}(?::\d+)*"
 _NUMBER = re.compile(
     rf"(?=[-+−–.\d])(?:(?<![\w.])|(?<=[{NO_SPACES}]))"
-    rf"(?:–?{NUMBER}(?:(?!\w)|(?=[{NO_SPACES}]))|[-+−]?\d+(?:\.\d+)?(?=[A-Za-z]+\b))"
+    rf"(?:{_VALUE}(?:(?!\w)|(?=[{NO_SPACES}]))|[-+−]?\d+(?:\.\d+)?(?=[A-Za-z]+\b))"
 )
 _FORMULA = re.compile(
     r"(?=[$\\])(?:\$\$([^$]{1,1000})\$\$|\$([^$]{1,1000})\$|\\\(([^$]{1,1000}?)\\\)|\\\[([^$]{1,1000}?)\\\])"
 )
 _SENTENCE = re.compile(r"[A-Za-z]{3,},? [A-Za-z]{2,}")
 _ITEM = re.compile(
-    rf"(?:\\?[$€£]\s?)?(?P<value>–?{NUMBER})(?!\w*[\\^_])"
+    rf"(?:\\?[$€£]\s?)?(?P<value>{_VALUE})(?!\w*[\\^_]|\s+(?:of\s+\d|plus|minus|times|divided|squared|cubed)\b)"
     rf"(?:(?:[ -]?[A-Za-z°]{{1,12}}|[ -]?[A-Za-z°]{{1,12}} [a-z]{{1,12}})(?=\s*(?:,|\band\b|\bor\b)))?"
     r"|(?P<group>[(\[]\s*[-\d][^()\[\]\n]{1,80}[)\]])"
 )
@@ -82,13 +83,19 @@ _AND_OR = re.compile(
     re.IGNORECASE,
 )
 _OR_OTHER = re.compile(rf"[\s$)\]}}\\]*(?:\\text\{{\s*or\s*\}}|\bor\b)\s*\$?\s*({NUMBER})", re.IGNORECASE)
-_SENTENCE_END = re.compile(r"(?<!\bi\.e)(?<!\be\.g)(?<!\b[ap]\.m)[.!?](?=\s|$)|[\n;。！？]")
+_SENTENCE_END = re.compile(
+    r"(?<!\bi\.e)(?<!\be\.g)(?<!\b[ap]\.m)(?:(?<!\b[A-J])|(?!\.\s[\d$\\]))[.!?](?=\s|$)|[\n;。！？]"
+)
 _PROSE = re.compile(
     r"(?<![\\A-Za-z])(?!(?:sin|cos|tan|cot|sec|csc|log|exp|sqrt|mod|gcd|lcm|max|min|inf)\b)[A-Za-zÀ-ɏ]{3,}"
     rf"|\b(?:is|it|so|we|he|to|of|no)\b|[а-я]{{3,}}|\bне\b|[{NO_SPACES}]",
     re.IGNORECASE,
 )
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![a-z])")
+_BARE_LATEX = re.compile(
+    r"\b(?:is|are|equals|be)\s+([-\d(]*\\(?:[dt]?frac|sqrt|pi|binom|left|infty)\b.*?)\.?$"
+)
+_BOLD_END = re.compile(r"\*\*([^*]{1,40}?)\.?\*\*\W*$")
 _MAX_BOXES = 20
 _AROUND = 60
 """Characters between two boxes that may be one answer."""
@@ -217,8 +224,12 @@ def _last(text: str, limit: int) -> Found | None:
     line = tail.rstrip().rsplit("\n", 1)[-1].strip()
     if line and len(line) <= 200 and len(_FORMULA.findall(line)) <= 1 and not _PROSE.search(line):
         return Found(None, problem=f"no answer: {short(line)} denies") if _DENIAL.match(line) else _read(line)
+    if "$" not in line and (stated := _BARE_LATEX.search(line)):
+        return Found(stated[1])
     if found := _last_of(tail):
         return found
+    if bold := _BOLD_END.search(line):
+        return Found(bold[1])
     return Found(text.strip()) if 0 < len(text.strip()) <= _MAX_WORDS_CHARS else None
 
 
@@ -247,10 +258,11 @@ def _read(content: str) -> Found:
     """The answer in a phrase: what it begins with, or what stands after its last verb, or its last number."""
     content = content.strip().strip('*_`"“”').strip().rstrip(".。").strip()
     if not _PROSE.search(content) or ("\\" in content and not _FORMULA.search(content)):
-        formulas = [_formula_text(match) for match in _FORMULA.finditer(content)]
+        stated = re.sub(r"(?<=\S)\s*\((?:\$|or\s|i\.e)[^()]*\)$", "", content)
+        formulas = [_formula_text(match) for match in _FORMULA.finditer(stated)]
         return Found(", ".join(dict.fromkeys(formulas)) if formulas else content)
     if BOUND.match(content):
-        return Found(None, problem=f"no answer: {short(content)} is only a limit")
+        return Found(None, problem=f"no answer: {short(content)} states no value")
     verbs = [0, *(match.end() for match in _VERB.finditer(content) if not _is_inside(match.start(), content))]
     for start in (0, *reversed(verbs[1:])):
         items, end = _items(content, start)

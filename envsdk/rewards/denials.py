@@ -32,11 +32,11 @@ _AFTER = re.compile(
     re.IGNORECASE,
 )
 BOUND = re.compile(
-    r"(?:(?:strictly|definitely|certainly) )?(?:at least|at most|no (?:more|less|fewer) than|up to|between|anything but"
+    r"(?:(?:strictly|definitely|certainly) )?(?:twice|double|triple|at least|at most|no (?:more|less|fewer) than|up to|between|anything but"
     r"|(?:more|less|fewer|greater|larger|smaller|higher|lower|other) than|above|below)\b",
     re.IGNORECASE,
 )
-"""Words before a number that is no answer, but a limit of it."""
+"""Words before a number that make another value, or no value, of it."""
 
 
 def denied(text: str, start: int, end: int) -> bool:

@@ -184,7 +184,8 @@ def _problem_of(given: str, max_chars: int) -> str | None:
         return None
     value = quantity(truth).value
     is_read = all(
-        number(leaf) is not None or _words(leaf) is not None or _parsed(leaf) for leaf in leaves(value)
+        leaf == "\\dots" or number(leaf) is not None or _words(leaf) is not None or _parsed(leaf)
+        for leaf in leaves(value)
     )
     if truth.count("{") != truth.count("}") or not is_read:
         return f"its ground_truth is no number and no formula that math-verify can parse: {short(given)}"

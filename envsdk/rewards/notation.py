@@ -37,13 +37,16 @@ _SAME = {
     "leq": r"\le", "leqslant": r"\le", "geq": r"\ge", "geqslant": r"\ge", "neq": r"\ne", "lt": "<", "gt": ">",
     "varnothing": r"\emptyset", "lvert": "|", "rvert": "|", "vert": "|", "lbrace": r"\{", "rbrace": r"\}",
     "langle": "(", "rangle": ")", "degree": r"^\circ", "bmod": r"\mod",
-    **dict.fromkeys(["textbf", "textit", "textrm", "textsf", "texttt", "textup", "mathrm", "mbox", "operatorname"], r"\text"),
-    **dict.fromkeys(["quad", "qquad", "thinspace", "thickspace", "medspace", "enspace", "hfill", "space"], " "),
-    **dict.fromkeys(
-        ["left", "right", "big", "Big", "bigg", "Bigg", "bigl", "bigr", "Bigl", "Bigr", "biggl", "biggr", "Biggl", "Biggr", "displaystyle", "textstyle", "limits", "mathbf", "boldsymbol", "bm", "mathit", "mathsf", "bf", "bfseries", "rm", "it", "tiny", "small", "normalsize", "large", "Large", "LARGE", "huge", "Huge", "blacksquare", "square", "Box", "boxed", "fbox", "framebox"],
-        "",
-    ),
+    "ldots": r"\dots", "cdots": r"\dots",
 }  # fmt: skip
+_AS_TEXT = frozenset(
+    {"textbf", "textit", "textrm", "textsf", "texttt", "textup", "mathrm", "mbox", "operatorname"}
+)
+_AS_SPACE = frozenset({"quad", "qquad", "thinspace", "thickspace", "medspace", "enspace", "hfill", "space"})
+_LAYOUT = re.compile(
+    r"left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits|math(?:bf|it|sf)|boldsymbol|bm|bf|bfseries|rm|it"
+    r"|underline|tiny|small|normalsize|[lL]arge|LARGE|[hH]uge|blacksquare|square|Box|boxed|fbox|framebox"
+)
 _STYLE = re.compile(r"\\(?:color|textcolor|hspace|vspace|phantom|hphantom|label|tag)\*?\s*\{[^{}]*\}")
 _COMMAND = re.compile(r"(\\\\)(?:\[[\w.]+\])?|\\([A-Za-z]+)|(\\!\s*|\\[()\[\]])|\\[,;:> ]|~")
 _DIGIT_GROUPS = re.compile(r"(?<![\d.,/])\d{1,3}(?: \d{3})+(?![\d/])")
@@ -54,18 +57,27 @@ _REWRITES = [
     # 1.5e3, 1e-3, 2e5 and 2e-10 are powers of ten; 2e-1 and 2e+1 have Euler's number.
     (re.compile(r"(\.\d+|(?<![\d.,])1)[eE]([-+]?)0*(\d{1,4})(?![\w.])"), r"\1\\times 10^{\g<2>\3}"),
     (re.compile(r"(\d)[eE]([-+](?=\d\d)|)0*(\d{1,4})(?![\w.])"), r"\1\\times 10^{\g<2>\3}"),
-    (re.compile(r"\{?\s*(\w+)\s*\\choose\s*(\w+)\s*\}?"), r"\\binom{\1}{\2}"),
+    (re.compile(r"\{?\s*(\w{1,9})\s*\\choose\s*(\w{1,9})\s*\}?"), r"\\binom{\1}{\2}"),
     (re.compile(r"\*\*"), "^"),
     (re.compile(r"\*"), r"\\times "),
     (re.compile(r"(?<!\\)\b(pi|sin|cos|tan|cot|sec|csc|log|ln|exp|infty)\b"), r"\\\1 "),
     (re.compile(r"\s*(?:\\text\{\s*percent\s*\}|\bpercent\b)"), r"\\%"),
     (re.compile(r"\\text\{\s*infinity\s*\}"), r"\\infty"),
+    (re.compile(r"(?<=\d)\s*\b([ap])\.?m\b\.?|(?<=\d)\s*\\text\{\s*([ap])\.?m\.?\s*\}", re.IGNORECASE), r"\\text{ \1\2m}"),
+    (re.compile(r"\.\.\."), r"\\dots "),
     (re.compile(r"<="), r"\\le "),
     (re.compile(r">="), r"\\ge "),
     (re.compile(rf"\s*[,;]?\s*{_AND_OR}\s*"), ", "),
     (re.compile(r"(\d)\{([,:])\}(?=\d)"), r"\1\2"),
     (re.compile(r"(\d)\\text\{:\}(?=\d)"), r"\1:"),
 ]  # fmt: skip
+_OTHER_FORM = re.compile(r"\s*\(?\\text\{\s*\(?(?:or|i\.e\.?)\s*\}([^()]*)\)|\s\((?:or|i\.e\.)\s([^()]*)\)$")
+_AFTER_VALUE = re.compile(
+    r"\s*(?:\(\s*\\text\{[^{}]*\}\s*\)"
+    r"|\\text\{\s*,?\s*(?:for (?:all|any|every|some)|where|with)\b[^{}]*\}[^{}]*"
+    r"|,?\s*(?:\\text\{\s*for\s*\}\s*)?[a-z]\s*\\in\s*\\mathbb\s*\{?[A-Z]\}?)$"
+)
+"""The letter of an option, the range of a variable, and other words that are no part of a value."""
 _END = re.compile(r"(?:[.,;\s]|\\text\{\s*[.,;]?\s*\})+$")
 
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
@@ -90,7 +102,7 @@ _UNITS = {
         "cm centimeter centimetre", "mm millimeter millimetre", "km kilometer kilometre", "m meter metre",
         "in inch inche", "ft foot feet", "mi mile", "yd yard", "h hr hour", "min minute", "s sec second", "day",
         "week", "month", "year", "kg kilogram", "mg milligram", "g gram", "lb pound", "oz ounce",
-        "ml milliliter", "l liter litre", "dollar usd", "cent", "degree", "radian rad",
+        "ml milliliter", "l liter litre", "dollar usd", "cent", "am", "pm", "degree", "radian rad",
     )
     for name in names.split()
 }  # fmt: skip
@@ -117,6 +129,7 @@ def expression(answer: str) -> str:
     text = "".join(_SYMBOLS.get(character, character) for character in text)
     text = "".join(_ascii_digit(character) for character in text if unicodedata.category(character) != "Cf")
     text = _COMMAND.sub(_plain_command, _STYLE.sub("", text))
+    text = _OTHER_FORM.sub(r", \1\2", text)
     text = _DIGIT_GROUPS.sub(lambda match: match.group().replace(" ", ""), " ".join(text.split()))
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
@@ -179,7 +192,7 @@ def quantity(text: str) -> Quantity:
     r"""The value in `\text{the area is } 5 \text{ cm}^2`, with its unit."""
     words = " ".join(_TEXT.findall(text)).lower()
     is_denied = bool(_DENIES.search(words) or (text.isascii() and _DENIES.match(text.lower())))
-    text = _TEXT.sub(_numbers_outside, text)
+    text = _TEXT.sub(_numbers_outside, _AFTER_VALUE.sub("", text) or text)
     if (option := _OPTION.match(text)) or (option := _LEAD.match(text)):
         text = text[option.end() :] or text
     unit: tuple[str, ...] = ()
@@ -200,13 +213,15 @@ def _plain_command(match: re.Match[str]) -> str:
     if line_break:
         return "\\\\"
     if name:
-        return _SAME.get(name, match.group())
+        if name in _AS_TEXT:
+            return "\\text"
+        return " " if name in _AS_SPACE else "" if _LAYOUT.fullmatch(name) else _SAME.get(name, match.group())
     return "" if nothing else " "
 
 
 def _numbers_outside(match: re.Match[str]) -> str:
     """`\\text{34 ways}` as `34 \\text{ ways}`, when it holds one number."""
-    before, *rest = re.split(rf"(?<![\w.])({NUMBER})(?!\w)", match[1])
+    before, *rest = re.split(rf"(?<![\w.^])({NUMBER})(?!\w)", match[1])
     if len(rest) != 2:
         return match.group()
     outside = rest[0]
@@ -222,7 +237,7 @@ def _mixed(sign: str, whole: str, numerator: str, denominator: str) -> Fraction 
 
 
 def _unit(text: str) -> tuple[str, ...]:
-    words = re.findall(r"[a-z]+", text.lower().replace("\\text", ""))
+    words = re.findall(r"[a-z]+", text.lower().replace("\\text", "").replace(".", ""))
     power = re.search(r"\^\{?(\d)", text)
     exponent = (
         power[1] if power else {"square": "2", "sq": "2", "cubic": "3"}.get(words[0] if words else "", "1")

@@ -36,6 +36,7 @@ _RATIO = re.compile(r"[^:,=<>]+(?::[^:,=<>]+)+")
 _SIGNS = re.compile(r"\\(pm|mp)(?![A-Za-z])\s*")
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9", "ten": "10", "sixteen": "16"}  # fmt: skip
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_REALS = re.compile(r"\\mathbb\s*\{?R\}?|\\R|(?:\\text\{\s*)?all reals?(?: numbers?)?(?:\s*\})?")
 _MOST_PARTS = 100
 
 Same = Callable[[str, str], bool]
@@ -72,10 +73,12 @@ def shape_of(text: str) -> Shape:
     if len(parts) == 1:
         parts = _split(text, ";")
     if len(parts) > 1:
-        return _named_list(parts)
+        return Shape("union", tuple(parts)) if all(map(_range, parts)) else _named_list(parts)
     pieces = _split_on(text, _UNION)
     if len(pieces) > 1:
         return Shape("union", tuple(pieces))
+    if _REALS.fullmatch(text):
+        return Shape("interval", ("-\\infty", "\\infty"), mark="()")
     return _enclosed(text) or _range(text) or Shape("one", (text,))
 
 
@@ -107,7 +110,7 @@ def alike(answer: Shape, truth: Shape, same: Same) -> bool:
             _ends(answer) == _ends(truth) and len(names) <= 1 and _in_order(answer.parts, truth.parts, same)
         )
     if truth.kind == "one" and answer.kind in ("list", "set"):
-        return len(answer.parts) == 1 and same(answer.parts[0], truth.parts[0])
+        return all(same(part, truth.parts[0]) for part in answer.parts)
     if {answer.kind, truth.kind} == {"base", "one"} and truth.kind == "base":
         return answer.parts == truth.parts
     return (answer.kind, answer.mark) == (truth.kind, truth.mark) and _in_order(
@@ -126,17 +129,14 @@ def _as_set(answer: Shape, truth: Shape, same: Same) -> bool:
 
 
 def _matches(answer: Sequence[str], truth: Sequence[str], same: Same) -> bool:
-    """Each part has its own partner, in any order."""
-    left = list(dict.fromkeys(truth))
-    said = list(dict.fromkeys(answer))
-    if len(left) != len(said):
-        return False
-    for part in said:
-        partner = next((other for other in left if same(part, other)), None)
-        if partner is None:
+    """Each part has a partner, in any order; a part that is said twice counts once."""
+    left = list(truth)
+    for part in answer:
+        partners = [other for other in truth if same(part, other)]
+        if not partners:
             return False
-        left.remove(partner)
-    return True
+        left = [other for other in left if other not in partners]
+    return not left
 
 
 def _in_order(answer: Sequence[str], truth: Sequence[str], same: Same) -> bool:
