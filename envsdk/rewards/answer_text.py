@@ -5,11 +5,16 @@ from __future__ import annotations
 _END_OF_THINKING = "</think>"
 
 NO_SPACES = "぀-ヿ㐀-鿿가-힣"
-"""Japanese, Chinese and Korean letters, for a class of characters: they stand beside numbers without space."""
+"""A class of characters: the letters of Japanese, Chinese and Korean, with no space around."""
 
 
 def after_thinking(text: str) -> str:
-    """What follows the last `</think>`, without leading newlines; the whole text where there is none."""
+    """What follows the last `</think>`, without leading newlines; the whole text where there is none.
+
+    Nothing where a `<think>` is not closed.
+    """
+    if is_thinking(text):
+        return ""
     return text.rpartition(_END_OF_THINKING)[2].lstrip("\n") if _END_OF_THINKING in text else text
 
 

@@ -57,7 +57,7 @@ _FORMULA = re.compile(
 )
 _SENTENCE = re.compile(r"[A-Za-z]{3,},? [A-Za-z]{2,}")
 _ITEM = re.compile(
-    rf"(?:\\?[$€£]\s?)?(?P<value>{_VALUE})(?!\w*[\\^_]|\s+(?:of\s+\d|plus|minus|times|divided|squared|cubed)\b)"
+    rf"(?:\\?[$€£]\s?)?(?P<value>{_VALUE})(?!\d|\.\d|\s?\\?%|\w*[\\^_]|\s+(?:of\s+\d|plus|minus|times|divided|squared|cubed)\b)"
     rf"(?:(?:[ -]?[A-Za-z°]{{1,12}}|[ -]?[A-Za-z°]{{1,12}} [a-z]{{1,12}})(?=\s*(?:,|\band\b|\bor\b)))?"
     r"|(?P<group>[(\[]\s*[-\d][^()\[\]\n]{1,80}[)\]])"
 )
@@ -66,10 +66,11 @@ _JOINT = re.compile(
 )
 _CUE = re.compile(
     r"\b(?:(?:[Aa]nswers?|ANSWER)(?i:\s(?:to|for|of)\s[^.\n]{1,80}?\s)?"
-    r"[\s*_]{0,4}(?:(?i:is|was|are)\b|:|=)|Ans[.:]|[Rr]espuesta(?: final| correcta)? es\b|[Rr]éponse(?: finale)? est\b"
-    r"|[Aa]ntwort (?:ist|lautet)\b|[Оо]твет\w{0,3}(?: равен)?\s?[:—-]|[Rr]isposta(?: finale)? è\b|[Rr]esposta(?: final)? é\b"
-    r"|(?:[Aa]ctually|[Ww]ait|[Nn]o|[Ss]orry|[Hh]mm|[Cc]orrection|[Ii]t)\b[^.\n]{0,30}?\b(?:should|must) (?:be|have been)"
-    r"(?=[\s$*\\(]{1,6}[-\d]))[\s*_:]{0,8}"
+    r"[\s*_]{0,4}(?:(?i:is|was|are)\b|:|=)|Ans[.:]"
+    r"|[Rr]espuesta(?: final| correcta)? es\b|[Rr]éponse(?: finale)? est\b|[Aa]ntwort (?:ist|lautet)\b"
+    r"|[Rr]isposta(?: finale)? è\b|[Rr]esposta(?: final)? é\b|[Оо]твет\w{0,3}(?: равен)?\s?[:—-]"
+    r"|(?:[Aa]ctually|[Ww]ait|[Nn]o|[Ss]orry|[Hh]mm|[Cc]orrection|[Ii]t)\b[^.\n]{0,30}?"
+    r"\b(?:should|must) (?:be|have been)(?=[\s$*\\(]{1,6}[-\d]))[\s*_:]{0,8}"
     r"|(?:答案|答え|정답|답)\s?(?:应该|應該|应|應)?(?:是|为|為|は|은|:|：|=)[\s*_]{0,8}"
 )
 _VERB = re.compile(
@@ -92,6 +93,7 @@ _PROSE = re.compile(
     re.IGNORECASE,
 )
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![a-z])")
+_LETTER_AND_REASON = re.compile(r"\(?[A-J]\)?,?\s+(?:because|since|as)\b")
 _BARE_LATEX = re.compile(
     r"\b(?:is|are|equals|be)\s+([-\d(]*\\(?:[dt]?frac|sqrt|pi|binom|left|infty)\b.*?)\.?$"
 )
@@ -124,7 +126,7 @@ def find_answer(response: str, extraction: Extraction) -> Found:
 
 
 def boxed_content(text: str, start: int, limit: int) -> tuple[str, int] | None:
-    r"""What the `\boxed` or `\fbox` at `start` holds, and where it ends; None when its brace is missing or not closed.
+    r"""What the box at `start` holds, and where it ends; None when its brace is missing or not closed.
 
     A content of more than `limit` characters is cut there.
     """
@@ -263,6 +265,8 @@ def _read(content: str) -> Found:
         return Found(", ".join(dict.fromkeys(formulas)) if formulas else content)
     if BOUND.match(content):
         return Found(None, problem=f"no answer: {short(content)} states no value")
+    if _LETTER_AND_REASON.match(content):
+        return Found(content)
     verbs = [0, *(match.end() for match in _VERB.finditer(content) if not _is_inside(match.start(), content))]
     for start in (0, *reversed(verbs[1:])):
         items, end = _items(content, start)

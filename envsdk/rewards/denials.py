@@ -1,4 +1,4 @@
-"""Pure: whether a text takes back the answer that stands in it. Lists of known forms, read near the answer."""
+"""Pure: whether a text takes back the answer that stands in it, by lists of known words near the answer."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _WRONG = (
     r"(?:(?:a |an |the )?(?:wrong|incorrect|false|mistaken|(?:a )?mistake)|not (?:right|correct|it|true))\b"
 )
 _BEFORE = re.compile(
-    r"(?:\bnot|\bcannot|n['’]t|≠|\\neq?\b|\\ne|anything but|\bno (?:es|son)|\bnão é|\bnon è|\bnicht|\bn['’]est pas"
-    r"|\bне|\bto nie|\bniet|不是|不等于|不為|不为|并非|並非)"
+    r"(?:\bnot|\bcannot|n['’]t|≠|\\neq?\b|\\ne|anything but|\bno (?:es|son)|\bnão é|\bnon è|\bnicht"
+    r"|\bn['’]est pas|\bне|\bto nie|\bniet|不是|不等于|不為|不为|并非|並非)"
     r"\s*(?:equal to|equals?|be|to be|exactly|the number)?[\s$*({:\[\\]*$",
     re.IGNORECASE,
 )
@@ -23,17 +23,21 @@ _SENTENCE_BEFORE = re.compile(
 _AFTER = re.compile(
     r"[\s$*)}\]\\`]*(?:"
     rf"(?:is|was|are)(?:n['’]t|\s+not)\b(?!\s(?:hard|difficult|only|just|too)\b)|(?:is|was|are)\s+{_WRONG}"
+    r"|\(\s*(?:wrong|incorrect|not)\b|[✗✘❌]|\?\s*(?:no|nope|not)\b"
     r"|(?:cannot|can['’]t|could not) (?:be|satisfy|work)\b|does(?: not|n['’]t)\b|fails\b"
     r"|no es\b|não é\b|non è\b|ist (?:nicht|falsch)\b|n['’]est pas\b|est faux\b|не\b|неверно|değil"
     r"|[이가은는]?\s*아[닙니님]|では(?:な|ありません)|じゃない|不对|不對|不正确|是错|是錯"
-    r"|[.?!,;:—–-]+\s*(?:(?:oh|no|hmm+|wait|oops|actually|but|sorry)\b[\s,.!—–-]*){0,3}(?:that|this|it|which)\s?"
+    r"|[.?!,;:—–-]+\s*(?:(?:oh|no|hmm+|wait|oops|actually|but|sorry)\b[\s,.!—–-]*){0,3}"
+    r"(?:that|this|it|which)\s?"
     rf"(?:(?:['’]s|is|was|seems)\s(?:clearly |certainly |definitely |also )?{_WRONG}"
-    r"|(?:can['’]t|cannot|can not) be (?:right|correct|true|it)\b|(?:is|was)n['’]t (?:right|correct|true|it)\b))",
+    r"|(?:can['’]t|cannot|can not) be (?:right|correct|true|it)\b"
+    r"|(?:is|was)n['’]t (?:right|correct|true|it)\b))",
     re.IGNORECASE,
 )
 BOUND = re.compile(
-    r"(?:(?:strictly|definitely|certainly) )?(?:twice|double|triple|at least|at most|no (?:more|less|fewer) than|up to|between|anything but"
-    r"|(?:more|less|fewer|greater|larger|smaller|higher|lower|other) than|above|below)\b",
+    r"(?:(?:strictly|definitely|certainly) )?(?:twice|double|triple|at least|at most|up to|between"
+    r"|(?:more|less|fewer|greater|larger|smaller|higher|lower|other) than|no (?:more|less|fewer) than"
+    r"|anything but|above|below)\b",
     re.IGNORECASE,
 )
 """Words before a number that make another value, or no value, of it."""

@@ -27,8 +27,9 @@ ones are left to math-verify."""
 
 _NO_VALUE = re.compile(
     r"\\(?:neq?|geq?|leq?|ll|gg|vee|lor|wedge|land|[bp]?mod|equiv|in)(?![A-Za-z])|[<>?]|\\\\|(?<=\d)_"
+    r"|(?:[-+*/:^=]|\\(?:times|cdot|div))\s*$"
 )
-"""What makes a condition, a disjunction or nothing of a number."""
+"""What makes a condition, a disjunction, a half of a formula or nothing of a number."""
 _APPROXIMATELY = re.compile(r"\\(?:approx|simeq|sim|doteq)(?![A-Za-z])")
 _NAMES_A_VALUE = re.compile(
     r"[A-Za-z]\w*\s*\(|\||\\(?:text|angle|triangle|lim|int|sum|prod|det|overline|operatorname|gcd|max|min|Pr)"
@@ -231,9 +232,9 @@ def _same_percentage(answer: str, truth: str) -> bool | None:
 
 def same_words(answer: str, truth: str) -> bool | None:
     """Whether an answer says the words or the letter of the ground truth; None when that is mathematics."""
-    if letter := _LETTER.fullmatch(truth):
-        if (said := _LETTER.fullmatch(answer)) or (said := _CHOSEN.fullmatch(answer)):
-            return letter[1] in said.groups()
+    said = _LETTER.fullmatch(answer) or _CHOSEN.fullmatch(answer)
+    if said and (letter := _LETTER.fullmatch(truth)):
+        return letter[1] in said.groups()
     if (expected := _words(truth)) is None:
         return None
     return (_words(answer) or answer.lower()) == expected

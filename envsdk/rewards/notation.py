@@ -63,7 +63,7 @@ _REWRITES = [
     (re.compile(r"(?<!\\)\b(pi|sin|cos|tan|cot|sec|csc|log|ln|exp|infty)\b"), r"\\\1 "),
     (re.compile(r"\s*(?:\\text\{\s*percent\s*\}|\bpercent\b)"), r"\\%"),
     (re.compile(r"\\text\{\s*infinity\s*\}"), r"\\infty"),
-    (re.compile(r"(?<=\d)\s*\b([ap])\.?m\b\.?|(?<=\d)\s*\\text\{\s*([ap])\.?m\.?\s*\}", re.IGNORECASE), r"\\text{ \1\2m}"),
+    (re.compile(r"(?i)(?<=\d)\s*(?:\\text\{\s*([ap])\.?m\.?\s*\}|\b([ap])\.?m\b\.?)"), r"\\text{ \1\2m}"),
     (re.compile(r"\.\.\."), r"\\dots "),
     (re.compile(r"<="), r"\\le "),
     (re.compile(r">="), r"\\ge "),
@@ -82,8 +82,8 @@ _END = re.compile(r"(?:[.,;\s]|\\text\{\s*[.,;]?\s*\})+$")
 
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _DENIES = re.compile(
-    r"\b(?:not|wrong|incorrect|false|impossible|never|no|cannot|except|mistake|at least|at most|between|unless"
-    r"|(?:more|less|greater|fewer|larger|smaller|other|rather) than)\b|n't\b"
+    r"\b(?:not|wrong|incorrect|false|impossible|never|no|cannot|except|mistake|at least|at most|between"
+    r"|unless|(?:more|less|greater|fewer|larger|smaller|other|rather) than)\b|n't\b"
 )
 _LEAD = re.compile(
     r"(?:\\?[A-Za-z]+(?:_\w+)?\s*)?\\text\{[^{}]*\}\s*:?\s*(?=[^\s=<>^_/)}\],:]|$)(?!\\(?:[lg]e|in|text|approx)\b)"
@@ -100,8 +100,8 @@ _UNITS = {
     name: names.split()[0]
     for names in (
         "cm centimeter centimetre", "mm millimeter millimetre", "km kilometer kilometre", "m meter metre",
-        "in inch inche", "ft foot feet", "mi mile", "yd yard", "h hr hour", "min minute", "s sec second", "day",
-        "week", "month", "year", "kg kilogram", "mg milligram", "g gram", "lb pound", "oz ounce",
+        "in inch inche", "ft foot feet", "mi mile", "yd yard", "h hr hour", "min minute", "s sec second",
+        "day", "week", "month", "year", "kg kilogram", "mg milligram", "g gram", "lb pound", "oz ounce",
         "ml milliliter", "l liter litre", "dollar usd", "cent", "am", "pm", "degree", "radian rad",
     )
     for name in names.split()

@@ -30,11 +30,15 @@ _MATRIX = re.compile(
 )
 _BASE = re.compile(r"([0-9A-Z]+)_(?:\{\(?(\w+)\)?\}|(\d+))")
 _REMAINDER = re.compile(
-    r"(?:[A-Za-z]+\s*\\equiv\s*)?(-?\d+)\s*(?:\\p?mod\s*\{?(\d+)\}?|\(\s*(?:\\mod|\\text\{mod\s*\}|mod)\s*\{?(\d+)\}?\s*\))"
+    r"(?:[A-Za-z]+\s*\\equiv\s*)?(-?\d+)\s*"
+    r"(?:\\p?mod\s*\{?(\d+)\}?|\(\s*(?:\\mod|\\text\{mod\s*\}|mod)\s*\{?(\d+)\}?\s*\))"
 )
 _RATIO = re.compile(r"[^:,=<>]+(?::[^:,=<>]+)+")
-_SIGNS = re.compile(r"\\(pm|mp)(?![A-Za-z])\s*")
-_BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9", "ten": "10", "sixteen": "16"}  # fmt: skip
+_SIGNS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
+_BASES = {
+    "two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9",
+    "ten": "10", "twelve": "12", "sixteen": "16",
+}  # fmt: skip
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _REALS = re.compile(r"\\mathbb\s*\{?R\}?|\\R|(?:\\text\{\s*)?all reals?(?: numbers?)?(?:\s*\})?")
 _MOST_PARTS = 100
@@ -64,8 +68,8 @@ def shape_of(text: str) -> Shape:
     text = without_braces(_MEMBER.sub("", text, count=1)) if _MEMBER.match(text) else text
     if _SIGNS.search(text):
         either = [
-            _SIGNS.sub(lambda sign, of=of: of[sign[1]], text)
-            for of in ({"pm": "+", "mp": "-"}, {"pm": "-", "mp": "+"})
+            re.sub(r"\\pm(?![A-Za-z])\s*", upper, re.sub(r"\\mp(?![A-Za-z])\s*", lower, text))
+            for upper, lower in (("+", "-"), ("-", "+"))
         ]
         parts = [part for each in either for part in _split(_tidied(each), ",")]
         return _named_list(list(dict.fromkeys(parts)))
@@ -111,8 +115,10 @@ def alike(answer: Shape, truth: Shape, same: Same) -> bool:
         )
     if truth.kind == "one" and answer.kind in ("list", "set"):
         return all(same(part, truth.parts[0]) for part in answer.parts)
-    if {answer.kind, truth.kind} == {"base", "one"} and truth.kind == "base":
+    if truth.kind == "base" and answer.kind == "one":
         return answer.parts == truth.parts
+    if truth.kind == "ratio" and len(truth.parts) == 2 and answer.kind == "one":
+        return same(answer.parts[0], f"\\frac{{{truth.parts[0]}}}{{{truth.parts[1]}}}")
     return (answer.kind, answer.mark) == (truth.kind, truth.mark) and _in_order(
         answer.parts, truth.parts, same
     )

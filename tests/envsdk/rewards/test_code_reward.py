@@ -237,7 +237,9 @@ def corner():
     assert (await scored(code, row, f"import enum\n{program}")).value == 1
 
 
-@pytest.mark.parametrize("class_of_tests", ["AddTests(unittest.TestCase)", "T(unittest.TestCase)", "Sum(TestCase)"])
+@pytest.mark.parametrize(
+    "class_of_tests", ["AddTests(unittest.TestCase)", "T(unittest.TestCase)", "Sum(TestCase)"]
+)
 async def test_unittest_cases_are_tests_whatever_their_name(code: CodeReward, class_of_tests: str) -> None:
     test = f"""
 import unittest
