@@ -57,7 +57,8 @@ _FORMULA = re.compile(
 )
 _SENTENCE = re.compile(r"[A-Za-z]{3,},? [A-Za-z]{2,}")
 _ITEM = re.compile(
-    rf"(?:\\?[$€£]\s?)?(?P<value>{_VALUE})(?!\d|\.\d|\s?\\?%|\w*[\\^_]|\s+(?:of\s+\d+|or so|plus|minus|times|divided|squared|cubed)\b)"
+    rf"(?:\\?[$€£]\s?)?(?P<value>{_VALUE})(?!\d|\.\d|\s?\\?%|\w*[\\^_]"
+    r"|\s+(?:of\s+\d+|or so|plus|minus|times|divided|squared|cubed)\b)"
     rf"(?:(?:[ -]?[A-Za-z°]{{1,12}}|[ -]?[A-Za-z°]{{1,12}} [a-z]{{1,12}})(?=\s*(?:,|\band\b|\bor\b)))?"
     r"|(?P<group>[(\[]\s*[-\d][^()\[\]\n]{1,80}[)\]])"
 )
