@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from envsdk.rewards.answer_text import NO_SPACES, after_thinking, is_thinking
+from envsdk.rewards.denials import BOUND, denied, denied_before
 from envsdk.settings.strict import StrictSettings
 
 Way = Literal["boxed", "tag", "hash", "answer_is", "last"]
@@ -45,40 +47,61 @@ NUMBER = (
     r"[-+−]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,4}\b)?"
     r"(?:/\d+(?:\.\d+)?)?(?:\s?\\?%)?"
 )
-_NUMBER = re.compile(rf"(?=[-+−.\d])(?<![\w.])(?:{NUMBER}(?!\w)|[-+−]?\d+(?:\.\d+)?(?=[A-Za-z]+\b))")
-_LEADING_NUMBERS = re.compile(rf"{NUMBER}(?:\s*[A-Za-z%°]{{0,12}}\s*\b(?:or|and)\s+{NUMBER})*", re.IGNORECASE)
-_ALTERNATIVES = re.compile(rf"{NUMBER}\s*[A-Za-z]{{0,12}}\s+or\s+$", re.IGNORECASE)
+_VALUE = rf"–?{NUMBER}(?::\d+)*"
+_NUMBER = re.compile(
+    rf"(?=[-+−–.\d])(?:(?<![\w.])|(?<=[{NO_SPACES}]))"
+    rf"(?:{_VALUE}(?:(?!\w)|(?=[{NO_SPACES}]))|[-+−]?\d+(?:\.\d+)?(?=[A-Za-z]+\b))"
+)
 _FORMULA = re.compile(
     r"(?=[$\\])(?:\$\$([^$]{1,1000})\$\$|\$([^$]{1,1000})\$|\\\(([^$]{1,1000}?)\\\)|\\\[([^$]{1,1000}?)\\\])"
 )
+_SENTENCE = re.compile(r"[A-Za-z]{3,},? [A-Za-z]{2,}")
+_ITEM = re.compile(
+    rf"(?:\\?[$€£]\s?)?(?P<value>{_VALUE})(?!\d|\.\d|\s?\\?%|\w*[\\^_]"
+    r"|\s+(?:of\s+\d+|or so|plus|minus|times|divided|squared|cubed)\b)"
+    rf"(?:(?:[ -]?[A-Za-z°]{{1,12}}|[ -]?[A-Za-z°]{{1,12}} [a-z]{{1,12}})(?=\s*(?:,|\band\b|\bor\b)))?"
+    r"|(?P<group>[(\[]\s*[-\d][^()\[\]\n]{1,80}[)\]])"
+)
+_JOINT = re.compile(
+    r"\s*(?:[,;]\s*(?:and|or)?|and|or|\\text\{\s*(?:and|or)\s*\})\s*(?=[$\\(\[\d.+−–-])", re.IGNORECASE
+)
 _CUE = re.compile(
-    r"\b(?:[Aa]nswer|ANSWER)(?i:\s(?:to|for|of)\s[^.\n]{1,80}?\s)?"
-    r"[\s*_]{0,4}(?:(?i:is|was)\b|:|=)[\s*_:]{0,8}"
+    r"\b(?:(?:[Aa]nswers?|ANSWER)(?i:\s(?:to|for|of)\s[^.\n]{1,80}?\s)?"
+    r"[\s*_]{0,4}(?:(?i:is|was|are)\b|:|=)|Ans[.:]"
+    r"|[Rr]espuesta(?: final| correcta)? es\b|[Rr]éponse(?: finale)? est\b|[Aa]ntwort (?:ist|lautet)\b"
+    r"|[Rr]isposta(?: finale)? è\b|[Rr]esposta(?: final)? é\b|[Оо]твет\w{0,3}(?: равен)?\s?[:—-]"
+    r"|(?:[Aa]ctually|[Ww]ait|[Nn]o|[Ss]orry|[Hh]mm|[Cc]orrection|[Ii]t)\b[^.\n]{0,30}?"
+    r"\b(?:should|must) (?:be|have been)(?=[\s$*\\(]{1,6}[-\d]))[\s*_:]{0,8}"
+    r"|(?:答案|答え|정답|답)\s?(?:应该|應該|应|應)?(?:是|为|為|は|은|:|：|=)[\s*_]{0,8}"
 )
-_DENIED_BEFORE = re.compile(
-    r"(?:\bnot|n['’]t|≠|\\neq?\b|\\ne)\s*(?:equal to|equals?|be|to be|exactly|the number)?[\s$*({:\[\\]*$",
-    re.IGNORECASE,
-)
-_DENIED_AFTER = re.compile(
-    r"[\s$*)}\]\\]*(?:(?:is|was|are)\s*(?:n['’]t|not|wrong|incorrect|false)\b|cannot be\b|can['’]t be\b)",
-    re.IGNORECASE,
+_VERB = re.compile(
+    r"(?:\b(?:is|are|was|were|equals?|be|becomes|makes|gives)\b|[:=])[\s*]*(?=[$\\(\[\d.+−–-])", re.IGNORECASE
 )
 _DENIAL = re.compile(r"\W*(?:≠|\\neq?\b|!=)")
-_DENIED_CUE = re.compile(
-    r"(?:\bnot (?:true|think|believe|say|claim|the case)|n['’]t (?:think|believe|say|true)|\bdoubt|\bfalse)"
-    r"[^.\n]*$",
+_GAP = re.compile(r"\\(?:quad|qquad|[,;:!>()\[\] \\])|\\text(?:rm|bf)?\s*\{([^{}]*)\}|[$*~&]")
+_AND_OR = re.compile(
+    r"\s*[,;]?\s*(?:and|or|or else|as well as)?\s*(?:also|again|perhaps|maybe|possibly|then)?\s*"
+    r"(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?\s*=)?\s*",
     re.IGNORECASE,
 )
-_AND_OR = re.compile(r"\s*(?:,|;|\band\b|\bor\b|\\text\{\s*(?:and|or)\s*\})?\s*", re.IGNORECASE)
-_SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n|;")
+_OR_OTHER = re.compile(rf"[\s$)\]}}\\]*(?:\\text\{{\s*or\s*\}}|\bor\b)\s*\$?\s*({NUMBER})", re.IGNORECASE)
+_SENTENCE_END = re.compile(
+    r"(?<!\bi\.e)(?<!\be\.g)(?<!\b[ap]\.m)(?:(?<!\b[A-J])|(?!\.\s[\d$\\]))[.!?](?=\s|$)|[\n;。！？]"
+)
 _PROSE = re.compile(
-    r"(?<![\\A-Za-z])(?!(?:sin|cos|tan|cot|sec|csc|log|exp|sqrt|mod|gcd|lcm|max|min|inf)\b)[A-Za-z]{3,}"
-    r"|\b(?:is|it|so|we|he|to|of|no)\b",
+    r"(?<![\\A-Za-z])(?!(?:sin|cos|tan|cot|sec|csc|log|exp|sqrt|mod|gcd|lcm|max|min|inf)\b)[A-Za-zÀ-ɏ]{3,}"
+    rf"|\b(?:is|it|so|we|he|to|of|no)\b|[а-я]{{3,}}|\bне\b|[{NO_SPACES}]",
     re.IGNORECASE,
 )
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![a-z])")
+_LETTER_AND_REASON = re.compile(r"\(?[A-J]\)?,?\s+(?:because|since|as)\b")
+_BARE_LATEX = re.compile(
+    r"\b(?:is|are|equals|be)\s+([-\d(]*\\(?:[dt]?frac|sqrt|pi|binom|left|infty)\b.*?)\.?$"
+)
+_BOLD_END = re.compile(r"\*\*([^*]{1,40}?)\.?\*\*\W*$")
 _MAX_BOXES = 20
 _AROUND = 60
-"""Characters before and after an answer in which a denial is looked for."""
+"""Characters between two boxes that may be one answer."""
 _MAX_WORDS_CHARS = 40
 """A response without number or formula that is no longer is an answer in words: `north-east`."""
 _TAIL = 2000
@@ -89,9 +112,9 @@ def find_answer(response: str, extraction: Extraction) -> Found:
     """The answer of a response."""
     text = response
     if extraction.after_think:
-        text = text[text.rfind("</think>") + len("</think>") :] if "</think>" in text else text
-        if "<think>" in text:
+        if is_thinking(text):
             return Found(None, problem="no answer: <think> is not closed")
+        text = after_thinking(text)
     ways = {"boxed": _boxed, "tag": _tagged, "hash": _hashed, "answer_is": _announced, "last": _last}
     for way in extraction.extract:
         found = ways[way](text, extraction.max_answer_chars)
@@ -104,11 +127,13 @@ def find_answer(response: str, extraction: Extraction) -> Found:
 
 
 def boxed_content(text: str, start: int, limit: int) -> tuple[str, int] | None:
-    r"""What the `\boxed` at `start` holds, and where it ends; None when its brace is missing or not closed.
+    r"""What the box at `start` holds, and where it ends; None when its brace is missing or not closed.
 
     A content of more than `limit` characters is cut there.
     """
-    opening = start + len("\\boxed")
+    opening = start + 1
+    while text[opening : opening + 1].isalpha():
+        opening += 1
     while opening < len(text) and text[opening] == " ":
         opening += 1
     if opening == len(text) or text[opening] != "{":
@@ -132,30 +157,30 @@ def boxed_content(text: str, start: int, limit: int) -> tuple[str, int] | None:
 
 def _boxed(text: str, limit: int) -> Found | None:
     """The last box, joined with the boxes right before it: `\\boxed{1} and \\boxed{2}` is `1, 2`."""
-    start = text.rfind("\\boxed")
-    if start < 0:
+    starts = [match.start() for match in _BOX.finditer(text)]
+    if not starts:
         return None
+    start = starts.pop()
     last = boxed_content(text, start, limit)
     if last is None:
         return Found(None, problem="no answer: the last \\boxed is not closed")
     contents, end = [last[0].strip()], last[1]
-    if _DENIED_AFTER.match(text[end : end + _AROUND]):
-        return Found(None, problem=f"no answer: {short(contents[0])} is denied")
     while True:
-        if _DENIED_BEFORE.search(text[max(0, start - _AROUND) : start]):
+        if denied(text, start, end):
             return Found(None, problem=f"no answer: {short(contents[0])} is denied")
-        before = text.rfind("\\boxed", 0, start)
-        previous = boxed_content(text, before, limit) if before >= 0 else None
-        if previous is None or start - previous[1] > _AROUND:
+        before = starts.pop() if starts else None
+        previous = None if before is None else boxed_content(text, before, limit)
+        if before is None or previous is None or not 0 <= start - previous[1] <= _AROUND:
             break
-        gap = text[previous[1] : start].replace("$", "").replace("*", "")
-        if previous[1] > start or not _AND_OR.fullmatch(gap):
+        if not _AND_OR.fullmatch(_GAP.sub(r" \1 ", text[previous[1] : start])):
             break
         if previous[0].strip() not in contents:
             contents.insert(0, previous[0].strip())
         if len(contents) > _MAX_BOXES:
             return Found(None, problem="no answer: too many boxes in a row")
         start = before
+    if other := _OR_OTHER.match(text[end : end + _AROUND]):
+        contents.append(other[1])
     return Found(", ".join(contents))
 
 
@@ -179,14 +204,18 @@ def _hashed(text: str, limit: int) -> Found | None:
 def _announced(text: str, limit: int) -> Found | None:
     """The last "the answer is X" that is not denied."""
     for cue in reversed(deque(_CUE.finditer(text), maxlen=8)):
-        if _DENIED_CUE.search(text[max(0, cue.start() - _AROUND) : cue.start()]):
+        start = cue.end()
+        if denied_before(text[max(0, cue.start() - _AROUND) : cue.start()]):
             continue
-        content = text[cue.end() : cue.end() + limit + 2]
+        while start < len(text) and text[start].isspace():
+            start += 1
+        content = text[start : start + limit + 2]
         if re.match(r"(?:not\b|n['’]t\b)", content, re.IGNORECASE):
             continue
-        sentence_end = _SENTENCE_END.search(content, 1)
-        content = content[: sentence_end.start()] if sentence_end else content
+        content = content[: _sentence_end(content)]
         content = re.split(r"[,\s]\s*(?:and |but )?not\s", content, maxsplit=1)[0]
+        if denied(text, start, start + len(content)):
+            return Found(None, problem=f"no answer: {short(content)} is denied")
         if content.strip():
             return _read(content)
     return None
@@ -198,46 +227,96 @@ def _last(text: str, limit: int) -> Found | None:
     line = tail.rstrip().rsplit("\n", 1)[-1].strip()
     if line and len(line) <= 200 and len(_FORMULA.findall(line)) <= 1 and not _PROSE.search(line):
         return Found(None, problem=f"no answer: {short(line)} denies") if _DENIAL.match(line) else _read(line)
-    formula = _final(_FORMULA.finditer(tail))
-    number = _final(_NUMBER.finditer(tail))
+    if "$" not in line and (stated := _BARE_LATEX.search(line)):
+        return Found(stated[1])
+    if found := _last_of(tail):
+        return found
+    if bold := _BOLD_END.search(line):
+        return Found(bold[1])
+    return Found(text.strip()) if 0 < len(text.strip()) <= _MAX_WORDS_CHARS else None
+
+
+def _last_of(text: str) -> Found | None:
+    """The last number or formula of a text, with those that it is one list with: "3 and -3"."""
+    formulas = [match for match in _FORMULA.finditer(text) if _is_formula(match)]
+    formula, number = formulas[-1] if formulas else None, _final(_NUMBER.finditer(text))
     match = formula if number is None or (formula and formula.end() >= number.end()) else number
     if match is None:
-        return Found(text.strip()) if 0 < len(text.strip()) <= _MAX_WORDS_CHARS else None
-    answer = _formula_text(match) if match is formula else match.group()
-    before, after = (
-        tail[max(0, match.start() - _AROUND) : match.start()],
-        tail[match.end() : match.end() + _AROUND],
-    )
-    if _DENIED_BEFORE.search(before) or _DENIED_AFTER.match(after):
+        return None
+    answer = _formula_text(match) if match is formula else match.group().replace("–", "-")
+    if denied(text, match.start(), match.end()):
         return Found(None, problem=f"no answer: {short(answer)} is denied")
-    if other := _ALTERNATIVES.search(before):
-        answer = f"{other.group().split()[0]}, {answer}"
-    return Found(answer)
+    answers, start = [answer], match.start()
+    candidates = formulas[:-1] if match is formula else list(_NUMBER.finditer(text[:start]))
+    for other in reversed(candidates[-_MAX_BOXES:]):
+        gap = re.match(r"\s?[A-Za-z°]{0,12}?" + _JOINT.pattern, text[other.end() :], re.IGNORECASE)
+        if gap is None or other.end() + gap.end() != start:
+            break
+        answers.insert(0, _formula_text(other) if match is formula else other.group())
+        start = other.start()
+    return Found(", ".join(answers))
 
 
 def _read(content: str) -> Found:
-    """The answer in a phrase: its formulas, else the phrase as a formula, else its number, else its words."""
-    content = content.strip().strip('*_`"“”').strip().rstrip(".").strip()
-    formulas = [_formula_text(match) for match in _FORMULA.finditer(content)]
-    if formulas:
-        return Found(", ".join(dict.fromkeys(formulas)))
-    if "\\" in content or not _PROSE.search(content):
+    """The answer in a phrase: what it begins with, or what stands after its last verb, or its last number."""
+    content = content.strip().strip('*_`"“”').strip().rstrip(".。").strip()
+    if not _PROSE.search(content) or ("\\" in content and not _FORMULA.search(content)):
+        stated = re.sub(r"(?<=\S)\s*\((?:\$|or\s|i\.e)[^()]*\)$", "", content)
+        formulas = [_formula_text(match) for match in _FORMULA.finditer(stated)]
+        return Found(", ".join(dict.fromkeys(formulas)) if formulas else content)
+    if BOUND.match(content):
+        return Found(None, problem=f"no answer: {short(content)} states no value")
+    if _LETTER_AND_REASON.match(content):
         return Found(content)
-    if leading := _LEADING_NUMBERS.match(content):
-        return Found(re.sub(r"\s*[A-Za-z°]*\s*\b(?:or|and)\s+", ", ", leading.group(), flags=re.IGNORECASE))
-    if number := _final(_NUMBER.finditer(content)):
-        if _DENIED_BEFORE.search(content[: number.start()][-_AROUND:]) or _DENIED_AFTER.match(
-            content[number.end() :]
-        ):
-            return Found(None, problem=f"no answer: {number.group()} is denied")
-        if other := _ALTERNATIVES.search(content[: number.start()][-_AROUND:]):
-            return Found(f"{other.group().split()[0]}, {number.group()}")
-        return Found(number.group())
-    return Found(content)
+    verbs = [0, *(match.end() for match in _VERB.finditer(content) if not _is_inside(match.start(), content))]
+    for start in (0, *reversed(verbs[1:])):
+        items, end = _items(content, start)
+        if items and (start or not _JOINT.match(content, end)):
+            if denied(content, start, end):
+                return Found(None, problem=f"no answer: {short(items[0])} is denied")
+            return Found(", ".join(dict.fromkeys(items)))
+    return _last_of(content) or Found(content)
+
+
+def _items(text: str, at: int) -> tuple[list[str], int]:
+    """The numbers and formulas of the list that begins there, and where it ends."""
+    items: list[str] = []
+    end = at
+    while True:
+        formula = _FORMULA.match(text, at)
+        if formula and _is_formula(formula):
+            items.append(_formula_text(formula))
+            end = formula.end()
+        elif item := _ITEM.match(text, at):
+            items.append((item["value"] or item["group"]).replace("–", "-"))
+            end = item.end()
+        else:
+            return items, end
+        if (joint := _JOINT.match(text, end)) is None:
+            return items, end
+        at = joint.end()
+
+
+def _sentence_end(text: str) -> int:
+    """Where the first sentence ends, outside formulas."""
+    inside = [match.span() for match in _FORMULA.finditer(text) if _is_formula(match)]
+    for end in _SENTENCE_END.finditer(text, 1):
+        if not any(start < end.start() < stop for start, stop in inside):
+            return end.start()
+    return len(text)
+
+
+def _is_inside(at: int, text: str) -> bool:
+    return any(match.start() < at < match.end() for match in _FORMULA.finditer(text))
+
+
+def _is_formula(match: re.Match[str]) -> bool:
+    """Not what stands between the dollars of two prices."""
+    return "\\" in match.group() or not _SENTENCE.search(match.group())
 
 
 def _formula_text(match: re.Match[str]) -> str:
-    return next(group for group in match.groups() if group is not None).strip()
+    return next((group for group in match.groups() if group is not None), match.group()).strip()
 
 
 def _final(matches: Iterator[re.Match[str]]) -> re.Match[str] | None:

@@ -8,8 +8,9 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from envsdk.rewards.answer_text import after_thinking
 from envsdk.rewards.answers import Extraction, Way, find_answer, short
-from envsdk.rewards.reward import Reward, RewardError, RewardFunction, Runs, Sample
+from envsdk.rewards.reward import Reward, RewardError, RewardFunction, Runs, Sample, unusable
 
 LETTERS = "ABCDEFGHIJ"
 
@@ -26,6 +27,16 @@ _DECORATION = " \t\n*_`$\"'“”.:;"
 _LETTER = r"[\s*_(\[$]{0,4}([A-J])(?![A-Za-z0-9])[\s*_)\]$.:]{0,4}"
 _START = re.compile(rf"(?:the\s+)?(?:correct\s+)?(?:option|choice|answer)?\s{{0,3}}{_LETTER}", re.IGNORECASE)
 _NEXT = re.compile(rf"(?:,|;|/|&|\band\b|\bor\b)\s{{0,3}}(?:option\s{{0,3}})?{_LETTER}", re.IGNORECASE)
+_LEAD = re.compile(
+    r"(?:(?:[Ss]o|[Tt]herefore|[Tt]hus|[Hh]ence|[Tt]hen)\b,?\s*)?"
+    r"(?:(?:[Ii]t|[Tt]his|[Tt]hat)(?:['’]s| is| must be)|(?:I|[Ww]e) (?:choose|pick|select|say|go with))?\s*"
+    r"(?=[*(]{0,3}[A-J](?![A-Za-z0-9]))"
+)
+"""Words before a letter that is chosen."""
+_REASON = re.compile(
+    r"\s*(?:[-–—,(.]|because\b|since\b|(?:is|must be|would be) (?:the )?(?:correct|right|best|true|answer)\b)"
+)
+"""What follows a chosen letter, and no article: "A, because", "A is correct"."""
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s?\{([^{}]*)\}")
 _MARKED = re.compile(r"\(([A-J])\)|\*\*\(?([A-J])[).:]?\*\*|\b(?:[Oo]ption|[Cc]hoice)\s+([A-J])\b")
 _OPTION_LINE = re.compile(r"^[ \t]*\(?([A-J])[).:][ \t]+(\S[^\n]{0,300})", re.MULTILINE)
@@ -62,8 +73,8 @@ class ChoiceReward(RewardFunction):
         if found.answer is not None:
             choice, said = chosen(found.answer, options), found.answer
         elif found.way is None and "closed" not in found.problem:
-            choice = _marked(sample.response, options)
-            said = choice or ""
+            choice, answer = _marked(sample.response, options), after_thinking(sample.response)
+            said = choice or (answer if _letters_in_a_row(answer[-_TAIL:]) else "")
         else:
             choice, said = "", ""
         if len(truth) > 1:
@@ -94,7 +105,9 @@ class ChoiceReward(RewardFunction):
 
     def problem(self, row: Mapping[str, Any]) -> str | None:
         """Why the row's `ground_truth` is no choice."""
-        truth = Sample(response="", row=row).known_truth
+        if problem := unusable(given := row.get("ground_truth")):
+            return problem
+        truth = str(given)
         if chosen(truth, _options_of_row(row)) or _letters_in_a_row(truth):
             return None
         if truth and (row.get("prompt") or row.get("messages")):
@@ -105,6 +118,7 @@ class ChoiceReward(RewardFunction):
 def chosen(text: str, options: Mapping[str, str]) -> str:
     """The letters that a short text chooses, sorted; empty when it chooses none, or says "A or B"."""
     text = _WRAPPED.sub(r"\1", unicodedata.normalize("NFKC", text)).strip(_DECORATION)
+    text = text[lead.end() :] if (lead := _LEAD.match(text)) else text
     for letter, option in options.items():
         if _plain(text) == _plain(option):
             return letter
@@ -124,12 +138,7 @@ def chosen(text: str, options: Mapping[str, str]) -> str:
     told = _plain(rest.strip(_DECORATION + " .:)-"))
     if told and any(told == _plain(option) for letter, option in options.items() if letter not in letters):
         return ""  # another option's text
-    if (
-        rest.strip()
-        and not is_marked
-        and at == first.end()
-        and not re.match(r"\s*(?:[-–—,(]|because\b|since\b)", rest)
-    ):
+    if rest.strip() and not is_marked and at == first.end() and not _REASON.match(rest):
         return ""  # an article: "A cat"
     return "".join(sorted(letters))
 
@@ -164,10 +173,12 @@ def _letters_in_a_row(text: str) -> str:
 
 
 def _marked(response: str, options: Mapping[str, str]) -> str:
-    tail = response.rpartition("</think>")[2][-_TAIL:].rstrip()
-    line = tail.rsplit("\n", 1)[-1]
-    if choice := chosen(line, options):
-        return choice
+    """The last line, or the first one before an explanation, or the last marked letter."""
+    answer = after_thinking(response).strip()
+    tail = answer[-_TAIL:]
+    for line in (tail.rsplit("\n", 1)[-1], answer[:_TAIL].split("\n", 1)[0]):
+        if choice := chosen(line, options):
+            return choice
     last = None
     for match in _MARKED.finditer(tail):
         if not re.search(r"\b(?:not|n't)\W*$", tail[max(0, match.start() - 20) : match.start()]):

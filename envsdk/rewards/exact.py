@@ -6,8 +6,9 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from envsdk.rewards.answer_text import after_thinking
 from envsdk.rewards.answers import Extraction, Way, find_answer, short
-from envsdk.rewards.reward import Reward, RewardError, RewardFunction, Runs, Sample
+from envsdk.rewards.reward import Reward, RewardError, RewardFunction, Runs, Sample, unusable
 
 
 class ExactArgs(Extraction):
@@ -30,8 +31,9 @@ class ExactReward(RewardFunction):
 
     def score(self, sample: Sample) -> Reward:
         """Raises RewardError when the row has nothing to compare with."""
-        if not (truth := self._normal(sample.ground_truth)):
-            raise RewardError("its row has no ground_truth to compare with")
+        if problem := self.problem(sample.row):
+            raise RewardError(f"the row cannot be used: {problem}")
+        truth = self._normal(sample.ground_truth)
         found = find_answer(sample.response, self.args)
         answer = found.answer
         if answer is None and not self.args.extract and not found.problem.endswith("closed"):
@@ -52,11 +54,12 @@ class ExactReward(RewardFunction):
 
     def problem(self, row: Mapping[str, Any]) -> str | None:
         """Why the row's `ground_truth` cannot be compared with."""
-        truth = Sample(response="", row=row).known_truth
-        return None if self._normal(truth) else "it has no ground_truth to compare with"
+        if problem := unusable(truth := row.get("ground_truth")):
+            return problem
+        return None if self._normal(str(truth)) else "it has no ground_truth to compare with"
 
     def _whole(self, response: str) -> str:
-        return response.rpartition("</think>")[2] if self.args.after_think else response
+        return after_thinking(response) if self.args.after_think else response
 
     def _normal(self, text: str) -> str:
         text = unicodedata.normalize("NFC", text).strip()

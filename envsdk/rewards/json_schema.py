@@ -18,7 +18,7 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from envsdk.failures import ConfigurationError
-from envsdk.rewards.answer_text import after_thinking
+from envsdk.rewards.answer_text import after_thinking, is_thinking
 from envsdk.rewards.reward import Reward, RewardError, RewardFunction, Sample
 from envsdk.settings.strict import StrictSettings
 
@@ -70,6 +70,8 @@ class JSONSchema(RewardFunction):
             schema = self._schema_of(sample.row)
         except ValueError as error:
             raise RewardError(f"reward `json_schema`: {error}") from error
+        if is_thinking(sample.response):
+            return self._wrong("no answer: <think> is not closed", parses=False)
         found = find_json(after_thinking(sample.response))
         if found is None:
             return self._wrong("no JSON found", parses=False)

@@ -8,56 +8,39 @@ from __future__ import annotations
 
 import logging
 import re
-import unicodedata
 from collections.abc import Mapping
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from envsdk.rewards.answers import NUMBER, Extraction, boxed_content, find_answer, short
-from envsdk.rewards.reward import Reward, RewardError, RewardFunction, Sample
+from envsdk.rewards.answers import Extraction, boxed_content, find_answer, short
+from envsdk.rewards.notation import expression, number, percentage, quantity
+from envsdk.rewards.reward import Reward, RewardError, RewardFunction, Sample, unusable
+from envsdk.rewards.shapes import VARIABLE, alike, leaves, shape_of
 from envsdk.settings.extras import require
 
 _MAX_DEPTH = 30
 """Of brackets in an answer: more overflow the parser's stack."""
-_MAX_DIGITS = 60
 _CLEARLY_DIFFERENT = Fraction(1, 10_000)
 """Numbers further apart than this, or than this share of the larger one, differ also when rounded; closer
 ones are left to math-verify."""
 
-_PLAIN = re.compile(NUMBER)
-_SCIENTIFIC = re.compile(r"(-?\d[\d,]*(?:\.\d+)?)\\times10\^\{?([-+]?\d{1,3})\}?")
-_FRACTION = re.compile(r"(-?)\\[dt]?frac\{(\d+)\}\{(\d+)\}")
-_VARIABLE = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\([\w, ]*\))?")
-_RELATION = re.compile(
-    r"\\(?:neq?|geq?|leq?|geqslant|leqslant|ll|gg|vee|lor|wedge|land|[bp]?mod)(?![A-Za-z])|[<>?]|\\\\|(?<=\d)_"
+_NO_VALUE = re.compile(
+    r"\\(?:neq?|geq?|leq?|ll|gg|vee|lor|wedge|land|[bp]?mod|equiv|in)(?![A-Za-z])|[<>?]|\\\\|(?<=\d)_"
+    r"|(?:[-+*/:^=]|\\(?:times|cdot|div))\s*$"
 )
-"""What makes a condition, a disjunction or nothing of a number."""
-_DIGITS = re.compile(r"-?\d+(?:\.\d+)?")
+"""What makes a condition, a disjunction, a half of a formula or nothing of a number."""
+_APPROXIMATELY = re.compile(r"\\(?:approx|simeq|sim|doteq)(?![A-Za-z])")
+_NAMES_A_VALUE = re.compile(
+    r"[A-Za-z]\w*\s*\(|\||\\(?:text|angle|triangle|lim|int|sum|prod|det|overline|operatorname|gcd|max|min|Pr)"
+)
+"""In the left side of an equation: its right side is what is asked for."""
 _WORDS = re.compile(
-    r"\\(?:text|mathrm|textbf|mathbf)\{([^{}]*)\}"
+    r"\\text\{([^{}]*)\}"
     r"|((?i:yes|no|true|false|none)|[A-Za-z][a-z]{3,}(?: [A-Za-z]+)*|[A-Za-z]+(?: [A-Za-z]+)+)"
 )
-_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", "0123456789-+n")
-_SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+")
-_SYMBOLS = {
-    "−": "-", "–": "-", "⁄": "/", "∕": "/", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": r"\div ",
-    "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ",
-    "∅": r"\emptyset ", "∈": r"\in ", "°": r"^\circ ", "’": "'", "￥": "", "$": "",
-}  # fmt: skip
-_REWRITES = [
-    (re.compile(r"√\s*\(([^()]*)\)|(?<!\\)\bsqrt\s*\(([^()]*)\)|√\s*(\d+|[A-Za-z])"), r"\\sqrt{\1\2\3}"),
-    # 1.5e3, 1e-3, 2e5 and 2e-10 are powers of ten; 2e-1 and 2e+1 have Euler's number.
-    (re.compile(r"(\.\d+|(?<![\d.,])1)[eE]([-+]?)0*(\d{1,4})(?![\w.])"), r"\1\\times 10^{\g<2>\3}"),
-    (re.compile(r"(\d)[eE]([-+](?=\d\d)|)0*(\d{1,4})(?![\w.])"), r"\1\\times 10^{\g<2>\3}"),
-    (re.compile(r"\*\*"), "^"),
-    (re.compile(r"\*"), r"\\times "),
-    (re.compile(r"(?<!\\)\b(pi|sin|cos|tan|cot|sec|csc|log|ln|exp|infty)\b"), r"\\\1 "),
-    (re.compile(r"<="), r"\\le "),
-    (re.compile(r">="), r"\\ge "),
-    (re.compile(r" ?(?:\\text\{ ?(?:or|and) ?\}|\\(?:lor|land)\b|(?<![\\\w])(?:or|and)(?!\w)) ?"), ", "),
-    (re.compile(r"(\d)\{,\}(?=\d{3})"), r"\1,"),
-]  # fmt: skip
+_LETTER = re.compile(r"\(?(?:\\text\s*\{\s*)?\(?([A-J])\)?[.:)]?\s*\}?\)?")
+_CHOSEN = re.compile(r"(?:\\text\s*\{\s*)?(?:\(([A-J])\)|([A-J])[.):])\s*\}?\s*.*", re.DOTALL)
 
 
 class MathArgs(Extraction):
@@ -66,7 +49,7 @@ class MathArgs(Extraction):
     float_rounding: int = 6
     """Decimals to which math-verify rounds a decimal number before it compares."""
     strict: bool = True
-    """Names of variables count, and a set is no tuple."""
+    """math-verify compares the names of variables too. A set is never a tuple."""
 
 
 class MathReward(RewardFunction):
@@ -93,14 +76,9 @@ class MathReward(RewardFunction):
         answer = None if found.answer is None else expression(found.answer)
         if not answer:
             return Reward(value=0.0, verdict=found.problem or "no answer found", correct=False)
-        is_right = True if answer == truth else same_number(answer, truth)
-        if is_right is None and (is_right := same_words(answer, truth)) is None:
-            if _depth(answer) > _MAX_DEPTH:
-                return Reward(value=0.0, verdict="the answer is nested too deeply", correct=False)
-            if number(truth) is not None and (problem := no_number(answer)):
-                return Reward(value=0.0, verdict=problem, correct=False)
-            is_right = self._verify(answer, truth)
-        if is_right:
+        if answer != truth and _depth(answer) > _MAX_DEPTH:
+            return Reward(value=0.0, verdict="the answer is nested too deeply", correct=False)
+        if self._is_same(answer, truth):
             return Reward(value=1.0, verdict=f"{short(answer)} is right", correct=True)
         return Reward(value=0.0, verdict=f"{short(answer)} is not {short(truth)}", correct=False)
 
@@ -116,17 +94,62 @@ class MathReward(RewardFunction):
 
     def problem(self, row: Mapping[str, Any]) -> str | None:
         """Why the row's `ground_truth` cannot be compared with."""
-        given = Sample(response="", row=row).known_truth
-        truth = expected_answer(given)
-        if not truth:
-            return "it has no ground_truth"
-        if len(truth) > self.args.max_answer_chars or _depth(truth) > _MAX_DEPTH:
-            return f"its ground_truth is too long for a mathematical answer: {short(given)}"
-        if number(truth) is not None or _words(truth) is not None:
-            return None
-        if truth.count("{") != truth.count("}") or not _parsed(truth):
-            return f"its ground_truth is no number and no formula that math-verify can parse: {short(given)}"
-        return None
+        if problem := unusable(given := row.get("ground_truth")):
+            return problem
+        return _problem_of(str(given), self.args.max_answer_chars)
+
+    def _is_same(self, answer: str, truth: str) -> bool:
+        if answer == truth:
+            return True
+        if (is_same := same_number(answer, truth)) is not None:
+            return is_same
+        if (is_same := same_words(answer, truth)) is not None:
+            return is_same
+        said, expected = quantity(answer), quantity(truth)
+        if said.is_denied or (said.unit and expected.unit and said.unit != expected.unit):
+            return False
+        return self._is_alike(value_of(said.value), value_of(expected.value))
+
+    def _is_alike(self, answer: str, truth: str) -> bool:
+        """Whether two values are the same, part by part."""
+        if _flat(answer) == _flat(truth):
+            return True
+        if (is_same := same_number(answer, truth)) is not None:
+            return is_same
+        said, expected = shape_of(answer), shape_of(truth)
+        if said.kind == expected.kind == "one":
+            return self._is_equal(answer, truth)
+        return alike(said, expected, lambda one, other: self._is_alike(value_of(one), value_of(other)))
+
+    def _is_equal(self, answer: str, truth: str) -> bool:
+        """Whether two single values are equal, one of which may be an equation that states it."""
+        name, expected = _named(truth)
+        if "=" in answer and ("=" not in truth or name):
+            said_name, said = _named(answer)
+            if name and said_name and name != said_name:
+                return number(expected) is None and self._verify(answer, truth)
+            *sides, said = (side.strip() for side in answer.split("="))
+            if all(self._may_state(side, said) for side in sides):
+                return self._is_alike(said, expected)
+            if len(sides) == 1 and VARIABLE.fullmatch(said) and number(sides[0]) is not None:
+                return self._is_alike(sides[0], expected)
+            return bool(name) and self._verify(answer, truth)
+        if name and "=" not in answer:
+            return self._is_alike(answer, expected)
+        if number(truth) is not None and _NO_VALUE.search(answer):
+            return False
+        return self._verify(answer, truth)
+
+    def _may_state(self, side: str, value: str) -> bool:
+        """Whether `side = value` says what is asked for: `x`, `a + b` and `5!` may stand there, `2x` not."""
+        if not side:
+            return True
+        if VARIABLE.fullmatch(side) or _NAMES_A_VALUE.search(side):
+            return not _NO_VALUE.search(side)
+        letters = set(re.findall(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])", side))
+        if letters - {"e", "i"}:
+            return len(letters) > 1 and not _NO_VALUE.search(side)
+        return self._is_alike(side, value)
 
     def _verify(self, answer: str, truth: str) -> bool:
         from math_verify import verify
@@ -151,52 +174,42 @@ def expected_answer(ground_truth: str) -> str:
     return expression(truth)
 
 
-def expression(answer: str) -> str:
-    """An answer in one notation: ASCII digits and signs, LaTeX's names, alternatives as a list."""
-    if answer.isascii() and _DIGITS.fullmatch(answer):
-        return answer
-    text = answer.replace("\\$", "")
-    text = _SUPERSCRIPT.sub(lambda match: f"^{{{match.group().translate(_SUPERSCRIPTS)}}}", text)
-    text = "".join(_SYMBOLS.get(character, character) for character in unicodedata.normalize("NFKC", text))
-    text = "".join(_plain(character) for character in text if unicodedata.category(character) != "Cf")
-    text = " ".join(text.split()).replace("\\(", "").replace("\\)", "").replace("\\[", "").replace("\\]", "")
-    for pattern, replacement in _REWRITES:
-        text = pattern.sub(replacement, text)
-    return text.strip().rstrip(".,;:").strip()
-
-
-def number(text: str) -> Fraction | None:
-    """A plain number; None for everything else, percentages included: math-verify has rules for them."""
-    text = text.replace(" ", "").replace("\\!", "").lstrip("+")
-    if len(text) > _MAX_DIGITS or text.endswith("%"):
+@lru_cache(maxsize=1024)
+def _problem_of(given: str, max_chars: int) -> str | None:
+    truth = expected_answer(given)
+    if not truth:
+        return "it has no ground_truth"
+    if len(truth) > max_chars or _depth(truth) > _MAX_DEPTH:
+        return f"its ground_truth is too long for a mathematical answer: {short(given)}"
+    if number(truth) is not None or _words(truth) is not None:
         return None
-    if (scientific := _SCIENTIFIC.fullmatch(text)) is not None:
-        return Fraction(scientific[1].replace(",", "")) * Fraction(10) ** int(scientific[2])
-    if (fraction := _FRACTION.fullmatch(text)) is not None:
-        text = f"{fraction[1]}{fraction[2]}/{fraction[3]}"
-    if not _PLAIN.fullmatch(text):
-        return None
-    numerator, _, denominator = text.replace(",", "").partition("/")
-    if "e" in numerator.lower():
-        return None
-    if not denominator:
-        return Fraction(numerator)
-    return Fraction(numerator) / Fraction(denominator) if Fraction(denominator) else None
+    value = quantity(truth).value
+    is_read = all(
+        leaf == "\\dots" or number(leaf) is not None or _words(leaf) is not None or _parsed(leaf)
+        for leaf in leaves(value)
+    )
+    if truth.count("{") != truth.count("}") or not is_read:
+        return f"its ground_truth is no number and no formula that math-verify can parse: {short(given)}"
+    return None
 
 
-def no_number(answer: str) -> str | None:
-    """Why an expression is no value: it is a condition, or a chain of numbers; None where it may be one."""
-    sides = answer.split("=")
-    if len(sides) > 1 and not _VARIABLE.fullmatch(sides[0].strip()):
-        return f"{short(answer)} is an equation, and not a number"
-    return f"{short(answer)} is a condition, and not a number" if _RELATION.search(sides[-1]) else None
+def value_of(text: str) -> str:
+    r"""What `\sqrt{5} \approx 2.24` and `x \approx 2.24` say."""
+    exact, *rounded = (side.strip() for side in _APPROXIMATELY.split(text))
+    if not rounded:
+        return text
+    last = exact.rpartition("=")[2].strip()
+    return rounded[0] if not last or VARIABLE.fullmatch(last) else exact
 
 
 def same_number(answer: str, truth: str) -> bool | None:
-    """Whether two plain numbers are equal; None when math-verify has to decide."""
+    """Whether two plain numbers or percentages are equal; None when math-verify has to decide.
+
+    A percentage is also the number before its sign where that is no fraction of 1: `40\\%` is 40 and 0.4.
+    """
     one, other = number(answer), number(truth)
     if one is None or other is None:
-        return None
+        return _same_percentage(answer, truth)
     if one == other:
         return True
     apart, both_whole = abs(one - other), one.denominator == other.denominator == 1
@@ -205,22 +218,52 @@ def same_number(answer: str, truth: str) -> bool | None:
     return None
 
 
+def _same_percentage(answer: str, truth: str) -> bool | None:
+    said, expected = percentage(answer), percentage(truth)
+    one, other = number(answer), number(truth)
+    if said is not None and expected is not None:
+        return said == expected
+    if said is not None and other is not None:
+        return said / 100 == other or (said == other and abs(other) >= 1)
+    if expected is not None and one is not None:
+        return expected / 100 == one or (expected == one and abs(one) >= 1)
+    return None
+
+
 def same_words(answer: str, truth: str) -> bool | None:
-    """Whether an answer says the words of the ground truth; None when that is no words, but mathematics."""
-    expected = _words(truth)
-    if expected is None:
+    """Whether an answer says the words or the letter of the ground truth; None when that is mathematics."""
+    said = _LETTER.fullmatch(answer) or _CHOSEN.fullmatch(answer)
+    if said and (letter := _LETTER.fullmatch(truth)):
+        return letter[1] in said.groups()
+    if (expected := _words(truth)) is None:
         return None
     return (_words(answer) or answer.lower()) == expected
 
 
 def _words(text: str) -> str | None:
     match = _WORDS.fullmatch(text)
-    return " ".join((match.group(1) or match.group(2) or "").lower().split()) if match else None
+    if match is None:
+        return None
+    words = " ".join((match.group(1) or match.group(2) or "").lower().split())
+    return (
+        None if re.search(r"\d", words) else words.removeprefix("an ").removeprefix("a ").removeprefix("the ")
+    )
 
 
-def _plain(character: str) -> str:
-    """Decimal digits of any script as ASCII."""
-    return character if character.isascii() else str(unicodedata.decimal(character, character))
+def _named(text: str) -> tuple[str, str]:
+    """The variable of `x = 5` and its value; no name for another text."""
+    name, equals, value = text.partition("=")
+    if equals and "=" not in value and VARIABLE.fullmatch(name.strip()):
+        return name.strip(), value.strip()
+    return "", text
+
+
+def _flat(text: str) -> str:
+    """Without space, points of abbreviations and case, as far as it is in words."""
+    flat = text.replace(" ", "")
+    if "\\text" not in flat:
+        return flat.lower() if re.search(r"\d[apAP]\.?[mM]\b", flat) else flat
+    return re.sub(r"\\text\{([^{}]*)\}", r"\1", flat).replace(".", "").lower()
 
 
 def _depth(text: str) -> int:

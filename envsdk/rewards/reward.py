@@ -158,3 +158,14 @@ class AsyncRewardFunction(RewardFunction):
 
     async def close(self) -> None:
         """Free connections and sandboxes. Idempotent."""
+
+
+def unusable(ground_truth: object) -> str | None:
+    """Why a row's `ground_truth` is no text or number that an answer could equal; None when it may be one."""
+    if ground_truth is None or ground_truth == "":
+        return "it has no ground_truth"
+    if isinstance(ground_truth, float) and not math.isfinite(ground_truth):
+        return f"its ground_truth is {ground_truth}, which no answer equals"
+    if isinstance(ground_truth, Mapping | list | tuple):
+        return f"its ground_truth is a {type(ground_truth).__name__}, not a text or a number"
+    return None

@@ -33,7 +33,7 @@ from hashlib import sha256
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from envsdk.failures import describe_error
+from envsdk.failures import ConfigurationError, describe_error
 from envsdk.processes.forked import ForkedProcesses
 from envsdk.processes.interrupts import is_from_the_user
 from envsdk.rewards.loading import load_reward
@@ -92,6 +92,7 @@ class RewardWorkers:
         of one response; `infer_batch_size` the most responses that a function with a `score_batch` of its own
         gets together; `memory_mb` what a worker may allocate beyond what it starts with.
         """
+        _check_sizes(name, timeout_s, world_size, infer_batch_size, memory_mb)
         self.name = name
         self.function = load_reward(name, settings)
         self.counts = RewardCounts()
@@ -421,3 +422,15 @@ async def _close_shared(loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None,
     finally:
         for workers in _shared.pop(loop, {}).values():
             await workers.close()
+
+
+def _check_sizes(name: str, timeout_s: float, world_size: int, batch: int, memory_mb: int | None) -> None:
+    for key, value in (
+        ("timeout_s", timeout_s),
+        ("world_size", world_size),
+        ("infer_batch_size", batch),
+        ("memory_mb", 1 if memory_mb is None else memory_mb),
+    ):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not value > 0:
+            raise ConfigurationError(f"reward {name!r}: {key} must be a number above 0, not {value!r}")

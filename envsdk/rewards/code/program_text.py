@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from envsdk.rewards.answer_text import after_thinking
+
 PYTHON = frozenset({"python", "python3", "py", "python2", "pypy", "pypy3"})
-_ENDS_OF_THOUGHT = ("</think>", "<|begin_of_solution|>")
+_BEGINNING_OF_SOLUTION = "<|begin_of_solution|>"
 
 
 def program_in(response: str, needs: str = "") -> str | None:
@@ -16,8 +18,7 @@ def program_in(response: str, needs: str = "") -> str | None:
     Args:
         needs: A function's name: the last block that defines it goes before later ones that do not.
     """
-    for mark in _ENDS_OF_THOUGHT:
-        response = response.rpartition(mark)[2]
+    response = after_thinking(response.rpartition(_BEGINNING_OF_SOLUTION)[2])
     blocks = list(_blocks(response))
     if not blocks:
         return response.strip() or None

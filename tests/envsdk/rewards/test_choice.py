@@ -38,6 +38,14 @@ def choose(response: str, truth: str = "B", **settings: object) -> Reward:
         "I think\nB",
         "The answer is: **(B)**",
         "Answer: B - a dog",
+        "B is correct.",
+        "It's B",
+        "It is B.",
+        "Therefore, B.",
+        "B\n\nExplanation: the other (A) sleeps.",
+        "答案是B",
+        "答案：B，因为它会叫。",
+        "The answer is B because 5 > 3",
         "<think>\\boxed{A}</think>B",
     ],
 )
@@ -57,6 +65,11 @@ def test_a_choice_is_understood_by_letter_and_by_text(response: str) -> None:
         "not (B)",
         "Bravo",
         "A boy",
+        "B is wrong",
+        "It's not B",
+        "Therefore, A.",
+        "答案是A",
+        "答案不是B",
         "\\boxed{A}\nB",
         "В",
         "<think>B",
@@ -71,6 +84,8 @@ def test_other_choices_hedges_and_denials_are_wrong(response: str) -> None:
 
 def test_a_question_may_have_several_right_options() -> None:
     assert choose("\\boxed{A, C}", "AC").correct
+    assert choose("AC", "A, C").correct
+    assert not choose("AB", "A, C").correct
     assert choose("The answer is C and A", "A, C").correct
     assert choose("\\boxed{CA}", "AC").correct
     assert not choose("\\boxed{A}", "AC").correct
@@ -151,3 +166,12 @@ def test_a_row_with_nothing_to_compare_with_is_masked(truth: str) -> None:
     reward = ExactReward(ExactArgs.model_validate({"ignore": ["punctuation"]}))
     with pytest.raises(RewardError):
         reward.score(Sample(response="", row={"ground_truth": truth}))
+
+
+@pytest.mark.parametrize("truth", [float("nan"), {"answer": "B"}, ["B"]])
+def test_a_ground_truth_that_is_no_text_is_the_rows_problem(truth: object) -> None:
+    row = {"ground_truth": truth, "prompt": "Which?"}
+    for reward in (ChoiceReward(ChoiceArgs()), ExactReward(ExactArgs())):
+        assert reward.problem(row)
+        with pytest.raises(RewardError):
+            reward.score(Sample(response="B", row=row))

@@ -192,6 +192,7 @@ FENCE = "```"
         (f"{FENCE}python\ncut off", "", "cut off"),
         (f"{FENCE}cpp\nint main() {{}}\n{FENCE}", "", None),
         (f"<think>{FENCE}python\nno\n{FENCE}</think>yes()", "", "yes()"),
+        (f"<think>{FENCE}python\nno\n{FENCE}", "", None),
         (" \n", "", None),
     ],
 )

@@ -237,11 +237,15 @@ def corner():
     assert (await scored(code, row, f"import enum\n{program}")).value == 1
 
 
-async def test_unittest_cases_are_tests(code: CodeReward) -> None:
-    test = """
+@pytest.mark.parametrize(
+    "class_of_tests", ["AddTests(unittest.TestCase)", "T(unittest.TestCase)", "Sum(TestCase)"]
+)
+async def test_unittest_cases_are_tests_whatever_their_name(code: CodeReward, class_of_tests: str) -> None:
+    test = f"""
 import unittest
+from unittest import TestCase
 from solution import add
-class AddTests(unittest.TestCase):
+class {class_of_tests}:
     def setUp(self):
         self.three = 3
     def test_right(self):
@@ -254,6 +258,31 @@ class AddTests(unittest.TestCase):
 
 
 SUM = "a, b = map(int, input().split())\n"
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "print(a + b)\nexit()\nprint(0)",
+        "print(a + b); quit()",
+        "print(a + b)\nexit(0)",
+        "if a < 10**9:\n    print(a + b)\n    exit()\nprint(0)",
+        "def main():\n    print(a + b)\n    quit(0)\nmain()",
+        "import numpy\nprint(a + b)\nexit()",
+        "import sys\nprint(a + b)\nsys.exit()",
+    ],
+)
+async def test_a_program_may_end_itself_as_in_python(code: CodeReward, ending: str) -> None:
+    row = {"inputs": ["1 2", "3 4"], "outputs": ["3", "7"]}
+    assert (await scored(code, row, SUM + ending)).value == 1
+
+
+@pytest.mark.parametrize("ending", ["exit(1)", "quit('failed')"])
+async def test_a_program_that_ends_itself_with_an_error_is_wrong(code: CodeReward, ending: str) -> None:
+    row = {"inputs": ["1 2"], "outputs": ["3"]}
+    assert (await scored(code, row, f"{SUM}print(a + b)\n{ending}")).value == 0
+
+
 CHEATS_WITH_INPUT = {
     "loops": ("while True: pass", "more than 1 s of CPU time"),
     "takes memory": ("x = [0] * 10**9", "MemoryError"),

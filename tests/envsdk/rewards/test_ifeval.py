@@ -253,6 +253,7 @@ def test_loose_accepts_a_preamble_and_asterisks_and_strict_does_not() -> None:
 def test_an_empty_response_follows_nothing() -> None:
     row = {"instruction_id_list": ["punctuation:no_comma"]}
     assert score(row, "").value == score(row, " \n").value == score(row, "<think>no</think>\n").value == 0
+    assert score(row, "<think>not finished").value == 0
     assert score(row, "", strictness="loose").value == 0
 
 

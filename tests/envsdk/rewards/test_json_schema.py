@@ -85,6 +85,7 @@ def test_json_that_keeps_to_the_schema_is_worth_1() -> None:
         ("{}", "$: 'name' is a required property"),
         ('{"name": 1}', "$.name: 1 is not of type 'string'"),
         ('{"name": "Ada", "born": "soon"}', "$.born: 'soon' is not a 'date'"),
+        ('<think>{"name": "Ada"}', "no answer: <think> is not closed"),
         ('<think>{"name": "Ada"}</think>{"name": 2}', "$.name: 2 is not of type 'string'"),
     ],
 )

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envsdk.rewards.mathematics import MathArgs, MathReward, number, same_number
+from envsdk.rewards.mathematics import MathArgs, MathReward, same_number
+from envsdk.rewards.notation import expression, number, quantity
 from envsdk.rewards.reward import Reward, RewardError, Sample
+from envsdk.rewards.shapes import shape_of
 
 MATH = MathReward(MathArgs())
+ANSWERS = Path(__file__).with_name("math_answers.jsonl")
+"""Kind, ground truth, response, and whether it is right: written and labeled before any was scored."""
 
 
 def score(response: str, truth: object) -> Reward:
@@ -199,3 +207,110 @@ def test_a_value_in_another_form_is_right(answer: str, truth: str) -> None:
         .value
         == 1
     )
+
+
+def test_of_two_thousand_answers_few_are_judged_wrongly_and_hardly_any_is_paid_for_nothing() -> None:
+    cases = [json.loads(line) for line in ANSWERS.read_text(encoding="utf-8").splitlines()]
+    kinds = {kind for kind, *_ in cases}
+    paid_for_nothing, refused = Counter[str](), Counter[str]()
+    for kind, truth, response, is_right in cases:
+        try:
+            value = score(response, truth).value
+        except RewardError:
+            value = 0.0
+        (refused if is_right else paid_for_nothing)[kind] += value != is_right
+    assert len(cases) >= 1000
+    assert len(kinds) >= 60
+    assert paid_for_nothing.total() <= 0.01 * len(cases), paid_for_nothing
+    assert paid_for_nothing.total() + refused.total() <= 0.04 * len(cases), refused
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth"),
+    [
+        ("(-1,4)", r"\{-1,4\}"),
+        (r"\{2,-3\}", "(2,-3)"),
+        ("[2,-3]", "(2,-3)"),
+        ("(-3,3)", r"\pm 3"),
+        (r"\pm 3", "(-3,3)"),
+        ("82", "19, 46, and 82"),
+        ("21, 36, and 82", "19, 46, and 82"),
+        ("32, 349", "32349"),
+        ("11/", "11"),
+        (r"12\text{ m}^2", r"12\text{ cm}^2"),
+        ("101_8", "101_2"),
+        (r"x \equiv 2 \pmod{6}", r"x \equiv 2 \pmod{5}"),
+        ("2:5:3", "2:3:5"),
+        (r"13\text{ is wrong}", "13"),
+        (r"\text{not } 13", "13"),
+        (r"\text{at least } 13", "13"),
+        ("2x = 13", "13"),
+        ("5! = 24", "120"),
+        ("f(8) = 0", "f(0) = 0"),
+        ("0.4", r"4\%"),
+    ],
+)
+def test_other_collections_units_bases_and_bounds_are_wrong(answer: str, truth: str) -> None:
+    assert boxed(answer, truth) == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth"),
+    [
+        ("19,46,82", "19, 46, and 82"),
+        (r"19, 46, \text{ and } 82", "82, 46, 19"),
+        (r"1, -3", r"x=1 \text{ or } x=-3"),
+        (r"x_1 = 3, x_2 = -3", r"\pm 3"),
+        (r"x \ge 0", r"[0, \infty)"),
+        (r"|x| < 3", "(-3, 3)"),
+        (r"(-\infty,-2)\cup(2,\infty)", r"x<-2 \text{ or } x>2"),
+        (r"\;11\;", "11"),
+        ("~11~", "11"),
+        (r"\color{red}{11}", "11"),
+        (r"1\,000\,000", "1000000"),
+        (r"40.0\%", "40"),
+        ("18 dollars", "18"),
+        ("2 3/4", "2.75"),
+        ("5½", "5.5"),
+        ("5! = 120", "120"),
+        (r"\frac34 = 0.75", r"\frac{3}{4}"),
+        (r"\angle A = 45^\circ", "45"),
+        (r"\sqrt{5} \approx 2.24", r"\sqrt{5}"),
+        (r"n \text{ is } 34", "34"),
+        (r"\textbf{(C)}\ 42", "42"),
+        (r"\textbf{(C)}\ 42", "C"),
+        (r"0.\overline{45}", r"\frac{5}{11}"),
+        (r"a + b = 9", "9"),
+        (r"\begin{bmatrix}1&2\\[2pt]3&4\end{bmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+    ],
+)
+def test_lists_ranges_layout_and_words_around_a_value_are_read(answer: str, truth: str) -> None:
+    assert boxed(answer, truth) == 1
+
+
+@pytest.mark.parametrize("truth", [float("nan"), float("inf"), {"x": 1}, [5]])
+def test_a_ground_truth_that_is_no_text_or_number_is_the_rows_problem(truth: Any) -> None:
+    problem = MATH.problem({"ground_truth": truth})
+    assert problem is not None
+    assert problem.startswith("its ground_truth is")
+    with pytest.raises(RewardError):
+        score("5", truth)
+
+
+@given(st.lists(st.integers(-99, 99), min_size=2, max_size=6, unique=True), st.randoms())
+def test_a_list_equals_itself_in_any_order_and_no_list_with_another_number(
+    values: list[int], random: Any
+) -> None:
+    truth = ", ".join(map(str, values[:-1])) + f", and {values[-1]}"
+    shuffled = random.sample(values, len(values))
+    assert boxed(", ".join(map(str, shuffled)), truth) == 1
+    assert boxed(r"\{" + ",".join(map(str, shuffled)) + r"\}", truth) == 1
+    assert boxed(", ".join(map(str, [*values[:-1], 100])), truth) == 0
+    assert boxed(str(values[-1]), truth) == 0
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from([*"{}()[],;:=<>|_^%.$& 19x", "\\text{", "\\frac", "\\pm", "\\cup", "\\\\"])))
+def test_any_answer_has_a_notation_and_a_shape(pieces: list[str]) -> None:
+    text = expression("".join(pieces))
+    assert isinstance(shape_of(quantity(text).value).parts, tuple)

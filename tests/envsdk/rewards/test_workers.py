@@ -381,3 +381,12 @@ class _Starved:
     def __call__(self, worker: Any) -> tuple[float, float]:
         now = asyncio.get_running_loop().time()
         return 0.0, 0.999 * now
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{"timeout_s": -1}, {"timeout_s": 0}, {"timeout_s": float("nan")}, {"world_size": 0}, {"memory_mb": -5}],
+)
+def test_a_size_that_is_not_above_zero_is_refused(sizes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=f"{next(iter(sizes))} must be a number above 0"):
+        RewardWorkers(f"{HERE}:Unruly", {}, **sizes)

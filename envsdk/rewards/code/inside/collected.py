@@ -25,9 +25,15 @@ class Test:
 def has_test_functions(tree: ast.Module) -> bool:
     return any(
         (isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"))
-        or (isinstance(node, ast.ClassDef) and "test" in node.name.lower())
+        or (isinstance(node, ast.ClassDef) and ("test" in node.name.lower() or _is_test_case(node)))
         for node in tree.body
     )
+
+
+def _is_test_case(node: ast.ClassDef) -> bool:
+    """Whether it derives from `unittest.TestCase`, or another class of unittest with such a name."""
+    names = (base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "") for base in node.bases)
+    return any(name.endswith("TestCase") for name in names)
 
 
 def collected(tree: ast.Module, namespace: dict[str, Any], candidate: Any) -> Iterator[Test]:

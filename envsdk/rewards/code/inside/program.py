@@ -78,6 +78,9 @@ def execute(source: str, *, name: str) -> dict[str, Any]:
         sys.set_int_max_str_digits(0)
     sys.meta_path.append(AllPackages())
     sys.argv = ["program.py"]
+    # Python's own `exit` and `quit` come from `site`, which is imported with the first package only.
+    for leaving in ("exit", "quit"):
+        setattr(builtins, leaving, sys.exit)
     module = types.ModuleType(name)
     sys.modules[name] = module
     module.__dict__.update(__file__="program.py", __builtins__=builtins)
