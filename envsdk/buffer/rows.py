@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,7 +12,7 @@ from sqlalchemy import Connection, RowMapping
 
 from envsdk.buffer.contract import ClaimedGroup, GroupState, PublishedVersion, TakenGroup
 from envsdk.buffer.selection import WaitingGroup
-from envsdk.buffer.tables import batch_groups, batches, groups, payloads
+from envsdk.buffer.tables import batch_groups, batches, dropped_tokens, groups, payloads
 from envsdk.trajectory import Task
 
 TRAIN_SPLIT = "train"
@@ -97,6 +97,28 @@ def taken_groups(connection: Connection, step: int) -> list[TakenGroup]:
         TakenGroup(group_id=row.id, payload=row.data or b"", explorer=row.explorer, ready_at=row.ready_at)
         for row in connection.execute(query)
     ]
+
+
+def count_dropped(connection: Connection, of: str, tokens: Mapping[str, int], *, add: bool) -> None:
+    """Sampled tokens by tag that this start of an explorer, or the buffer (\"\"), has thrown away.
+
+    `add` them to what was counted; or else they are all of them so far.
+    """
+    table = dropped_tokens
+    for tag, number in tokens.items():
+        own = sa.and_(table.c.incarnation == of, table.c.tag == tag)
+        value = table.c.num_tokens + number if add else number
+        if not connection.execute(table.update().where(own).values(num_tokens=value)).rowcount:
+            connection.execute(table.insert().values(incarnation=of, tag=tag, num_tokens=number))
+
+
+def dropped_by_tag(connection: Connection) -> dict[str, int]:
+    """Sampled tokens that were thrown away; none in a buffer of an earlier version of envsdk."""
+    if not sa.inspect(connection).has_table(dropped_tokens.name):
+        return {}
+    table = dropped_tokens
+    query = sa.select(table.c.tag, sa.func.sum(table.c.num_tokens)).group_by(table.c.tag)
+    return {tag: int(number) for tag, number in connection.execute(query.order_by(table.c.tag))}
 
 
 def take_out(connection: Connection, step: int, group_ids: Sequence[int], reason: str, now: float) -> None:

@@ -236,7 +236,7 @@ class OneByOne(LeaseSource):
     def submit(self, slot_id: str, lease_id: int, trajectory: Trajectory) -> None:
         self.submitted.append(lease_id)
 
-    def released(self, slot_id: str, lease_id: int) -> None:
+    def released(self, slot_id: str, lease_id: int, num_tokens: int) -> None:
         self.returned.append(lease_id)
 
 
