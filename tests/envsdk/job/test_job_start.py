@@ -74,10 +74,11 @@ def test_a_job_ends_well_whatever_checkpoint_its_trainer_began_from(
     # A checkpoint that a trainer began from is removed as it goes on.
     given = replace(given, config=given.config.model_copy(update={"resume": resume}))
 
+    def save(folder: Path) -> None:
+        (folder / "weights").write_bytes(b"w")
+
     def train(loaded: LoadedConfig, _: object) -> None:
-        write_checkpoint(
-            loaded.config.run_folder, RunState(step=9, seed=42), lambda folder: (folder / "w").touch()
-        )
+        write_checkpoint(loaded.config.run_folder, RunState(step=9, seed=42), save)
 
     monkeypatch.setattr("envsdk.job.start.single_program.run", train)
     run(given)
