@@ -121,8 +121,13 @@ def dropped_by_tag(connection: Connection) -> dict[str, int]:
     return {tag: int(number) for tag, number in connection.execute(query.order_by(table.c.tag))}
 
 
-def take_out(connection: Connection, step: int, group_ids: Sequence[int], reason: str, now: float) -> None:
-    """Drop groups of the batch of `step`; one that an earlier batch holds stays in that."""
+def take_out(
+    connection: Connection, step: int, group_ids: Sequence[int], reason: str, now: float
+) -> dict[str, int]:
+    """Drop groups of the batch of `step`; one that an earlier batch holds stays in that.
+
+    Returns the sampled tokens of the dropped ones, by tag.
+    """
     own = sa.and_(batch_groups.c.step == step, batch_groups.c.group_id.in_(group_ids))
     ids = connection.execute(sa.select(batch_groups.c.group_id).where(own)).scalars().all()
     connection.execute(batch_groups.delete().where(own))
@@ -134,14 +139,19 @@ def take_out(connection: Connection, step: int, group_ids: Sequence[int], reason
     )
     trained = sa.select(batches.c.step).where(batches.c.trained_at.is_not(None))
     chosen = groups.update().where(groups.c.id.in_(ids))
+    in_none = sa.and_(groups.c.id.in_(ids), groups.c.step.is_(None))
+    tokens = sa.select(groups.c.tag, sa.func.sum(groups.c.num_tokens)).where(in_none).group_by(groups.c.tag)
+    lost = {tag: int(number) for tag, number in connection.execute(tokens)}
     connection.execute(chosen.where(groups.c.step.in_(trained)).values(state=GroupState.TRAINED))
     connection.execute(
         chosen.where(groups.c.step.is_(None)).values(
             state=GroupState.DROPPED, reason=str(reason), ended_at=now
         )
     )
-    dropped = sa.select(groups.c.id).where(groups.c.id.in_(ids), groups.c.step.is_(None))
-    connection.execute(payloads.delete().where(payloads.c.group_id.in_(dropped)))
+    connection.execute(
+        payloads.delete().where(payloads.c.group_id.in_(sa.select(groups.c.id).where(in_none)))
+    )
+    return lost
 
 
 def published_version(row: RowMapping) -> PublishedVersion:

@@ -490,7 +490,8 @@ class SqlBuffer:
             self._lock(connection)
             now = self._clock(connection)
             self._check_alive(connection, trainer, now)
-            take_out(connection, step, group_ids, DropReason.DAMAGED, now)
+            lost = take_out(connection, step, group_ids, DropReason.DAMAGED, now)
+            count_dropped(connection, "", lost, add=True)
             self._signal(connection, Signal.PLACES)
 
     def trained(self, trainer: Member, step: int, *, keep_from: int | None = None) -> None:
@@ -784,7 +785,7 @@ class SqlBuffer:
         if ids:
             lost = sa.select(groups.c.tag, sa.func.sum(groups.c.num_tokens)).where(groups.c.id.in_(ids))
             tokens = connection.execute(lost.group_by(groups.c.tag)).all()
-            count_dropped(connection, "", {tag: number for tag, number in tokens if number}, add=True)
+            count_dropped(connection, "", {tag: int(number) for tag, number in tokens if number}, add=True)
             connection.execute(
                 groups.update()
                 .where(groups.c.id.in_(ids))

@@ -176,7 +176,7 @@ async def test_an_explorer_tells_what_it_has_dropped_also_after_it_joined_again(
     delivering = asyncio.create_task(explorer._deliver())
 
     async def told(expected: dict[str, int]) -> None:
-        while buffer.dropped_tokens() != expected:
+        while buffer.dropped_tokens() != expected:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
     cluster.dropped({"a": 3}, 1)
