@@ -161,8 +161,8 @@ class Content:
     terms: Terms
     read_at: float
     counts: Sequence[Count]
-    dropped_tokens: Mapping[str, int]
-    """By tag, sampled tokens that were thrown away; none where groups were chosen."""
+    dropped_tokens: Mapping[str, int] | None
+    """By tag, sampled tokens that were thrown away; None where some groups were chosen."""
     reasons: Mapping[str, int]
     """Dropped groups by reason, the most frequent first."""
     payload_bytes: int
@@ -190,7 +190,9 @@ class Content:
         return dict(sorted(found.items()))
 
     def used_by_tag(self) -> list[TagUse]:
-        """What became of each tag's groups, of all groups; nothing where groups were chosen."""
+        """What became of each tag's groups; nothing where some groups were chosen."""
+        if self.dropped_tokens is None:
+            return []
         in_batches = {
             tag: reduce(Total.plus, (totals.get(state, Total()) for state in _IN_BATCHES), Total())
             for tag, totals in self.counted("tag").items()
@@ -199,6 +201,7 @@ class Content:
         found = []
         for tag, total in in_batches.items():
             dropped = self.dropped_tokens.get(tag, 0)
+            sampled = dropped + total.num_tokens
             found.append(
                 TagUse(
                     tag=tag,
@@ -206,7 +209,7 @@ class Content:
                     share=total.num_groups / num_groups if num_groups else None,
                     num_tokens=total.num_tokens,
                     dropped_tokens=dropped,
-                    dropped_share=dropped / (dropped + total.num_tokens) if total.num_tokens else None,
+                    dropped_share=dropped / sampled if sampled else None,
                 )
             )
         return found
@@ -252,7 +255,7 @@ def inspect(engine: Engine, which: Which | None = None, *, now: float | None = N
             terms=Terms.from_json(state["terms"]),
             read_at=database_time(connection) if now is None else now,
             counts=_counts(connection, chosen),
-            dropped_tokens=dropped_by_tag(connection) if which is None or which.is_all else {},
+            dropped_tokens=dropped_by_tag(connection) if which is None or which.is_all else None,
             reasons=_reasons(connection, chosen),
             payload_bytes=_payload_bytes(connection),
             programs=_programs(connection),

@@ -100,7 +100,7 @@ def taken_groups(connection: Connection, step: int) -> list[TakenGroup]:
 
 
 def count_dropped(connection: Connection, of: str, tokens: Mapping[str, int], *, add: bool) -> None:
-    """Sampled tokens by tag that this start of an explorer, or the buffer (\"\"), has thrown away.
+    """Count sampled tokens by tag that a start of an explorer has thrown away, or the buffer, as "".
 
     `add` them to what was counted; or else they are all of them so far.
     """
