@@ -104,6 +104,11 @@ class TokenLog:
         return len(self._ids)
 
     @property
+    def num_sampled(self) -> int:
+        """Tokens of the replies so far."""
+        return sum(self._mask)
+
+    @property
     def ids(self) -> Sequence[int]:
         """Every token so far: the prompt of the next request. Read only."""
         return self._ids

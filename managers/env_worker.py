@@ -102,6 +102,8 @@ class Released:
 
     slot_id: str
     lease_id: int
+    num_tokens: int = 0
+    """Sampled until then, in whole replies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,8 +278,8 @@ class EnvWorker(LeaseSource):
     def submit(self, slot_id: str, lease_id: int, trajectory: Trajectory) -> None:
         self._send(Finished(slot_id, lease_id, trajectory))
 
-    def released(self, slot_id: str, lease_id: int) -> None:
-        self._send(Released(slot_id, lease_id))
+    def released(self, slot_id: str, lease_id: int, num_tokens: int) -> None:
+        self._send(Released(slot_id, lease_id, num_tokens))
 
     def _send(self, message: FromWorker) -> None:
         assert self._poll is not None

@@ -152,6 +152,11 @@ class CancelReason(StrEnum):
         """Whether a lease that ends for this reason was wasted. A run with nothing but waste stalls."""
         return self not in _NO_WASTE
 
+    @property
+    def is_by_choice(self) -> bool:
+        """Whether the configuration asks to play more than is trained, and to leave this out."""
+        return self in (CancelReason.REJECTED, CancelReason.SPARE, CancelReason.SURPLUS)
+
 
 _NO_WASTE = (
     CancelReason.SPARE,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from envsdk.failures import Failure
-from envsdk.managers.ledger_types import LedgerCounts
+from envsdk.managers.ledger_types import CancelReason, LedgerCounts
 from envsdk.trajectory import Trajectory
 
 
@@ -28,6 +28,8 @@ class RolloutBatch:
     """Groups dropped since the last batch, by group filter."""
     discarded_tokens: int = 0
     """Sampled tokens thrown away since the last batch."""
+    dropped_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Of these, by tag, those that were to be trained: group filters and spare episodes are left out."""
     workers: Mapping[str, int] = field(default_factory=dict)
     """Where their number changes: `playing` now, `added` and `retired` since the start of the process."""
     depth: float | None = None
@@ -39,6 +41,11 @@ class RolloutBatch:
         return [trajectory for group in self.groups for trajectory in group]
 
 
+def num_sampled_tokens(trajectory: Trajectory) -> int:
+    """Tokens the policy wrote."""
+    return 0 if trajectory.tokens is None else int(trajectory.tokens.response_mask.sum())
+
+
 class RolloutTally:
     """Counts failures and discarded tokens from one batch to the next. Owner: the scheduler."""
 
@@ -47,6 +54,7 @@ class RolloutTally:
         self._failures_of_tag: Counter[str] = Counter()
         self._last_failure: dict[str, Failure] = {}
         self._discarded_tokens = 0
+        self._dropped_tokens: Counter[str] = Counter()
 
     def add_failure(self, failure: Failure, *, tag: str | None = None) -> None:
         """Count a failure. With `tag`, it is that of an episode which its worker reported."""
@@ -55,10 +63,11 @@ class RolloutTally:
             self._failures_of_tag[tag] += 1
             self._last_failure[tag] = failure
 
-    def add_discarded(self, trajectory: Trajectory) -> None:
-        """Count the sampled tokens of a trajectory that is thrown away."""
-        if trajectory.tokens is not None:
-            self._discarded_tokens += int(trajectory.tokens.response_mask.sum())
+    def add_discarded(self, tag: str, num_tokens: int, reason: CancelReason) -> None:
+        """Count the sampled tokens of an episode that is thrown away, ended or not."""
+        self._discarded_tokens += num_tokens
+        if num_tokens and not reason.is_by_choice:
+            self._dropped_tokens[tag] += num_tokens
 
     def batch(
         self,
@@ -84,6 +93,7 @@ class RolloutTally:
             },
             filtered=filtered,
             discarded_tokens=self._discarded_tokens,
+            dropped_tokens=dict(self._dropped_tokens),
             depth=depth,
         )
 

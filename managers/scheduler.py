@@ -64,7 +64,7 @@ from envsdk.managers.ledger_types import (
     LedgerState,
     Stalled,
 )
-from envsdk.managers.rollout_batch import RolloutBatch, RolloutTally
+from envsdk.managers.rollout_batch import RolloutBatch, RolloutTally, num_sampled_tokens
 from envsdk.managers.slot_activity import RestartCounter, SlotActivity
 from envsdk.managers.traj_env_manager import EpisodeOrder
 from envsdk.managers.worker_demand import WorkerDemandConfig, WorkerLoad
@@ -144,6 +144,8 @@ class RolloutScheduler:
         self._filters = GroupFilters(setup.group_filters, limit=setup.max_filtered_groups)
         self._filter_reasons: dict[int, str] = {}
         """By lease, why a filter dropped its group, until the lease is discarded."""
+        self._stop_reasons: dict[int, CancelReason] = {}
+        """By lease that was cancelled and finished all the same."""
         self._finished_trajectories: dict[int, Trajectory] = {}
         """By lease, until the ledger delivers or discards it."""
         self._tally = RolloutTally()
@@ -275,7 +277,7 @@ class RolloutScheduler:
         self._has_published = True
         self._finished_trajectories.clear()
         for slot_id, lease_id in self._slots.begin_again():
-            self._stop(slot_id, lease_id)
+            self._stop(slot_id, lease_id, CancelReason.SURPLUS)
         self._workers.broadcast(Control.RESUME)
         self._execute(self._ledger.publish(version, now))
         for name in self._pool.names:
@@ -347,12 +349,17 @@ class RolloutScheduler:
             self._restarts.progressed(worker.worker_id.name)
             if (began := self._slots.began.get(slot_id)) is not None:
                 self._episode_times.add(message.trajectory.task.tag, now - began)
+        reason = self._slots.stop_reasons.get(slot_id)
         if self._slots.reported(slot_id):
             if not self._pool.is_leaving(worker.worker_id.name):
                 self._execute(self._ledger.add_slots({slot_id: worker.setup.slots[slot_id]}, now))
         elif isinstance(message, Finished):
+            if reason is not None:
+                self._stop_reasons[message.lease_id] = reason
             self._finished(message.lease_id, message.trajectory, now)
         else:
+            if reason is not None:
+                self._tally.add_discarded(worker.setup.slots[slot_id], message.num_tokens, reason)
             self._execute(self._ledger.slots_idle([slot_id], now))
 
     def _finished(self, lease_id: int, trajectory: Trajectory, now: float) -> None:
@@ -376,7 +383,7 @@ class RolloutScheduler:
                 self._slots.play(command.slot_id, order, self._now())
                 self._workers.send(command.slot_id, Play(command.slot_id, order))
             elif isinstance(command, Cancel):
-                self._stop(command.slot_id, command.lease_id)
+                self._stop(command.slot_id, command.lease_id, command.reason)
             elif isinstance(command, Discard):
                 self._discard(command)
             elif isinstance(command, GroupReady):
@@ -450,8 +457,8 @@ class RolloutScheduler:
         name_of = self._workers.name_of_slot
         return sum(not self._pool.is_leaving(name_of[slot_id]) for slot_id in self._slots.playing)
 
-    def _stop(self, slot_id: str, lease_id: int) -> None:
-        self._slots.stop(slot_id, self._now() + self._setup.stop_grace_s)
+    def _stop(self, slot_id: str, lease_id: int, reason: CancelReason) -> None:
+        self._slots.stop(slot_id, self._now() + self._setup.stop_grace_s, reason)
         self._workers.send(slot_id, Stop(slot_id, lease_id))
 
     def _order(self, lease: Lease) -> EpisodeOrder:
@@ -470,7 +477,8 @@ class RolloutScheduler:
         if trajectory is None:
             return
         reason = self._filter_reasons.pop(discard.lease_id, discard.reason)
-        self._tally.add_discarded(trajectory)
+        why = self._stop_reasons.pop(discard.lease_id, discard.reason)
+        self._tally.add_discarded(trajectory.task.tag, num_sampled_tokens(trajectory), why)
         if self._files and (write := self._files.add_discarded(trajectory, f"{discard.end}: {reason}")):
             self._in_background(write)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from envsdk.managers.ledger_types import CancelReason
 from envsdk.managers.traj_env_manager import EpisodeOrder
 
 MAX_RESTARTS_WITHOUT_PROGRESS = 5
@@ -24,6 +25,8 @@ class SlotActivity:
         """By slot in `playing`: when its episode was granted."""
         self.stop_deadlines: dict[str, float] = {}
         """By slot with a cancelled episode: when the episode must have stopped."""
+        self.stop_reasons: dict[str, CancelReason] = {}
+        """By such a slot, why."""
         self.stragglers: set[str] = set()
         """Slots that still play an episode of an earlier ledger."""
 
@@ -32,15 +35,17 @@ class SlotActivity:
         self.playing[slot_id] = order
         self.began[slot_id] = now
 
-    def stop(self, slot_id: str, deadline: float) -> None:
+    def stop(self, slot_id: str, deadline: float, reason: CancelReason = CancelReason.SURPLUS) -> None:
         """The episode on this slot was cancelled and must stop by `deadline`."""
         self.stop_deadlines[slot_id] = deadline
+        self.stop_reasons[slot_id] = reason
 
     def reported(self, slot_id: str) -> bool:
         """The slot is idle now. Returns whether it played for an earlier ledger."""
         self.playing.pop(slot_id, None)
         self.began.pop(slot_id, None)
         self.stop_deadlines.pop(slot_id, None)
+        self.stop_reasons.pop(slot_id, None)
         if slot_id not in self.stragglers:
             return False
         self.stragglers.remove(slot_id)

@@ -84,8 +84,8 @@ class LeaseSource(ABC):
         """Hand in a finished episode. The slot is idle."""
 
     @abstractmethod
-    def released(self, slot_id: str, lease_id: int) -> None:
-        """The lease was cancelled, and the slot is idle."""
+    def released(self, slot_id: str, lease_id: int, num_tokens: int) -> None:
+        """The lease was cancelled after its replies had this many tokens, and the slot is idle."""
 
 
 class TrajEnvManager:
@@ -112,6 +112,8 @@ class TrajEnvManager:
         self._loop_task: asyncio.Task[None] | None = None
         self._playing: EpisodeOrder | None = None
         self._cancelled: int | None = None
+        self._sampled = TokenLog()
+        """Of the present episode, or of the last one."""
 
     async def run_rollout_loop(self) -> None:
         """Play until the lease source has no more."""
@@ -120,7 +122,7 @@ class TrajEnvManager:
             while (order := await self._leases.lease(self.slot_id, self._setup.tag)) is not None:
                 trajectory = await self._play_unless_cancelled(order)
                 if trajectory is None:
-                    self._leases.released(self.slot_id, order.lease_id)
+                    self._leases.released(self.slot_id, order.lease_id, self._sampled.num_sampled)
                 else:
                     self._leases.submit(self.slot_id, order.lease_id, trajectory)
         finally:
@@ -159,6 +161,7 @@ class TrajEnvManager:
     async def play(self, order: EpisodeOrder) -> Trajectory:
         """Play one episode. Failures of environment, engine and policy become part of the trajectory."""
         episode = _Episode(order, self._worker)
+        self._sampled = episode.log
         try:
             await self._play_turns(order, episode)
         except (EpisodeFailed, PolicyFailed) as failed:

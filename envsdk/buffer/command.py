@@ -167,6 +167,22 @@ def tables_of(content: Content) -> list[Table]:
         _by("tag", content.counted("tag")),
         _by("explorer", content.counted("explorer")),
         _by("version", newest),
+        _table(
+            "In batches, and thrown away",
+            ("tag", "groups in batches", "share", "tokens", "tokens thrown away", "share of sampled"),
+            (
+                (
+                    use.tag,
+                    f"{use.num_groups:,}",
+                    _share(use.share),
+                    f"{use.num_tokens:,}",
+                    f"{use.dropped_tokens:,}",
+                    _share(use.dropped_share),
+                )
+                for use in content.used_by_tag()
+                if content.dropped_tokens
+            ),
+        ),
         _table("Dropped", ("reason", "groups"), reasons),
         _table(
             "Programs",
@@ -253,6 +269,10 @@ def _total_cells(total: Total, now: float) -> list[str]:
 
 def _reward(total: Total) -> str:
     return "-" if total.mean_reward is None else f"{total.mean_reward:.3f}"
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
 
 
 def _version(version: int) -> str:

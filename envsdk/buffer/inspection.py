@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import reduce
 from typing import Any, Literal
 
 import sqlalchemy as sa
@@ -16,6 +17,7 @@ from sqlalchemy import Connection, Engine
 
 from envsdk.buffer.contract import GroupState, Terms
 from envsdk.buffer.places import snapshot
+from envsdk.buffer.rows import dropped_by_tag
 from envsdk.buffer.sql_buffer import database_time
 from envsdk.buffer.tables import batch_groups, batches, groups, job, members, payloads, versions
 from envsdk.buffer.upkeep import Which
@@ -23,6 +25,7 @@ from envsdk.buffer.upkeep import Which
 NEWEST = 5
 """Versions and steps that are listed."""
 
+_IN_BATCHES = (GroupState.TAKEN, GroupState.TRAINED)
 Property = Literal["tag", "explorer", "version"]
 
 
@@ -130,6 +133,23 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TagUse:
+    """What became of a tag's groups."""
+
+    tag: str
+    num_groups: int
+    """In batches."""
+    share: float | None
+    """Of all groups in batches."""
+    num_tokens: int
+    """Sampled ones of the groups in batches."""
+    dropped_tokens: int
+    """Sampled and thrown away."""
+    dropped_share: float | None
+    """Of the sampled tokens, which are both."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
     """What `inspect` found."""
 
@@ -141,6 +161,8 @@ class Content:
     terms: Terms
     read_at: float
     counts: Sequence[Count]
+    dropped_tokens: Mapping[str, int] | None
+    """By tag, sampled tokens that were thrown away; None where some groups were chosen."""
     reasons: Mapping[str, int]
     """Dropped groups by reason, the most frequent first."""
     payload_bytes: int
@@ -167,6 +189,31 @@ class Content:
                 totals[state] = totals.get(state, Total()).plus(count)
         return dict(sorted(found.items()))
 
+    def used_by_tag(self) -> list[TagUse]:
+        """What became of each tag's groups; nothing where some groups were chosen."""
+        if self.dropped_tokens is None:
+            return []
+        in_batches = {
+            tag: reduce(Total.plus, (totals.get(state, Total()) for state in _IN_BATCHES), Total())
+            for tag, totals in self.counted("tag").items()
+        }
+        num_groups = sum(total.num_groups for total in in_batches.values())
+        found = []
+        for tag, total in in_batches.items():
+            dropped = self.dropped_tokens.get(tag, 0)
+            sampled = dropped + total.num_tokens
+            found.append(
+                TagUse(
+                    tag=tag,
+                    num_groups=total.num_groups,
+                    share=total.num_groups / num_groups if num_groups else None,
+                    num_tokens=total.num_tokens,
+                    dropped_tokens=dropped,
+                    dropped_share=dropped / sampled if sampled else None,
+                )
+            )
+        return found
+
     def to_json(self) -> dict[str, Any]:
         """Everything; times are Unix seconds."""
 
@@ -185,6 +232,7 @@ class Content:
                 for each in properties
             },
             "dropped": dict(self.reasons),
+            "tags": {use.tag: asdict(use) for use in self.used_by_tag()},
             "payload_bytes": self.payload_bytes,
             "programs": [
                 asdict(program) | {"state": program.state(self.read_at)} for program in self.programs
@@ -207,6 +255,7 @@ def inspect(engine: Engine, which: Which | None = None, *, now: float | None = N
             terms=Terms.from_json(state["terms"]),
             read_at=database_time(connection) if now is None else now,
             counts=_counts(connection, chosen),
+            dropped_tokens=dropped_by_tag(connection) if which is None or which.is_all else None,
             reasons=_reasons(connection, chosen),
             payload_bytes=_payload_bytes(connection),
             programs=_programs(connection),

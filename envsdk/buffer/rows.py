@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,7 +12,7 @@ from sqlalchemy import Connection, RowMapping
 
 from envsdk.buffer.contract import ClaimedGroup, GroupState, PublishedVersion, TakenGroup
 from envsdk.buffer.selection import WaitingGroup
-from envsdk.buffer.tables import batch_groups, batches, groups, payloads
+from envsdk.buffer.tables import batch_groups, batches, dropped_tokens, groups, payloads
 from envsdk.trajectory import Task
 
 TRAIN_SPLIT = "train"
@@ -99,8 +99,35 @@ def taken_groups(connection: Connection, step: int) -> list[TakenGroup]:
     ]
 
 
-def take_out(connection: Connection, step: int, group_ids: Sequence[int], reason: str, now: float) -> None:
-    """Drop groups of the batch of `step`; one that an earlier batch holds stays in that."""
+def count_dropped(connection: Connection, of: str, tokens: Mapping[str, int], *, add: bool) -> None:
+    """Count sampled tokens by tag that a start of an explorer has thrown away, or the buffer, as "".
+
+    `add` them to what was counted; or else they are all of them so far.
+    """
+    table = dropped_tokens
+    for tag, number in tokens.items():
+        own = sa.and_(table.c.incarnation == of, table.c.tag == tag)
+        value = table.c.num_tokens + number if add else number
+        if not connection.execute(table.update().where(own).values(num_tokens=value)).rowcount:
+            connection.execute(table.insert().values(incarnation=of, tag=tag, num_tokens=number))
+
+
+def dropped_by_tag(connection: Connection) -> dict[str, int]:
+    """Sampled tokens that were thrown away; none in a buffer of an earlier version of envsdk."""
+    if not sa.inspect(connection).has_table(dropped_tokens.name):
+        return {}
+    table = dropped_tokens
+    query = sa.select(table.c.tag, sa.func.sum(table.c.num_tokens)).group_by(table.c.tag)
+    return {tag: int(number) for tag, number in connection.execute(query.order_by(table.c.tag))}
+
+
+def take_out(
+    connection: Connection, step: int, group_ids: Sequence[int], reason: str, now: float
+) -> dict[str, int]:
+    """Drop groups of the batch of `step`; one that an earlier batch holds stays in that.
+
+    Returns the sampled tokens of the dropped ones, by tag.
+    """
     own = sa.and_(batch_groups.c.step == step, batch_groups.c.group_id.in_(group_ids))
     ids = connection.execute(sa.select(batch_groups.c.group_id).where(own)).scalars().all()
     connection.execute(batch_groups.delete().where(own))
@@ -112,14 +139,19 @@ def take_out(connection: Connection, step: int, group_ids: Sequence[int], reason
     )
     trained = sa.select(batches.c.step).where(batches.c.trained_at.is_not(None))
     chosen = groups.update().where(groups.c.id.in_(ids))
+    in_none = sa.and_(groups.c.id.in_(ids), groups.c.step.is_(None))
+    tokens = sa.select(groups.c.tag, sa.func.sum(groups.c.num_tokens)).where(in_none).group_by(groups.c.tag)
+    lost = {tag: int(number) for tag, number in connection.execute(tokens)}
     connection.execute(chosen.where(groups.c.step.in_(trained)).values(state=GroupState.TRAINED))
     connection.execute(
         chosen.where(groups.c.step.is_(None)).values(
             state=GroupState.DROPPED, reason=str(reason), ended_at=now
         )
     )
-    dropped = sa.select(groups.c.id).where(groups.c.id.in_(ids), groups.c.step.is_(None))
-    connection.execute(payloads.delete().where(payloads.c.group_id.in_(dropped)))
+    connection.execute(
+        payloads.delete().where(payloads.c.group_id.in_(sa.select(groups.c.id).where(in_none)))
+    )
+    return lost
 
 
 def published_version(row: RowMapping) -> PublishedVersion:

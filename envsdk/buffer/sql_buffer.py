@@ -50,6 +50,8 @@ from envsdk.buffer.rows import (
     OPENED,
     TRAIN_SPLIT,
     claimed_group,
+    count_dropped,
+    dropped_by_tag,
     is_in,
     longest_s,
     new_group,
@@ -254,8 +256,19 @@ class SqlBuffer:
             num_given = self._num_places(connection, state, terms, member, version)
             return self._lease(connection, member, tags[:num_given], version, token, now)
 
-    def put(self, member: Member, finished: Sequence[FinishedGroup]) -> list[int]:
+    def put(
+        self,
+        member: Member,
+        finished: Sequence[FinishedGroup],
+        *,
+        dropped_tokens: Mapping[str, int] | None = None,
+    ) -> list[int]:
         """Store complete groups.
+
+        Args:
+            member: The explorer.
+            finished: Its groups.
+            dropped_tokens: By tag, sampled tokens of episodes that it has thrown away since it joined.
 
         Returns:
             The ids of those that are not wanted: too old, or no longer this explorer's.
@@ -267,6 +280,7 @@ class SqlBuffer:
             terms = Terms.from_json(state["terms"])
             oldest_allowed = state["version"] - terms.staleness_bound
             rows = self._rows(connection, [each.group_id for each in finished])
+            count_dropped(connection, member.incarnation, dropped_tokens or {}, add=False)
             stored = []
             for group in finished:
                 row = rows.get(group.group_id)
@@ -279,6 +293,7 @@ class SqlBuffer:
                     state["version"] if group.oldest_version is None else group.oldest_version
                 ) < oldest_allowed:
                     self._drop(connection, [group.group_id], DropReason.TOO_OLD, now)
+                    count_dropped(connection, "", {row["tag"]: group.num_tokens}, add=True)
                     refused.append(group.group_id)
                 else:
                     stored.append(group)
@@ -475,7 +490,8 @@ class SqlBuffer:
             self._lock(connection)
             now = self._clock(connection)
             self._check_alive(connection, trainer, now)
-            take_out(connection, step, group_ids, DropReason.DAMAGED, now)
+            lost = take_out(connection, step, group_ids, DropReason.DAMAGED, now)
+            count_dropped(connection, "", lost, add=True)
             self._signal(connection, Signal.PLACES)
 
     def trained(self, trainer: Member, step: int, *, keep_from: int | None = None) -> None:
@@ -533,6 +549,11 @@ class SqlBuffer:
         with self._reading() as connection:
             state = connection.execute(sa.select(job)).mappings().one()
             return self._view(connection, state, member, self._clock(connection))
+
+    def dropped_tokens(self) -> dict[str, int]:
+        """Sampled tokens by tag that were thrown away so far."""
+        with self._reading() as connection:
+            return dropped_by_tag(connection)
 
     def num_ready(self) -> int:
         """Groups that are ready."""
@@ -762,6 +783,9 @@ class SqlBuffer:
 
     def _drop(self, connection: Connection, ids: Sequence[int], reason: str, now: float) -> None:
         if ids:
+            lost = sa.select(groups.c.tag, sa.func.sum(groups.c.num_tokens)).where(groups.c.id.in_(ids))
+            tokens = connection.execute(lost.group_by(groups.c.tag)).all()
+            count_dropped(connection, "", {tag: int(number) for tag, number in tokens if number}, add=True)
             connection.execute(
                 groups.update()
                 .where(groups.c.id.in_(ids))

@@ -137,6 +137,16 @@ batch_groups = Table(
 )
 """Which groups each batch holds."""
 
+dropped_tokens = Table(
+    "dropped_tokens",
+    metadata,
+    Column("incarnation", String(64), primary_key=True),
+    Column("tag", String(200), primary_key=True),
+    Column("num_tokens", BigInteger, nullable=False),
+)
+"""Sampled tokens that were thrown away: by each start of an explorer before its groups were complete, and by
+the buffer itself, under an empty name."""
+
 signals = Table(
     "signals",
     metadata,

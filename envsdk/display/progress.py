@@ -84,6 +84,8 @@ class StepSummary:
     step_s: float = math.nan
     eta_s: float | None = None
     """Time left, seconds; None when unknown."""
+    dropped_by_tag: Mapping[str, float] = field(default_factory=dict)
+    """Share of the sampled tokens that was dropped, over the latest steps, 0 to 1."""
     failures: Mapping[str, int] = field(default_factory=dict)
     """Failed episodes since the last step, by `boundary/kind`."""
 
@@ -111,6 +113,7 @@ class StepSummary:
             num_workers=metrics.get("workers/playing", math.nan),
             step_s=step_s,
             eta_s=eta_s,
+            dropped_by_tag=_by_tag(metrics, "dropped_share/"),
             failures={name: int(count) for name, count in _by_tag(metrics, "failures/").items() if count},
         )
 
@@ -261,6 +264,8 @@ class ProgressDisplay:
             _labeled("engines waited", _percent(summary.rollout_wait_share)),
             "" if math.isnan(summary.num_workers) else _labeled("workers", _count(summary.num_workers)),
         )
+        if dropped := _dropped(summary):
+            return Group(table, _labeled("dropped of sampled tokens", dropped))
         return table
 
     def _now(self) -> RenderableType:
@@ -305,11 +310,19 @@ def _step_line(summary: StepSummary) -> str:
     ]
     if not math.isnan(summary.num_workers):
         parts.append(f"{_count(summary.num_workers)} workers")
+    if dropped := _dropped(summary):
+        parts.append(f"dropped of sampled tokens: {dropped}")
     if summary.failures:
         parts.append("failed: " + ", ".join(f"{count} {kind}" for kind, count in summary.failures.items()))
     if summary.eta_s is not None:
         parts.append(f"{_duration(summary.eta_s)} left")
     return " | ".join(parts)
+
+
+def _dropped(summary: StepSummary) -> str:
+    """The share of each tag; empty when nothing was dropped."""
+    shares = summary.dropped_by_tag
+    return ", ".join(f"{tag} {share:.1%}" for tag, share in shares.items()) if any(shares.values()) else ""
 
 
 def _failure_line(failures: Mapping[str, int]) -> RenderableType:

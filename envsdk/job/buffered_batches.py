@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -75,6 +77,8 @@ class BufferedBatches:
         self._lag = WeightLag(config.synchronizer.sync_timeout)
         self._living: asyncio.Task[None] | None = None
         self._last_view: JobView | None = None
+        self._dropped_tokens: Counter[str] = Counter()
+        """Sampled and thrown away by all programs until the last batch, by tag."""
 
     async def start(self, *also: Callable[[], Awaitable[None]]) -> None:
         """Join the job, and start what `also` starts."""
@@ -82,6 +86,7 @@ class BufferedBatches:
         step = self._step
         await self._ask(lambda me: self._membership.buffer.begin(me, step))
         self._living = asyncio.create_task(self._live())
+        self._dropped_tokens = await self._dropped_so_far()
         await self.call(asyncio.gather(*(start() for start in also)))
 
     async def call(self, awaitable: Awaitable[Result]) -> Result:
@@ -152,7 +157,13 @@ class BufferedBatches:
             batch.trajectories,
             metadata={"version": str(taken.version), "group_size": str(self._membership.terms.group_size)},
         )
-        return batch
+        before, self._dropped_tokens = self._dropped_tokens, await self._dropped_so_far()
+        dropped = self._dropped_tokens - before
+        return replace(batch, dropped_tokens=dict(dropped), discarded_tokens=dropped.total())
+
+    async def _dropped_so_far(self) -> Counter[str]:
+        membership = self._membership
+        return Counter(await self.call(membership.client.call(membership.buffer.dropped_tokens)))
 
     async def _taken(self, step: int) -> TakenBatch:
         membership, began = self._membership, time.monotonic()

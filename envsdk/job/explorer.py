@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,9 @@ class Explorer:
         self._told_waited_s = 0.0
         self._counts: dict[str, float] = {}
         """Of the present version."""
+        self._dropped_tokens: Counter[str] = Counter()
+        """Sampled and thrown away, by tag, as the member `_dropped_as`."""
+        self._dropped_as: Member | None = None
         self._trainer_gone_since: float | None = None
         self._ended = asyncio.Event()
         self._stop = asyncio.Event()
@@ -235,8 +239,15 @@ class Explorer:
         # Before they are put: from then on the buffer no longer counts them as held.
         self._playing -= {group.group_id for group in report.finished} | report.dropped.keys()
         refused: list[int] = []
+        if self._dropped_as is not me:
+            self._dropped_tokens, self._dropped_as = Counter(), me
+        if report.counted is not None:
+            self._dropped_tokens.update(report.counted.dropped_tokens)
         if report.finished:
-            refused = await self._membership.client.call(lambda: buffer.put(me, report.finished))
+            tokens = dict(self._dropped_tokens)
+            refused = await self._membership.client.call(
+                lambda: buffer.put(me, report.finished, dropped_tokens=tokens)
+            )
         if report.dropped:
             await self._membership.client.call(lambda: buffer.drop(me, report.dropped))
         waited_s, self._told_waited_s = self._waited["places"] - self._told_waited_s, self._waited["places"]

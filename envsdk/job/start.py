@@ -104,7 +104,8 @@ def _check_no_ledger(folder: RunFolder) -> None:
 
 async def _end_of_job(config: RunConfig) -> None:
     """Tell explorers that all steps are trained, in case the trainer was killed before it could."""
-    folder = RunFolder.open(config)
+    # What `resume` names may be an old checkpoint, which is gone by now.
+    folder = RunFolder.open(config.model_copy(update={"resume": "auto"}))
     if folder.state is not None:
         return  # a single program's
     membership = Membership(config, Role.TRAINER, "trainer", say=say)

@@ -2,14 +2,67 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from envsdk.display.scores import failed_kinds, too_many_failed
-from envsdk.managers.rollout_batch import RolloutBatch
+from envsdk.managers.rollout_batch import RolloutBatch, num_sampled_tokens
 from envsdk.trajectory import Trajectory
+
+LATEST = 20
+"""Batches over which the share of dropped tokens is taken."""
+MUCH = 0.1
+"""A share of dropped tokens that is told of."""
+
+
+class DroppedTokens:
+    """The share of the sampled tokens that was dropped, by tag, over the latest batches: (add)*
+
+    Sampled are those that were dropped and those that were trained. What a group filter rejects and spare
+    episodes are neither: the configuration asks for them.
+    """
+
+    def __init__(self) -> None:
+        self._latest: deque[tuple[Counter[str], Mapping[str, int]]] = deque(maxlen=LATEST)
+        self._is_much = False
+
+    def add(self, batch: RolloutBatch) -> dict[str, float]:
+        """The shares with this batch: `dropped_share/TAG`, and `dropped_share/mean` of all tokens."""
+        trained: Counter[str] = Counter()
+        for trajectory in batch.trajectories:
+            trained[trajectory.task.tag] += num_sampled_tokens(trajectory)
+        self._latest.append((trained, batch.dropped_tokens))
+        return {f"dropped_share/{tag}": share for tag, share in self._shares().items()}
+
+    def warning(self) -> str | None:
+        """A sentence when a tag's share has come to be high, once until it is low again."""
+        was_much = self._is_much
+        shares = self._shares()
+        self._is_much = max(shares.values(), default=0.0) > MUCH and len(self._latest) >= LATEST // 2
+        if was_much or not self._is_much:
+            return None
+        total = shares.pop("mean")
+        by_tag = ", ".join(f"{tag} {share:.0%}" for tag, share in shares.items())
+        return (
+            f"{total:.0%} of the tokens sampled for the last {len(self._latest)} batches were dropped, most "
+            f"often as too old ({by_tag}): a tag that loses more is trained on less, and within a tag long "
+            "episodes are. A larger max_staleness, shorter episodes, or quicker weights for explorers help"
+        )
+
+    def _shares(self) -> dict[str, float]:
+        trained: Counter[str] = Counter()
+        dropped: Counter[str] = Counter()
+        for of_batch, lost in self._latest:
+            trained.update(of_batch)
+            dropped.update(lost)
+        shares = {
+            tag: dropped[tag] / sampled
+            for tag in sorted(trained | dropped)
+            if (sampled := trained[tag] + dropped[tag])
+        }
+        return {**shares, "mean": dropped.total() / max(1, trained.total() + dropped.total())}
 
 
 def rollout_metrics(batch: RolloutBatch) -> dict[str, float]:
@@ -57,11 +110,6 @@ def validation_problem(metrics: Mapping[str, float], max_failed_share: float) ->
     num_failed = int(metrics["val/failed"])
     num_episodes = int(metrics["val/episodes"]) + num_failed
     return too_many_failed(num_failed, num_episodes, max_failed_share, failed_kinds(metrics))
-
-
-def num_sampled_tokens(trajectory: Trajectory) -> int:
-    """Tokens the policy wrote."""
-    return 0 if trajectory.tokens is None else int(trajectory.tokens.response_mask.sum())
 
 
 def _scores(played: Sequence[Trajectory]) -> dict[str, float]:

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 from envsdk.config.models import RunConfig
 from envsdk.display.progress import ProgressDisplay, StepSummary
-from envsdk.managers.rollout_batch import RolloutBatch
+from envsdk.managers.rollout_batch import RolloutBatch, num_sampled_tokens
 from envsdk.pipeline.batch_source import BatchSource
 from envsdk.pipeline.engine_metrics import EngineMetrics
-from envsdk.pipeline.rollout_metrics import num_sampled_tokens, rollout_metrics
+from envsdk.pipeline.rollout_metrics import DroppedTokens, rollout_metrics
 from envsdk.pipeline.run_cost import cost_meter
 from envsdk.tracking.cost import Usage, usage_of
 from envsdk.tracking.learning_signs import LearningSigns
@@ -45,6 +45,7 @@ class StepLog:
         """Of the step under way."""
         self._engine_metrics = EngineMetrics()
         self._signs = LearningSigns()
+        self._dropped = DroppedTokens()
         self._failing_tags: set[str] = set()
         """Those that the display has named already."""
         self._started_at = self._metered_at = time.monotonic()
@@ -65,7 +66,7 @@ class StepLog:
     async def step_done(self, step: int, batch: RolloutBatch) -> None:
         """Report the step: to the trackers, the display and the timeline."""
         config = self._config
-        metrics = self.metrics | rollout_metrics(batch)
+        metrics = self.metrics | rollout_metrics(batch) | self._dropped.add(batch)
         metrics |= await self._generation_metrics(step, metrics["time/step_s"], batch)
         metrics["version"] = float(batch.version)
         self.played(batch, discarded_tokens=batch.discarded_tokens)
@@ -73,6 +74,8 @@ class StepLog:
         for tag in batch.failing_tags.keys() - self._failing_tags:
             self._display.note(f"no episode of {tag} is in this batch: {batch.failing_tags[tag]}")
         self._failing_tags = set(batch.failing_tags)
+        if warning := self._dropped.warning():
+            self._display.note(warning)
         if (step + 1) % config.logging_steps == 0 or any(n.startswith("val/") for n in metrics):
             self._tracker.log(step, metrics, time_unix_s=time.time())
         self._tracker.log_episodes(step, batch.trajectories)

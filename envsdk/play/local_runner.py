@@ -111,7 +111,7 @@ class TaskListLeases(LeaseSource):
                 stalled.add_note(f"The last of these failures:\n{failure.traceback}")
             raise stalled
 
-    def released(self, slot_id: str, lease_id: int) -> None:
+    def released(self, slot_id: str, lease_id: int, num_tokens: int) -> None:
         raise AssertionError("a task list cancels nothing")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ def programs_view(content: Content, history: History) -> dict[str, Any]:
         "max_staleness": content.terms.staleness_bound,
         "states": {state.value: total.num_groups for state, total in content.by_state().items()},
         "reasons": list(content.reasons.items()),
+        "tags": [asdict(use) for use in content.used_by_tag()],
         "trainer": [_about(each, content) for each in trainers],
         "explorers": [
             _about(each, content) | _rates(each, brought.get(each.name), history, content.read_at)

@@ -177,6 +177,15 @@ def headlines_view(run: RunFiles) -> list[dict[str, str]]:
         found.append(
             headline(f"{wasted:,.0f}", "tokens thrown away", "sampled, of episodes that were not used")
         )
+    if shares := run.known("dropped_share/mean"):
+        tags = run.names("dropped_share/")
+        by_tag = [
+            f"{name.removeprefix('dropped_share/')} {percent(run.known(name)[-1])}"
+            for name in tags
+            if name != "dropped_share/mean"
+        ]
+        about = f"the newest 20 steps; {', '.join(by_tag)}" if by_tag else "the newest 20 steps"
+        found.append(headline(percent(shares[-1]), "of sampled tokens dropped", about))
     if spent := run.known("cost/total"):
         prices = run.config.get("prices")
         currency = prices.get("currency", "") if isinstance(prices, Mapping) else ""

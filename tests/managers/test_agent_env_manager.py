@@ -219,7 +219,7 @@ class OneLease(LeaseSource):
     def submit(self, slot_id: str, lease_id: int, trajectory: Trajectory) -> None:
         raise AssertionError("it was canceled")
 
-    def released(self, slot_id: str, lease_id: int) -> None:
+    def released(self, slot_id: str, lease_id: int, num_tokens: int) -> None:
         self.released_ids.append(lease_id)
 
 

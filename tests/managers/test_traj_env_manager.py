@@ -229,6 +229,7 @@ class OneByOne(LeaseSource):
         self._orders = list(orders)
         self.submitted: list[int] = []
         self.returned: list[int] = []
+        self.num_returned_tokens = 0
 
     async def lease(self, slot_id: str, tag: str) -> EpisodeOrder | None:
         return self._orders.pop(0) if self._orders else None
@@ -236,8 +237,9 @@ class OneByOne(LeaseSource):
     def submit(self, slot_id: str, lease_id: int, trajectory: Trajectory) -> None:
         self.submitted.append(lease_id)
 
-    def released(self, slot_id: str, lease_id: int) -> None:
+    def released(self, slot_id: str, lease_id: int, num_tokens: int) -> None:
         self.returned.append(lease_id)
+        self.num_returned_tokens += num_tokens
 
 
 class StuckPolicy(Policy):
@@ -270,6 +272,32 @@ async def test_a_cancelled_lease_is_released_and_the_slot_plays_on() -> None:
     await loop
     assert leases.returned == [0]
     assert leases.submitted == [1, 2]
+
+
+class StuckAfterATurn(TokenPolicy):
+    """Replies once."""
+
+    def __init__(self) -> None:
+        self.stuck = asyncio.Event()
+
+    async def act(self, turn: TurnContext) -> Reply:
+        if turn.turn_index:
+            self.stuck.set()
+            await asyncio.Event().wait()
+        return await super().act(turn)
+
+
+async def test_the_replies_of_a_cancelled_episode_are_counted() -> None:
+    task = Task(tag="Toy", split="train", index=0)
+    order = EpisodeOrder(lease_id=0, group_id=0, member=0, task=task, seed=1, policy_seed=0)
+    leases, policy = OneByOne([order]), StuckAfterATurn()
+    manager = TrajEnvManager(slot_id="s", setup=setup(), policy=policy, leases=leases)
+    loop = asyncio.ensure_future(manager.run_rollout_loop())
+    await policy.stuck.wait()
+    manager.cancel(0)
+    await loop
+    assert leases.returned == [0]
+    assert leases.num_returned_tokens == 2
 
 
 async def test_cancelling_the_loop_itself_ends_it() -> None:

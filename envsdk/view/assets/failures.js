@@ -30,7 +30,7 @@
       const names = Object.keys(curves).filter((name) => name.startsWith("failures/"));
       if (names.length) parts.push(View.lineChart("Failed episodes, by step", names.map((name, at) => ({ name: name.slice(9), color: at % 6, points: curves[name] })), { low: 0, size: "wide" }));
       const lost = Object.keys(curves).filter((name) => name.startsWith("filter/") || name === "waste/tokens");
-      if (lost.length) parts.push(h("p", { class: "quiet" }, "waste/tokens: sampled tokens of finished episodes that were thrown away, since the step before."), h("div", { class: "grid small" }, lost.map((name) => View.lineChart(name, [{ name, color: 1, points: curves[name] }], { size: "small" }))));
+      if (lost.length) parts.push(h("p", { class: "quiet" }, "waste/tokens: sampled tokens of episodes that were thrown away, since the step before."), h("div", { class: "grid small" }, lost.map((name) => View.lineChart(name, [{ name, color: 1, points: curves[name] }], { size: "small" }))));
       element.replaceChildren(...parts);
     };
     await update();

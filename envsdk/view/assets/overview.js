@@ -116,7 +116,7 @@
   };
   View.overviewPage = (id) => live(id, "Overview", draw)();
 
-  const GROUPS = [["val/", "Held out"], ["success/", "Success"], ["reward/", "Reward"], ["actor/", "Policy"], ["critic/", "Critic"], ["advantage/", "Advantages"], ["kl_reward/", "KL in the reward"], ["staleness/", "Staleness"], ["rollout/", "Rollouts"], ["env/", "Environments"], ["time/", "Time"], ["weight_update/", "Weight updates"], ["engine/", "Engines"], ["ledger/", "Ledger, since the start"], ["failures/", "Failures"], ["filter/", "Filters"], ["waste/", "Waste"]];
+  const GROUPS = [["val/", "Held out"], ["success/", "Success"], ["reward/", "Reward"], ["actor/", "Policy"], ["critic/", "Critic"], ["advantage/", "Advantages"], ["kl_reward/", "KL in the reward"], ["staleness/", "Staleness"], ["rollout/", "Rollouts"], ["env/", "Environments"], ["time/", "Time"], ["weight_update/", "Weight updates"], ["engine/", "Engines"], ["ledger/", "Ledger, since the start"], ["failures/", "Failures"], ["filter/", "Filters"], ["waste/", "Waste"], ["dropped_share/", "Dropped, of the sampled tokens"]];
   const FIRST = ["loss", "entropy", "clip", "kl", "logprob", "ratio", "grad", "lr", "learning_rate"];
   const rank = (name) => { const at = FIRST.findIndex((word) => name.split("/").at(-1).includes(word)); return at < 0 ? FIRST.length : at; };
   let wanted = "";

@@ -29,6 +29,17 @@
         [View.ago(one.seen_at), View.count(one.version), View.count(one.behind), View.count(one.ready), View.number(one.per_min), View.number(one.lag), View.count(one.dropped), View.count(one.held), View.seconds(one.waited_places_s), View.seconds(one.waited_weights_s)]
           .map((text) => h("td", { class: "right" }, text))))))));
 
+  const TAG_HEADERS = ["Tag", "Groups in batches", "Of all", "Tokens in batches", "Tokens dropped", "Of sampled tokens"];
+  const MUCH = 0.1;
+  const share = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)}%`);
+  const tagsTable = (job) => View.card(h("h2", {}, "Tags"),
+    h("p", { class: "quiet" }, "What was trained on, and which share of the sampled tokens was dropped: of episodes that had become too old, or whose explorer was lost. Sampled are the tokens in batches and the dropped ones."),
+    h("div", { class: "scroll" }, h("table", {},
+      h("thead", {}, h("tr", {}, TAG_HEADERS.map((word, at) => h("th", { class: at ? "right" : null }, word)))),
+      h("tbody", {}, job.tags.map((one) => h("tr", {}, h("td", {}, one.tag),
+        [View.count(one.num_groups), share(one.share), View.count(one.num_tokens), View.count(one.dropped_tokens)].map((text) => h("td", { class: "right" }, text)),
+        h("td", { class: "right" }, one.dropped_share > MUCH ? View.pill(share(one.dropped_share), "bad") : share(one.dropped_share))))))));
+
   const depthChart = (job) => {
     const ticks = new Map(View.timeTicks(0, job.times.at(-1), window.innerWidth < 800 ? 5 : 12).map((tick) => [job.times.findIndex((time) => time >= tick), View.seconds(tick)]));
     const bars = job.times.map((time, at) => ({ label: `after ${View.seconds(time)}`, tick: ticks.get(at) || null, parts: STAGES.map(([stage, name, color]) => ({ name, color, value: job.depth[stage][at] })) }));
@@ -60,7 +71,7 @@
     const update = async () => {
       const job = await View.data.get(`/sources/${id}/programs`);
       if (job.problem) { element.replaceChildren(View.empty("The buffer cannot be read", job.problem)); return; }
-      element.replaceChildren(about(job), explorersTable(job), depthChart(job), rateChart(job), waits(job));
+      element.replaceChildren(about(job), tagsTable(job), explorersTable(job), depthChart(job), rateChart(job), waits(job));
     };
     await update();
     return { title: "Programs", element, update };

@@ -73,6 +73,15 @@ def test_without_a_terminal_what_comes_before_the_first_step_and_each_step_are_p
     ]
 
 
+def test_what_was_dropped_of_the_sampled_tokens_stands_in_line_and_panel_as_soon_as_there_is_any() -> None:
+    dropped = METRICS | {f"dropped_share/{tag}": share for tag, share in (("FrozenLake", 0.125), ("sums", 0))}
+    expected = "dropped of sampled tokens: FrozenLake 12.5%, sums 0.0%"
+    assert f" | {expected} | " in show(240, is_terminal=False, metrics=dropped)
+    assert expected.replace(":", "") in show(80, is_terminal=True, metrics=dropped)
+    nothing = METRICS | {"dropped_share/FrozenLake": 0.0}
+    assert "dropped" not in show(240, is_terminal=False, metrics=nothing)
+
+
 def test_the_panel_shows_everything_within_80_columns() -> None:
     output = show(80, is_terminal=True)
     expected = (

@@ -6,17 +6,20 @@ import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from envsdk.buffer.contract import ClaimedGroup, LeaseLost, Role
+from envsdk.buffer.contract import ClaimedGroup, FinishedGroup, LeaseLost, Role
 from envsdk.buffer.tables import batches, members
 from envsdk.config import load_config
 from envsdk.job import explorer as explorers
 from envsdk.job.explorer import Explorer
 from envsdk.job.membership import Membership
+from envsdk.managers.explorer_scheduler import ExplorerReport
+from envsdk.managers.rollout_batch import RolloutBatch
 from tests.envsdk.job.trainer_stand_in import FolderReader, TrainerStandIn
 
 
@@ -132,6 +135,58 @@ async def test_an_explorer_goes_back_with_its_trainer_and_claims_with_no_weights
     assert group.task.tag == "FrozenLake"
     for task in (claiming, following):
         task.cancel()
+    await membership.leave()
+    trainer.leave()
+
+
+class Reports(Cluster):
+    """Gives the reports that it is told, one after another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reports: asyncio.Queue[ExplorerReport] = asyncio.Queue()
+        self.report = SimpleNamespace(remote=self.reports.get)
+
+    def dropped(self, tokens: dict[str, int], group_id: int) -> None:
+        finished = FinishedGroup(
+            group_id=group_id, payload=b"x", num_trajectories=1, num_tokens=1, oldest_version=0
+        )
+        counted = RolloutBatch(version=0, groups=(), dropped_tokens=tokens)
+        self.reports.put_nowait(
+            ExplorerReport(finished=[finished], counted=counted, num_succeeded=0, dropped={}, wanted=[])
+        )
+
+
+async def test_an_explorer_tells_what_it_has_dropped_also_after_it_joined_again(tmp_path: Path) -> None:
+    config = load_config("agentic_explorer.yaml", [f"output_dir={tmp_path}", "buffer.lease_s=300"]).config
+    trainer = TrainerStandIn(config)
+    trainer.publish(0, tmp_path)
+    membership = Membership(config, Role.EXPLORER, "first", say=print)
+    await membership.join()
+    cluster, anything, buffer = Reports(), Anything(), trainer.buffer
+    explorer: Any = Explorer(
+        config,
+        cluster,  # type: ignore[arg-type]
+        membership=membership,
+        reader=FolderReader(),  # type: ignore[arg-type]
+        weights=anything,  # type: ignore[arg-type]
+        tracker=anything,  # type: ignore[arg-type]
+        display=anything,  # type: ignore[arg-type]
+    )
+    delivering = asyncio.create_task(explorer._deliver())
+
+    async def told(expected: dict[str, int]) -> None:
+        while buffer.dropped_tokens() != expected:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    cluster.dropped({"a": 3}, 1)
+    cluster.dropped({"a": 4, "b": 1}, 2)
+    await asyncio.wait_for(told({"a": 7, "b": 1}), timeout=60)
+    buffer.leave(membership.me)
+    await membership.join()
+    cluster.dropped({"a": 2}, 3)
+    await asyncio.wait_for(told({"a": 9, "b": 1}), timeout=60)
+    delivering.cancel()
     await membership.leave()
     trainer.leave()
 

@@ -112,9 +112,12 @@ async def test_a_damaged_group_is_dropped_by_name_and_the_next_one_takes_its_pla
     while not said:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     assert f"group {spoiled} of the batch of step 0 is dropped as damaged" in said[0]
-    assert buffer.put(explorer, [packed(claimed[2])]) == []
+    last = packed(claimed[2])
+    assert buffer.put(explorer, [last], dropped_tokens={"other": 5}) == []
     batch = await getting
     assert {each.group_id for each in batch.trajectories} == {claimed[0].group_id, claimed[2].group_id}
+    assert batch.dropped_tokens == {"FrozenLake": last.num_tokens, "other": 5}
+    assert batch.discarded_tokens == last.num_tokens + 5
     assert audit(buffer.engine, decode=True) == []
     with buffer.engine.connect() as connection:
         reason = sa.select(groups.c.reason).where(groups.c.id == spoiled)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from envsdk.buffer.contract import JobStatus
 from envsdk.config import load_config
 from envsdk.config.loading import LoadedConfig
 from envsdk.failures import ConfigurationError
@@ -15,6 +16,7 @@ from envsdk.job.membership import open_buffer, terms_of
 from envsdk.job.start import _check_no_ledger, run
 from envsdk.managers.ledger import RolloutLedger
 from envsdk.managers.ledger_types import LedgerConfig
+from envsdk.pipeline.checkpoints import RunState, write_checkpoint
 from envsdk.pipeline.run_folder import RunFolder
 from envsdk.store.trajectories import write_trajectories
 
@@ -60,3 +62,24 @@ def test_a_folder_that_cannot_hold_weights_is_refused_before_the_policy_is_made(
     )
     with pytest.raises(ConfigurationError, match=r"synchronizer\.path: Cannot write into /proc/w"):
         run(given)
+
+
+@pytest.mark.parametrize("resume", ["never", "checkpoints/step_000003"])
+def test_a_job_ends_well_whatever_checkpoint_its_trainer_began_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: str
+) -> None:
+    given = load_config(
+        "agentic_async.yaml", [f"output_dir={tmp_path}", "mode=train", "exp_name=run", "max_steps=9"]
+    )
+    # A checkpoint that a trainer began from is removed as it goes on.
+    given = replace(given, config=given.config.model_copy(update={"resume": resume}))
+
+    def save(folder: Path) -> None:
+        (folder / "weights").write_bytes(b"w")
+
+    def train(loaded: LoadedConfig, _: object) -> None:
+        write_checkpoint(loaded.config.run_folder, RunState(step=9, seed=42), save)
+
+    monkeypatch.setattr("envsdk.job.start.single_program.run", train)
+    run(given)
+    assert open_buffer(given.config).view().status is JobStatus.FINISHED

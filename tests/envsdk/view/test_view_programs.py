@@ -57,6 +57,16 @@ def test_the_page_says_how_full_the_buffer_was_and_who_waited(job: Path) -> None
     assert [step["waited_s"] for step in programs["waited_by_step"]] == [6.0, 7.0, 8.0]
 
 
+def test_the_page_says_what_each_tag_was_trained_on_and_how_much_of_it_was_dropped(job: Path) -> None:
+    tags = programs_of(job)["tags"]
+    assert sum(each["num_groups"] for each in tags) == 6
+    assert sum(each["share"] for each in tags) == pytest.approx(1)
+    for each in tags:
+        sampled = each["num_tokens"] + each["dropped_tokens"]
+        assert each["dropped_share"] == pytest.approx(each["dropped_tokens"] / sampled)
+    assert any(each["dropped_tokens"] for each in tags)  # of the group that was too old
+
+
 def test_only_jobs_have_such_a_page(job: Path, tmp_path: Path) -> None:
     plain = source_of(write_run(tmp_path / "plain"))
     assert plain.programs(0.0) is None
