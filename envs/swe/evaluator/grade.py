@@ -60,8 +60,8 @@ async def evaluate(task: Task, patch: str, backend: SandboxBackend, *, strict: b
 async def _evaluate(task: Task, patch: str, backend: SandboxBackend, strict: bool) -> Evaluation:
     image = await prepare_image(task, backend)
     assert image.tree is not None
-    installed = installed_for(task, image.tree, await installed_modules(task, backend))
     plain = await asyncio.to_thread(tests_folder, task, image.tree)
+    installed = installed_for(task, image.tree, await installed_modules(task, backend), plain)
     tests = await sealed_tests(task, image, plain, installed, backend)
     grading = _Grading(task, image, tests, installed, backend, strict)
     if patch == task.gold_patch:

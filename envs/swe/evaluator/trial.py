@@ -50,7 +50,7 @@ async def try_patch(
         Ended: Applying it took too much.
         SandboxError: The sandbox failed.
     """
-    paths = await asyncio.to_thread(laid_paths, task, tests)
+    paths = await asyncio.to_thread(laid_paths, task, tests, patch.own)
     async with scratch_folder() as scratch:
         laid = await in_thread(lay, image, tests, paths, task.tests, scratch)
         sandbox = await backend.start(laid.image, limits=Limits(memory_mb=task.limits.memory_mb))
