@@ -107,6 +107,12 @@ def distrust(report: Report, canaries: Sequence[Canary], exit_status: int | None
     return None
 
 
+def uncollected(report: Report, canaries: Sequence[Canary]) -> bool:
+    """Whether no canary could be collected: what is imported before any test is broken."""
+    tests = {test for canary in canaries for test in (*canary.must_pass, *canary.must_fail)}
+    return bool(report.collect_errors) and not report.flaws and tests.isdisjoint(report.outcomes)
+
+
 def look_up(
     outcomes: Mapping[str, Outcome], listed: str, aliases: Mapping[str, Sequence[str]] | None = None
 ) -> Outcome:
