@@ -16,7 +16,7 @@ from envsdk.envs.swe.evaluator.evaluation import Evaluation, Verdict
 from envsdk.envs.swe.evaluator.introspection import look
 from envsdk.envs.swe.evaluator.layout import tests_folder
 from envsdk.envs.swe.evaluator.limits import allowed_s, came_through, gold_again
-from envsdk.envs.swe.evaluator.report import Report, look_up
+from envsdk.envs.swe.evaluator.report import Report, first_error, look_up
 from envsdk.envs.swe.evaluator.run import TestRun
 from envsdk.envs.swe.evaluator.sealing import SealedTests, sealed_tests
 from envsdk.envs.swe.evaluator.stripping import Installed, RefusedPatch, installed_for, strip
@@ -163,7 +163,7 @@ def _judge(task: Task, run: TestRun) -> Evaluation:
         return Evaluation(
             resolved=False,
             reason=Verdict.TESTS_FAILED if errors else Verdict.TAMPERED,
-            detail=f"no test can be collected: {_first_error(errors)}" if errors else run.distrusted,
+            detail=f"no test can be collected: {first_error(errors)}" if errors else run.distrusted,
             output_tail=tail,
             run_s=run.result.elapsed_s,
         )
@@ -182,7 +182,7 @@ def _judge(task: Task, run: TestRun) -> Evaluation:
         if outcomes[wrong[0]] is Outcome.MISSING:
             detail += f" ({_why_missing(wrong[0], task, run.report)})"
     if run.report.collect_errors:
-        detail += f"; cannot be collected: {_first_error(run.report.collect_errors)}"
+        detail += f"; cannot be collected: {first_error(run.report.collect_errors)}"
     return Evaluation(
         resolved=reason is Verdict.RESOLVED,
         reason=reason,
@@ -207,14 +207,6 @@ def _why_missing(test: str, task: Task, report: Report) -> str:
         return "it is left out by `tests.deselected`"
     near = get_close_matches(test, report.outcomes, n=1, cutoff=0.8)
     return f"no test of this name ran; there is {near[0]}" if near else "no test of this name ran"
-
-
-def _first_error(collect_errors: Mapping[str, str]) -> str:
-    """What could not be collected, and the exception."""
-    name, message = next(iter(collect_errors.items()))
-    lines = [line for line in message.splitlines() if line.startswith("E ")]
-    last = lines[-1].removeprefix("E ").strip() if lines else message.strip().rpartition("\n")[2]
-    return f"{name} ({last[:300]})" if last else name
 
 
 def _by_short_name(report: Report) -> dict[str, Outcome]:

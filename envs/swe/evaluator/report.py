@@ -113,6 +113,14 @@ def uncollected(report: Report, canaries: Sequence[Canary]) -> bool:
     return bool(report.collect_errors) and not report.flaws and tests.isdisjoint(report.outcomes)
 
 
+def first_error(collect_errors: Mapping[str, str]) -> str:
+    """What could not be collected, and the exception."""
+    name, message = next(iter(collect_errors.items()))
+    lines = [line for line in message.splitlines() if line.startswith("E ")]
+    last = lines[-1].removeprefix("E ").strip() if lines else message.strip().rpartition("\n")[2]
+    return f"{name} ({last[:300]})" if last else name
+
+
 def look_up(
     outcomes: Mapping[str, Outcome], listed: str, aliases: Mapping[str, Sequence[str]] | None = None
 ) -> Outcome:
