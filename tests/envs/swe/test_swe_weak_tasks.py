@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from envsdk.config import explain, load_config
 from envsdk.envs.swe import SPEC
 from envsdk.envs.swe.task_list import TaskList
 from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.shipped import shipped_tasks
 from envsdk.envs.swe.weak_tasks import WeakTasks, task_to_train_on
 from envsdk.failures import ConfigurationError
+from envsdk.managers.wiring import VAL_SPLIT, worker_setups
 from envsdk.registry import notes
 from tests.envs.swe.test_swe_commands import ROW
 from tests.envs.swe.toy_tasks import MakeEnv
@@ -99,3 +101,27 @@ def test_only_training_passes_a_weak_task_over(
 def test_an_unknown_way_is_refused(make_env: MakeEnv) -> None:
     with pytest.raises(ValueError, match="weak_tasks: must be one of refuse, down_weight, pay, not 'ignore'"):
         make_env(weak_tasks="ignore")
+
+
+RUN = """\
+rollout_batch_size: 16
+val_batch_size: 8
+sequence_length: 1024
+max_steps: 2
+custom_envs:
+  SWE: {{env_type: envsdk/SWE-v1, env_config: {{data: {data}}}}}
+train_env_manager: &manager {{tags: [SWE], num_env_groups: 4, group_size: 4}}
+val_env_manager: *manager
+actor_infer: {{strategy_args: {{strategy_name: mock}}}}
+"""
+
+
+def test_a_run_explains_how_many_are_weak_and_tells_environments_what_is_trained_on(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(RUN.format(data=rows(tmp_path, 2.0, 20.0)))
+    loaded = load_config(tmp_path / "run.yaml")
+    assert "SWE: 1 of 2 tasks of" in explain(loaded)
+    config = loaded.config
+    for split, manager in (("train", config.train_env_manager), (VAL_SPLIT, config.val_env_manager)):
+        workers = worker_setups(config, manager, split=split, model=tmp_path, engines={})
+        told = {setup.setups["SWE"].blueprint.trains for setup in workers.values()}
+        assert told == {split == "train"}
