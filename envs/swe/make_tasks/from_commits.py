@@ -89,7 +89,7 @@ class Decision:
 
     def told(self) -> str:
         what = self.problem or (
-            f"{'weak' if self.weak else 'sound'}, {self.hidden_bits:.0f} bits hidden, "
+            f"{'weak' if self.weak else 'sound'}, {self.hidden_bits:.1f} bits hidden, "
             f"{self.num_failing} tests fail before it"
         )
         return f"{self.commit[:10]} {self.subject[:60]}: {what} ({self.elapsed_s:.0f} s)"

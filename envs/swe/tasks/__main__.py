@@ -95,7 +95,7 @@ async def _validate(tasks: Sequence[Task], backend: str, jobs: int) -> list[Vali
 
 
 def _told(validation: Validation) -> str:
-    hidden = f"sound, {validation.hidden_bits:.0f} bits hidden"
+    hidden = f"sound, {validation.hidden_bits:.1f} bits hidden"
     if validation.weak:
         hidden += ": weak, a rewarded patch may have forged its verdict"
     return validation.problem or hidden
