@@ -197,6 +197,9 @@ class EnvSpec:
     local_arguments: tuple[str, ...] = ()
     """Arguments of the constructor that change no episode, such as numbers of processes: programs of one job
     may give others."""
+    notes: str = ""
+    """`package.module:function`, which makes sentences of the constructor's keywords. They are said before a
+    run trains with these, and by `--explain`."""
     prompt: str | None = ""
     """`package.module:function`, which makes the policy's system prompt from the constructor's keywords: for
     environments whose task they decide. Without it the prompt is `description` and `action_format`. With None

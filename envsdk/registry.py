@@ -164,6 +164,17 @@ def system_prompt(env_spec: EnvSpec, env_config: Mapping[str, Any]) -> str:
         raise ConfigurationError(f"{env_spec.id}: {error}") from error
 
 
+def notes(env_spec: EnvSpec, env_config: Mapping[str, Any]) -> list[str]:
+    """What is to be said before a run trains with this environment; an error is said in its place."""
+    if not env_spec.notes:
+        return []
+    describe: Callable[..., list[str]] = load_object(env_spec.notes)
+    try:
+        return describe(**{**env_spec.kwargs, **env_config})
+    except (ConfigurationError, TypeError, ValueError, OSError) as error:
+        return [f"{env_spec.id}: {error}"]
+
+
 def load_entry_point(env_spec: EnvSpec) -> Callable[..., AnyTextEnv]:
     """The class (or function) that `env_spec.entry_point` names."""
     if callable(env_spec.entry_point):

@@ -46,6 +46,8 @@ class EnvBlueprint:
     """For `build`, and for starting a process before it."""
     reset_timeout_s: float = 60.0
     step_timeout_s: float = 30.0
+    trains: bool = False
+    """Episodes of the split `train` are trained on, and the environment is told so."""
 
     def build(self) -> TextEnv:
         from envsdk.registry import make
@@ -63,7 +65,10 @@ class EnvBlueprint:
 
     def reset_options(self, task: Task) -> Options | None:
         """What `reset` gets of a task besides its seed."""
-        return {"task": task.index} if self.spec.lists_tasks else None
+        if not self.spec.lists_tasks:
+            return None
+        told: Options = {"training": True} if self.trains and task.split == "train" else {}
+        return {"task": task.index, **told}
 
 
 class EnvHost(EnvView):

@@ -88,7 +88,11 @@ def worker_setups(
     """
     with_state_hashes = config.needs_state_hashes and split != VAL_SPLIT
     setups = {
-        tag: replace(setup, with_state_hashes=with_state_hashes)
+        tag: replace(
+            setup,
+            with_state_hashes=with_state_hashes,
+            blueprint=replace(setup.blueprint, trains=split != VAL_SPLIT),
+        )
         for tag, setup in tag_setups(config, manager).items()
     }
     generating = config.val_generating_args if split == VAL_SPLIT else config.actor_infer.generating_args

@@ -9,7 +9,8 @@ SPEC = EnvSpec(
     # An environment waits for its commands, which run in processes of their own.
     isolation=Isolation.ASYNC,
     lists_tasks=True,
-    reset_timeout_s=120.0,
+    # A task may have to be validated before it is trained on.
+    reset_timeout_s=1800.0,
     # The longest command and the evaluation, and the wait for a slot before each.
     step_timeout_s=1800.0,
     description="Repair a repository by shell commands in a sandbox; hidden tests decide.",
@@ -18,6 +19,7 @@ SPEC = EnvSpec(
         " To submit, run: echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && git add -A && git diff --cached"
     ),
     local_arguments=("repositories", "backend", "backend_settings", "render_mode"),
+    notes="envsdk.envs.swe.weak_tasks:notes",
     needs=dict.fromkeys(("coverage", "packaging", "pytest"), "pip install 'envsdk[swe]'"),
 )
 

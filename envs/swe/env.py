@@ -26,8 +26,9 @@ from envsdk.envs.swe.observations import (
 )
 from envsdk.envs.swe.replies import ACTION_FORMATS, TOOL_SCHEMA, ActionFormat, format_reply, parse_reply
 from envsdk.envs.swe.task_list import SPLITS, SplitName, task_list
-from envsdk.envs.swe.tasks import ImageSource
+from envsdk.envs.swe.tasks import ImageSource, Task
 from envsdk.envs.swe.verdicts import counts, describe, shares
+from envsdk.envs.swe.weak_tasks import WEAK_TASKS, WeakTasks, task_to_train_on
 from envsdk.envs.swe.workspace import KEPT_OUTPUT_BYTES, Submitted, Workspace, shared_workshop
 from envsdk.sandbox import Limits
 from envsdk.sandbox.contract import WORKDIR
@@ -74,6 +75,7 @@ class SWEEnv(AsyncTextEnv):
     `time_limit_s` of commands, the episode is truncated, with nothing submitted unless `submit_at_limit`.
 
     `reset(options={"task": 17})` plays number 17 of the split, modulo its size; otherwise the seed draws one.
+    With `"training": True` besides, `weak_tasks` decides whether another one takes its place.
 
     A sandbox or an evaluation that breaks raises: the episode has no outcome, and is never scored 0.
     """
@@ -99,6 +101,7 @@ class SWEEnv(AsyncTextEnv):
         submit_at_limit: bool = False,
         strict: bool = True,
         validate: bool = True,
+        weak_tasks: WeakTasks = "refuse",
         invalid_penalty: float = 0.0,
         backend: str = "bubblewrap",
         backend_settings: Mapping[str, Any] | None = None,
@@ -128,6 +131,9 @@ class SWEEnv(AsyncTextEnv):
             strict: See `envsdk.envs.swe.evaluator.evaluate`.
             validate: Before a task of `data` is first played, its gold patch must solve it and an empty one
                 must not; what was found is kept. The shipped tasks are known to be sound.
+            weak_tasks: What training does with tasks of `data` that hide few bits: `refuse` plays others in
+                their place, `down_weight` plays them as often as they hide bits, of 8; `pay` as any other.
+                Elsewhere they are played and marked as `weak`.
             invalid_penalty: Taken off the reward of a reply that runs nothing.
             backend: Of the sandboxes: an entry point of `envsdk.sandboxes`.
             backend_settings: Its own.
@@ -137,6 +143,7 @@ class SWEEnv(AsyncTextEnv):
         _check_choice("split", split, SPLITS)
         _check_choice("action_format", action_format, ACTION_FORMATS)
         _check_choice("submission", submission, SUBMISSIONS)
+        _check_choice("weak_tasks", weak_tasks, WEAK_TASKS)
         least = {"num_tasks": (num_tasks, 1), "max_steps": (max_steps, 1), "shown_output": (shown_output, 2)}
         for name, (value, smallest) in least.items():
             if value is not None and value < smallest:
@@ -160,6 +167,7 @@ class SWEEnv(AsyncTextEnv):
         self._submit_at_limit = submit_at_limit
         self._strict = strict
         self._validates = validate and data is not None
+        self._weak_tasks: WeakTasks = "pay" if data is None else weak_tasks
         self._invalid_penalty = invalid_penalty
         self._state: State | None = None
         self._workspace: Workspace | None = None
@@ -181,7 +189,9 @@ class SWEEnv(AsyncTextEnv):
         `info` names the task: `instance_id`, `repo`; with `action_format="tool"` it has `tools`.
         """
         await super().reset(seed=seed)
-        task = self._tasks.chosen(int(self.np_random.integers(2**31)), options)
+        number = self._tasks.number(int(self.np_random.integers(2**31)), options)
+        how: WeakTasks = self._weak_tasks if options and options.get("training") else "pay"
+        task = await task_to_train_on(self._tasks, number, how, self._hidden_bits)
         await self._leave()
         observation = render_task(
             task.problem_statement,
@@ -321,6 +331,9 @@ class SWEEnv(AsyncTextEnv):
 
     def _gold_command(self, state: State) -> str:
         return gold_command(self._tasks.named(state.instance_id).gold_patch)
+
+    async def _hidden_bits(self, task: Task) -> float | None:
+        return await self._workshop.hidden_bits(task, validates=self._validates)
 
     def _opened(self, state: State) -> Workspace:
         if self._workspace is None:

@@ -32,12 +32,12 @@ class TaskList:
     def __len__(self) -> int:
         return len(self.tasks)
 
-    def chosen(self, draw: int, options: Mapping[str, Any] | None) -> Task:
-        """The task of a `reset`: number `options["task"]`, or number `draw`, modulo how many there are."""
+    def number(self, draw: int, options: Mapping[str, Any] | None) -> int:
+        """The number of a `reset`'s task: `options["task"]`, or `draw`."""
         number = (options or {}).get("task", draw)
         if not isinstance(number, int):
             raise ValueError(f"task: must be the number of a task, not {number!r}")
-        return self.at(number)
+        return number
 
     def at(self, number: int) -> Task:
         """Number `number`, modulo how many there are."""

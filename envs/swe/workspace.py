@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envsdk.envs.swe.evaluator import Evaluation, Verdict, evaluate
-from envsdk.envs.swe.evaluator.validation import validate
+from envsdk.envs.swe.evaluator.validation import known_hidden_bits, validate
 from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.images import prepare_image
 from envsdk.failures import ConfigurationError
@@ -139,6 +139,15 @@ class Workshop:
                 self._verdicts.popitem(last=False)
         return verdict
 
+    async def hidden_bits(self, task: Task, *, validates: bool) -> float | None:
+        """How many bits the hidden tests of `task` hide. None where that is not known, and it is unsound or
+        not to be found out."""
+        known = await asyncio.to_thread(known_hidden_bits, task)
+        if known is None and validates:
+            await self._problem(task, await self._probed())
+            known = await asyncio.to_thread(known_hidden_bits, task)
+        return known
+
     def close(self) -> None:
         """Remove every sandbox of loops that run on other threads. A loop that ends removes its own."""
         for loop, here in list(self._on_loops.items()):
@@ -164,13 +173,17 @@ class Workshop:
         return sandbox
 
     async def _demand_sound(self, task: Task, here: _OnLoop) -> None:
+        if problem := await self._problem(task, here):
+            raise ConfigurationError(f"{task.instance_id} cannot be used: {problem}")
+
+    async def _problem(self, task: Task, here: _OnLoop) -> str:
+        """What validating `task` finds, once; empty for a sound one."""
         key = await asyncio.to_thread(task.content_hash)
         async with here.validating.setdefault(key, asyncio.Lock()):
             if key not in self._problems:
                 (validation,) = await validate([task], here.backend)
                 self._problems[key] = validation.problem
-        if problem := self._problems[key]:
-            raise ConfigurationError(f"{task.instance_id} cannot be used: {problem}")
+        return self._problems[key]
 
     async def _probed(self) -> _OnLoop:
         """The backend of this event loop, which is known to work."""

@@ -16,6 +16,7 @@ from envsdk.config.models import EMBEDDED_DEFAULT, EnvManagerArgs, Role, RunConf
 from envsdk.config.plugins import (
     ChoosesAttention,
     SharesOutRanks,
+    environment_notes,
     runs_on_several_ranks,
     settings_model,
     settings_sections,
@@ -57,7 +58,7 @@ def explain(loaded: LoadedConfig) -> str:
             *_aligned(derived(loaded.config)),
             *_others_keys(f"Keys of {loaded.dialect} with other values here", loaded.remarks),
             *_others_keys("Keys without effect", loaded.without_effect),
-            *_notes("Notes", algorithm_notes(loaded.config)),
+            *_notes("Notes", [*algorithm_notes(loaded.config), *environment_notes(loaded.config)]),
             *_notes("Before this trains here", loaded.machine_notes),
         ]
     )

@@ -193,6 +193,16 @@ def environment_class(spec: EnvSpec) -> Callable[..., AnyTextEnv]:
     return registry.load_entry_point(spec)
 
 
+def environment_notes(config: RunConfig) -> list[str]:
+    """Sentences of the environments that the run trains with, each with its tag."""
+    found = []
+    for tag in config.train_env_manager.tags:
+        env = config.custom_envs[tag]
+        said = registry.notes(registry.spec(env.env_type), env.env_config)
+        found += [f"{tag}: {note}" for note in said]
+    return found
+
+
 def own_turn_limit(spec: EnvSpec, env_config: Mapping[str, Any]) -> int | None:
     """Turns after which the environment so configured truncates by itself; None when that is not known.
 

@@ -15,6 +15,7 @@ import ray
 
 from envsdk.config.loading import LoadedConfig
 from envsdk.config.models import RunConfig
+from envsdk.config.plugins import environment_notes
 from envsdk.config.start_checks import check_start
 from envsdk.display.progress import ProgressDisplay
 from envsdk.display.terminal import say
@@ -108,6 +109,8 @@ async def _run(
             loop.add_signal_handler(signal_number, pipeline.request_stop)
         for change in changes:
             display.note(f"other settings than before: {change}")
+        for note in environment_notes(config):
+            display.note(note)
         display.note(f"run folder: {folder.path}; look inside with: envsdk view {folder.path}")
         try:
             await pipeline.start()

@@ -193,6 +193,7 @@ def _setup(record: TagRecord, env_config: Mapping[str, Any], with_state_hashes: 
             start_timeout_s=env_spec.start_timeout_s,
             reset_timeout_s=env_spec.reset_timeout_s,
             step_timeout_s=env_spec.step_timeout_s,
+            trains=with_state_hashes,
         ),
         prompts=record.prompts,
         max_turns=record.max_turns,

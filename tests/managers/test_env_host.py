@@ -227,6 +227,9 @@ async def test_an_environment_that_lists_its_tasks_is_told_which_one_to_play(iso
     finally:
         host.close()
     assert blueprint(isolation).reset_options(task) is None
+    trains = replace(host.blueprint, trains=True)
+    assert trains.reset_options(task) == {"task": 17}
+    assert trains.reset_options(replace(task, split="train")) == {"task": 17, "training": True}
 
 
 @pytest.mark.parametrize("isolation", EVERYWHERE)

@@ -10,12 +10,13 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 
 from envsdk.envs.swe.evaluator.evaluation import Evaluation, Verdict
 from envsdk.envs.swe.evaluator.introspection import look
 from envsdk.envs.swe.evaluator.layout import tests_folder
 from envsdk.envs.swe.evaluator.limits import allowed_s, came_through, gold_again
-from envsdk.envs.swe.evaluator.report import Report, look_up
+from envsdk.envs.swe.evaluator.report import Report, first_error, look_up
 from envsdk.envs.swe.evaluator.run import TestRun
 from envsdk.envs.swe.evaluator.sealing import SealedTests, sealed_tests
 from envsdk.envs.swe.evaluator.stripping import Installed, RefusedPatch, installed_for, strip
@@ -60,8 +61,8 @@ async def evaluate(task: Task, patch: str, backend: SandboxBackend, *, strict: b
 async def _evaluate(task: Task, patch: str, backend: SandboxBackend, strict: bool) -> Evaluation:
     image = await prepare_image(task, backend)
     assert image.tree is not None
-    installed = installed_for(task, image.tree, await installed_modules(task, backend))
     plain = await asyncio.to_thread(tests_folder, task, image.tree)
+    installed = installed_for(task, image.tree, await installed_modules(task, backend), plain)
     tests = await sealed_tests(task, image, plain, installed, backend)
     grading = _Grading(task, image, tests, installed, backend, strict)
     if patch == task.gold_patch:
@@ -158,10 +159,11 @@ def _judge(task: Task, run: TestRun) -> Evaluation:
         return _ended(run.result, "the tests")
     if run.report is None or run.distrusted is not None:
         assert run.distrusted is not None
+        errors = run.report.collect_errors if run.report is not None and run.is_uncollected else {}
         return Evaluation(
             resolved=False,
-            reason=Verdict.TAMPERED,
-            detail=run.distrusted,
+            reason=Verdict.TESTS_FAILED if errors else Verdict.TAMPERED,
+            detail=f"no test can be collected: {first_error(errors)}" if errors else run.distrusted,
             output_tail=tail,
             run_s=run.result.elapsed_s,
         )
@@ -177,8 +179,10 @@ def _judge(task: Task, run: TestRun) -> Evaluation:
     detail = f"{len(wanted) - len(wrong)} of {len(wanted)} tests came out as they must"
     if wrong:
         detail += f"; {outcomes[wrong[0]].value}: {wrong[0]}"
+        if outcomes[wrong[0]] is Outcome.MISSING:
+            detail += f" ({_why_missing(wrong[0], task, run.report)})"
     if run.report.collect_errors:
-        detail += f"; cannot be collected: {_first_error(run.report.collect_errors)}"
+        detail += f"; cannot be collected: {first_error(run.report.collect_errors)}"
     return Evaluation(
         resolved=reason is Verdict.RESOLVED,
         reason=reason,
@@ -189,12 +193,20 @@ def _judge(task: Task, run: TestRun) -> Evaluation:
     )
 
 
-def _first_error(collect_errors: Mapping[str, str]) -> str:
-    """What could not be collected, and the exception."""
-    name, message = next(iter(collect_errors.items()))
-    lines = [line for line in message.splitlines() if line.startswith("E ")]
-    last = lines[-1].removeprefix("E ").strip() if lines else message.strip().rpartition("\n")[2]
-    return f"{name} ({last[:300]})" if last else name
+def _why_missing(test: str, task: Task, report: Report) -> str:
+    """Why no outcome of the listed `test` was reported."""
+    path = test.split("::")[0]
+    is_run = any(path == planned or path.startswith(f"{planned}/") for planned in task.tests.paths)
+    if "::" in test and not is_run and "." not in task.tests.paths:
+        return (
+            f"{path} is not run, only {', '.join(task.tests.paths[:3])}: `tests.paths` in `envsdk` names more"
+        )
+    if path in report.collect_errors:
+        return "its file cannot be collected"
+    if test in task.tests.deselected:
+        return "it is left out by `tests.deselected`"
+    near = get_close_matches(test, report.outcomes, n=1, cutoff=0.8)
+    return f"no test of this name ran; there is {near[0]}" if near else "no test of this name ran"
 
 
 def _by_short_name(report: Report) -> dict[str, Outcome]:

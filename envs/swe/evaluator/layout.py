@@ -60,12 +60,13 @@ def link(source: str, target: str) -> None:
         shutil.copy2(source, target, follow_symlinks=False)
 
 
-def laid_paths(task: Task, folder: Path) -> tuple[str, ...]:
+def laid_paths(task: Task, folder: Path, own: frozenset[str] = frozenset()) -> tuple[str, ...]:
     """Files and entire folders of `folder`, relative to it, that hold only tests and their configuration.
 
-    `folder` is the tree with the test patch applied. Files of the gold patch are source and never among them.
+    `folder` is the tree with the test patch applied. Files of the gold patch are source and never among them,
+    nor those of `own`, as `Stripped` has them.
     """
-    source = gold_paths(task)
+    source = gold_paths(task) | own
     tested = {patch.new_path for patch in parse(task.test_patch) if patch.new_path is not None}
     return tuple(sorted(_cover(folder, "", source, (tested | set(task.hidden_tests)) - source)))
 

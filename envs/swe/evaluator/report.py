@@ -107,6 +107,20 @@ def distrust(report: Report, canaries: Sequence[Canary], exit_status: int | None
     return None
 
 
+def uncollected(report: Report, canaries: Sequence[Canary]) -> bool:
+    """Whether no canary could be collected: what is imported before any test is broken."""
+    tests = {test for canary in canaries for test in (*canary.must_pass, *canary.must_fail)}
+    return bool(report.collect_errors) and not report.flaws and tests.isdisjoint(report.outcomes)
+
+
+def first_error(collect_errors: Mapping[str, str]) -> str:
+    """What could not be collected, and the exception."""
+    name, message = next(iter(collect_errors.items()))
+    lines = [line for line in message.splitlines() if line.startswith("E ")]
+    last = lines[-1].removeprefix("E ").strip() if lines else message.strip().rpartition("\n")[2]
+    return f"{name} ({last[:300]})" if last else name
+
+
 def look_up(
     outcomes: Mapping[str, Outcome], listed: str, aliases: Mapping[str, Sequence[str]] | None = None
 ) -> Outcome:

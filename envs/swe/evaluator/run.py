@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from envsdk.envs.swe.evaluator.canaries import Canary, make_canary
 from envsdk.envs.swe.evaluator.layout import copy_laid
-from envsdk.envs.swe.evaluator.report import Report, distrust, read_report
+from envsdk.envs.swe.evaluator.report import Report, distrust, read_report, uncollected
 from envsdk.envs.swe.tasks.images import SITE
 from envsdk.envs.swe.tasks.task import Runner, TestPlan
 from envsdk.sandbox.contract import ExecEnd, ExecResult, Image, Sandbox, SandboxFileError
@@ -42,6 +42,8 @@ class TestRun:
     """Without the canaries; None: there is none to read."""
     distrusted: str | None
     """Why the report cannot be believed."""
+    is_uncollected: bool = False
+    """That is because no test could be collected."""
     coverage: Mapping[str, Mapping[str, Sequence[str]]] | None = None
     """By file and line, the node ids that ran it, where it was asked for."""
 
@@ -128,14 +130,18 @@ async def run_tests(
     if coverage_of:
         covered = json.loads(await sandbox.read(coverage_path, max_bytes=_MAX_REPORT_BYTES))
     distrusted = distrust(report, laid.canaries, result.returncode)
+    is_uncollected = distrusted is not None and uncollected(report, laid.canaries)
     report = _without(report, {canary.path for canary in laid.canaries})
-    return TestRun(result=result, report=report, distrusted=distrusted, coverage=covered)
+    return TestRun(
+        result=result, report=report, distrusted=distrusted, is_uncollected=is_uncollected, coverage=covered
+    )
 
 
 def _without(report: Report, files: set[str]) -> Report:
-    """`report` without the tests of `files`."""
+    """`report` without the tests of `files`, and as far as it can be without their errors."""
     outcomes = {test: seen for test, seen in report.outcomes.items() if test.split("::")[0] not in files}
-    return replace(report, outcomes=outcomes)
+    errors = {name: why for name, why in report.collect_errors.items() if name not in files}
+    return replace(report, outcomes=outcomes, collect_errors=errors or report.collect_errors)
 
 
 def _arguments(root: str, plan: TestPlan, first: Canary, last: Canary) -> list[str]:

@@ -10,13 +10,22 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
+from envsdk.envs.swe.evaluator.imports import Imports
 from envsdk.envs.swe.evaluator.leftovers import AddedFile, left_out
-from envsdk.envs.swe.tasks.patches import FilePatch, MalformedPatch, Section, parse, render, sections
+from envsdk.envs.swe.tasks.patches import (
+    FilePatch,
+    MalformedPatch,
+    Section,
+    parse,
+    patched_texts,
+    render,
+    sections,
+)
 from envsdk.envs.swe.tasks.task import Task
 
 _TEST_FOLDERS = {"test", "tests", "testing", "__pycache__"}
@@ -25,6 +34,8 @@ _FILES = re.compile(
     r"|\.?pytest\.(ini|toml)|tox\.(ini|toml)|setup\.cfg|pyproject\.toml|\.coveragerc|noxfile\.py|[Mm]akefile"
     r"|\.gitattributes|\.gitmodules|run_tests\.sh"
 )
+_RUNS_TESTS = re.compile(r"conftest\.py|(site|user)customize\.py|test_.*\.py|.*_test\.py")
+"""What a runner finds by its name."""
 _METADATA = re.compile(r".*\.(egg-info|dist-info)")
 _RUNNER_MODULES = {"pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments", "hypothesis"}
 _SHADOWED = frozenset(sys.stdlib_module_names | _RUNNER_MODULES)
@@ -35,6 +46,8 @@ MAX_PARTS = 50_000
 MAX_CHANGED_CHARS = 16 << 20
 MAX_CHANGED_LINES = 500_000
 """Of what is left to read once leftovers are out."""
+_MAX_OWN_FILES, _MAX_OWN_CHARS = 200, 1 << 20
+"""Of new files that are named like tests, and may be modules of the package."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +59,8 @@ class Stripped:
     """Paths of tests and configuration that were taken out, sorted."""
     left_out: tuple[str, ...] = ()
     """Added files that count as leftovers, sorted."""
+    own: frozenset[str] = frozenset()
+    """Of `files` those that are named like tests, but are modules that the package imports itself."""
 
     @property
     def text(self) -> str:
@@ -60,6 +75,8 @@ class Installed:
     modules: frozenset[str]
     base: Path | None
     """The base tree: what it has itself under such a name is its own. None: nobody looks."""
+    tests: Path | None = None
+    """The folder with all tests and their configuration, hidden ones included."""
 
     def is_replaced_by(self, root: str, inner: PurePosixPath) -> bool:
         """Whether a new file `inner` in the folder `root` of `sys.path` takes the place of one."""
@@ -75,11 +92,13 @@ class Installed:
         return len(inner.parts) == 1 or not own.is_dir() or inner.parts[1].startswith("__init__.")
 
 
-def installed_for(task: Task, base: Path | None, of_image: frozenset[str] = frozenset()) -> Installed:
+def installed_for(
+    task: Task, base: Path | None, of_image: frozenset[str] = frozenset(), tests: Path | None = None
+) -> Installed:
     """What is installed where the tests of `task` run: the standard library, the runner, `TestPlan.site`, and
     in an image `of_image`."""
     site = frozenset[str]() if task.tests.site is None else _modules_in(task.tests.site)
-    return Installed(modules=_SHADOWED | site | of_image, base=base)
+    return Installed(modules=_SHADOWED | site | of_image, base=base, tests=tests)
 
 
 class RefusedPatch(ValueError):
@@ -99,6 +118,18 @@ def is_protected(path: str, allowed: Iterable[str] = ()) -> bool:
         any(part.lower() in _TEST_FOLDERS for part in folders)
         or any(_METADATA.fullmatch(part) for part in parts)
         or _FILES.fullmatch(name) is not None
+    )
+
+
+def may_be_source(path: str) -> bool:
+    """Whether a protected `path` may be a module that a package imports itself: no runner looks for it."""
+    *folders, name = PurePosixPath(path).parts
+    return (
+        name.endswith(".py")
+        and bool(folders)
+        and folders[0].lower() not in _TEST_FOLDERS
+        and _RUNS_TESTS.fullmatch(name) is None
+        and not any(folder == "__pycache__" or _METADATA.fullmatch(folder) for folder in folders)
     )
 
 
@@ -124,17 +155,20 @@ def strip(text: str, task: Task, installed: Installed | None = None) -> Stripped
         if part.added is not None:
             _check_path(part.added)
     protected = {part.added for part in parts if part.added is not None and is_protected(part.added, allowed)}
+    in_question = _in_question(part for part in parts if part.added in protected)
     leftovers = left_out(
         AddedFile(path=part.added, num_bytes=len(part.text), num_lines=part.text.count("\n"))
         for part in parts
         if part.added is not None and part.added not in allowed | protected
     )
-    unread = protected | leftovers
+    unread = (protected - in_question) | leftovers
     patches = _read("".join(part.text for part in parts if part.added is None or part.added not in unread))
-    kept, removed = [], protected
+    for path in (path for patch in patches for path in patch.paths):
+        _check_path(path)
+    own = _own(patches, task, installed, allowed)
+    allowed |= own
+    kept, removed = [], protected - own
     for patch in patches:
-        for path in patch.paths:
-            _check_path(path)
         if (
             not patch.regular
             or any(is_protected(path, allowed) for path in patch.paths)
@@ -143,7 +177,35 @@ def strip(text: str, task: Task, installed: Installed | None = None) -> Stripped
             removed.update(patch.paths)
         else:
             kept.append(patch)
-    return Stripped(tuple(kept), tuple(sorted(removed)), tuple(sorted(leftovers)))
+    return Stripped(tuple(kept), tuple(sorted(removed)), tuple(sorted(leftovers)), own - removed)
+
+
+def _in_question(protected: Iterable[Section]) -> set[str]:
+    """New files that have to be read to tell whether they are tests."""
+    found = [part for part in protected if part.added is not None and may_be_source(part.added)]
+    if len(found) > _MAX_OWN_FILES or sum(len(part.text) for part in found) > _MAX_OWN_CHARS:
+        return set()
+    return {part.added for part in found if part.added is not None}
+
+
+def _own(
+    patches: Sequence[FilePatch], task: Task, installed: Installed, allowed: frozenset[str]
+) -> frozenset[str]:
+    """Files of `patches` that are named like tests, but that the package itself imports, and no test."""
+    asked = {
+        patch.new_path
+        for patch in patches
+        if patch.new_path is not None
+        and patch.old_path in (None, patch.new_path)
+        and is_protected(patch.new_path, allowed)
+        and may_be_source(patch.new_path)
+    }
+    if not asked or installed.base is None or installed.tests is None:
+        return frozenset()
+    decides = {patch.new_path for patch in parse(task.test_patch)} | set(task.hidden_tests)
+    tree = Imports(installed.base, task.tests.python_path, patched_texts(installed.base, patches))
+    own = tree.own_modules(installed.tests, lambda path: is_protected(path, allowed), may_be_source)
+    return frozenset(asked & own - decides)
 
 
 def _parts(text: str) -> list[Section]:

@@ -39,24 +39,26 @@ async def try_patch(
     tests: Path,
     backend: SandboxBackend,
     timeout_s: float,
+    hash_seed: int = 0,
 ) -> TestRun:
     """Apply `patch` to the base tree and run the tests of the folder `tests`, laid over it read-only.
 
     Args:
         timeout_s: Of the tests.
+        hash_seed: `PYTHONHASHSEED` of the run.
 
     Raises:
         DoesNotApply: git refuses the patch.
         Ended: Applying it took too much.
         SandboxError: The sandbox failed.
     """
-    paths = await asyncio.to_thread(laid_paths, task, tests)
+    paths = await asyncio.to_thread(laid_paths, task, tests, patch.own)
     async with scratch_folder() as scratch:
         laid = await in_thread(lay, image, tests, paths, task.tests, scratch)
         sandbox = await backend.start(laid.image, limits=Limits(memory_mb=task.limits.memory_mb))
         try:
             await _apply(sandbox, patch)
-            return await run_tests(sandbox, laid, task.tests, timeout_s=timeout_s)
+            return await run_tests(sandbox, laid, task.tests, timeout_s=timeout_s, hash_seed=hash_seed)
         finally:
             await sandbox.close()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,12 +19,13 @@ from envsdk.envs.swe.evaluator.stripping import gold_paths
 from envsdk.envs.swe.tasks.images import prepare_image
 from envsdk.envs.swe.tasks.leaks import leaks
 from envsdk.envs.swe.tasks.runtime import hidden_packages, library_folders, swe_cache
-from envsdk.envs.swe.tasks.task import Task
+from envsdk.envs.swe.tasks.task import ImageSource, Task
+from envsdk.envs.swe.tasks.trees import base_tree
 from envsdk.failures import ConfigurationError
 from envsdk.sandbox.contract import Image, SandboxBackend, SandboxError
 from envsdk.store.atomic import make_folder, write_json_atomically
 
-VERSION = 4
+VERSION = 5
 """Counted up when the evaluator judges differently, so that tasks are validated again."""
 
 
@@ -42,6 +44,14 @@ class Validation:
     @property
     def sound(self) -> bool:
         return not self.problem
+
+
+def known_hidden_bits(task: Task) -> float | None:
+    """`Validation.hidden_bits` where `task` was found to be sound on this machine, else what its row says;
+    None where neither is there."""
+    file = _bits_file(task)
+    said = json.loads(file.read_text()) if file.is_file() else task.metadata.get("hidden_bits")
+    return float(said) if isinstance(said, int | float) else None
 
 
 async def validate(
@@ -77,6 +87,10 @@ async def validate(
                 validation = await _judge(task, backend)
             make_folder(file.parent)
             write_json_atomically(file, asdict(validation))
+        if validation.sound:
+            bits = _bits_file(task)
+            make_folder(bits.parent)
+            write_json_atomically(bits, validation.hidden_bits)
         if on_done is not None:
             on_done(validation)
         return validation
@@ -107,6 +121,11 @@ def _cache_file(task: Task, image: Image | str, backend: SandboxBackend) -> Path
     shown = image if isinstance(image, str) else f"{image.tree} {image.python}"
     identity = f"{VERSION} {backend.name} {task.content_hash()} {shown}"
     return swe_cache() / "validated" / f"{hashlib.sha256(identity.encode()).hexdigest()[:24]}.json"
+
+
+def _bits_file(task: Task) -> Path:
+    identity = f"{VERSION} {task.content_hash()}"
+    return swe_cache() / "strengths" / f"{hashlib.sha256(identity.encode()).hexdigest()[:24]}.json"
 
 
 def _copies(tasks: Sequence[Task], images: dict[str, Image | str]) -> dict[str, list[str]]:
@@ -142,7 +161,8 @@ async def _judge(task: Task, backend: SandboxBackend) -> Validation:
             raise SandboxError(f"{task.instance_id}: cannot grade its {name} patch: {verdict.detail}")
     problem = ""
     if not gold.resolved:
-        problem = f"its gold patch does not resolve it: {_told(gold)}"
+        lacking = await asyncio.to_thread(_lacking, task, gold)
+        problem = f"its gold patch does not resolve it: {_told(gold)}{lacking}"
     elif empty.resolved:
         problem = "an empty patch resolves it"
     return Validation(
@@ -152,3 +172,23 @@ async def _judge(task: Task, backend: SandboxBackend) -> Validation:
 
 def _told(verdict: Evaluation) -> str:
     return f"{verdict.reason.value}: {verdict.detail}"
+
+
+def _lacking(task: Task, gold: Evaluation) -> str:
+    """Which module the tests import and do not find, and where it has to be named."""
+    found = re.search(r"No module named '(\w+)", f"{gold.detail}\n{gold.output_tail}")
+    if found is None:
+        return ""
+    name = found[1]
+    if isinstance(task.source, ImageSource):
+        return f"; its image lacks the module {name}"
+    tree = base_tree(task)
+    own = next((path for path in sorted(tree.rglob(name)) if path.is_dir()), None)
+    own = own or next(iter(sorted(tree.rglob(f"{name}.py"))), None)
+    if own is not None:
+        folder = own.parent.relative_to(tree).as_posix()
+        return f"; its own module {name} is in {folder}: name that folder in `tests.python_path` of `envsdk`"
+    return (
+        f"; the module {name} is not installed: `pip install --target FOLDER` it, and name the folder as "
+        "`tests.site` in `envsdk`"
+    )

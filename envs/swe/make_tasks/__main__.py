@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -15,13 +16,31 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def command(
-    package: Annotated[
-        list[str], typer.Option(metavar="NAME==VERSION", help="A pure-Python package; may be given again.")
-    ],
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="DIR", help="Rows are written to DIR/tasks.jsonl.")
     ],
-    num_tasks: Annotated[int, typer.Option(min=1, help="Tasks of each package.")] = 20,
+    package: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME==VERSION", help="A pure-Python package; may be given again."),
+    ] = None,
+    commits: Annotated[
+        Path | None,
+        typer.Option(metavar="CLONE", help="In place of packages, a clone: its commits become tasks."),
+    ] = None,
+    num_tasks: Annotated[
+        int, typer.Option(min=1, help="Tasks of each package, or of a clone besides weak ones.")
+    ] = 20,
+    num_commits: Annotated[
+        int,
+        typer.Option(min=1, help="Commits that are tried at most, the newest that change source and tests."),
+    ] = 1000,
+    site: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Virtual environment, or packages, that a clone's tests import."),
+    ] = None,
+    python_path: Annotated[
+        list[str] | None, typer.Option(metavar="FOLDER", help="Folder of a clone with its packages.")
+    ] = None,
     needs: Annotated[
         list[str] | None, typer.Option(metavar="REQUIREMENT", help="What the tests import besides.")
     ] = None,
@@ -46,13 +65,32 @@ def command(
     ] = None,
     backend: Annotated[str, typer.Option(help="The sandbox.")] = "bubblewrap",
 ) -> None:
-    """Make SWE tasks of packages of the package index. Killed, the same command goes on where it stopped."""
+    """Make SWE tasks of packages of the package index, or of a clone's commits. Killed, the same command goes
+    on where it stopped."""
     import asyncio
 
-    from envsdk.envs.swe.make_tasks.command import Arguments, run
+    from envsdk.envs.swe.make_tasks.command import Arguments, run, run_of_commits
+    from envsdk.envs.swe.make_tasks.from_commits import Options
+    from envsdk.failures import ConfigurationError
+
+    if (commits is None) == (not package):
+        raise ConfigurationError("give either --package NAME==VERSION or --commits CLONE")
+    if commits is not None:
+        options = Options(
+            num_tasks=num_tasks,
+            num_commits=num_commits,
+            site=site,
+            python_path=tuple(python_path or ()),
+            plugins=tuple(plugin or ()),
+            options=tuple(pytest_option or ()),
+            memory_mb=memory_mb,
+            jobs=jobs or os.cpu_count() or 1,
+        )
+        asyncio.run(run_of_commits(commits, out.absolute(), options, backend))
+        return
 
     arguments = Arguments(
-        packages=tuple(package),
+        packages=tuple(package or ()),
         out=out,
         num_tasks=num_tasks,
         needs=tuple(needs or ()),

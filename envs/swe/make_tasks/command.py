@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,9 @@ from pathlib import Path
 from envsdk.display.console import TerminalConsole
 from envsdk.display.terminal import say
 from envsdk.envs.swe.make_tasks.baseline import plan_of
+from envsdk.envs.swe.make_tasks.commits import Clone
+from envsdk.envs.swe.make_tasks.from_commits import Options as CommitOptions
+from envsdk.envs.swe.make_tasks.from_commits import make_of_commits
 from envsdk.envs.swe.make_tasks.maker import Options, Progress, make
 from envsdk.envs.swe.make_tasks.package import fetch
 from envsdk.sandbox import open_backend
@@ -75,6 +79,32 @@ async def run(arguments: Arguments) -> None:
     finally:
         await backend.aclose()
     say(f"{out / 'tasks.jsonl'}")
+
+
+async def run_of_commits(clone: Path, out: Path, options: CommitOptions, backend: str) -> None:
+    """Make tasks of the commits of `clone`; say what becomes of each, and what was made."""
+    make_folder(out)
+    sandboxes = open_backend(backend)
+    started = time.monotonic()
+    with TerminalConsole(file=sys.stderr).status(f"{clone}: reads the log") as status:
+        try:
+            await sandboxes.probe()
+            found = await make_of_commits(
+                Clone(clone),
+                out,
+                sandboxes,
+                options,
+                lambda decision: say(decision.told(), flush=True),
+                status.update,
+            )
+        finally:
+            await sandboxes.aclose()
+    made = [decision for decision in found if not decision.problem]
+    weak = sum(decision.weak for decision in made)
+    say(
+        f"{len(made)} tasks of {len(found)} commits, {weak} of them weak, in "
+        f"{time.monotonic() - started:.0f} s: {out / 'tasks.jsonl'}"
+    )
 
 
 def _line(label: str, progress: Progress, wanted: int) -> str:

@@ -117,7 +117,8 @@ def _bench(record: Record, clones: Path) -> Task:
     paths = [patch.new_path for patch in parse(test_patch) if patch.new_path is not None]
     tests = [path for path in paths if path.endswith(".py") and not path.endswith("conftest.py")]
     # Of other languages there is nothing that runs them here; such tasks can be played and exported.
-    tests = tests or _files_of_ids(record) or paths
+    listed = [path for path in _files_of_ids(record) if path.endswith(".py")]
+    tests = [*tests, *listed] or _files_of_ids(record) or paths
     return _task(
         record,
         source=source,

@@ -12,6 +12,7 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 _HUNK = re.compile(r"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@(.*)", re.DOTALL)
 _MAX_PATH_CHARS = 4096
@@ -116,6 +117,31 @@ def parse(text: str) -> tuple[FilePatch, ...]:
 def render(patches: Iterable[FilePatch]) -> str:
     """The text of `patches` for `git apply`; "" for none."""
     return "".join(_render_file(patch) for patch in patches)
+
+
+def patched_texts(folder: Path, patches: Iterable[FilePatch]) -> dict[str, str]:
+    """What the Python files that `patches` add or change say afterwards, by path. Hunks are taken to stand
+    where they say."""
+    found = {}
+    for patch in patches:
+        if patch.new_path is None or not patch.new_path.endswith(".py"):
+            continue
+        try:
+            old = [] if patch.old_path is None else _text(folder / patch.old_path).split("\n")
+        except OSError:
+            continue
+        new, at = list[str](), 0
+        for hunk in patch.hunks:
+            start = max(at, hunk.old_start - (1 if hunk.old_count else 0))
+            new += old[at:start]
+            new += [line[1:] for line in hunk.lines if line[:1] in (" ", "+")]
+            at = start + hunk.old_count
+        found[patch.new_path] = "\n".join([*new, *old[at:]])
+    return found
+
+
+def _text(path: Path) -> str:
+    return path.read_bytes().decode("utf-8", "replace")
 
 
 def reverse(patches: Iterable[FilePatch]) -> tuple[FilePatch, ...]:

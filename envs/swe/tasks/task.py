@@ -157,8 +157,8 @@ class Task:
     """What the data set says besides; JSON values."""
 
     def content_hash(self) -> str:
-        """Hex digest of all but where it was read; a folder or a repository counts by its path alone."""
+        """Hex digest of all that grading hangs on; a folder or a repository counts by its path alone."""
         fields = asdict(self)
-        del fields["origin"], fields["looked_for"]
+        del fields["origin"], fields["looked_for"], fields["metadata"]
         fields["source_kind"] = type(self.source).__name__
         return hashlib.sha256(json.dumps(fields, sort_keys=True, default=str).encode()).hexdigest()

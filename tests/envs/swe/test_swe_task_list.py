@@ -22,11 +22,11 @@ def test_splits_divide_the_shipped_tasks_and_share_no_repository() -> None:
 def test_a_number_is_taken_modulo_the_length_and_goes_before_the_draw() -> None:
     tasks = task_list(None, "all", None, 3)
     assert len(tasks) == 3
-    assert [tasks.chosen(draw, None) for draw in (0, 4)] == [tasks.tasks[0], tasks.tasks[1]]
-    assert tasks.chosen(1, {"task": 5}) is tasks.tasks[2]
-    assert tasks.chosen(1, {"something else": 5}) is tasks.tasks[1]
+    assert [tasks.at(tasks.number(draw, None)) for draw in (0, 4)] == [tasks.tasks[0], tasks.tasks[1]]
+    assert tasks.at(tasks.number(1, {"task": 5})) is tasks.tasks[2]
+    assert tasks.number(1, {"something else": 5}) == 1
     with pytest.raises(ValueError, match="task: must be the number of a task, not 'first'"):
-        tasks.chosen(0, {"task": "first"})
+        tasks.number(0, {"task": "first"})
 
 
 def test_instances_are_chosen_by_name_in_the_order_given() -> None:
