@@ -6,18 +6,17 @@ no process -> starting -> up -> (call -> answer)* -> killed
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import pickle
 from functools import partial
 from importlib import import_module
-from multiprocessing.connection import Connection
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from envsdk.failures import Boundary, Failure
 from envsdk.managers.env_host import EnvBlueprint, EnvHost, EpisodeFailed, timed_out
 from envsdk.processes.forked import ForkedProcesses
+from envsdk.processes.killable import KillableProcess
 
 ENV_PROCESSES = ForkedProcesses(preload=partial(import_module, "envsdk.managers.env_host"))
 """The one of this process."""
@@ -35,52 +34,29 @@ class ProcessHost(EnvHost):
 
     def __init__(self, blueprint: EnvBlueprint) -> None:
         super().__init__(blueprint)
-        self._pid: int | None = None
-        self._pipe: Connection | None = None
+        self._process: KillableProcess | None = None
 
     async def _call(self, verb: str, limit_s: float, **arguments: Any) -> Any:
-        if self._pipe is None:
+        if self._process is None:
             async with _place_to_start():
                 await self._start()
         return await self._answer(verb, limit_s, arguments)
 
     async def _start(self) -> None:
-        loop = asyncio.get_running_loop()
-        pipe, theirs = multiprocessing.Pipe()
-        with theirs:
-            starting = loop.run_in_executor(None, ENV_PROCESSES.start, theirs)
-            try:
-                pid = await asyncio.shield(starting)
-            except asyncio.CancelledError:
-                pipe.close()
-                starting.add_done_callback(lambda done: ENV_PROCESSES.end(done.result()))
-                raise
-        self._pid, self._pipe = pid, pipe
+        self._process = await KillableProcess.fork(ENV_PROCESSES)
         await self._answer("start", self.blueprint.start_timeout_s, {"blueprint": self.blueprint})
 
     async def _answer(self, verb: str, limit_s: float, arguments: dict[str, Any]) -> Any:
-        loop, pipe = asyncio.get_running_loop(), self._pipe
-        assert pipe is not None
-        readable = loop.create_future()
-
-        def on_readable() -> None:
-            if not readable.done():
-                readable.set_result(None)
-
-        loop.add_reader(pipe.fileno(), on_readable)
+        assert self._process is not None
         try:
-            pipe.send((verb, arguments))
             async with asyncio.timeout(limit_s):
-                await readable
-            pickled = pipe.recv_bytes()
+                pickled = await self._process.ask(verb, arguments)
         except TimeoutError as error:
             raise timed_out(verb, limit_s) from error
         except (EOFError, OSError) as error:
             message = f"the environment's process ended during {verb}"
             failure = Failure(boundary=Boundary.ENVIRONMENT, kind="process_died", message=message)
             raise EpisodeFailed(failure) from error
-        finally:
-            loop.remove_reader(pipe.fileno())
         try:
             well, answer = pickle.loads(pickled)
         except BaseException as error:
@@ -91,8 +67,6 @@ class ProcessHost(EnvHost):
         return answer
 
     def discard(self) -> None:
-        pid, self._pid, pipe, self._pipe = self._pid, None, self._pipe, None
-        if pid is not None:
-            ENV_PROCESSES.end(pid)
-        if pipe is not None:
-            pipe.close()
+        process, self._process = self._process, None
+        if process is not None:
+            process.end()

@@ -11,8 +11,6 @@ import contextlib
 import os
 import pickle
 import resource
-import socket
-import struct
 import sys
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,13 +19,12 @@ from typing import Any
 import psutil
 
 from envsdk.failures import Boundary, Failure, describe_error, without_lone_surrogates
-from envsdk.processes.forked import STATUS, ForkedProcesses
+from envsdk.processes.forked import ForkedProcesses
+from envsdk.processes.killable import KillableProcess
 from envsdk.processes.process_tree import kill_descendants
 from envsdk.rewards.loading import load_reward, reward_class
 from envsdk.rewards.reward import Reward, RewardError, RewardFunction, Sample
 
-_LENGTH = struct.Struct("!i")
-"""Stands before each message, as `multiprocessing.connection.Connection` has it."""
 _MAX_VERDICT = 2000
 _MAX_PARTS = 100
 _MOST_WALL = 20
@@ -135,102 +132,33 @@ def _silence() -> None:
     os.close(null)
 
 
-class _Frames(asyncio.Protocol):
-    """Cuts what arrives into messages; one is awaited at a time."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-        self._awaited: asyncio.Future[bytes] | None = None
-        self._is_lost = False
-
-    def next(self) -> asyncio.Future[bytes]:
-        """The next message; EOFError when the connection ends before it."""
-        self._awaited = asyncio.get_running_loop().create_future()
-        self._deliver()
-        return self._awaited
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        self._deliver()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._is_lost = True
-        self._deliver()
-
-    def _deliver(self) -> None:
-        awaited, buffer = self._awaited, self._buffer
-        if awaited is None or awaited.done():
-            return
-        if len(buffer) >= _LENGTH.size:
-            end = _LENGTH.size + _LENGTH.unpack_from(buffer)[0]
-            if len(buffer) >= end:
-                message = bytes(buffer[_LENGTH.size : end])
-                del buffer[:end]
-                awaited.set_result(message)
-                return
-        if self._is_lost:
-            awaited.set_exception(EOFError())
-
-
 class Worker:
     """The host's side of one process. Belongs to one event loop; takes one call at a time."""
 
-    def __init__(self, processes: ForkedProcesses, pid: int, ours: socket.socket, status: int) -> None:
-        self._processes = processes
-        self._pid = pid
-        self._socket = ours
-        self._status = status
-        self._exit: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-        self._clock = _open_clock(pid)
-        self._frames = _Frames()
-        self._transport: asyncio.Transport | None = None
+    def __init__(self, process: KillableProcess) -> None:
+        self._process = process
+        self._clock = _open_clock(process.pid)
         self._is_in_a_call = False
-        asyncio.get_running_loop().add_reader(status, self._on_status)
 
     @classmethod
     async def fork(cls, processes: ForkedProcesses, timeout_s: float) -> Worker:
         """A process that has built nothing. Raises OSError and TimeoutError."""
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        status, their_status = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-
-        def started() -> int:
-            try:
-                return processes.start(theirs, their_status)
-            finally:
-                theirs.close()
-                os.close(their_status)
-
-        def end(done: asyncio.Future[int]) -> None:
-            if done.exception() is None:
-                processes.end(done.result())
-
-        starting = asyncio.get_running_loop().run_in_executor(None, started)
-        try:
-            pid = await asyncio.wait_for(asyncio.shield(starting), timeout_s)
-        except BaseException:
-            ours.close()
-            os.close(status)
-            starting.add_done_callback(end)
-            raise
-        return cls(processes, pid, ours, status)
+        return cls(await KillableProcess.fork(processes, timeout_s))
 
     async def build(self, blueprint: ScorerBlueprint, timeout_s: float) -> None:
         """Build the function. Raises RewardError, TimeoutError and Fault."""
-        loop = asyncio.get_running_loop()
-        self._transport, _ = await loop.create_connection(lambda: self._frames, sock=self._socket)
-        self._send("start", {"blueprint": blueprint})
-        await self._answer(asyncio.wait_for(self._frames.next(), timeout_s))
+        built = self._process.ask("start", {"blueprint": blueprint})
+        await self._answer(asyncio.wait_for(built, timeout_s))
 
     async def score(self, samples: Sequence[Sample], limit_s: float) -> list[Reward]:
         """The rewards of samples. Raises Fault, and RewardError for what no response can have caused."""
         try:
-            self._send("score", {"samples": list(samples)})
+            message = self._process.ask("score", {"samples": list(samples)})
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise RewardError(f"a sample cannot be sent to a worker: {describe_error(error)}") from error
         self._is_in_a_call = True
         try:
-            rewards: list[Reward] = await self._answer(self._within(limit_s))
+            rewards: list[Reward] = await self._answer(self._within(message, limit_s))
         except RewardError as error:
             # After one of the function's own, the worker waits for the next call.
             self._is_in_a_call = not isinstance(error, _FunctionsOwn)
@@ -241,26 +169,17 @@ class Worker:
     @property
     def is_usable(self) -> bool:
         """Whether the process lives and waits for a call."""
-        return not self._exit.done() and not self._is_in_a_call
+        return not self._process.has_ended and not self._is_in_a_call
 
     def end(self) -> None:
         """Kill the process, without waiting for its end. Idempotent."""
-        if self._status < 0:
-            return
-        asyncio.get_running_loop().remove_reader(self._status)
-        os.close(self._status)
-        self._status = -1
+        self._process.end()
         if self._clock is not None:
             os.close(self._clock)
-        if self._transport is not None:
-            self._transport.abort()
-        else:
-            self._socket.close()
-        self._processes.end(self._pid)
+            self._clock = None
 
-    async def _within(self, limit_s: float) -> bytes:
-        """The next message, as long as it may take: time that the process waits for a processor is free."""
-        message = self._frames.next()
+    async def _within(self, message: asyncio.Future[bytes], limit_s: float) -> bytes:
+        """The message, as long as it may take: time that the process waits for a processor is free."""
         try:
             await self._wait(message, limit_s)
             return message.result()
@@ -294,17 +213,13 @@ class Worker:
                 )
             left_s = max(left_s, 0.01)
 
-    def _send(self, verb: str, arguments: Mapping[str, Any]) -> None:
-        assert self._transport is not None
-        body = pickle.dumps((verb, arguments))
-        self._transport.write(_LENGTH.pack(len(body)) + body)
-
     async def _answer(self, message: Awaitable[bytes]) -> Any:
         try:
             is_well, answer = pickle.loads(await message)
         except EOFError:
-            await asyncio.wait((self._exit,), timeout=5)
-            raise self._death() from None
+            code = await self._process.exit_code()
+            how = "killed" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
+            raise Fault("died", f"the scorer died on it ({how})") from None
         if is_well:
             return answer
         assert isinstance(answer, Failure)
@@ -313,19 +228,6 @@ class Worker:
         if answer.kind == "memory":
             raise Fault("memory", "scoring it needed more memory than a worker may have (memory_mb)")
         raise Fault("raised", f"scoring it raised {answer.message}")
-
-    def _death(self) -> Fault:
-        code = self._exit.result() if self._exit.done() else None
-        how = "killed" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
-        return Fault("died", f"the scorer died on it ({how})")
-
-    def _on_status(self) -> None:
-        status = os.read(self._status, STATUS.size)
-        asyncio.get_running_loop().remove_reader(self._status)
-        if not self._exit.done():
-            self._exit.set_result(STATUS.unpack(status)[0] if len(status) == STATUS.size else None)
-        # Its last answer may still arrive; and a child of its own may hold the connection open.
-        asyncio.get_running_loop().call_later(0.05, self._frames.connection_lost, None)
 
     def _times(self) -> tuple[float, float]:
         """Seconds for which the process ran on a processor, and for which it waited for one.

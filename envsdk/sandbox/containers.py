@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import IO, Any, ClassVar
 
 from envsdk.sandbox.contract import ExecEnd, Image, Limits, SandboxError, SandboxUnavailable
-from envsdk.sandbox.process import Process
-from envsdk.sandbox.remote import WAIT, Ended, RemoteBackend, RemoteSandbox, Shell
+from envsdk.sandbox.process import Finished, Process
+from envsdk.sandbox.remote import WAIT, RemoteBackend, RemoteSandbox, Shell
 from envsdk.sandbox.settings import ContainerSettings, parse_settings
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class CommandLine:
         timeout_s: float | None = None,
         keep: int = _MAX_ANSWER_BYTES,
         max_output: int = _MAX_ANSWER_BYTES,
-    ) -> Ended:
+    ) -> Finished:
         """Run it to its end. Raises OSError: there is no such program."""
         process = Process.start(
             [self.program, *arguments],
@@ -65,13 +65,7 @@ class CommandLine:
             keep=keep,
             max_output=max_output,
         )
-        finished = await process.finish(timeout_s or self.timeout_s)
-        return Ended(
-            reason=finished.reason,
-            returncode=finished.returncode,
-            output=finished.output,
-            elapsed_s=finished.elapsed_s,
-        )
+        return await process.finish(timeout_s or self.timeout_s)
 
     async def ask(self, *arguments: str, timeout_s: float | None = None) -> str:
         """What it prints. Raises SandboxError: it failed."""
@@ -105,7 +99,7 @@ class CliContainer:
                 *("bash", "-c", WAIT, "bash", str(self.time_to_live_s)),
             )
 
-    async def shell(self, shell: Shell) -> Ended:
+    async def shell(self, shell: Shell) -> Finished:
         variables = [option for name, value in shell.env.items() for option in ("--env", f"{name}={value}")]
         interactive = ("--interactive",) if shell.stdin is not None else ()
         return await self.command.run(

@@ -19,7 +19,8 @@ from typing import Any
 from envsdk.sandbox.containers import has_died, this_process
 from envsdk.sandbox.contract import ExecEnd, Image, Limits, SandboxError, SandboxUnavailable
 from envsdk.sandbox.output import HeadTail
-from envsdk.sandbox.remote import WAIT, Ended, RemoteBackend, RemoteSandbox, Shell
+from envsdk.sandbox.process import Finished
+from envsdk.sandbox.remote import WAIT, RemoteBackend, RemoteSandbox, Shell
 from envsdk.sandbox.settings import ModalSettings, parse_settings
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class ModalContainer:
         if ended.reason is not ExecEnd.EXIT or not self.waiting_process.isdigit():
             raise SandboxError(f"modal: the sandbox does not answer: {ended.output.text()}")
 
-    async def shell(self, shell: Shell) -> Ended:
+    async def shell(self, shell: Shell) -> Finished:
         kept = HeadTail(shell.keep)
         began = time.perf_counter()
         reason, code = ExecEnd.EXIT, 137
@@ -72,7 +73,8 @@ class ModalContainer:
             raise SandboxError(f"modal: {error}") from error
         if kept.total > shell.max_output:
             reason = ExecEnd.OUTPUT_LIMIT
-        return Ended(reason=reason, returncode=code, output=kept, elapsed_s=time.perf_counter() - began)
+        elapsed_s = time.perf_counter() - began
+        return Finished(reason=reason, returncode=code, output=kept, elapsed_s=elapsed_s)
 
     async def _run(self, shell: Shell, kept: HeadTail) -> int:
         timeout = math.ceil(shell.timeout_s) + _SERVER_MARGIN_S

@@ -33,15 +33,15 @@ GONE_TIMEOUT_S = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """How a launcher ended."""
+    """How a launcher, or a shell in a container, ended."""
 
     reason: ExecEnd
     returncode: int
-    """Of the launcher; negative after a signal."""
+    """Of the launcher or shell; negative after a signal."""
     output: HeadTail
     elapsed_s: float
-    command_exited: bool
-    """Whether the sandbox was set up and its command came to an end of its own."""
+    command_exited: bool = True
+    """For a launcher: whether the sandbox was set up and its command came to an end of its own."""
 
 
 @dataclass(slots=True)

@@ -8,35 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
 import secrets
 import tarfile
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, ClassVar, Protocol
 
 from envsdk.sandbox import scripts
 from envsdk.sandbox.binds import check_binds
-from envsdk.sandbox.contract import (
-    ExecEnd,
-    ExecResult,
-    Image,
-    Limits,
-    SandboxError,
-    SandboxFileError,
-    Snapshot,
-)
-from envsdk.sandbox.output import HeadTail, exact
+from envsdk.sandbox.contract import ExecEnd, Image, Limits, SandboxError, Snapshot
+from envsdk.sandbox.process import Finished
+from envsdk.sandbox.shell_sandbox import ShellSandbox, Work, as_file
 from envsdk.sandbox.threads import in_thread
-
-OWN_WORK_TIMEOUT_S = 300.0
-PACK_TIMEOUT_S = 600.0
-"""For all files of an episode at once."""
-MAX_PATCH_BYTES = 64 << 20
 
 ENDED = "/dev/shm/.ended"
 WAIT = f"""\
@@ -99,16 +86,6 @@ bound and cannot be changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """How a shell in a container ended."""
-
-    reason: ExecEnd
-    returncode: int
-    output: HeadTail
-    elapsed_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Shell:
     """A shell to run in a container."""
 
@@ -133,7 +110,7 @@ class Container(Protocol):
         """Start it. Raises SandboxError: that was refused."""
         ...
 
-    async def shell(self, shell: Shell) -> Ended:
+    async def shell(self, shell: Shell) -> Finished:
         """Run a shell inside; raises OSError or SandboxError where that cannot be tried."""
         ...
 
@@ -169,22 +146,18 @@ class KeptImage:
     name: str
 
 
-@dataclass(slots=True, eq=False)
-class RemoteSandbox:
+@dataclass(slots=True, eq=False, kw_only=True)
+class RemoteSandbox(ShellSandbox):
     """A sandbox in a container. Made by a backend's `start`."""
 
-    id: str
-    image: Image
-    limits: Limits
+    own_work_timeout_s = 300.0
+
     container: Container
-    slots: asyncio.Semaphore
     relays_binds: bool = False
     """Whether `image.binds` are laid anew, as copies, before every command: the backend cannot mount."""
-    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _disk_at_start: int = 0
     _kills: int = 0
     """Processes that the kernel had killed for lack of memory when it was last asked."""
-    _closed: bool = False
 
     async def prepare(self) -> None:
         """Lay the image's tree into the new container.
@@ -195,69 +168,42 @@ class RemoteSandbox:
             await self._lay(self.image.tree, self.image.workdir)
         self._disk_at_start = await self.container.disk_bytes()
 
-    async def exec(
-        self,
-        script: str,
-        *,
-        timeout_s: float,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        stdin: bytes = b"",
-    ) -> ExecResult:
-        if any(not name or "=" in name or "\0" in name + value for name, value in (env or {}).items()):
-            raise ValueError("environment variables: names without `=`, no NUL")
-        async with self._lock:
-            if self._closed:
-                return ExecResult.infrastructure("the sandbox is closed")
-            try:
-                async with self.slots:
-                    if self.relays_binds:
-                        await self._lay_binds()
-                    return await self._exec(script, stdin, timeout_s, {**self.image.env, **(env or {})}, cwd)
-            except (OSError, SandboxError) as error:
-                return ExecResult.infrastructure(str(error))
-
-    async def _exec(
-        self, script: str, stdin: bytes, timeout_s: float, env: Mapping[str, str], cwd: str | None
-    ) -> ExecResult:
-        answer = secrets.token_hex(8)
-        folder = cwd or self.image.workdir
-        limits = [str(self.limits.file_mb << 10), str(self.limits.open_files)]
-        command = script.encode("utf-8", "surrogateescape")
+    async def _run(self, work: Work) -> Finished:
+        answer = f"{secrets.token_hex(8)}\n"
+        given = work.stdin
+        if isinstance(given, bytes) and not work.is_ours:
+            if self.relays_binds:
+                await self._lay_binds()
+            command = work.script.encode("utf-8", "surrogateescape")
+            waiting = self.container.waiting_process
+            sizes = (self.limits.file_mb << 10, self.limits.open_files, len(command))
+            argv = ["bash", "-c", _RUN, "bash", answer.strip(), work.cwd, waiting, *map(str, sizes)]
+            given = command + given
+        else:
+            argv = ["bash", "-c", f"echo {answer}{work.script}"]
         try:
-            async with in_memory(command + stdin) as given:
-                waiting = self.container.waiting_process
+            async with as_file(given) as stdin:
                 shell = Shell(
-                    argv=["bash", "-c", _RUN, "bash", answer, folder, waiting, *limits, str(len(command))],
-                    stdin=given,
-                    env=env,
-                    timeout_s=timeout_s,
-                    keep=self.limits.kept_output_bytes + 2 * len(answer),
-                    max_output=self.limits.output_bytes,
+                    argv=argv,
+                    stdin=stdin,
+                    env=work.env,
+                    timeout_s=work.timeout_s,
+                    keep=work.keep + 2 * len(answer),
+                    max_output=work.limits.output_bytes + len(answer),
                 )
-                ended = await self.container.shell(shell)
+                finished = await self.container.shell(shell)
         except asyncio.CancelledError:
             await self._clean_up()
             raise
-        if ended.reason is not ExecEnd.EXIT or ended.returncode >= 128:
+        if finished.reason is not ExecEnd.EXIT or finished.returncode >= 128:
             await self._clean_up()
-        answered = ended.output.drop_start(f"{answer}\n".encode())
-        reason = await self._reason(ended, answered)
-        text = await asyncio.to_thread(ended.output.text)
-        if reason is ExecEnd.INFRASTRUCTURE:
-            return ExecResult.infrastructure(text, ended.elapsed_s)
-        return ExecResult(
-            output=text,
-            returncode=ended.returncode if reason is ExecEnd.EXIT else 137,
-            reason=reason,
-            elapsed_s=ended.elapsed_s,
-            total_bytes=ended.output.total,
-        )
+        answered = finished.output.drop_start(answer.encode())
+        return replace(finished, reason=await self._reason(work, finished, answered))
 
-    async def _reason(self, ended: Ended, answered: bool) -> ExecEnd:
+    async def _reason(self, work: Work, ended: Finished, answered: bool) -> ExecEnd:
         if not answered:
             return ExecEnd.INFRASTRUCTURE
-        if ended.reason is not ExecEnd.EXIT:
+        if work.is_ours or ended.reason is not ExecEnd.EXIT:
             return ended.reason
         if ended.returncode and not await self.container.is_running():
             return ExecEnd.INFRASTRUCTURE
@@ -290,68 +236,26 @@ class RemoteSandbox:
         ended = await self.container.shell(Shell(argv=argv, timeout_s=_CLEAN_UP_TIMEOUT_S))
         return ended.reason is ExecEnd.EXIT and ended.returncode == 0
 
-    async def read(self, path: str, *, max_bytes: int = 32 << 20) -> bytes:
-        env = {"SANDBOX_PATH": self._absolute(path), "SANDBOX_MAX_BYTES": str(max_bytes)}
-        ended = await self._own_work(path, scripts.READ, env=env, max_output=max_bytes)
-        return await asyncio.to_thread(ended.output.content)
-
-    async def write(self, path: str, data: bytes) -> None:
-        env = {"SANDBOX_PATH": self._absolute(path)}
-        async with in_memory(data) as given:
-            await self._own_work(path, scripts.WRITE, env=env, stdin=given)
-
-    async def diff(self) -> str:
-        if self.image.tree is None or not (self.image.tree / ".git").is_dir():
-            raise SandboxFileError("the image names no git repository: there is no commit to compare with")
+    @contextlib.asynccontextmanager
+    async def _comparison(self, repository: Path) -> AsyncIterator[tuple[str, IO[bytes]]]:
         scratch = f"/tmp/.compare-{secrets.token_hex(8)}"
         script = (
             f"mkdir {scratch} && tar -x -C {scratch} --no-same-owner || exit {scripts.FAILED}\n"
             f"trap 'rm -rf {scratch}' EXIT\n"
             + scripts.diff_script(f"{scratch}/.git", scratch, self._bound_below(self.image.workdir))
         )
-        async with _packed(self.image.tree, ".git", ".git") as archive:
-            ended = await self._own_work(
-                self.image.workdir,
-                script,
-                env={"SANDBOX_WORKDIR": self.image.workdir},
-                stdin=archive,
-                max_output=MAX_PATCH_BYTES,
-            )
-        return await asyncio.to_thread(lambda: exact(ended.output.content()))
-
-    async def pack(self, *, max_bytes: int = 4 << 30) -> bytes:
-        ended = await self._own_work(
-            self.image.workdir,
-            scripts.PACK,
-            env={"SANDBOX_WORKDIR": self.image.workdir},
-            max_output=max_bytes,
-            timeout_s=PACK_TIMEOUT_S,
-        )
-        return await asyncio.to_thread(ended.output.content)
-
-    async def unpack(self, archive: bytes) -> None:
-        async with in_memory(archive) as given:
-            await self._own_work(
-                self.image.workdir,
-                scripts.UNPACK,
-                env={"SANDBOX_WORKDIR": self.image.workdir},
-                stdin=given,
-                timeout_s=PACK_TIMEOUT_S,
-            )
+        async with _packed(repository.parent, ".git", ".git") as archive:
+            yield script, archive
 
     async def snapshot(self) -> Snapshot:
-        async with self._in_use():
+        async with self._in_use(), self.slots:
             return KeptImage(await self.container.keep())
 
     async def restore(self, snapshot: Snapshot) -> None:
         assert isinstance(snapshot, KeptImage)
-        async with self._in_use():
+        async with self._in_use(), self.slots:
             await self.container.replaced_by(snapshot.name)
             self._kills = 0
-
-    @property
-    def is_closed(self) -> bool:
-        return self._closed
 
     async def alive(self) -> bool:
         return not self._closed and await self.container.is_running()
@@ -361,17 +265,6 @@ class RemoteSandbox:
             self._closed = True
             await self.container.remove()
 
-    @contextlib.asynccontextmanager
-    async def _in_use(self) -> AsyncIterator[None]:
-        async with self._lock:
-            if self._closed:
-                raise SandboxError(f"sandbox {self.id} is closed")
-            try:
-                async with self.slots:
-                    yield
-            except OSError as error:
-                raise SandboxError(f"sandbox {self.id}: {error}") from error
-
     async def _lay(self, source: Path, target: str) -> None:
         """Put a folder's content, or a file, at `target`, in place of what is there."""
         folder, name, as_name, place = _parts(source, target)
@@ -380,7 +273,7 @@ class RemoteSandbox:
         async with _packed(folder, name, as_name, bound) as archive:
             argv = ["bash", "-c", script, "bash", place, *(_as_pattern(f"{place}/{path}") for path in bound)]
             ended = await self.container.shell(
-                Shell(argv=argv, stdin=archive, timeout_s=OWN_WORK_TIMEOUT_S, max_output=1 << 20)
+                Shell(argv=argv, stdin=archive, timeout_s=self.own_work_timeout_s, max_output=1 << 20)
             )
         if ended.reason is not ExecEnd.EXIT or ended.returncode:
             why = ended.output.text().strip()
@@ -395,42 +288,6 @@ class RemoteSandbox:
     async def _lay_binds(self) -> None:
         for inside, source in sorted(self.image.binds.items()):
             await self._lay(source, inside)
-
-    async def _own_work(
-        self,
-        path: str,
-        script: str,
-        *,
-        env: Mapping[str, str],
-        max_output: int = 1 << 12,
-        stdin: IO[bytes] | None = None,
-        timeout_s: float = OWN_WORK_TIMEOUT_S,
-    ) -> Ended:
-        """Run a script of ours; raises SandboxFileError, about `path`, where it fails."""
-        answer = secrets.token_hex(8)
-        async with self._in_use():
-            shell = Shell(
-                argv=["bash", "-c", f"echo {answer}\n{script}"],
-                stdin=stdin,
-                env=env,
-                timeout_s=timeout_s,
-                keep=2 * max_output + 64,
-                max_output=max_output + 64,
-            )
-            ended = await self.container.shell(shell)
-        if not ended.output.drop_start(f"{answer}\n".encode()):
-            raise SandboxError(f"sandbox {self.id}: {ended.output.text().strip()}")
-        if ended.reason is not ExecEnd.EXIT:
-            raise SandboxFileError(f"{path}: ended by {ended.reason}")
-        if ended.returncode:
-            problem = scripts.PROBLEMS.get(ended.returncode, f"exit code {ended.returncode}")
-            raise SandboxFileError(f"{path}: {problem}")
-        return ended
-
-    def _absolute(self, path: str) -> str:
-        if "\0" in path:
-            raise SandboxFileError(f"{path[:200]!r} is no path")
-        return str(PurePosixPath(self.image.workdir) / path)
 
 
 class RemoteBackend(ABC):
@@ -484,15 +341,6 @@ class RemoteBackend(ABC):
             raise
         self._sandboxes = [*(other for other in self._sandboxes if not other.is_closed), sandbox]
         return sandbox
-
-
-@contextlib.asynccontextmanager
-async def in_memory(data: bytes) -> AsyncIterator[IO[bytes]]:
-    """A file with a descriptor and no place on disk."""
-    with os.fdopen(os.memfd_create("sandbox"), "w+b") as file:
-        await in_thread(file.write, data)
-        file.seek(0)
-        yield file
 
 
 def _parts(source: Path, target: str) -> tuple[Path, str, str, str]:

@@ -65,6 +65,17 @@ exit 0
 """
 """Puts an archive of PACK, on standard input, in place of SANDBOX_WORKDIR and /tmp."""
 
+PACK_TREE = f"""\
+tar --create --gzip --directory="$SANDBOX_WORKDIR" . 2>/dev/null || exit {FAILED}
+"""
+"""Prints an archive of SANDBOX_WORKDIR alone."""
+
+UNPACK_TREE = f"""\
+find "$SANDBOX_WORKDIR" -mindepth 1 -delete && tar --extract --gzip --directory="$SANDBOX_WORKDIR" && exit
+exit {FAILED}
+"""
+"""Puts an archive of PACK_TREE, on standard input, in place of SANDBOX_WORKDIR."""
+
 _ADDED = f"""\
 git ls-files -z --others --exclude-standard -- . $SPARED > "$GIT_DIR/new" || exit {FAILED}
 declare -A environments in_folder

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
 import shutil
-import subprocess
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from envsdk.failures import ConfigurationError
 from envsdk.sandbox import scripts
 from envsdk.sandbox.contract import (
-    ExecEnd,
-    ExecResult,
     Image,
     Limits,
     SandboxError,
@@ -26,15 +24,12 @@ from envsdk.sandbox.contract import (
     SandboxUnavailable,
     Snapshot,
 )
-from envsdk.sandbox.output import exact
-from envsdk.sandbox.process import Finished, Process, fed
+from envsdk.sandbox.process import Finished, Process
 from envsdk.sandbox.settings import UnsandboxedSettings, parse_settings
+from envsdk.sandbox.shell_sandbox import ShellSandbox, Work, standard_input
 from envsdk.sandbox.threads import in_thread
 
 log = logging.getLogger(__name__)
-
-_OWN_WORK_TIMEOUT_S = 120.0
-_MAX_PATCH_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,149 +37,68 @@ class CopySnapshot:
     folder: Path
 
 
-@dataclass(slots=True, eq=False)
-class Unsandboxed:
-    """A copy of a tree, and no protection. Made by `UnsandboxedBackend.start`."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class Unsandboxed(ShellSandbox):
+    """A copy of a tree, and no protection. Made by `UnsandboxedBackend.start`.
 
-    id: str
-    image: Image
-    limits: Limits
+    `/tmp` is this machine's, so `pack` leaves it out.
+    """
+
+    pack_script = scripts.PACK_TREE
+    unpack_script = scripts.UNPACK_TREE
+
     folder: Path
-    slots: asyncio.Semaphore
-    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _closed: bool = False
 
     @property
     def tree(self) -> Path:
         return self.folder / "tree"
 
-    async def exec(
-        self,
-        script: str,
-        *,
-        timeout_s: float,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        stdin: bytes = b"",
-    ) -> ExecResult:
-        async with self._lock, self.slots:
-            if not await self.alive():
-                return ExecResult.infrastructure("the sandbox is closed")
-            folder = self._place(cwd or self.image.workdir)
-            file = self.folder / "command"
-            file.write_text(script, errors="surrogateescape")
-            try:
-                with fed(stdin) as given:
-                    finished = await self._run(
-                        ["bash", "-c", 'cd -- "$1" && exec bash "$2"', "bash", str(folder), str(file)],
-                        {**self.image.env, **(env or {})},
-                        timeout_s,
-                        self.limits.kept_output_bytes,
-                        self.limits.output_bytes,
-                        given,
-                    )
-            except OSError as error:
-                return ExecResult.infrastructure(str(error))
-        text = await asyncio.to_thread(finished.output.text)
-        ended = finished.reason is ExecEnd.EXIT
-        code = finished.returncode if finished.returncode >= 0 else 128 - finished.returncode
-        return ExecResult(
-            output=text,
-            returncode=code if ended else 137,
-            reason=finished.reason,
-            elapsed_s=finished.elapsed_s,
-            total_bytes=finished.output.total,
-        )
-
-    async def read(self, path: str, *, max_bytes: int = 32 << 20) -> bytes:
-        place = self._inside(path)
-        if not place.is_file():
-            raise SandboxFileError(f"{path}: it is missing or not a regular file")
-        if place.stat().st_size > max_bytes:
-            raise SandboxFileError(f"{path}: it is too large")
-        return await asyncio.to_thread(place.read_bytes)
-
-    async def write(self, path: str, data: bytes) -> None:
-        place = self._inside(path)
-        try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            await in_thread(place.write_bytes, data)
-        except OSError as error:
-            raise SandboxFileError(f"{path}: {error.strerror}") from error
-
-    async def diff(self) -> str:
-        if self.image.tree is None or not (self.image.tree / ".git").is_dir():
-            raise SandboxFileError("the image names no git repository: there is no commit to compare with")
-        async with self._lock, self.slots:
-            scratch = tempfile.mkdtemp(dir=self.folder)
-            finished = await self._run(
-                ["bash", "-c", scripts.diff_script(str(self.image.tree.resolve() / ".git"), scratch)],
-                {"SANDBOX_WORKDIR": str(self.tree)},
-                _OWN_WORK_TIMEOUT_S,
-                2 * _MAX_PATCH_BYTES,
-                _MAX_PATCH_BYTES,
+    async def _run(self, work: Work) -> Finished:
+        file = self.folder / "command"
+        file.write_text(work.script, errors="surrogateescape")
+        folder = self._place(work.cwd)
+        async with standard_input(work) as stdin:
+            process = Process.start(
+                ["bash", "-c", 'cd -- "$1" && exec bash "$2"', "bash", str(folder), str(file)],
+                env={
+                    "PATH": os.environ.get("PATH", os.defpath),
+                    "HOME": str(self.folder),
+                    "LANG": "C.UTF-8",
+                    **work.env,
+                },
+                pass_fds=(),
+                stdin=stdin,
+                status=None,
+                keep=work.keep,
+                max_output=work.limits.output_bytes,
             )
-        if finished.reason is not ExecEnd.EXIT or finished.returncode:
-            raise SandboxFileError(f"the tree cannot be compared: {finished.reason}, {finished.returncode}")
-        return await asyncio.to_thread(lambda: exact(finished.output.content()))
+            finished = await process.finish(work.timeout_s)
+        code = finished.returncode
+        return replace(finished, returncode=code if code >= 0 else 128 - code)
 
-    async def pack(self, *, max_bytes: int = 4 << 30) -> bytes:
-        """The files of the copy alone: `/tmp` is this machine's."""
-        async with self._lock:
-            archive = await asyncio.to_thread(_tar, self.tree, "--create", "--gzip", ".")
-        if len(archive) > max_bytes:
-            raise SandboxFileError(f"{self.image.workdir}: it is too large")
-        return archive
-
-    async def unpack(self, archive: bytes) -> None:
-        async with self._lock:
-            await in_thread(shutil.rmtree, self.tree)
-            self.tree.mkdir()
-            await in_thread(_tar, self.tree, "--extract", "--gzip", given=archive)
+    @contextlib.asynccontextmanager
+    async def _comparison(self, repository: Path) -> AsyncIterator[tuple[str, bytes]]:
+        scratch = tempfile.mkdtemp(dir=self.folder)
+        yield scripts.diff_script(str(await asyncio.to_thread(repository.resolve)), scratch), b""
 
     async def snapshot(self) -> Snapshot:
-        async with self._lock:
+        async with self._in_use():
             kept = self.folder / f"kept-{secrets.token_hex(4)}"
             await in_thread(shutil.copytree, self.tree, kept, symlinks=True)
             return CopySnapshot(kept)
 
     async def restore(self, snapshot: Snapshot) -> None:
         assert isinstance(snapshot, CopySnapshot)
-        async with self._lock:
+        async with self._in_use():
             await in_thread(shutil.rmtree, self.tree)
             await in_thread(shutil.copytree, snapshot.folder, self.tree, symlinks=True)
 
-    async def alive(self) -> bool:
-        return not self._closed and self.tree.is_dir()
+    def _is_gone(self) -> bool:
+        return self._closed or not self.tree.is_dir()
 
     async def close(self) -> None:
         self._closed = True
         await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
-
-    async def _run(
-        self,
-        argv: list[str],
-        env: Mapping[str, str],
-        timeout_s: float,
-        keep: int,
-        max_output: int,
-        stdin: int | None = None,
-    ) -> Finished:
-        process = Process.start(
-            argv,
-            env={
-                "PATH": os.environ.get("PATH", os.defpath),
-                "HOME": str(self.folder),
-                "LANG": "C.UTF-8",
-                **env,
-            },
-            pass_fds=(),
-            stdin=subprocess.DEVNULL if stdin is None else stdin,
-            status=None,
-            keep=keep,
-            max_output=max_output,
-        )
-        return await process.finish(timeout_s)
 
     def _place(self, path: str) -> Path:
         """Where a path inside is on this machine: below `workdir` in the copy, elsewhere as it is."""
@@ -193,12 +107,12 @@ class Unsandboxed:
             return self.tree / absolute.relative_to(self.image.workdir)
         return Path(absolute)
 
-    def _inside(self, path: str) -> Path:
-        """A file of the copy. Raises SandboxFileError: it is none."""
+    def _absolute(self, path: str) -> str:
+        """The place of a file of the copy. Raises SandboxFileError: it is none."""
         place = self._place(path)
         if "\0" in path or not place.resolve().is_relative_to(self.tree.resolve()):
             raise SandboxFileError(f"{path!r} is outside of {self.image.workdir}")
-        return place
+        return str(place)
 
 
 class UnsandboxedBackend:
@@ -239,21 +153,15 @@ class UnsandboxedBackend:
             if isinstance(error, OSError):
                 raise SandboxError(f"the tree could not be copied: {error}") from error
             raise
-        sandbox = Unsandboxed(secrets.token_hex(6), image, limits or Limits(), folder, self._slots)
+        sandbox = Unsandboxed(
+            id=secrets.token_hex(6), image=image, limits=limits or Limits(), slots=self._slots, folder=folder
+        )
         self._sandboxes.append(sandbox)
         return sandbox
 
     async def aclose(self) -> None:
         await asyncio.gather(*(sandbox.close() for sandbox in self._sandboxes))
         self._sandboxes.clear()
-
-
-def _tar(folder: Path, *arguments: str, given: bytes = b"") -> bytes:
-    """What tar prints, working in `folder`. Raises SandboxFileError: it fails."""
-    done = subprocess.run(["tar", *arguments], cwd=folder, input=given, check=False, capture_output=True)
-    if done.returncode:
-        raise SandboxFileError(f"{folder}: {done.stderr.decode(errors='replace').strip()[-500:]}")
-    return done.stdout
 
 
 def _lay_out(image: Image, folder: Path) -> None:

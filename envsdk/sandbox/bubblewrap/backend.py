@@ -46,6 +46,7 @@ class _Prepared:
 
     lease: leases.Lease
     shared: Surroundings
+    slots: asyncio.Semaphore
     overlay: bool
     cgroups: CgroupRoot | None
     trees: Trees
@@ -142,14 +143,14 @@ class BubblewrapBackend:
             system=system,
             etc=etc,
             seccomp=lease.folder / "seccomp" if program is not None else None,
-            slots=asyncio.Semaphore(self.settings.commands_at_once),
             watch=Watch(),
         )
         trees = Trees(lease.folder, owner, self.settings.kept_trees)
         groups = await asyncio.to_thread(cgroups.find_root)
         if groups is not None:
             groups.note(lease.folder)
-        return _Prepared(lease, shared, overlay, groups, trees)
+        slots = asyncio.Semaphore(self.settings.commands_at_once)
+        return _Prepared(lease, shared, slots, overlay, groups, trees)
 
     async def _try(self, prepared: _Prepared) -> ExecResult:
         """A command that writes into a tree, as a sandbox's user, in a sandbox that is thrown away."""
@@ -194,6 +195,7 @@ class BubblewrapBackend:
             id=name,
             image=image,
             limits=limits,
+            slots=prepared.slots,
             folder=folder,
             tree=tree,
             state=state,

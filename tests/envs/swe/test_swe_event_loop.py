@@ -19,8 +19,8 @@ from envsdk.envs.swe.evaluator.sealing import seal
 from envsdk.envs.swe.observations import SUBMIT_COMMAND
 from envsdk.envs.swe.replies import format_reply
 from envsdk.envs.swe.tasks.task import Task
-from envsdk.sandbox import Image, unsandboxed
-from envsdk.sandbox.bubblewrap import backend, leases, sandbox, trees
+from envsdk.sandbox import Image, shell_sandbox, unsandboxed
+from envsdk.sandbox.bubblewrap import backend, leases, trees
 from envsdk.sandbox.bubblewrap.backend import BubblewrapBackend
 from envsdk.sandbox.output import HeadTail
 from envsdk.sandbox.threads import in_thread
@@ -29,7 +29,7 @@ from envsdk.sandbox.unsandboxed import UnsandboxedBackend
 HEAVY: tuple[tuple[Any, str], ...] = (
     (HeadTail, "content"),
     (HeadTail, "text"),
-    (sandbox, "exact"),
+    (shell_sandbox, "exact"),
     (backend, "this_system"),
     (trees, "owned_copy"),
     (leases, "delete"),
@@ -78,7 +78,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
     for owner, name in HEAVY:
         record(owner, name)
-    record(sandbox, "_fill", lambda descriptor, content: len(content) > LARGE_BYTES)
+    record(shell_sandbox, "_fill", lambda descriptor, content: len(content) > LARGE_BYTES)
     return made
 
 
@@ -108,7 +108,7 @@ def test_what_takes_long_is_called_in_threads(
     assert not on_loop
     never = {f"{owner.__name__}.{name}" for owner, name in HEAVY} - {name for name, _ in calls}
     assert not never
-    assert f"{sandbox.__name__}._fill" in {name for name, _ in calls}
+    assert f"{shell_sandbox.__name__}._fill" in {name for name, _ in calls}
 
 
 class Held:

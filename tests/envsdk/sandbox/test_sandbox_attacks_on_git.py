@@ -140,7 +140,7 @@ async def test_files_that_cannot_be_read_do_not_break_the_comparison(sandbox) ->
 
 
 async def test_a_patch_beyond_the_limit_is_an_error(sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("envsdk.sandbox.bubblewrap.sandbox.MAX_PATCH_BYTES", 1 << 16)
+    monkeypatch.setattr("envsdk.sandbox.shell_sandbox.MAX_PATCH_BYTES", 1 << 16)
     await sandbox.exec("yes | head -c 1M > large", timeout_s=30)
     with pytest.raises(SandboxFileError, match="output_limit"):
         await sandbox.diff()

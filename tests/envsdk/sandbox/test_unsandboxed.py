@@ -68,6 +68,29 @@ async def test_files_are_read_and_written_in_the_copy_only(
         await sandbox.write("etc/new", b"x")
 
 
+async def test_files_that_were_packed_take_the_place_of_others(
+    unsandboxed: UnsandboxedBackend, repository: Path
+) -> None:
+    one, other = await unsandboxed.start(Image(tree=repository)), await unsandboxed.start(Image())
+    await one.write("a file", b"\0" * 1000)
+    await other.write("left", b"x")
+    await other.unpack(await one.pack())
+    assert said(await other.exec("ls", timeout_s=60)) == "a file\nlib.py\ntests"
+    with pytest.raises(SandboxFileError, match="ended by output_limit"):
+        await one.pack(max_bytes=100)
+    with pytest.raises(SandboxFileError, match="cannot be opened"):
+        await other.unpack(b"no archive")
+
+
+@pytest.mark.parametrize("name", ["", "a=b", "a\0"])
+async def test_a_variable_that_cannot_be_one_is_named(
+    unsandboxed: UnsandboxedBackend, repository: Path, name: str
+) -> None:
+    sandbox = await unsandboxed.start(Image(tree=repository))
+    with pytest.raises(ValueError, match="environment variable"):
+        await sandbox.exec("true", timeout_s=60, env={name: "1"})
+
+
 async def test_what_it_cannot_show_is_refused(unsandboxed: UnsandboxedBackend, tmp_path: Path) -> None:
     for image in Image(binds={"/opt/kit": tmp_path}), Image(container="python:3.11"):
         with pytest.raises(ConfigurationError, match="use another sandbox backend"):
