@@ -138,8 +138,8 @@ def headlines_view(run: RunFiles) -> list[dict[str, str]]:
     if run.known("success/mean"):
         newest = _finite(next(row for row in reversed(run.metrics) if "success/mean" in _finite(row)))
         score, rewards = scores(newest, success="success", counts="rollout")[MEAN], run.known("reward/mean")
-        about = [score.of, f"reward {number(rewards[-1])}" if rewards else ""]
-        found.append(headline(_rate(score), "success in the newest batch", _joined(about)))
+        parts = [score.of, f"reward {number(rewards[-1])}" if rewards else ""]
+        found.append(headline(_rate(score), "success in the newest batch", _joined(parts)))
     if (step_s := math.fsum(run.known("time/step_s"))) and run.known("time/wait_batch_s"):
         share = math.fsum(run.known("time/wait_batch_s")) / step_s
         found.append(
@@ -196,13 +196,13 @@ def headlines_view(run: RunFiles) -> list[dict[str, str]]:
 
 def _held_out_headlines(run: RunFiles) -> list[dict[str, str]]:
     """Of all tags first; with one tag its mean would say the same twice."""
-    evaluations = [found for row in run.metrics if (found := held_out(_finite(row)))]
-    tags = list(dict.fromkeys(tag for scores in evaluations for tag in scores))
+    evaluations = [scored for row in run.metrics if (scored := held_out(_finite(row)))]
+    tags = list(dict.fromkeys(tag for by_tag in evaluations for tag in by_tag))
     if len(tags) == 2 and MEAN in tags:
         tags.remove(MEAN)
     found = []
     for tag in tags:
-        history = [scores[tag] for scores in evaluations if tag in scores]
+        history = [by_tag[tag] for by_tag in evaluations if tag in by_tag]
         word = "held-out success" if tag == MEAN else f"held out: {tag}"
         about = [history[-1].of]
         if len(history) == 1:
