@@ -160,9 +160,10 @@ def _selection(manifest: Manifest) -> str:
     asked = [f"`{name}: {value}`" for name, value in config.get("filters", {}).items()]
     if "deduplicate" in config:
         asked.append(f"`deduplicate: {config['deduplicate']}`")
+    solved = "-" if played.success_rate is None else f"{played.success_rate:.1%} of {played.num_scored:,}"
     text = (
         f"Kept were {manifest.tally.num_episodes:,} of {played.num_episodes:,} episodes played, "
-        f"by {', '.join(asked)}. Solved of all played: {played.score}."
+        f"by {', '.join(asked)}. Of all played, {solved} were solved and {played.num_failed:,} failed."
     )
     dropped = "".join(f"\n- {reason}: {count:,}" for reason, count in sorted(manifest.dropped.items()))
     return f"## Selection\n\n{text}" + (f" Dropped:\n{dropped}" if dropped else "")

@@ -70,7 +70,8 @@ def test_it_tells_counts_rates_seeds_and_versions_and_no_path_of_the_machine() -
     text = card_text(a_manifest(filters={"success_only": True}), name="lakes")
     assert "| `Lake` | 5 | 100.0% | 56.6-100.0% | 1.000 | 1.0 | 0 |" in text
     assert (
-        "Kept were 5 of 10 episodes played, by `success_only: True`. Of all played, 50.0% were solved" in text
+        "Kept were 5 of 10 episodes played, by `success_only: True`. Of all played, 50.0% of 10 were solved"
+        in text
     )
     assert "- not_solved: 5" in text
     assert "seed: 42" in text
