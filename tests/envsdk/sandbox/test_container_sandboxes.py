@@ -143,6 +143,11 @@ async def test_what_a_command_leaves_behind_is_killed(backend: ContainerBackend,
     assert said(result) == "over"
     await sandbox.exec("sleep 60", timeout_s=0.3)
     assert "kill -9" in standin.calls("exec")[-1][3]
+    await sandbox.exec("head -c 100000 /dev/urandom > /tmp/random", timeout_s=30)
+    with pytest.raises(SandboxFileError, match="output_limit"):
+        await sandbox.pack(max_bytes=100)
+    assert "kill -9" in standin.calls("exec")[-1][3]
+    assert (await sandbox.exec("true", timeout_s=30)).ok
 
 
 async def test_files_go_in_and_out(backend: ContainerBackend, repository: Path) -> None:
