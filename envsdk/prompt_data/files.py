@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from envsdk.failures import ConfigurationError
-from envsdk.prompt_data.arithmetic import SCHEME, generated_file
+from envsdk.prompt_data.generated import SCHEME, generated_file
 from envsdk.store.atomic import atomic_file, make_folder
 from envsdk.store.cache import cache_folder
 
@@ -53,6 +53,13 @@ def jsonl_files(name: str) -> list[tuple[Path, str]]:
     if path.suffix or path.is_absolute() or name.count("/") != 1:
         raise ConfigurationError(f"there is no file of prompts {name} in {Path.cwd()}")
     return [(_data_set(name, None), name)]
+
+
+def is_local(name: str) -> bool:
+    """Whether `name` can be read without asking the hub of Hugging Face."""
+    return (
+        name.startswith(SCHEME) or Path(name).expanduser().exists() or bool(glob.glob(name, recursive=True))
+    )
 
 
 def _as_jsonl(path: Path) -> Path:
@@ -151,7 +158,9 @@ def _data_set(name: str, folder: Path | None) -> Path:
     try:
         found = datasets.load_from_disk(str(folder)) if folder else datasets.load_dataset(name)
     except Exception as error:  # the library raises errors of many kinds
-        raise ConfigurationError(f"the data set {name} cannot be read: {error}") from error
+        fetch = f"`hf download {name} --repo-type dataset --local-dir DIR`"
+        hint = "" if folder else f"; without the network, {fetch} where there is one, then files of DIR"
+        raise ConfigurationError(f"the data set {name} cannot be read: {error}{hint}") from error
     if isinstance(found, datasets.DatasetDict):
         split = "train" if "train" in found else next(iter(found))
         found = found[split]
