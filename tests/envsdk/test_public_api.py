@@ -7,12 +7,14 @@ import sys
 import types
 import warnings
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from packaging.version import Version
 
 import envsdk
-from envsdk.public import Deprecated, public_names
+from envsdk.settings import extras
+from envsdk.settings.public import Deprecated, public_names
 from tests.envsdk.public_api import FILE, MODULES, gone, public_api
 
 
@@ -72,6 +74,20 @@ def test_a_public_name_is_imported_at_its_first_use_without_a_warning(package: t
     assert "Decimal" in vars(package)
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         _ = package.Nothing
+
+
+def test_a_name_whose_extra_is_not_installed_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "needs_more.py").write_text("import absent_package\n\nTrainer = absent_package.Trainer\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    get, _ = public_names("sample_package", {"Trainer": "needs_more"})
+    with pytest.raises(ModuleNotFoundError, match="^No module named 'absent_package'$"):
+        get("Trainer")
+    monkeypatch.setitem(extras.EXTRA_OF, "absent_package", "more")
+    said = r"sample_package\.Trainer: absent_package is not installed: pip install 'envsdk\[more\]'"
+    with pytest.raises(ModuleNotFoundError, match=said):
+        get("Trainer")
 
 
 @pytest.mark.parametrize("module", MODULES)
