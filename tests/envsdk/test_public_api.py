@@ -82,7 +82,7 @@ def test_a_name_whose_extra_is_not_installed_says_which(
     (tmp_path / "needs_more.py").write_text("import absent_package\n\nTrainer = absent_package.Trainer\n")
     monkeypatch.syspath_prepend(tmp_path)
     get, _ = public_names("sample_package", {"Trainer": "needs_more"})
-    with pytest.raises(ModuleNotFoundError, match="^No module named 'absent_package'$"):
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'absent_package'$"):
         get("Trainer")
     monkeypatch.setitem(extras.EXTRA_OF, "absent_package", "more")
     said = r"sample_package\.Trainer: absent_package is not installed: pip install 'envsdk\[more\]'"
