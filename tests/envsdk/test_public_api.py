@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import subprocess
 import sys
 import types
@@ -31,6 +32,14 @@ def test_every_public_name_is_documented(module: str) -> None:
     assert loaded.__doc__
     for name in set(loaded.__all__) - {"__version__"}:
         assert getattr(loaded, name).__doc__, f"{module}.{name} has no docstring"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_public_name_is_that_of_a_module_beside_it(module: str) -> None:
+    """Python would put the module in the name's place once something imports it."""
+    loaded = import_module(module)
+    modules = {each.name for each in pkgutil.iter_modules(getattr(loaded, "__path__", ()))}
+    assert not set(loaded.__all__) & modules - set(getattr(loaded, "_MODULES", ()))
 
 
 def test_public_modules_are_there_without_an_import_of_their_own() -> None:
