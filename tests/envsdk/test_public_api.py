@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pkgutil
 import subprocess
 import sys
@@ -31,7 +32,11 @@ def test_every_public_name_is_documented(module: str) -> None:
     assert loaded.__all__ == sorted(set(loaded.__all__))
     assert loaded.__doc__
     for name in set(loaded.__all__) - {"__version__"}:
-        assert getattr(loaded, name).__doc__, f"{module}.{name} has no docstring"
+        found = getattr(loaded, name)
+        assert found.__doc__, f"{module}.{name} has no docstring"
+        for member, method in vars(found).items() if inspect.isclass(found) else ():
+            if inspect.isfunction(method) and not member.startswith("_"):
+                assert inspect.getdoc(getattr(found, member)), f"{module}.{name}.{member} has no docstring"
 
 
 @pytest.mark.parametrize("module", MODULES)
