@@ -14,6 +14,7 @@ import posixpath
 import re
 import shutil
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,6 +30,8 @@ MODULES = (
     "envsdk.trainers",
 )
 """Modules whose `__all__` is public."""
+FIRST = ("rollout", "rollout_sync", "make", "TurnEnv", "TextEnv", "Policy", "Trajectories", "Rollouts")
+"""What most programs begin with: at the head of its page. Then functions, then classes."""
 
 _LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s:#]+)(#[^)\s]*)?\)")
 _LOADS = re.compile(
@@ -43,10 +46,14 @@ _DRAWN = "[![A training run: who sends what to whom](images/one-run.svg)](images
 _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
+def _source(module: str) -> Path:
+    path = ROOT / module.replace(".", "/")
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
 def public_names(module: str) -> list[str]:
     """What stands in `__all__`, read without importing the module."""
-    path = ROOT / module.replace(".", "/")
-    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    source = _source(module)
     for node in ast.parse(source.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and any(
             getattr(each, "id", "") == "__all__" for each in node.targets
@@ -56,10 +63,37 @@ def public_names(module: str) -> list[str]:
 
 
 def reference(module: str) -> str:
-    """The page of a public module, which mkdocstrings fills in."""
+    """The page of a public module, which mkdocstrings fills in: a table of names, then one section each."""
     options = "members: [], show_root_heading: false, show_root_toc_entry: false"
     head = f"# {module}\n\n::: {module}\n    options: {{{options}}}"
-    return "\n\n".join([head, *(f"::: {module}.{name}" for name in public_names(module))]) + "\n"
+    names = sorted(public_names(module), key=lambda name: (_rank(name), name[0].isupper(), name.lower()))
+    rows = [f"| [`{name}`](#{module}.{name}) | {summary(module, name)} |" for name in names]
+    table = "\n".join(["| name | |", "| --- | --- |", *rows])
+    return "\n\n".join([head, table, *(f"::: {module}.{name}" for name in names)]) + "\n"
+
+
+def _rank(name: str) -> int:
+    return FIRST.index(name) if name in FIRST else len(FIRST)
+
+
+def summary(module: str, name: str) -> str:
+    """The first sentence of a public name's docstring, found without importing anything."""
+    tree = ast.parse(_source(module).read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and any(
+            (each.asname or each.name) == name for each in node.names
+        ):
+            return summary(node.module or "", name)
+    for node, after in pairwise([*tree.body, ast.Pass()]):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name:
+            text = ast.get_docstring(node) or ""
+        elif getattr(getattr(node, "targets", [None])[0], "id", "") == name and isinstance(after, ast.Expr):
+            text = ast.literal_eval(after.value)
+        else:
+            continue
+        first = " ".join(text.partition("\n\n")[0].split())
+        return re.split(r"(?<=[.:]) (?=[A-Z])", first)[0].rstrip(":.").replace("|", "\\|")
+    return ""
 
 
 def sources() -> dict[str, Path]:

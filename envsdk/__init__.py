@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from envsdk.env import AsyncTextEnv, EnvSpec, Isolation, TextEnv
 from envsdk.failures import Boundary, ConfigurationError, EnvsdkError, Failure
 from envsdk.processes.as_sync import as_sync
-from envsdk.public import public_names
 from envsdk.registry import list_specs, make, register, register_with_gymnasium, spec
+from envsdk.settings.public import public_names
 from envsdk.turn_env import InvalidAction, TurnEnv, TurnResult
 
 if TYPE_CHECKING:

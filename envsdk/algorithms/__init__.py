@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from envsdk.public import public_names
+from envsdk.settings.public import public_names
 
 if TYPE_CHECKING:
-    from envsdk.algorithms.advantage_estimator import (
+    from envsdk.algorithms.advantage_sample import AdvantageSample, Steps, TokenAdvantages, steps_of
+    from envsdk.algorithms.advantages import token_advantages
+    from envsdk.algorithms.aggregation import sequence_weights
+    from envsdk.algorithms.args import AlgorithmArgs
+    from envsdk.algorithms.estimator_contract import (
         AdvantageEstimator,
         EstimatorArgs,
         advantage_estimator,
         load_estimator,
     )
-    from envsdk.algorithms.advantage_sample import AdvantageSample, Steps, TokenAdvantages, steps_of
-    from envsdk.algorithms.advantages import token_advantages
-    from envsdk.algorithms.aggregation import sequence_weights
-    from envsdk.algorithms.args import AlgorithmArgs
     from envsdk.algorithms.estimators import (
         discounted_returns,
         gigpo_step_advantages,
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from envsdk.algorithms.ratios import bounded_exp, log_ratio
 
 _LAZY = {
-    "AdvantageEstimator": "envsdk.algorithms.advantage_estimator",
+    "AdvantageEstimator": "envsdk.algorithms.estimator_contract",
     "AdvantageSample": "envsdk.algorithms.advantage_sample",
     "AlgorithmArgs": "envsdk.algorithms.args",
-    "EstimatorArgs": "envsdk.algorithms.advantage_estimator",
+    "EstimatorArgs": "envsdk.algorithms.estimator_contract",
     "FilterArgs": "envsdk.algorithms.group_filters",
     "OverBehavior": "envsdk.algorithms.policy_loss_args",
     "OverProximal": "envsdk.algorithms.policy_loss_args",
@@ -47,14 +47,14 @@ _LAZY = {
     "Steps": "envsdk.algorithms.advantage_sample",
     "TokenAdvantages": "envsdk.algorithms.advantage_sample",
     "adapted_kl_coef": "envsdk.algorithms.kl",
-    "advantage_estimator": "envsdk.algorithms.advantage_estimator",
+    "advantage_estimator": "envsdk.algorithms.estimator_contract",
     "bounded_exp": "envsdk.algorithms.ratios",
     "discounted_returns": "envsdk.algorithms.estimators",
     "gigpo_step_advantages": "envsdk.algorithms.estimators",
     "group_advantages": "envsdk.algorithms.estimators",
     "group_filter": "envsdk.algorithms.group_filters",
     "kl_estimate": "envsdk.algorithms.kl",
-    "load_estimator": "envsdk.algorithms.advantage_estimator",
+    "load_estimator": "envsdk.algorithms.estimator_contract",
     "load_filter": "envsdk.algorithms.group_filters",
     "load_policy_loss": "envsdk.algorithms.losses",
     "log_ratio": "envsdk.algorithms.ratios",

@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from envsdk.algorithms.advantage_estimator import EstimatorArgs, estimator_args
+from envsdk.algorithms.estimator_contract import EstimatorArgs, estimator_args
 from envsdk.settings.strict import StrictSettings
 
 ReinforceBaseline = Literal["none", "batch"]

@@ -16,9 +16,9 @@ from typing import ClassVar
 import numpy as np
 
 from envsdk.algorithms.advantage_args import RewardGrouping
-from envsdk.algorithms.advantage_estimator import EstimatorArgs, advantage_estimator, load_estimator
 from envsdk.algorithms.advantage_sample import AdvantageSample, TokenAdvantages, steps_of
 from envsdk.algorithms.args import AlgorithmArgs
+from envsdk.algorithms.estimator_contract import EstimatorArgs, advantage_estimator, load_estimator
 from envsdk.algorithms.estimators import (
     discounted_returns,
     gae,

@@ -92,13 +92,14 @@ class SqlBuffer:
     def create(self, name: str, terms: Terms, meaning: Meaning = NO_MEANING) -> bool:
         """Make the tables and the job, unless they are there; whether they were made.
 
-        ConfigurationError when another job is there, or this one has other terms or means something else.
+        ConfigurationError when another job or other tables are there, or this job has other terms or means
+        something else.
         """
         with self._writing() as connection:
             if connection.dialect.name == "postgresql":
                 # Two programs that start at once would both find nothing.
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CREATING)))
-            tables.metadata.create_all(connection)
+            tables.make(connection)
             there = connection.execute(sa.select(job.c.name)).scalar()
             if there is None:
                 connection.execute(

@@ -6,6 +6,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Connection,
     Float,
     Index,
     Integer,
@@ -14,7 +15,10 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    inspect,
 )
+
+from envsdk.failures import ConfigurationError
 
 FORMAT = 1
 """Raised when earlier versions of envsdk can no longer use a buffer."""
@@ -153,3 +157,20 @@ signals = Table(
     Column("name", String(16), primary_key=True),
     Column("number", BigInteger, nullable=False),
 )
+
+
+def make(connection: Connection) -> None:
+    """Make the tables, unless they are there. ConfigurationError in a database that something else uses.
+
+    A file is a buffer's alone. A server's database may have tables of others, under other names.
+    """
+    there = set(inspect(connection).get_table_names())
+    if connection.dialect.name == "postgresql":
+        there &= metadata.tables.keys()
+    if there and job.name not in there:
+        place = connection.engine.url.database
+        raise ConfigurationError(
+            f"{place} is no buffer, it has tables of something else ({', '.join(sorted(there)[:5])}): name "
+            "another database (buffer.trainer_input.experience_buffer.path)"
+        )
+    metadata.create_all(connection)

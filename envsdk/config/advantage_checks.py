@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from envsdk.algorithms.advantage_estimator import EstimatorArgs
+from envsdk.algorithms.estimator_contract import EstimatorArgs
 from envsdk.config import plugins
 from envsdk.config.models import RunConfig
 from envsdk.failures import ConfigurationError

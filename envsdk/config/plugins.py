@@ -23,8 +23,8 @@ from typing import Any, Protocol, runtime_checkable
 from pydantic import BaseModel
 
 from envsdk import registry
-from envsdk.algorithms.advantage_estimator import ADVANTAGE_ESTIMATORS as ADVANTAGE_ESTIMATORS
-from envsdk.algorithms.advantage_estimator import EstimatorArgs, load_estimator
+from envsdk.algorithms.estimator_contract import ADVANTAGE_ESTIMATORS as ADVANTAGE_ESTIMATORS
+from envsdk.algorithms.estimator_contract import EstimatorArgs, load_estimator
 from envsdk.algorithms.group_filters import filter_settings
 from envsdk.config.models import Role, RunConfig
 from envsdk.env import AnyTextEnv, EnvSpec, Isolation

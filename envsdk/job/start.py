@@ -47,13 +47,14 @@ def run(loaded: LoadedConfig) -> None:
     """Run the program that `mode` names. Raises EnvsdkError; Interrupted after Ctrl-C or SIGTERM."""
     if loaded.config.mode != "both":
         check_start(loaded.config)
+        if loaded.config.mode == "train":
+            _check_weights_folder(loaded.config)
         asyncio.run(_check_fits(loaded.config))
     match loaded.config.mode:
         case "both":
             _check_own_ledger(loaded.config)
             single_program.run(loaded)
         case "train":
-            _check_weights_folder(loaded.config)
             single_program.run(loaded, _buffered)
             asyncio.run(_end_of_job(loaded.config))
         case "explore":

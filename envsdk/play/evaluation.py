@@ -81,6 +81,7 @@ class Evaluation:
         return Tally.of(self.trajectories)
 
     def to_json(self) -> dict[str, Any]:
+        """What `envsdk evaluate --json` writes."""
         return {
             "format": FORMAT,
             "created_at": utc_now(),

@@ -28,6 +28,7 @@ from envsdk.store.cache import cache_folder
 
 _VERSION = 1
 """Raised when the same file would be written in another way."""
+NOT_UTF_8 = "UTF-16 or UTF-32, not UTF-8: convert the file, for example with iconv -f UTF-16 -t UTF-8"
 
 
 def jsonl_files(name: str) -> list[tuple[Path, str]]:
@@ -121,8 +122,11 @@ def _unzipped(path: Path) -> Iterator[bytes]:
 
 
 def _json_list(path: Path) -> Iterator[Any]:
+    content = path.read_bytes()
+    if b"\0" in content[:4]:
+        raise ConfigurationError(f"{path} is {NOT_UTF_8}")
     try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
+        value = json.loads(content.decode("utf-8-sig"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         hint = "; if each line is a row, name the file .jsonl" if "Extra data" in str(error) else ""
         raise ConfigurationError(f"{path} is no JSON: {error}{hint}") from error

@@ -25,13 +25,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envsdk.chat import ChatTokenizer, TooManyTokens
+from envsdk.prompt_data.files import NOT_UTF_8
 from envsdk.prompt_data.prompts import PromptSource, Unusable
 from envsdk.prompt_data.rows import UnusableRow, key_of, standard_row
 from envsdk.prompts import Message
 from envsdk.store.atomic import make_folder, storage_error
 from envsdk.store.cache import cache_folder
 
-_VERSION = 2
+_VERSION = 3
 """Raised when the same file would have another index."""
 _MAX_NAMED = 100
 """Rows that cannot be used and are kept with their reason; all are counted."""
@@ -178,6 +179,8 @@ def _checked(value: Any, source: PromptSource) -> str:
 
 def parse_line(line: bytes) -> Any:
     """The JSON value of one line. Raises UnusableRow."""
+    if b"\0" in line:
+        raise UnusableRow(f"is {NOT_UTF_8}")
     try:
         return json.loads(line.removeprefix(_BOM))
     except (ValueError, RecursionError) as error:

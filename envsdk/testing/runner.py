@@ -99,6 +99,7 @@ class Outcome:
     duration_s: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
+        """An entry of `checks` in `Report.to_json`."""
         return {
             "check": self.check.name,
             "demand": self.check.demand,
@@ -126,6 +127,7 @@ class Report:
     """What the environment's calls took, by method; the constructor is `__init__`."""
 
     def having(self, status: Status) -> list[Outcome]:
+        """The outcomes with this status, in the order of the checks."""
         return [outcome for outcome in self.outcomes if outcome.status is status]
 
     @property
@@ -138,6 +140,7 @@ class Report:
         return bool(self.having(Status.PASSED)) and not self.failed and not self.having(Status.BLOCKED)
 
     def to_json(self) -> dict[str, Any]:
+        """What `envsdk check --json` prints."""
         return {
             "format": "envsdk.check/1",
             "environment": self.name,

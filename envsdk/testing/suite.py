@@ -50,6 +50,7 @@ class TextEnvSuite:
         return type("TextEnvSuiteOf", (cls,), {**attributes, "env_config": dict(env_config or {})})
 
     def make_env(self) -> AnyTextEnv:
+        """A new environment. To be overridden, unless the suite is made by `of`."""
         raise NotImplementedError("make_env() must return a new environment")
 
     def subject(self) -> Subject:

@@ -22,8 +22,8 @@ _FIRST_QUIET_S = 1800.0
 """The same before its first step is over: how long one takes is not known yet."""
 
 _SETTINGS = {
-    "async_generation_ratio": "alpha",
-    "rollout_batch_size": "batch",
+    "async_generation_ratio": "batches ahead",
+    "rollout_batch_size": "batch size",
     "adv_estimator": "advantages",
     "pg_variant": "policy loss",
     "ppo_epochs": "epochs per batch",
@@ -165,14 +165,14 @@ def headlines_view(run: RunFiles) -> list[dict[str, str]]:
         about = "prompt tokens that engines did not compute again"
         # Replies that go on under newer weights are computed once more, which can be more than the prompts.
         reused = max(0.0, 1 - computed[-1] / prompts[-1])
-        found.append(headline(percent(reused), "prefixes reused", about))
+        found.append(headline(percent(reused), "prompts reused", about))
     if stale := run.known("staleness/max"):
         given, alpha = run.config.get("max_staleness"), run.config.get("async_generation_ratio")
         bound = given if given is not None else alpha
-        about = (
-            f"the bound is {math.ceil(bound)}" if isinstance(bound, int | float) else "largest of all samples"
-        )
-        found.append(headline(number(max(stale)), "versions stale at most", about))
+        about = "age of the oldest weights that a trained token is from"
+        if isinstance(bound, int | float):
+            about += f"; the bound is {math.ceil(bound)}"
+        found.append(headline(number(max(stale)), "versions behind at most", about))
     if wasted := math.fsum(run.known("waste/tokens")):
         found.append(
             headline(f"{wasted:,.0f}", "tokens thrown away", "sampled, of episodes that were not used")

@@ -18,6 +18,8 @@ import pytest
 import yaml
 from markdown_it import MarkdownIt
 
+from tests.envsdk.public_api import MODULES
+
 ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
@@ -101,6 +103,19 @@ def test_a_python_block_runs_by_itself(block: Block, tmp_path: Path, monkeypatch
     module = types.ModuleType("documentation_block")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(code, module.__dict__)
+
+
+def test_public_names_are_imported_from_where_they_are_public() -> None:
+    public = {name: module for module in MODULES for name in importlib.import_module(module).__all__}
+    others = [
+        f"{block}: {name} is public in {public[name]}, and imported from {node.module}"
+        for block in blocks_in("python")
+        for node in ast.walk(ast.parse(block.code))
+        if isinstance(node, ast.ImportFrom) and node.module not in MODULES
+        for name in (each.name for each in node.names)
+        if name in public and f"{node.module}.".startswith(f"{public[name]}.")
+    ]
+    assert not others, "\n".join(others)
 
 
 @pytest.mark.parametrize("block", blocks_in("yaml"), ids=str)

@@ -60,6 +60,19 @@ def test_every_public_name_is_in_the_reference() -> None:
         assert set(re.findall(rf"^::: {module}\.(\w+)$", prepare_site.reference(module), re.M)) == names
 
 
+def test_the_reference_begins_with_a_table_of_names_and_what_most_programs_need() -> None:
+    page = prepare_site.reference("envsdk")
+    sections = re.findall(r"^::: envsdk\.(\w+)$", page, re.M)
+    rows = re.findall(r"^\| \[`(\w+)`\]\(#envsdk\.(\w+)\) \| (.*) \|$", page, re.M)
+    assert sections[:4] == ["rollout", "rollout_sync", "make", "TurnEnv"]
+    assert [row[:2] for row in rows] == [(name, name) for name in sections]
+    assert all(what for module in prepare_site.MODULES for what in _summaries(module))
+
+
+def _summaries(module: str) -> list[str]:
+    return [prepare_site.summary(module, name) for name in prepare_site.public_names(module)]
+
+
 def test_links_out_of_docs_lead_to_a_page_or_a_source_on_the_site() -> None:
     files = prepare_site.site_files()
     environments = files["environments.md"].decode()

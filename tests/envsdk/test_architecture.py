@@ -20,7 +20,6 @@ CONTRACTS = {
     "failures",
     "policy",
     "prompts",
-    "public",
     "run_limits",
     "seeds",
     "trainer",

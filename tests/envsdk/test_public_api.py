@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
+import pkgutil
 import subprocess
 import sys
 import types
 import warnings
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from packaging.version import Version
 
 import envsdk
-from envsdk.public import Deprecated, public_names
+from envsdk.settings import extras
+from envsdk.settings.public import Deprecated, public_names
 from tests.envsdk.public_api import FILE, MODULES, gone, public_api
 
 
@@ -28,7 +32,19 @@ def test_every_public_name_is_documented(module: str) -> None:
     assert loaded.__all__ == sorted(set(loaded.__all__))
     assert loaded.__doc__
     for name in set(loaded.__all__) - {"__version__"}:
-        assert getattr(loaded, name).__doc__, f"{module}.{name} has no docstring"
+        found = getattr(loaded, name)
+        assert found.__doc__, f"{module}.{name} has no docstring"
+        for member, method in vars(found).items() if inspect.isclass(found) else ():
+            if inspect.isfunction(method) and not member.startswith("_"):
+                assert inspect.getdoc(getattr(found, member)), f"{module}.{name}.{member} has no docstring"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_public_name_is_that_of_a_module_beside_it(module: str) -> None:
+    """Python would put the module in the name's place once something imports it."""
+    loaded = import_module(module)
+    modules = {each.name for each in pkgutil.iter_modules(getattr(loaded, "__path__", ()))}
+    assert not set(loaded.__all__) & modules - set(getattr(loaded, "_MODULES", ()))
 
 
 def test_public_modules_are_there_without_an_import_of_their_own() -> None:
@@ -72,6 +88,20 @@ def test_a_public_name_is_imported_at_its_first_use_without_a_warning(package: t
     assert "Decimal" in vars(package)
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         _ = package.Nothing
+
+
+def test_a_name_whose_extra_is_not_installed_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "needs_more.py").write_text("import absent_package\n\nTrainer = absent_package.Trainer\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    get, _ = public_names("sample_package", {"Trainer": "needs_more"})
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'absent_package'$"):
+        get("Trainer")
+    monkeypatch.setitem(extras.EXTRA_OF, "absent_package", "more")
+    said = r"sample_package\.Trainer: absent_package is not installed: pip install 'envsdk\[more\]'"
+    with pytest.raises(ModuleNotFoundError, match=said):
+        get("Trainer")
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -203,7 +203,7 @@ def test_the_report_says_without_scripts_what_was_learned(html: str) -> None:
         "held out: FrozenLake 45.0% 25.0% before, +20.0 points",
         "trainer waited 25.0%",
         "engines waited 12.5%",
-        "versions stale at most 1 the bound is 1",
+        "versions behind at most 1 age of the oldest weights that a trained token is from; the bound is 1",
         "Step 30 of 30",
         "environment/step_timeout 60",
         "delivered 1,920",

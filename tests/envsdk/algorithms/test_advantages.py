@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.algorithms.advantage_estimator import load_estimator
 from envsdk.algorithms.advantage_sample import AdvantageSample, TokenAdvantages, steps_of
 from envsdk.algorithms.advantages import token_advantages
 from envsdk.algorithms.args import AlgorithmArgs
+from envsdk.algorithms.estimator_contract import load_estimator
 from envsdk.failures import ConfigurationError
 
 rewards = st.floats(-100, 100, allow_nan=False, width=32)

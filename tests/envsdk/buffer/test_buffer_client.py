@@ -164,6 +164,16 @@ def test_a_folder_is_no_buffer_and_one_that_is_not_there_is_not_made(tmp_path: P
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("table", ["invoices", "groups"])
+def test_a_file_that_something_else_uses_is_refused_and_left_alone(file: Path, table: str) -> None:
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute(f"CREATE TABLE {table} (a)")
+    with pytest.raises(ConfigurationError, match=rf"{file} is no buffer, .* \({table}\): name another"):
+        SqlBuffer(open_engine(str(file)), lease_s=30).create("job", TERMS)
+    with closing(sqlite3.connect(file)) as connection:
+        assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [(table,)]
+
+
 def test_the_buffer_of_another_job_is_refused(buffer: SqlBuffer) -> None:
     with pytest.raises(ConfigurationError, match="that of another job, 'job': give this one, 'mine'"):
         buffer.create("mine", TERMS)

@@ -62,6 +62,7 @@ def test_a_folder_that_cannot_hold_weights_is_refused_before_the_policy_is_made(
     )
     with pytest.raises(ConfigurationError, match=r"synchronizer\.path: Cannot write into /proc/w"):
         run(given)
+    assert not list(tmp_path.iterdir()), "no job is begun"
 
 
 @pytest.mark.parametrize("resume", ["never", "checkpoints/step_000003"])

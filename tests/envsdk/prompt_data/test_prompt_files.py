@@ -114,6 +114,16 @@ def test_files_without_a_row_say_why(tmp_path: Path, text: str, said: str) -> No
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.jsonl.gz"])
+def test_a_file_of_another_encoding_is_refused_by_name(tmp_path: Path, name: str, encoding: str) -> None:
+    path = tmp_path / name
+    text = (json.dumps(ROWS) if name == "rows.json" else lines(ROWS)).encode(encoding)
+    path.write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    with pytest.raises(ConfigurationError, match=rf"{path}.* is UTF-16 or UTF-32, not UTF-8: convert"):
+        opened(path)
+
+
 def test_a_column_that_is_not_there_is_named_with_the_nearest(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"questoin": "2+2?"}\n')

@@ -449,6 +449,10 @@ def test_a_narrow_window_needs_no_scrolling_sideways(watch: Open, address: str) 
         go(page, fragment)
         page.wait_for_load_state("networkidle")
         assert page.evaluate("document.documentElement.scrollWidth") <= 380, fragment
+    for tab in page.locator(".tabs a").all():
+        place = tab.bounding_box()
+        assert place is not None
+        assert place["x"] + place["width"] <= 380, tab.inner_text()
     go(page, "trajectories")
     expect(page.get_by_role("button", name="FrozenLake")).to_be_hidden()
     page.get_by_role("button", name="Filters").click()

@@ -152,7 +152,7 @@ def test_an_overview_has_curves_settings_and_counts(client: TestClient, run: str
     assert view["curves"]["success/mean"] == [
         [step, pytest.approx(0.2 + 0.1 * step)] for step in range(STEPS)
     ]
-    assert ["alpha", "1"] in view["facts"]
+    assert ["batches ahead", "1"] in view["facts"]
     assert view["summary"]["count"] == 38
     assert view["problems"] == []
 

@@ -85,7 +85,7 @@ def load_estimator(name: str) -> AdvantageEstimator[Any]:
     if not callable(found):
         raise ConfigurationError(
             f"adv_estimator: {name} is no estimator but {type(found).__name__}; decorate a function with "
-            "@advantage_estimator(...) of envsdk.algorithms.advantage_estimator"
+            "@advantage_estimator(...) of envsdk.algorithms"
         )
     return AdvantageEstimator(lambda samples, args, own: found(samples, args), EstimatorArgs)
 

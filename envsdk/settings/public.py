@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from envsdk.settings.extras import missing_package
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deprecated:
@@ -39,7 +41,8 @@ def public_names(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """`__getattr__` and `__dir__` of a package whose public `names` lie in the modules given.
 
-    `modules` are public ones of the package itself, which need no import of their own.
+    `modules` are public ones of the package itself, which need no import of their own. Where a name needs a
+    package of an extra that is not installed, ModuleNotFoundError says which extra.
     """
     going = deprecated or {}
 
@@ -57,7 +60,12 @@ def public_names(
             return import_module(f"{package}.{name}")
         if name not in names:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        found = getattr(import_module(names[name]), name)
+        try:
+            found = getattr(import_module(names[name]), name)
+        except ModuleNotFoundError as error:
+            if (missing := missing_package(error)) is None:
+                raise
+            raise ModuleNotFoundError(f"{package}.{name}: {missing}", name=error.name) from error
         setattr(sys.modules[package], name, found)
         return found
 
