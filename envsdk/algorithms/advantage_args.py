@@ -52,8 +52,8 @@ class AdvantageKeys(StrictSettings):
     reward_clip: float | None = Field(default=None, gt=0.0)
     """Each turn's reward, after normalization, is held within +- this, before the estimator; null is off."""
     reward_level: RewardLevel = "turn"
-    """What is clipped and paid: the reward of each `turn`; the sum of a `trajectory`, at its last turn; or, for
-    `reinforce`, the `return` of each step, which is then normalized among all steps in place of the sums."""
+    """What is clipped and paid: the reward of each `turn`; the sum of a `trajectory`, at its last turn; or,
+    for `reinforce`, the `return` of each step, normalized among all steps in place of the sums."""
     whiten_advantages: bool = False
     """Shift and scale advantages to mean 0, variance 1 over all sampled tokens that are learned from."""
     whiten_over: WhitenOver = "batch"

@@ -147,7 +147,7 @@ class TISArgs(OverBehavior):
     def _bounds_leave_room(self) -> Self:
         if self.lower_bound > self.upper_bound:
             raise ValueError(
-                f"lower_bound: {self.lower_bound:g} is above upper_bound {self.upper_bound:g}; lower the first"
+                f"lower_bound: {self.lower_bound:g} is above upper_bound {self.upper_bound:g}; lower it"
             )
         return self
 

@@ -96,7 +96,8 @@ def with_preset(
         value = _at(result, key)
         if isinstance(value, int) and value > limit:
             put(key, limit)
-    for tag, env in (result.get("custom_envs") or {}).items():
+    tags = result.get("custom_envs")
+    for tag, env in tags.items() if isinstance(tags, dict) else ():
         path = ("custom_envs", tag, "max_tokens_per_step")
         if isinstance(env, dict) and not is_override(path):
             env["max_tokens_per_step"] = _REPLY

@@ -93,7 +93,7 @@ class GeneratingArgs(Section):
 
 
 class OwnGeneratingArgs(Section):
-    """How replies are sampled where that differs from `actor_infer.generating_args`, whose keys hold otherwise."""
+    """How replies are sampled where not as `actor_infer.generating_args` says, whose keys hold otherwise."""
 
     max_new_tokens: PositiveInt | None = None
     """Longest reply of tags without `max_tokens_per_step`."""

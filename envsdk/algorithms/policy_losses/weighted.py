@@ -56,8 +56,8 @@ def cispo(tokens: PolicyTokens, args: AlgorithmArgs, own: CISPOArgs) -> PolicyLo
         loss = -sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi_current,    r = pi_current / pi_base
 
     Compares current with behavior, or with proximal; the paper's pi_old is the policy that sampled. The
-    paper's lower bound is out of effect and its upper one tuned; the default here bounds the weight at 2. With
-    `masks_clipped` a token above the range with A > 0, or below it with A < 0, counts 0.
+    paper's lower bound is out of effect and its upper one tuned; the default here bounds the weight at 2.
+    With `masks_clipped` a token above the range with A > 0, or below it with A < 0, counts 0.
 
     Source: MiniMax-M1, arXiv:2506.13585, eq. 4 and 5; its mask, eq. 6 and 7.
     """

@@ -52,8 +52,8 @@ def no_end(value: Any, place: Place) -> Mapping[str, Any]:
 
 
 def estimator(value: Any, place: Place) -> Mapping[str, Any]:
-    """ROLL normalizes rewards, clips them, pays them at the end of the sequence, and then sums them up; in ours
-    some estimators normalize by themselves."""
+    """ROLL normalizes rewards, clips them, pays them at the end of the sequence, and then sums them up; in
+    ours some estimators normalize by themselves."""
     mean, std = _statistics(place)
     if value == "gigpo":
         return _gigpo(mean, std, place)
@@ -101,10 +101,14 @@ def _is_grpo(mean: str, std: str, place: Place) -> bool:
 
 
 def reward_clip_acts(value: Any, place: Place) -> bool:
-    """Whether any reward, normalized as ROLL does, can lie beyond `reward_clip`. Of n numbers none is farther than
-    (n - 1) / sqrt(n) sample deviations from their mean."""
+    """Whether any reward, normalized as ROLL does, can lie beyond `reward_clip`. Of n numbers none is farther
+    than (n - 1) / sqrt(n) sample deviations from their mean."""
     size = _group_size(place)
-    if not isinstance(value, int | float) or not isinstance(size, int) or _statistics(place) != ("group",) * 2:
+    if (
+        not isinstance(value, int | float)
+        or not isinstance(size, int)
+        or _statistics(place) != ("group",) * 2
+    ):
         return bool(value)
     return value != 0 and value < (size - 1) / math.sqrt(max(1, size))
 
@@ -142,7 +146,9 @@ def _statistics(place: Place) -> tuple[str, str]:
     section = place.mapping("reward_normalization")
     grouping, method = section.get("grouping") or "batch", section.get("method") or "identity"
     if grouping not in ("batch", "tags", "traj_group_id"):
-        raise ValueError(f"reward_normalization.grouping: {grouping} is not there: traj_group_id, tags or batch")
+        raise ValueError(
+            f"reward_normalization.grouping: {grouping} is not there: traj_group_id, tags or batch"
+        )
     given = "batch" if grouping == "batch" else "group"
     by_method = {"mean": (given, "none"), "mean_std": (given, given), "asym_clip": (given, given)}
     found = [

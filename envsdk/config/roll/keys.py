@@ -31,7 +31,8 @@ ROWS: tuple[Row, ...] = (
     *no_effect("hydra", "envsdk composes `defaults` itself and has no output folder of Hydra's"),
     *no_effect("system_envs *.system_envs", "set variables of the environment before the run starts"),
     *no_effect(
-        "max_ckpt_to_keep", "all checkpoints are kept: save_steps says how many, and old folders may be removed"
+        "max_ckpt_to_keep",
+        "all checkpoints are kept: save_steps says how many, and old folders may be removed",
     ),
     *no_effect("otlp_output_dir", "`trackers: [otel]` sends traces and metrics to a collector"),
     *no_effect("transfer_backend", "model_update_transport says how weights travel"),
@@ -47,9 +48,7 @@ ROWS: tuple[Row, ...] = (
         "the loop is envsdk's: write an env manager (env_manager_cls), a group filter (group_filters) or a "
         "reward instead; docs/how-to-add.md",
     ),
-    *no_effect(
-        "use_opd is_pure_opd", "distills nothing", applies=lambda v, p: not v, condition="false"
-    ),
+    *no_effect("use_opd is_pure_opd", "distills nothing", applies=lambda v, p: not v, condition="false"),
     refused(
         "use_opd",
         "distillation is not there: train with rewards alone and leave it out, or imitate the teacher's "
@@ -102,7 +101,9 @@ ROWS: tuple[Row, ...] = (
     *no_effect("reward_pretrain reward_model", "rewards that need a model ask a server that you start"),
     *no_effect("global_template", "chats are rendered by the model's own template"),
     *no_effect(
-        "env_monitor.enable env_monitor.monitor_interval env_monitor.hung_timeout", "turns and episodes have deadlines: step_timeout_s, episode_deadline_s"),
+        "env_monitor.enable env_monitor.monitor_interval env_monitor.hung_timeout",
+        "turns and episodes have deadlines: step_timeout_s, episode_deadline_s",
+    ),
     *no_effect("partial_gpu_mode", "engines keep their devices"),
     *no_effect("skip_mock_system_prompt parse_tool_call_parameter_to_dict", "is about ROLL's own rendering"),
     *no_effect("val_greedy val_n_sample", _UNREAD),
@@ -121,8 +122,8 @@ ROWS: tuple[Row, ...] = (
         "adv_estimator",
         "adv_estimator, reinforce_baseline",
         c.estimator,
-        "is REINFORCE without a baseline, as in ROLL, where reward_normalization alone compares rewards; for GRPO "
-        "set reward_normalization: {grouping: traj_group_id, method: mean_std}",
+        "is REINFORCE without a baseline, as in ROLL, where reward_normalization alone compares rewards; "
+        "for GRPO set reward_normalization: {grouping: traj_group_id, method: mean_std}",
         only_their_files=True,
         applies=c.baseline_note,
         condition="grpo without reward_normalization",
@@ -136,14 +137,14 @@ ROWS: tuple[Row, ...] = (
     ),
     *no_effect(
         "reward_normalization.grouping reward_normalization.method reward_normalization.norm_mean_type "
-        "reward_normalization.norm_std_type norm_mean_type norm_std_type step_reward_gamma step_reward_weight "
-        "episode_reward_weight",
+        "reward_normalization.norm_std_type norm_mean_type norm_std_type step_reward_gamma "
+        "step_reward_weight episode_reward_weight",
         "is part of adv_estimator's conversion",
         only_their_files=True,
     ),
     *no_effect(
         "reward_clip",
-        "no reward is beyond it: of n numbers none is farther than (n - 1) / sqrt(n) deviations from their mean",
+        "no reward is beyond it: none of n is farther than (n - 1) / sqrt(n) deviations from their mean",
         only_their_files=True,
         applies=lambda v, p: p.get("adv_estimator") != "gigpo" and not c.reward_clip_acts(v, p),
         condition="beside rewards that are normalized by the group; 0",
@@ -260,8 +261,10 @@ ROWS: tuple[Row, ...] = (
         "replies with max_new_tokens in validation.generating_args or val_env_manager.generating_args",
     ),
     *no_effect("dataset_filter", "says nothing", applies=lambda v, p: not v, condition="empty"),
-    refused("dataset_filter", "filter the file's rows before: `rewards.*.tag_included` chooses them by their tag"),
-    *no_effect("rewards.*.reward_manager_config", "is about ROLL's remote reward system: `worker_cls: remote`"),
+    refused("dataset_filter", "filter the rows before: `rewards.*.tag_included` chooses them by their tag"),
+    *no_effect(
+        "rewards.*.reward_manager_config", "is about ROLL's remote reward system: `worker_cls: remote`"
+    ),
     converted(
         "val_batch_size",
         "val_batch_size",
@@ -295,7 +298,9 @@ ROWS: tuple[Row, ...] = (
         condition="without file_name",
     ),
     *no_effect(
-        "actor_train|validation.data_args.template actor_infer.data_args reference.data_args", "chats are rendered by the model's own template"),
+        "actor_train|validation.data_args.template actor_infer.data_args reference.data_args",
+        "chats are rendered by the model's own template",
+    ),
     *no_effect("validation.eval_steps", "the file's eval_steps holds"),
     *no_effect("validation.data_args.interleave_probs", "the set is played as a whole"),
     # Sampling.
@@ -379,7 +384,9 @@ ROWS: tuple[Row, ...] = (
         applies=lambda v, p: v in (None, "disabled"),
         condition="disabled",
     ),
-    refused(f"{_ROLES}.mtp_training_mode", "multi-token prediction heads are not trained: set it to disabled"),
+    refused(
+        f"{_ROLES}.mtp_training_mode", "multi-token prediction heads are not trained: set it to disabled"
+    ),
     *no_effect(
         f"{_ROLES}.model_update_frequency",
         "engines get weights after every step",
@@ -431,7 +438,10 @@ ROWS: tuple[Row, ...] = (
         applies=lambda v, p: not v,
         condition="0",
     ),
-    refused(f"{_ROLES}.model_args.lora_dropout", "adapters have no dropout: log-probabilities would differ; set 0"),
+    refused(
+        f"{_ROLES}.model_args.lora_dropout",
+        "adapters have no dropout, which would change log-probabilities; set 0",
+    ),
     *no_effect(
         f"{_ROLES}.model_args.additional_target",
         "names nothing",

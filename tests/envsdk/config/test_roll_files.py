@@ -188,6 +188,18 @@ def test_training_needs_the_judges_server_and_the_model(tmp_path: Path) -> None:
         ("pretrain: Qwen/Qwen2.5-VL-7B-Instruct", "pretrain", "images"),
         ("actor_train.data_args.video_fps: 2", "video_fps", "video"),
         ("whiten_rewards: true", "whiten_rewards", "reward_normalize_mean"),
+        ("actor_infer.generating_args.repetition_penalty: 1.1", "repetition_penalty", "set it to 1.0"),
+        ("val_batch_size: -1", "val_batch_size", "say how many"),
+        ("val_sequence_length: 99", "val_sequence_length", "max_new_tokens"),
+        ("actor_train.router_replay.mode: R3", "router_replay", "train_infer_correction"),
+        ("actor_train.mtp_training_mode: joint", "mtp_training_mode", "disabled"),
+        ("actor_train.model_update_frequency: 2", "model_update_frequency", "sync_interval"),
+        ("actor_train.model_args.lora_dropout: 0.1", "lora_dropout", "set 0"),
+        ("actor_train.model_args.additional_target: x", "additional_target", "lora_rank"),
+        ("use_opd: true", "use_opd", "envsdk sft"),
+        ("is_pure_opd: true", "is_pure_opd", "envsdk sft"),
+        ("user_defined_rollout_loop_cls: a.B", "user_defined_rollout_loop_cls", "group_filters"),
+        ("train_env_manager.llm_proxy.proxy_type: openai", "proxy_type", "envsdk collect"),
     ],
 )
 def test_what_is_refused_says_what_to_do(tmp_path: Path, more: str, key: str, words: str) -> None:
@@ -225,6 +237,35 @@ def test_the_attention_of_a_file_is_that_of_the_trainer_that_can_choose(
         loaded = load_config(path, to_explain=True)
         assert loaded.config.actor_train.settings.get("attn_implementation") == found
         assert (f"actor_train.model_args.{name}" in loaded.without_effect) == (found is None)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "max_ckpt_to_keep: 3",
+        "otlp_output_dir: x",
+        "transfer_backend.backend_name: x",
+        "router_args.router_name: SglangRouter",
+        "user_defined_rollout_loop_cls: roll.x.Y",
+        "opd_kl_coef: 1.0",
+        "val_sequence_length: 4096",
+        "val_response_length: 10",
+        "actor_train.model_update_frequency: 1",
+        "actor_train.mtp_training_mode: disabled",
+        "actor_train.model_args.model_type: causal_lm",
+        "actor_infer.generating_args.repetition_penalty: 1.0",
+        "actor_train.data_args.template: qwen2_5",
+    ],
+)
+def test_what_changes_nothing_is_said(key: str, tmp_path: Path) -> None:
+    name, _, value = key.partition(": ")
+    found = agentic(tmp_path, f"{name}={value}").without_effect
+    assert any(name.startswith(each) for each in found)
+
+
+def test_no_warmup_steps_yield_to_a_ratio(tmp_path: Path) -> None:
+    keys = ("actor_train.training_args.warmup_steps=0", "actor_train.training_args.warmup_ratio=0.1")
+    assert agentic(tmp_path, *keys).config.actor_train.training_args["warmup_steps"] == 20
 
 
 def test_a_value_given_twice_in_both_names_is_refused(tmp_path: Path) -> None:
@@ -278,7 +319,10 @@ def paid(config: RunConfig, *rewards: list[float]) -> list[list[float]]:
         )
         for turns in rewards
     ]
-    return [each.advantages[::2].astype(float).round(3).tolist() for each in token_advantages(config.algorithm, samples)]
+    return [
+        each.advantages[::2].astype(float).round(3).tolist()
+        for each in token_advantages(config.algorithm, samples)
+    ]
 
 
 def test_rewards_are_normalized_before_they_are_clipped(tmp_path: Path) -> None:
@@ -364,6 +408,30 @@ def test_the_explanation_says_that_grpo_without_normalization_compares_nothing(t
     assert "REINFORCE without a baseline" in loaded.remarks["adv_estimator"][1]
     assert "reward_normalization: {grouping: traj_group_id, method: mean_std}" in explain(loaded)
     assert "REINFORCE" not in explain(agentic(tmp_path))
+
+
+SAMPLING = (
+    "{max_new_tokens: 16, temperature: 0.2, top_p: 1, top_k: -1, num_beams: 1, num_return_sequences: 1}"
+)
+
+
+def test_evaluations_sample_as_their_manager_says_where_the_engines_say_nothing(tmp_path: Path) -> None:
+    data = yaml.safe_load(AGENTIC)
+    own = yaml.safe_load(SAMPLING)
+    train = {**data["train_env_manager"], "generating_args": own | {"temperature": 0.9}}
+    val = {**data["val_env_manager"], "generating_args": own}
+    managers = yaml.safe_dump({"train_env_manager": train, "val_env_manager": val})
+    config = agentic_with(tmp_path, managers)
+    assert config.val_generating_args == config.actor_infer.generating_args, "the engines' replace both"
+    infer = {name: value for name, value in data["actor_infer"].items() if name != "generating_args"}
+    config = agentic_with(tmp_path, managers, yaml.safe_dump({"actor_infer": infer}))
+    assert (config.val_generating_args.temperature, config.val_generating_args.top_k) == (0.2, 0)
+    assert config.actor_infer.generating_args.temperature == 0.9
+
+
+def test_what_a_file_leaves_out_of_its_sampling_is_rolls(tmp_path: Path) -> None:
+    sampling = agentic(tmp_path).config.actor_infer.generating_args
+    assert (sampling.temperature, sampling.top_p) == (0.95, 0.7)
 
 
 @pytest.mark.parametrize("place", ["{}", "actor_train: {{pg_variant: {variant}, {}}}"], ids=["top", "role"])
