@@ -246,7 +246,7 @@ def _normalized_returns(
     flat = np.concatenate([*returns, np.zeros(0)])
     shift, scale = _statistics(args, flat, owners)
     clipped = ((flat - shift) / scale).clip(*_clip_range(args.reward_clip))
-    return np.split(clipped, np.cumsum([len(each) for each in returns])[:-1])
+    return np.split(clipped, np.cumsum([len(each) for each in returns], dtype=np.int64))[: len(returns)]
 
 
 def _statistics(

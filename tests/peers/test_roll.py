@@ -74,7 +74,7 @@ Samples = list[AdvantageSample]
 
 
 def combinations() -> Iterator[Any]:
-    """The keys of rewards, advantages and losses in ROLL's examples: each combination once, by a file's name."""
+    """The keys of rewards, advantages and losses in ROLL's examples; each combination once."""
     examples, seen = Path(roll.ROLL) / "examples", set()
     for path in sorted(examples.rglob("*.yaml")):
         data = yaml.safe_load(path.read_text()) or {}
@@ -297,8 +297,8 @@ def test_losses_and_gradients_are_rolls(
     kind: str, keys: dict[str, Any], tmp_path: Path, write_down: Callable[..., None]
 ) -> None:
     if "train_infer_correction" in keys:
-        # Here stale tokens are weighted unless a file says otherwise, and those that a filter leaves out stay in
-        # the mean over a sequence.
+        # Here stale tokens are weighted unless a file says otherwise, and those that a filter leaves out stay
+        # in the mean over a sequence.
         section = {**keys["train_infer_correction"], "is_weight": {"enabled": False}}
         keys = keys | {"loss_agg_mode": "seq-mean-token-sum", "train_infer_correction": section}
     settings, args = roll.config(keys, kind, GROUP_SIZE), ours(kind, keys, tmp_path)

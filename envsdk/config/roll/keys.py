@@ -220,7 +220,8 @@ ROWS: tuple[Row, ...] = (
         "follows from the other keys",
     ),
     *no_effect(
-        "reward_normalization.global_scale_factor reward_normalization.global_shift_value val_response_length "
+        "reward_normalization.global_scale_factor reward_normalization.global_shift_value "
+        "val_response_length "
         "dirty_data_mask open_feedback_turn use_token_reward "
         "reward_norm reward_shift reward_scale use_reward_scaling use_reward_norm add_len_reward "
         "postive_loss_coef positive_loss_coef use_topr_neg_loss_coef use_topr_loss use_policy_loss_type "
@@ -261,7 +262,7 @@ ROWS: tuple[Row, ...] = (
         "replies with max_new_tokens in validation.generating_args or val_env_manager.generating_args",
     ),
     *no_effect("dataset_filter", "says nothing", applies=lambda v, p: not v, condition="empty"),
-    refused("dataset_filter", "filter the rows before: `rewards.*.tag_included` chooses them by their tag"),
+    refused("dataset_filter", "filter the rows before; `rewards.*.tag_included` chooses by tag"),
     *no_effect(
         "rewards.*.reward_manager_config", "is about ROLL's remote reward system: `worker_cls: remote`"
     ),
@@ -395,7 +396,7 @@ ROWS: tuple[Row, ...] = (
     ),
     refused(
         f"{_ROLES}.model_update_frequency",
-        "engines get weights after every step: set it to 1; explorers of a job have synchronizer.sync_interval",
+        "engines get weights after every step: set it to 1; explorers have synchronizer.sync_interval",
     ),
     *no_effect("actor_infer.num_gpus_per_worker", "follows from device_mapping and tensor_parallel_size"),
     converted(

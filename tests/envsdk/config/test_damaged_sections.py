@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,8 @@ def sections_of(data: Any, prefix: KeyPath = ()) -> Iterator[KeyPath]:
 def load(data: Any, path: Path, preset: str | None = None) -> None:
     """Load and explain; what is wrong may be said, and nothing else may go wrong."""
     path.write_text(yaml.safe_dump(data))
-    try:
+    with suppress(ConfigurationError):
         explain(load_config(path, to_explain=True, preset=preset))
-    except ConfigurationError as error:
-        assert str(error)
 
 
 @pytest.mark.slow
