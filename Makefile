@@ -289,7 +289,7 @@ $(INSPECT_INSTALLED): pyproject.toml constraints-inspect.txt
 	@touch $@
 
 .PHONY: test-peers
-test-peers: $(PEERS_INSTALLED) ## Compare the algorithms with the code of verl, TRL and Trinity-RFT, in .venv-peers, 1.7 GB
+test-peers: $(PEERS_INSTALLED) ## Compare the algorithms with the code of verl, TRL and Trinity-RFT, in .venv-peers, 1.7 GB; ENVSDK_ROLL=FOLDER: with that of ROLL too, a clone of it
 	$(PEERS_BIN)/python -m pytest -m peers tests/peers
 
 # Their releases exclude one another's transformers, and ask for services: without what they ask for, but with

@@ -66,7 +66,7 @@ def tag_setups(config: RunConfig, manager: EnvManagerArgs) -> dict[str, TagSetup
             tag,
             config.custom_envs[tag],
             spec_of(config.custom_envs[tag].env_type),
-            max_new_tokens=config.max_response_tokens(tag),
+            max_new_tokens=config.max_response_tokens(tag, val=manager is config.val_env_manager),
         )
         for tag in manager.tags
     }

@@ -13,6 +13,7 @@ ReinforceBaseline = Literal["none", "batch"]
 GAELevel = Literal["token", "turn"]
 DiscountLevel = Literal["turn", "segment", "token"]
 RewardGrouping = Literal["none", "group", "tag", "batch"]
+RewardLevel = Literal["turn", "trajectory", "return"]
 DifficultyWeight = Literal["none", "learnability", "hard"]
 WhitenOver = Literal["batch", "tag"]
 KLEstimator = Literal["k1", "k2", "k3"]
@@ -49,7 +50,10 @@ class AdvantageKeys(StrictSettings):
     reward_normalize_std: RewardGrouping = "none"
     """Trajectories by whose standard deviation each one's reward is divided."""
     reward_clip: float | None = Field(default=None, gt=0.0)
-    """Each turn's reward, after normalization, is held within +- this; null is off."""
+    """Each turn's reward, after normalization, is held within +- this, before the estimator; null is off."""
+    reward_level: RewardLevel = "turn"
+    """What is clipped and paid: the reward of each `turn`; the sum of a `trajectory`, at its last turn; or,
+    for `reinforce`, the `return` of each step, normalized among all steps in place of the sums."""
     whiten_advantages: bool = False
     """Shift and scale advantages to mean 0, variance 1 over all sampled tokens that are learned from."""
     whiten_over: WhitenOver = "batch"

@@ -14,9 +14,10 @@ from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from envsdk.algorithms.advantage_args import RewardGrouping
-from envsdk.algorithms.advantage_sample import AdvantageSample, TokenAdvantages, steps_of
+from envsdk.algorithms.advantage_sample import AdvantageSample, Floats, TokenAdvantages, steps_of
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.estimator_contract import EstimatorArgs, advantage_estimator, load_estimator
 from envsdk.algorithms.estimators import (
@@ -34,6 +35,7 @@ from envsdk.algorithms.rewards import (
     kl_per_token,
     length_weights,
     normalized_turns,
+    paid_at_the_end,
     reward_statistics,
 )
 
@@ -92,17 +94,15 @@ def final_rewards(
 
     The penalty is that of Ziegler et al., arXiv:1909.08593.
     """
-    shift_N, scale_N = reward_statistics(
-        [sum(sample.turn_rewards) for sample in samples],
-        mean_over=_labels(args.reward_normalize_mean, samples),
-        std_over=_labels(args.reward_normalize_std, samples),
-        valid=[sample.valid for sample in samples],
-    )
+    shift_N, scale_N = _statistics(args, [sum(sample.turn_rewards) for sample in samples], samples)
     rewarded = []
     for sample, shift, scale in zip(samples, shift_N, scale_N, strict=True):
-        rewards_K = normalized_turns(sample.turn_rewards, shift, scale)
-        if args.reward_clip is not None:
-            rewards_K = rewards_K.clip(-args.reward_clip, args.reward_clip)
+        rewards_K = np.array(sample.turn_rewards, np.float64)
+        if args.reward_level != "return":
+            rewards_K = normalized_turns(rewards_K, shift, scale)
+            if args.reward_level == "trajectory":
+                rewards_K = paid_at_the_end(rewards_K)
+            rewards_K = rewards_K.clip(*_clip_range(args.reward_clip))
         penalty_T = None
         if kl_coef and sample.valid:
             penalty_T = -kl_coef * kl_per_token(sample, args.kl_reward_type)
@@ -146,9 +146,13 @@ def reinforce(
 ) -> list[TokenAdvantages]:
     """Discounted return from each step on, less the batch's mean; see `reinforce_advantages`."""
     steps = [steps_of(sample, args.discount_level or "turn") for sample in samples]
+    rewards, gamma = [each.rewards_S for each in steps], args.gamma
+    if args.reward_level == "return":
+        # A return is its step's last reward: it holds the later ones already.
+        rewards, gamma = _normalized_returns(samples, args, rewards), 0.0
     per_step = reinforce_advantages(
-        [each.rewards_S for each in steps],
-        gamma=args.gamma,
+        rewards,
+        gamma=gamma,
         baseline=args.reinforce_baseline == "batch",
         valid=[sample.valid for sample in samples],
     )
@@ -233,6 +237,34 @@ def _constant(sample: AdvantageSample, value: float) -> TokenAdvantages:
     return TokenAdvantages(advantages=(sample.response_mask * value).astype(np.float32))
 
 
+def _normalized_returns(
+    samples: Sequence[AdvantageSample], args: AlgorithmArgs, rewards: Sequence[Floats]
+) -> list[Floats]:
+    """The discounted return of each step `[S_i]`, normalized among steps and clipped."""
+    returns = [discounted_returns(each, args.gamma) for each in rewards]
+    owners = [sample for sample, each in zip(samples, returns, strict=True) for _ in each]
+    flat = np.concatenate([*returns, np.zeros(0)])
+    shift, scale = _statistics(args, flat, owners)
+    clipped = ((flat - shift) / scale).clip(*_clip_range(args.reward_clip))
+    return np.split(clipped, np.cumsum([len(each) for each in returns], dtype=np.int64))[: len(returns)]
+
+
+def _statistics(
+    args: AlgorithmArgs, rewards: ArrayLike, owners: Sequence[AdvantageSample]
+) -> tuple[Floats, Floats]:
+    """Shift and scale of each reward, by the groups, tags and failures of the samples that earned them."""
+    return reward_statistics(
+        rewards,
+        mean_over=_labels(args.reward_normalize_mean, owners),
+        std_over=_labels(args.reward_normalize_std, owners),
+        valid=[sample.valid for sample in owners],
+    )
+
+
+def _clip_range(clip: float | None) -> tuple[float, float]:
+    return (-np.inf, np.inf) if clip is None else (-clip, clip)
+
+
 def _labels(grouping: RewardGrouping, samples: Sequence[AdvantageSample]) -> list[Hashable] | None:
     if grouping == "none":
         return None
@@ -269,11 +301,11 @@ def _weighted_and_clipped(
     )
     counted_N = np.array([sample.valid and sample.learns for sample in samples], bool)
     last_weights_N = np.where(counted_N, loss_weights(args, samples), 0.0)
-    clip = np.inf if args.advantage_clip is None else args.advantage_clip
+    clip = _clip_range(args.advantage_clip)
     return [
         replace(
             result,
-            advantages=(result.advantages * np.float32(weight)).clip(-clip, clip) * np.float32(last_weight),
+            advantages=(result.advantages * np.float32(weight)).clip(*clip) * np.float32(last_weight),
         )
         for result, weight, last_weight in zip(results, weights_N, last_weights_N, strict=True)
     ]

@@ -7,9 +7,9 @@ is worth: `ratio` and `corrects_staleness`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from envsdk.settings.strict import StrictSettings
 
@@ -138,8 +138,18 @@ class GSPOArgs(OverProximal):
 class TISArgs(OverBehavior):
     """`tis`."""
 
+    lower_bound: float = Field(default=0.0, ge=0.0)
+    """A smaller ratio counts as this."""
     upper_bound: float = Field(default=1.0, gt=0.0)
     """The ratio is truncated at this."""
+
+    @model_validator(mode="after")
+    def _bounds_leave_room(self) -> Self:
+        if self.lower_bound > self.upper_bound:
+            raise ValueError(
+                f"lower_bound: {self.lower_bound:g} is above upper_bound {self.upper_bound:g}; lower it"
+            )
+        return self
 
 
 class CISPOArgs(OverBehavior):
@@ -149,6 +159,8 @@ class CISPOArgs(OverBehavior):
     """The weight is clipped from below at 1 - this; null is no bound, as in the paper's experiments."""
     clip_high: float = Field(default=1.0, ge=0.0)
     """The weight is clipped from above at 1 + this."""
+    masks_clipped: bool = False
+    """Whether a token beyond that range in the direction of its advantage has no gradient, as in PPO."""
 
 
 class TOPRArgs(OverBehavior):
@@ -156,6 +168,10 @@ class TOPRArgs(OverBehavior):
 
     level: Literal["sequence", "token"] = "sequence"
     """Whether the ratio is that of the sequence, as in the paper, or of each token."""
+    positive_weight: float = Field(default=1.0, ge=0.0)
+    """Weight of tokens with an advantage of 0 or more."""
+    negative_weight: float = Field(default=1.0, ge=0.0)
+    """Weight of tokens with a negative advantage."""
 
 
 class Kimi15Args(OverProximal):

@@ -63,6 +63,14 @@ def normalized_turns(turn_rewards: ArrayLike, shift: float, scale: float) -> Flo
     return rewards_K / scale
 
 
+def paid_at_the_end(turn_rewards: ArrayLike) -> Floats:
+    """Turn rewards `[K]` with the same sum, all of it at the last turn."""
+    rewards_K = np.asarray(turn_rewards, np.float64)
+    paid_K = np.zeros_like(rewards_K)
+    paid_K[-1:] = rewards_K.sum()
+    return paid_K
+
+
 def kl_per_token(sample: AdvantageSample, kind: KLEstimator) -> Floats:
     """Estimate of KL(policy || reference) at each sampled token `[T]`, nats; 0 elsewhere.
 

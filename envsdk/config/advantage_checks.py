@@ -48,7 +48,7 @@ def _group_size(config: RunConfig, estimator: type[EstimatorArgs]) -> Iterator[P
             "nothing to compare; use 2 or more, or adv_estimator=reinforce",
         )
     for name in ("reward_normalize_mean", "reward_normalize_std"):
-        if getattr(config, name) == "group":
+        if getattr(config, name) == "group" and config.reward_level != "return":
             yield Problem(
                 (name,),
                 "a group of 1 has no statistics of its own; use tag or batch, or "
@@ -82,6 +82,12 @@ def _without_effect(config: RunConfig, estimator: type[EstimatorArgs]) -> Iterat
             ("discount_level",),
             f"has no effect with adv_estimator={name}; leave it out, or use reinforce or "
             "reinforce_plus_plus (for gae there is gae_level)",
+        )
+    if config.reward_level == "return" and name != "reinforce":
+        yield Problem(
+            ("reward_level",),
+            f"return is for adv_estimator=reinforce, not for {name}, which compares or estimates returns "
+            "itself; use turn or trajectory",
         )
     if config.loss_agg_length is not None and config.loss_agg_mode != "seq-mean-token-sum-norm":
         yield Problem(

@@ -37,7 +37,7 @@ from envsdk.config.ranges import parse_index_list
 from envsdk.config.ray_models import RayArgs as RayArgs
 from envsdk.config.rlvr_models import DataArgs, RewardArgs, ValidationArgs
 from envsdk.config.section import GeneratingArgs as GeneratingArgs
-from envsdk.config.section import Names, Section, Tag, distinct, interleave
+from envsdk.config.section import Names, OwnGeneratingArgs, Section, Tag, distinct, interleave
 from envsdk.config.section import split_evenly as split_evenly
 from envsdk.display.scores import MAX_FAILED_SHARE
 from envsdk.settings.validation import NAME_PATTERN
@@ -181,6 +181,13 @@ class EnvManagerArgs(Section):
         if self.has_worker_range:
             return dict(Counter(interleave(self.groups_per_tag, self.num_envs)))
         return {tag: groups * self.num_envs_per_group for tag, groups in self.groups_per_tag.items()}
+
+
+class ValEnvManagerArgs(EnvManagerArgs):
+    """How many environments evaluations play, on what, and how replies are sampled there."""
+
+    generating_args: OwnGeneratingArgs | None = None
+    """How replies of evaluations are sampled; as in training when absent."""
 
 
 class CustomEnv(Section):
@@ -467,7 +474,7 @@ class RunConfig(AlgorithmKeys, Section):
     """Domains of prompts by name, each with the reward of its responses. A domain is also a tag."""
     train_env_manager: EnvManagerArgs
     """Environments that training plays in."""
-    val_env_manager: EnvManagerArgs
+    val_env_manager: ValEnvManagerArgs
     """Environments that evaluations play in."""
     actor_train: ActorTrain = Field(default_factory=ActorTrain)
     """The policy that learns."""
@@ -543,8 +550,10 @@ class RunConfig(AlgorithmKeys, Section):
     @property
     def val_generating_args(self) -> GeneratingArgs:
         """How replies of evaluations are sampled."""
-        own = self.validation.generating_args if isinstance(self.validation, ValidationArgs) else None
-        return own or self.actor_infer.generating_args
+        shared, own = self.actor_infer.generating_args, self.val_env_manager.generating_args
+        if isinstance(self.validation, ValidationArgs):
+            own = self.validation.generating_args
+        return own.over(shared) if own is not None else shared
 
     @property
     def filtered_groups_limit(self) -> int:
@@ -573,7 +582,8 @@ class RunConfig(AlgorithmKeys, Section):
         sections = [name for name in own if name not in keys]
         return {name: values[name] for name in (*keys, *AlgorithmKeys.model_fields, *sections)}
 
-    def max_response_tokens(self, tag: str) -> int:
-        """Longest reply to one turn of `tag`."""
+    def max_response_tokens(self, tag: str, *, val: bool = False) -> int:
+        """Longest reply to one turn of `tag`, in training or in evaluations."""
         own = self.custom_envs[tag].max_tokens_per_step
-        return own if own is not None else self.actor_infer.generating_args.max_new_tokens
+        generating = self.val_generating_args if val else self.actor_infer.generating_args
+        return own if own is not None else generating.max_new_tokens

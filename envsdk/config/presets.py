@@ -118,7 +118,8 @@ def with_preset(name: str, data: Mapping[str, Any], is_override: Callable[[KeyPa
         value = _at(result, key)
         if isinstance(value, int) and value > limit:
             put(tuple(key.split(".")), limit)
-    for tag, env in (result.get("custom_envs") or {}).items():
+    tags = result.get("custom_envs")
+    for tag, env in tags.items() if isinstance(tags, dict) else ():
         if isinstance(env, dict):
             put(("custom_envs", tag, "max_tokens_per_step"), _REPLY)
     _put_batches(result, put)

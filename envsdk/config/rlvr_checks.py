@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from envsdk.config.models import RunConfig
 from envsdk.config.rlvr import PROMPTS_ENV
+from envsdk.config.rlvr_models import ValidationArgs
 from envsdk.failures import ConfigurationError
 from envsdk.rewards.loading import reward_class, settings_of
 from envsdk.settings.nearest import suggest
@@ -20,6 +21,7 @@ def prompt_problems(config: RunConfig) -> Iterator[Problem]:
     """What is wrong with prompts, domains and rewards, as far as the file shows it."""
     yield from _domains(config)
     yield from _group_size(config)
+    yield from _val_sampling(config)
     for path, reward in reward_sections(config).items():
         yield from _reward(path, reward)
 
@@ -49,6 +51,14 @@ def _domains(config: RunConfig) -> Iterator[Problem]:
             yield Problem((*path, name), f"no such domain; {hint}")
     if shares and not any(shares.values()):
         yield Problem(path, "leaves no domain any prompts; give one of them a share above 0")
+
+
+def _val_sampling(config: RunConfig) -> Iterator[Problem]:
+    if isinstance(config.validation, ValidationArgs) and config.val_env_manager.generating_args is not None:
+        yield Problem(
+            ("val_env_manager", "generating_args"),
+            "validation.generating_args says how held-out prompts are answered; keep one of the two",
+        )
 
 
 def _group_size(config: RunConfig) -> Iterator[Problem]:

@@ -90,3 +90,23 @@ class GeneratingArgs(Section):
     def sampling(self) -> SamplingParams:
         """What engines are asked for."""
         return SamplingParams(**{name: getattr(self, name) for name in GeneratingArgs.model_fields})
+
+
+class OwnGeneratingArgs(Section):
+    """How replies are sampled where not as `actor_infer.generating_args` says, whose keys hold otherwise."""
+
+    max_new_tokens: PositiveInt | None = None
+    """Longest reply of tags without `max_tokens_per_step`."""
+    temperature: Temperature | None = None
+    """0 is greedy."""
+    top_p: TopP | None = None
+    """Share of the probability mass that is sampled from."""
+    top_k: TopK | None = None
+    """Most likely tokens that are sampled from; 0 is off."""
+    min_p: MinP | None = None
+    """Tokens less likely than this share of the most likely one's probability are not sampled; 0 is off."""
+
+    def over(self, shared: GeneratingArgs) -> GeneratingArgs:
+        """`shared`, with the keys that are given here."""
+        own = {name: getattr(self, name) for name in GeneratingArgs.model_fields}
+        return shared.model_copy(update={name: value for name, value in own.items() if value is not None})

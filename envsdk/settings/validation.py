@@ -75,7 +75,8 @@ def _unknown_key(model: type[BaseModel], location: KeyPath, owner: str) -> str:
     siblings = known_keys(model, location[:-1])
     elsewhere = [path for path in key_paths(model) if path[-1] == name]
     if nearest(name, siblings) is None and elsewhere:
-        return f"unknown key here; did you mean `{dotted(elsewhere[0])}`?"
+        likely = min(elsewhere, key=lambda path: _num_optional(model, path))
+        return f"unknown key here; did you mean `{dotted(likely)}`?"
     whose = f" of {owner}" if owner else ""
     return f"unknown key{whose}; {suggest(name, siblings, known='known keys')}"
 
@@ -143,6 +144,16 @@ def shown(value: Any) -> str:
         return "a section of keys"
     text = repr(value) if isinstance(value, str) else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _num_optional(model: type[BaseModel], path: KeyPath) -> int:
+    """How many of the sections around a key a file may leave out without there being any."""
+    count, section = 0, model_in(model)
+    for part in path[:-1]:
+        info = section.model_fields.get(str(part)) if section is not None else None
+        count += info is not None and info.default is None
+        section = model_in(info.annotation) if info is not None else None
+    return count
 
 
 def known_keys(model: type[BaseModel], location: KeyPath) -> list[str]:

@@ -23,6 +23,7 @@ from envsdk.algorithms.correction_args import CorrectionFilter, ISWeightArgs
 from envsdk.algorithms.group_filters import GroupFilterEntry
 from envsdk.config import job_models, models, ray_models, rlvr_models
 from envsdk.config.plugins import SETTINGS
+from envsdk.config.section import OwnGeneratingArgs
 from envsdk.settings.validation import shown
 
 BEGIN = "<!-- keys: begin -->"
@@ -37,6 +38,7 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("`custom_envs.TAG`", models.CustomEnv),
     ("`custom_envs.TAG.structured_output`", models.StructuredOutput),
     ("`train_env_manager`, `val_env_manager`", models.EnvManagerArgs),
+    ("`val_env_manager.generating_args`", OwnGeneratingArgs),
     ("`actor_train`", models.ActorTrain),
     ("`actor_train.data_args`, `validation.data_args`", rlvr_models.DataArgs),
     ("`validation`, where it is a section", rlvr_models.ValidationArgs),

@@ -5,6 +5,8 @@ Below, A is a token's advantage, sg() takes the gradient away. Tensors are `[N]`
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -37,14 +39,14 @@ def vanilla(tokens: PolicyTokens, args: AlgorithmArgs, own: VanillaArgs) -> Poli
 def tis(tokens: PolicyTokens, args: AlgorithmArgs, own: TISArgs) -> PolicyLoss:
     """Truncated importance sampling.
 
-        loss = -sg(min(r, upper_bound)) A log pi_current,    r = pi_current / pi_base per token
+        loss = -sg(clip(r, lower_bound, upper_bound)) A log pi_current,    r = pi_current / pi_base per token
 
     Compares current with behavior, or with proximal. The bound of 1 is that of IMPALA's experiments and of
     ROLL's `tis`.
     Source: IMPALA, arXiv:1802.01561 (rho of V-trace); Ionides (2008), "Truncated importance sampling".
     """
     ratio = _ratio(tokens, own.ratio_over)
-    return _weighted(tokens, ratio.clamp(max=own.upper_bound), ratio)
+    return _weighted(tokens, ratio.clamp(min=own.lower_bound, max=own.upper_bound), ratio)
 
 
 @policy_loss(CISPOArgs)
@@ -55,12 +57,17 @@ def cispo(tokens: PolicyTokens, args: AlgorithmArgs, own: CISPOArgs) -> PolicyLo
 
     Compares current with behavior, or with proximal; the paper's pi_old is the policy that sampled. The
     paper's lower bound is out of effect and its upper one tuned; the default here bounds the weight at 2.
+    With `masks_clipped` a token above the range with A > 0, or below it with A < 0, counts 0.
 
-    Source: MiniMax-M1, arXiv:2506.13585, eq. 4 and 5.
+    Source: MiniMax-M1, arXiv:2506.13585, eq. 4 and 5; its mask, eq. 6 and 7.
     """
     ratio = _ratio(tokens, own.ratio_over)
-    low = None if own.clip_low is None else 1 - own.clip_low
-    return _weighted(tokens, ratio.clamp(min=low, max=1 + own.clip_high), ratio)
+    low, high = 0.0 if own.clip_low is None else 1 - own.clip_low, 1 + own.clip_high
+    clipped = _weighted(tokens, ratio.clamp(min=low, max=high), ratio)
+    if not own.masks_clipped:
+        return clipped
+    beyond = _beyond(ratio, tokens.advantages, low, high)
+    return replace(clipped, loss=(1 - beyond) * clipped.loss, clipped=beyond)
 
 
 @policy_loss(TOPRArgs)
@@ -68,8 +75,8 @@ def topr(tokens: PolicyTokens, args: AlgorithmArgs, own: TOPRArgs) -> PolicyLoss
     """Tapered off-policy REINFORCE: what went well is imitated, what went badly is avoided only as far as
     the current policy would still do it.
 
-        loss = -A log pi_current                          for A >= 0
-        loss = -sg(min(r, 1)) A log pi_current            for A < 0
+        loss = -positive_weight A log pi_current                        for A >= 0
+        loss = -negative_weight sg(min(r, 1)) A log pi_current          for A < 0
         r = pi_current(y) / pi_base(y) over the sequence y, or of the token (`level: token`)
 
     Compares current with behavior, or with proximal. The paper's sign is that of the trajectory's reward;
@@ -82,7 +89,9 @@ def topr(tokens: PolicyTokens, args: AlgorithmArgs, own: TOPRArgs) -> PolicyLoss
     if own.level == "sequence":
         log_ratios = sum_by(tokens.sequence_ids, log_ratios)
     ratio = bounded_exp(log_ratios)
-    tapered = torch.where(tokens.advantages < 0, ratio.clamp(max=1.0), 1.0)
+    tapered = torch.where(
+        tokens.advantages < 0, own.negative_weight * ratio.clamp(max=1.0), own.positive_weight
+    )
     return _weighted(tokens, tapered, ratio)
 
 
@@ -100,15 +109,21 @@ def rec(tokens: PolicyTokens, args: AlgorithmArgs, own: RECArgs) -> PolicyLoss:
     Source: group-relative REINFORCE (REC) of Trinity-RFT, arXiv:2509.24203.
     """
     ratio = _ratio(tokens, own.ratio_over)
-    above, below = ratio > 1 + own.clip_high, ratio < 1 - own.clip_low
+    low, high = 1 - own.clip_low, 1 + own.clip_high
     if own.sides == "one":
-        above, below = above & (tokens.advantages > 0), below & (tokens.advantages < 0)
-    beyond = (above | below).to(ratio.dtype)
+        beyond = _beyond(ratio, tokens.advantages, low, high)
+    else:
+        beyond = ((ratio > high) | (ratio < low)).to(ratio.dtype)
     return PolicyLoss(loss=-(1 - beyond) * tokens.advantages * tokens.logprobs, ratio=ratio, clipped=beyond)
 
 
 def _ratio(tokens: PolicyTokens, over: RatioOver) -> Tensor:
     return bounded_exp(log_ratio(tokens.frozen_logprobs, tokens.base_logprobs(over)))
+
+
+def _beyond(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
+    """1 for tokens beyond the range in the direction of their advantage."""
+    return (((ratio > high) & (advantages > 0)) | ((ratio < low) & (advantages < 0))).to(ratio.dtype)
 
 
 def _weighted(tokens: PolicyTokens, weight: Tensor | None, ratio: Tensor) -> PolicyLoss:

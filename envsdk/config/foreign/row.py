@@ -33,13 +33,18 @@ class Place:
             value = value[part]
         return value
 
+    def mapping(self, *path: str) -> Mapping[str, Any]:
+        """The section at `path`; empty where the file has none, or something else there."""
+        found = self.get(*path)
+        return found if isinstance(found, Mapping) else {}
+
     def beside(self, *names: str, default: Any = None) -> Any:
         """The value of a key in the same section."""
         return self.get(*map(str, self.path[:-1]), *names, default=default)
 
-    def section(self, depth: int) -> Any:
+    def section(self, depth: int) -> Mapping[str, Any]:
         """The section that the first `depth` parts of the path name."""
-        return self.get(*map(str, self.path[:depth]), default={})
+        return self.mapping(*map(str, self.path[:depth]))
 
     @property
     def has_prompts(self) -> bool:

@@ -119,13 +119,21 @@ def _rows_of(
                 found = row.match(path)
                 if found is None:
                     continue
-                if row.applies is None or row.applies(value, Place(path, data, is_theirs)):
+                if _holds(row, value, Place(path, data, is_theirs)):
                     yield path, value, row, found
                     break
             else:
                 yield from visit(value, path)
 
     return visit(data, ())
+
+
+def _holds(row: Row, value: Any, place: Place) -> bool:
+    """Whether the row's condition is met; not where another key, whose own row says so, makes no sense."""
+    try:
+        return row.applies is None or row.applies(value, place)
+    except ValueError:
+        return False
 
 
 def _items(section: Any) -> Iterator[tuple[Any, Any]]:

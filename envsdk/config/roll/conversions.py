@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from envsdk.config.foreign.row import Place
@@ -52,72 +52,127 @@ def no_end(value: Any, place: Place) -> Mapping[str, Any]:
 
 
 def estimator(value: Any, place: Place) -> Mapping[str, Any]:
-    """ROLL normalizes rewards and then sums them up; in ours some estimators normalize by themselves."""
-    if value in _STEPWISE:
-        return _stepwise(value, place)
-    if value not in ("grpo", "reinforce", "agentic_reinforce"):
-        return {"adv_estimator": value, **_normalization(place)}
-    group_size = place.get("num_return_sequences_in_group") or place.get(
-        "train_env_manager", "group_size", default=1
-    )
+    """ROLL normalizes rewards, clips them, pays them at the end of the sequence, and then sums them up; in
+    ours some estimators normalize by themselves."""
     mean, std = _statistics(place)
-    if value == "grpo" and place.has_prompts:
-        mean = std = "group"
-    if mean == "group" and std in ("group", "none") and group_size != 1:
+    if value == "gigpo":
+        return _gigpo(mean, std, place)
+    if value in ("grpo", "reinforce") and _is_grpo(mean, std, place):
         return {"adv_estimator": "grpo", "grpo_normalize_std": std == "group"}
-    level = "turn" if value == "agentic_reinforce" else "token"
-    return {
-        "adv_estimator": "reinforce",
-        "reinforce_baseline": "none",
-        "discount_level": level,
-        **_normalization(place),
-    }
-
-
-def _stepwise(value: str, place: Place) -> Mapping[str, Any]:
-    gamma = place.get("step_reward_gamma", default=0.95)
+    common = {"reward_normalize_mean": mean, "reward_normalize_std": std}
     if value == "step_reinforce":
-        return {
-            "adv_estimator": "reinforce",
-            "reinforce_baseline": "none",
-            "discount_level": "turn",
-            "gamma": gamma,
-            **_normalization(place),
-        }
+        gamma = place.get("step_reward_gamma", default=0.95)
+        common |= {"discount_level": "turn", "gamma": gamma, "reward_level": "return"}
+    elif not place.has_prompts:
+        common |= {"reward_level": "trajectory"}
+    if value not in ("grpo", "reinforce", "agentic_reinforce", "step_reinforce"):
+        return {"adv_estimator": value, **common}
+    level = {"discount_level": "turn" if value == "agentic_reinforce" else "token"}
+    return {"adv_estimator": "reinforce", "reinforce_baseline": "none", **level, **common}
+
+
+def _gigpo(mean: str, std: str, place: Place) -> Mapping[str, Any]:
     step, episode = (place.get(f"{name}_reward_weight", default=1.0) for name in ("step", "episode"))
     if not isinstance(step, int | float) or not isinstance(episode, int | float) or episode <= 0:
         raise ValueError("gigpo needs step_reward_weight and a positive episode_reward_weight")
-    return {"adv_estimator": "gigpo", "gigpo_step_weight": step / episode, "gamma": gamma}
+    if mean != "group" or std not in ("group", "none"):
+        raise ValueError(
+            "gigpo compares within the group here: set reward_normalization to grouping: traj_group_id and "
+            "method: mean or mean_std"
+        )
+    return {
+        "adv_estimator": "gigpo",
+        "gigpo_step_weight": step / episode,
+        "grpo_normalize_std": std == "group",
+        "gamma": place.get("step_reward_gamma", default=0.95),
+    }
 
 
-def _normalization(place: Place) -> Mapping[str, Any]:
-    mean, std = _statistics(place)
-    return {"reward_normalize_mean": mean, "reward_normalize_std": std}
+def _is_grpo(mean: str, std: str, place: Place) -> bool:
+    """Whether the advantage is the normalized reward itself, on every token."""
+    return (
+        mean == "group"
+        and std in ("group", "none")
+        and _group_size(place) != 1
+        and place.get("gamma", default=1) == 1
+        and has_no_kl_reward(None, place)
+        and not reward_clip_acts(place.get("reward_clip"), place)
+    )
+
+
+def reward_clip_acts(value: Any, place: Place) -> bool:
+    """Whether any reward, normalized as ROLL does, can lie beyond `reward_clip`. Of n numbers none is farther
+    than (n - 1) / sqrt(n) sample deviations from their mean."""
+    size = _group_size(place)
+    if (
+        not isinstance(value, int | float)
+        or not isinstance(size, int)
+        or _statistics(place) != ("group",) * 2
+    ):
+        return bool(value)
+    return value != 0 and value < (size - 1) / math.sqrt(max(1, size))
+
+
+def gigpo_clip(value: Any, place: Place) -> Mapping[str, Any]:
+    """ROLL clips the sum of both parts, which is the advantage before it is whitened."""
+    if place.get("whiten_advantages"):
+        raise ValueError("beside gigpo and whiten_advantages it is not there: leave one of the two out")
+    clip = place.get("advantage_clip")
+    return {} if isinstance(clip, int | float) and clip <= value else {"advantage_clip": value}
+
+
+def baseline_note(value: Any, place: Place) -> bool:
+    """Whether a file's `grpo` compares nothing: ROLL takes a baseline from `reward_normalization` alone."""
+    return value == "grpo" and not place.has_prompts and _statistics(place)[0] == "none"
+
+
+def _group_size(place: Place) -> Any:
+    size = place.get("num_return_sequences_in_group")
+    return size or place.get("train_env_manager", "group_size", default=1)
 
 
 def _statistics(place: Place) -> tuple[str, str]:
     """What rewards are compared with: of `none`, `group`, `batch`, `tag`."""
-    section = place.get("reward_normalization", default={})
-    section = section if isinstance(section, Mapping) else {}
-    method, grouping = section.get("method", "identity"), section.get("grouping", "batch")
-    over = "batch" if grouping == "batch" else "tag" if grouping == "tags" else "group"
-    mean, std = {"mean": (over, "none"), "mean_std": (over, over), "asym_clip": (over, over)}.get(
-        str(method), ("none", "none")
-    )
-    mean = section.get("norm_mean_type") or place.get("norm_mean_type") or mean
-    std = section.get("norm_std_type") or place.get("norm_std_type") or std
-    if "running" in (mean, std):
-        raise ValueError("running statistics are not there: a reward would depend on when it was earned; "
-                         "set norm_mean_type and norm_std_type to batch or group")  # fmt: skip
     if place.has_prompts:
-        mean, std = ("tag" if each == "batch" else each for each in (mean, std))
-    elif place.get("train_env_manager", "group_size", default=1) == 1:
+        if place.get("adv_estimator") == "grpo":
+            return "group", "group"
+        found = [place.get(f"norm_{part}_type") or "none" for part in ("mean", "std")]
+        if "running" in found:
+            raise ValueError(
+                "running statistics are not there: a reward would depend on when it was earned; "
+                "set norm_mean_type and norm_std_type to batch or group"
+            )
+        return _known(found, {"none": "none", "group": "group", "batch": "tag"})
+    section = place.mapping("reward_normalization")
+    grouping, method = section.get("grouping") or "batch", section.get("method") or "identity"
+    if grouping not in ("batch", "tags", "traj_group_id"):
+        raise ValueError(
+            f"reward_normalization.grouping: {grouping} is not there: traj_group_id, tags or batch"
+        )
+    given = "batch" if grouping == "batch" else "group"
+    by_method = {"mean": (given, "none"), "mean_std": (given, given), "asym_clip": (given, given)}
+    found = [
+        section.get(f"norm_{part}_type") or default
+        for part, default in zip(("mean", "std"), by_method.get(str(method), ("none", "none")), strict=True)
+    ]
+    group = {"batch": "batch", "tags": "tag"}.get(grouping, "group")
+    mean, std = _known(found, {"none": "none", "batch": "batch", "group": group})
+    if place.get("adv_estimator") != "step_reinforce" and _group_size(place) == 1:
         mean, std = ("none" if each == "group" else each for each in (mean, std))
     return mean, std
 
 
-def default_estimator(place: Place) -> Any:
-    return None if place.get("adv_estimator") else "gae"
+def _known(found: Sequence[Any], words: Mapping[str, str]) -> tuple[str, str]:
+    unknown = [each for each in found if not isinstance(each, str) or each not in words]
+    if unknown:
+        raise ValueError(f"norm_mean_type, norm_std_type: {unknown[0]} is not there: batch, group or null")
+    mean, std = (words[each] for each in found)
+    return mean, std
+
+
+def default_estimator(name: str) -> Callable[[Place], Any]:
+    """What one of the keys is where the file names no estimator."""
+    return lambda place: None if place.get("adv_estimator") else estimator("gae", place).get(name)
 
 
 def discounts_steps(value: Any, place: Place) -> bool:
@@ -125,8 +180,7 @@ def discounts_steps(value: Any, place: Place) -> bool:
 
 
 def has_no_kl_reward(value: Any, place: Place) -> bool:
-    is_off = place.has_prompts and not place.get("add_token_level_kl")
-    return is_off or (place.get("init_kl_coef", default=0) == 0 and place.path != ("init_kl_coef",))
+    return not place.get("add_token_level_kl") or place.get("init_kl_coef", default=0.2) == 0
 
 
 def kl_penalty(value: Any, place: Place) -> Mapping[str, Any]:
@@ -151,21 +205,53 @@ def importance_sampling(value: Any, place: Place) -> Mapping[str, Any]:
     return {"pg_variant": "segment_ppo"} if value == "seq" else {}
 
 
+VARIANT_ARGS = (
+    "tis_lower_bound",
+    "tis_upper_bound",
+    "cispo_epsilon_low",
+    "cispo_epsilon_high",
+    "cispo_use_unified_mask",
+    "kimi15_tau",
+    "topr_positive_weight",
+    "topr_negative_weight",
+)
+"""Settings of losses; ROLL reads them in `actor_train`, and documents them at the top level too."""
+
+
 def pg_variant(value: Any, place: Place) -> Mapping[str, Any]:
     def own(name: str, default: Any) -> Any:
-        return place.get(name, default=place.get("actor_train", name, default=default))
+        return place.get("actor_train", name, default=place.get(name, default=default))
 
     args: Mapping[str, Any] = {
-        "tis": {"ratio_over": "proximal", "upper_bound": own("tis_upper_bound", 1.0)},
-        "topr": {"ratio_over": "proximal", "level": "token"},
+        "tis": {
+            "ratio_over": "proximal",
+            "lower_bound": own("tis_lower_bound", 0.0),
+            "upper_bound": own("tis_upper_bound", 1.0),
+        },
+        "topr": {
+            "ratio_over": "proximal",
+            "level": "token",
+            "positive_weight": own("topr_positive_weight", 1.0),
+            "negative_weight": own("topr_negative_weight", 1.0),
+        },
         "cispo": {
             "ratio_over": "proximal",
             "clip_low": own("cispo_epsilon_low", 0.1),
             "clip_high": own("cispo_epsilon_high", 0.1),
+            "masks_clipped": own("cispo_use_unified_mask", False),
         },
         "kimi15": {"level": "token", "tau": own("kimi15_tau", 0.1)},
     }.get(str(value), {})
     return {"pg_variant": value, **({"pg_args": args} if args else {})}
+
+
+def ratio_type(value: Any, place: Place) -> Mapping[str, Any]:
+    if value not in ("token", "segment"):
+        raise ValueError(f"{value!r} is neither token nor segment")
+    variant = place.get("actor_train", "pg_variant") or place.get("pg_variant") or "ppo"
+    if value == "segment" and variant != "ppo":
+        raise ValueError(f"segment is there for pg_variant ppo, not for {variant}: leave one of the two out")
+    return {"pg_variant": "segment_ppo"} if value == "segment" else {}
 
 
 def rl_loss_coef(value: Any, place: Place) -> Mapping[str, Any]:
@@ -264,6 +350,23 @@ def engine_lora(value: Any, place: Place) -> Mapping[str, Any]:
     return {f"{base}.enable_lora": True, f"{base}.max_lora_rank": value}
 
 
+def sequence_length(place: Place) -> Any:
+    """Of `val_sequence_length`: the sum that stands for `sequence_length` where the file leaves it out."""
+    lengths = (place.get("prompt_length"), place.get("response_length"))
+    if place.path != ("val_sequence_length",) or not all(isinstance(each, int) for each in lengths):
+        return None
+    return sum(lengths)
+
+
+def all_held_out(value: Any, place: Place) -> Mapping[str, Any]:
+    if not place.has_prompts:
+        raise ValueError(
+            "-1, all tasks, is there for prompts alone: environments draw tasks without end; say how many, a "
+            "multiple of val_env_manager.group_size"
+        )
+    return {}
+
+
 def mini_batch(value: Any, place: Place) -> Mapping[str, Any]:
     one = place.beside("per_device_train_batch_size", default=8)
     batch = _batch_size(place)
@@ -283,7 +386,7 @@ def _batch_size(place: Place) -> int | None:
 def _data_parallel(place: Place) -> int:
     """Copies of the model that train side by side."""
     names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-    config = place.get("actor_train", "strategy_args", "strategy_config", default=None) or {}
+    config = place.mapping("actor_train", "strategy_args", "strategy_config")
     sizes = [config.get(name, 1) for name in names]
     sizes.append(place.get("actor_train", "model_args", "ulysses_size", default=1))
     ranks = _num_devices(place.get("actor_train", "device_mapping"))
@@ -302,7 +405,7 @@ def _num_devices(mapping: Any) -> int | None:
 def num_engines(place: Place) -> int | None:
     """ROLL has one engine for each `tensor_parallel_size` devices."""
     devices = _num_devices(place.get("actor_infer", "device_mapping"))
-    config = place.get("actor_infer", "strategy_args", "strategy_config", default=None) or {}
+    config = place.mapping("actor_infer", "strategy_args", "strategy_config")
     tensor = config.get("tensor_parallel_size") or place.get("actor_infer", "num_gpus_per_worker", default=1)
     pipeline = config.get("pipeline_parallel_size", 1)
     if not devices or not isinstance(tensor, int) or not isinstance(pipeline, int):
@@ -314,7 +417,7 @@ def _num_optimizer_steps(place: Place) -> int | None:
     batch, steps = _batch_size(place), place.get("max_steps")
     if batch is None or not isinstance(steps, int):
         return None
-    args = place.get("actor_train", "training_args", default=None) or {}
+    args = place.mapping("actor_train", "training_args")
     sizes = (
         args.get("per_device_train_batch_size", 8),
         args.get("gradient_accumulation_steps", 1),
@@ -337,11 +440,11 @@ def scheduler(value: Any, place: Place) -> Mapping[str, Any]:
 
 
 def default_scheduler(place: Place) -> Any:
-    return "linear" if place.get("actor_train", "training_args") else None
+    return "linear" if place.mapping("actor_train", "training_args") else None
 
 
 def default_decay(place: Place) -> Any:
-    args = place.get("actor_train", "training_args") or {}
+    args = place.mapping("actor_train", "training_args")
     return (
         _num_optimizer_steps(place)
         if args and args.get("lr_scheduler_type", "linear") != "constant"
@@ -349,8 +452,48 @@ def default_decay(place: Place) -> Any:
     )
 
 
-def manager_sampling(value: Any, place: Place) -> Mapping[str, Any]:
-    if place.get("actor_infer", "generating_args") or not isinstance(value, Mapping):
-        return {}
-    ours = {name: each for name, each in value.items() if name not in ("num_beams", "num_return_sequences")}
-    return {"actor_infer.generating_args": ours}
+SAMPLING_DEFAULTS = {"temperature": 0.95, "top_p": 0.7, "top_k": 50}
+"""ROLL's, where a file samples and leaves them out."""
+
+
+def default_sampling(name: str) -> Callable[[Place], Any]:
+    """The default of one key of `actor_infer.generating_args`."""
+    sections = (("actor_infer", "generating_args"), ("train_env_manager", "generating_args"))
+    return lambda place: SAMPLING_DEFAULTS[name] if any(place.mapping(*each) for each in sections) else None
+
+
+def infer_samples(value: Any, place: Place) -> bool:
+    """Whether `actor_infer.generating_args` is there, which replaces those of managers."""
+    return bool(place.get("actor_infer", "generating_args"))
+
+
+def sampling(value: Any, place: Place) -> Mapping[str, Any]:
+    """A manager's `generating_args`; training's are those of the engines."""
+    if not isinstance(value, Mapping):
+        raise ValueError("must be a section with keys")
+    if value.get("num_beams", 1) != 1:
+        raise ValueError("num_beams: beam search is not there: replies are sampled; set it to 1")
+    if value.get("repetition_penalty", 1) != 1:
+        raise ValueError(f"repetition_penalty: {NO_PENALTY}")
+    ours = {name: each for name, each in value.items() if name not in NO_SAMPLING}
+    if ours.get("top_k") == -1:
+        ours["top_k"] = 0
+    if type(ours.get("top_p")) is int:
+        ours["top_p"] = float(ours["top_p"])
+    is_val = place.path[0] == "val_env_manager"
+    return {f"{'val_env_manager' if is_val else 'actor_infer'}.generating_args": ours}
+
+
+NO_PENALTY = "the trainer's log-probabilities know no penalty, so every ratio would be off; set it to 1.0"
+NO_SAMPLING = (
+    "num_beams",
+    "num_return_sequences",
+    "do_sample",
+    "stop_strings",
+    "include_stop_str_in_output",
+    "logprobs",
+    "max_length",
+    "length_penalty",
+    "repetition_penalty",
+)
+"""Keys of ROLL's `generating_args` that are read before or nowhere."""

@@ -12,4 +12,5 @@ ROLL = Dialect(
     defaults=ROLL_DEFAULTS,
     kind_problems=kind_problems,
     pending=pending_keys,
+    sections=frozenset({"reward_normalization", "env_monitor"}),
 )

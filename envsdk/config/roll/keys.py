@@ -30,6 +30,35 @@ ROWS: tuple[Row, ...] = (
     # The run.
     *no_effect("hydra", "envsdk composes `defaults` itself and has no output folder of Hydra's"),
     *no_effect("system_envs *.system_envs", "set variables of the environment before the run starts"),
+    *no_effect(
+        "max_ckpt_to_keep",
+        "all checkpoints are kept: save_steps says how many, and old folders may be removed",
+    ),
+    *no_effect("otlp_output_dir", "`trackers: [otel]` sends traces and metrics to a collector"),
+    *no_effect("transfer_backend", "model_update_transport says how weights travel"),
+    *no_effect("router_args", "requests go to the engine with their prefix, or the least load"),
+    *no_effect(
+        "user_defined_rollout_loop_cls",
+        "is ROLL's own",
+        applies=lambda v, p: v is None or str(v).startswith("roll."),
+        condition="null, or roll.*",
+    ),
+    refused(
+        "user_defined_rollout_loop_cls",
+        "the loop is envsdk's: write an env manager (env_manager_cls), a group filter (group_filters) or a "
+        "reward instead; docs/how-to-add.md",
+    ),
+    *no_effect("use_opd is_pure_opd", "distills nothing", applies=lambda v, p: not v, condition="false"),
+    refused(
+        "use_opd",
+        "distillation is not there: train with rewards alone and leave it out, or imitate the teacher's "
+        "episodes with `envsdk collect` and `envsdk sft`",
+    ),
+    refused(
+        "is_pure_opd",
+        "distillation is not there: imitate the teacher's episodes with `envsdk collect` and `envsdk sft`",
+    ),
+    *no_effect("opd_kl_coef *.opd_kl_coef", "has no effect without use_opd"),
     *no_effect("logging_dir render_save_dir", "everything goes to the run's folder: output_dir/exp_name"),
     *no_effect(
         "rollout_dump_dir rollout_mock",
@@ -71,7 +100,10 @@ ROWS: tuple[Row, ...] = (
     *no_effect("offload_nccl *.offload_nccl is_offload_states", "roles do not take turns on one device"),
     *no_effect("reward_pretrain reward_model", "rewards that need a model ask a server that you start"),
     *no_effect("global_template", "chats are rendered by the model's own template"),
-    *no_effect("env_monitor", "turns and episodes have deadlines: step_timeout_s, episode_deadline_s"),
+    *no_effect(
+        "env_monitor.enable env_monitor.monitor_interval env_monitor.hung_timeout",
+        "turns and episodes have deadlines: step_timeout_s, episode_deadline_s",
+    ),
     *no_effect("partial_gpu_mode", "engines keep their devices"),
     *no_effect("skip_mock_system_prompt parse_tool_call_parameter_to_dict", "is about ROLL's own rendering"),
     *no_effect("val_greedy val_n_sample", _UNREAD),
@@ -88,16 +120,43 @@ ROWS: tuple[Row, ...] = (
     # The algorithm.
     converted(
         "adv_estimator",
-        "adv_estimator, reward_normalize_*, gamma, ...",
+        "adv_estimator, reinforce_baseline",
+        c.estimator,
+        "is REINFORCE without a baseline, as in ROLL, where reward_normalization alone compares rewards; "
+        "for GRPO set reward_normalization: {grouping: traj_group_id, method: mean_std}",
+        only_their_files=True,
+        applies=c.baseline_note,
+        condition="grpo without reward_normalization",
+    ),
+    converted(
+        "adv_estimator",
+        "adv_estimator, reward_normalize_*, reward_level, gamma, ...",
         c.estimator,
         "with the reward normalization that ROLL does before it",
         only_their_files=True,
     ),
     *no_effect(
-        "reward_normalization norm_mean_type norm_std_type step_reward_gamma step_reward_weight "
-        "episode_reward_weight",
+        "reward_normalization.grouping reward_normalization.method reward_normalization.norm_mean_type "
+        "reward_normalization.norm_std_type norm_mean_type norm_std_type step_reward_gamma "
+        "step_reward_weight episode_reward_weight",
         "is part of adv_estimator's conversion",
         only_their_files=True,
+    ),
+    *no_effect(
+        "reward_clip",
+        "no reward is beyond it: none of n is farther than (n - 1) / sqrt(n) deviations from their mean",
+        only_their_files=True,
+        applies=lambda v, p: p.get("adv_estimator") != "gigpo" and not c.reward_clip_acts(v, p),
+        condition="beside rewards that are normalized by the group; 0",
+    ),
+    converted(
+        "reward_clip",
+        "advantage_clip",
+        c.gigpo_clip,
+        "the smaller of the two",
+        only_their_files=True,
+        applies=lambda v, p: p.get("adv_estimator") == "gigpo" and isinstance(v, int | float) and v > 0,
+        condition="beside gigpo",
     ),
     *no_effect(
         "gamma",
@@ -142,11 +201,11 @@ ROWS: tuple[Row, ...] = (
         condition="without use_pg_clip_range",
     ),
     converted("importance_sampling", "pg_variant", c.importance_sampling, "seq: segment_ppo"),
+    converted("ratio_type", "pg_variant", c.ratio_type, "segment: segment_ppo"),
     converted("actor_train.pg_variant", "pg_variant, pg_args", c.pg_variant, "as top-level pg_variant"),
     converted("pg_variant", "pg_variant, pg_args", c.pg_variant, "", only_their_files=True),
     *no_effect(
-        "tis_upper_bound cispo_epsilon_low cispo_epsilon_high cispo_use_unified_mask kimi15_tau "
-        "topr_positive_weight topr_negative_weight",
+        " ".join(f"{name} actor_train.{name}" for name in c.VARIANT_ARGS),
         "is part of pg_variant's conversion",
     ),
     renamed("max_grad_norm", "actor_train.training_args.max_grad_norm"),
@@ -161,6 +220,9 @@ ROWS: tuple[Row, ...] = (
         "follows from the other keys",
     ),
     *no_effect(
+        "reward_normalization.global_scale_factor reward_normalization.global_shift_value "
+        "val_response_length "
+        "dirty_data_mask open_feedback_turn use_token_reward "
         "reward_norm reward_shift reward_scale use_reward_scaling use_reward_norm add_len_reward "
         "postive_loss_coef positive_loss_coef use_topr_neg_loss_coef use_topr_loss use_policy_loss_type "
         "mask_type balance_length minibatch_data_iter_num l2 world_size",
@@ -184,6 +246,34 @@ ROWS: tuple[Row, ...] = (
         condition="null",
     ),
     # Prompts.
+    *no_effect(
+        "val_prompt_length val_sequence_length",
+        "is that of training",
+        applies=lambda v, p: v in (None, p.get(str(p.path[0]).removeprefix("val_")), c.sequence_length(p)),
+        condition="as in training",
+    ),
+    refused(
+        "val_prompt_length",
+        "one prompt_length holds for training and validation: set it to the larger of the two",
+    ),
+    refused(
+        "val_sequence_length",
+        "one sequence_length holds for training and validation: set it to the larger of the two, and limit "
+        "replies with max_new_tokens in validation.generating_args or val_env_manager.generating_args",
+    ),
+    *no_effect("dataset_filter", "says nothing", applies=lambda v, p: not v, condition="empty"),
+    refused("dataset_filter", "filter the rows before; `rewards.*.tag_included` chooses by tag"),
+    *no_effect(
+        "rewards.*.reward_manager_config", "is about ROLL's remote reward system: `worker_cls: remote`"
+    ),
+    converted(
+        "val_batch_size",
+        "val_batch_size",
+        c.all_held_out,
+        "-1: all rows",
+        applies=lambda v, p: v == -1,
+        condition="-1",
+    ),
     renamed("is_use_additional_prompts", "use_additional_prompts"),
     *no_effect(
         "generate_opt_level",
@@ -208,7 +298,10 @@ ROWS: tuple[Row, ...] = (
         applies=lambda v, p: isinstance(v, dict) and "file_name" not in v,
         condition="without file_name",
     ),
-    *no_effect("actor_infer.data_args reference.data_args", "chats are rendered by the model's own template"),
+    *no_effect(
+        "actor_train|validation.data_args.template actor_infer.data_args reference.data_args",
+        "chats are rendered by the model's own template",
+    ),
     *no_effect("validation.eval_steps", "the file's eval_steps holds"),
     *no_effect("validation.data_args.interleave_probs", "the set is played as a whole"),
     # Sampling.
@@ -243,6 +336,15 @@ ROWS: tuple[Row, ...] = (
     ),
     *no_effect("*.generating_args.logprobs", "they are always recorded"),
     *no_effect(
+        "*.generating_args.repetition_penalty",
+        "is no penalty",
+        applies=lambda v, p: v == 1,
+        condition="1.0",
+    ),
+    refused("*.generating_args.repetition_penalty", c.NO_PENALTY),
+    *no_effect("*.generating_args.max_length", "max_new_tokens holds"),
+    *no_effect("*.generating_args.length_penalty", "is about beam search"),
+    *no_effect(
         "actor_infer.infer_batch_size",
         "ROLL does not read it where it samples: max_running_requests is the limit",
         only_their_files=True,
@@ -265,6 +367,36 @@ ROWS: tuple[Row, ...] = (
         f"{_ROLES}.use_remove_padding {_ROLES}.use_sequence_packing {_ROLES}.sequence_packing_args "
         f"{_ROLES}.logits_in_fp32",
         _MICRO,
+    ),
+    *no_effect(
+        f"{_ROLES}.router_replay",
+        "replays nothing",
+        applies=lambda v, p: not isinstance(v, dict) or v.get("mode", "disable") == "disable",
+        condition="mode: disable",
+    ),
+    refused(
+        f"{_ROLES}.router_replay",
+        "the experts that the engine chose are not replayed: set mode: disable, and hold the gap with "
+        "train_infer_correction",
+    ),
+    *no_effect(
+        f"{_ROLES}.mtp_training_mode",
+        "trains no further head",
+        applies=lambda v, p: v in (None, "disabled"),
+        condition="disabled",
+    ),
+    refused(
+        f"{_ROLES}.mtp_training_mode", "multi-token prediction heads are not trained: set it to disabled"
+    ),
+    *no_effect(
+        f"{_ROLES}.model_update_frequency",
+        "engines get weights after every step",
+        applies=lambda v, p: v == 1,
+        condition="1",
+    ),
+    refused(
+        f"{_ROLES}.model_update_frequency",
+        "engines get weights after every step: set it to 1; explorers have synchronizer.sync_interval",
     ),
     *no_effect("actor_infer.num_gpus_per_worker", "follows from device_mapping and tensor_parallel_size"),
     converted(
@@ -298,8 +430,28 @@ ROWS: tuple[Row, ...] = (
     *no_effect(
         f"{_ROLES}.model_args.model_type",
         "the model's folder says it",
-        applies=lambda v, p: v is None,
+        applies=lambda v, p: v in (None, "causal_lm"),
+        condition="null, or causal_lm",
+    ),
+    *no_effect(
+        f"{_ROLES}.model_args.lora_dropout",
+        "is none",
+        applies=lambda v, p: not v,
+        condition="0",
+    ),
+    refused(
+        f"{_ROLES}.model_args.lora_dropout",
+        "adapters have no dropout, which would change log-probabilities; set 0",
+    ),
+    *no_effect(
+        f"{_ROLES}.model_args.additional_target",
+        "names nothing",
+        applies=lambda v, p: not v,
         condition="null",
+    ),
+    refused(
+        f"{_ROLES}.model_args.additional_target",
+        "the adapter alone is trained: leave it out, or train all weights without lora_rank",
     ),
     converted(
         "actor_train.model_args.disable_gradient_checkpointing",
@@ -364,6 +516,13 @@ ROWS: tuple[Row, ...] = (
         "is the batch",
     ),
     *no_effect("actor_train.training_args.num_train_epochs", "max_steps decides"),
+    *no_effect(
+        "actor_train.training_args.warmup_steps",
+        "warmup_ratio holds",
+        only_their_files=True,
+        applies=lambda v, p: v == 0 and bool(p.beside("warmup_ratio")),
+        condition="0 beside warmup_ratio",
+    ),
     converted(
         "actor_train.training_args.warmup_ratio", "warmup_steps", c.warmup_ratio, "of all optimizer steps"
     ),
@@ -495,13 +654,27 @@ ROWS: tuple[Row, ...] = (
     *no_effect(
         f"{_MANAGERS}.format_penalty", "ROLL does not read it: env_config.format_penalty is the penalty"
     ),
+    *no_effect(
+        f"{_MANAGERS}.generating_args",
+        "ROLL replaces it by actor_infer.generating_args",
+        only_their_files=True,
+        applies=c.infer_samples,
+        condition="beside actor_infer.generating_args",
+    ),
     converted(
         "train_env_manager.generating_args",
         "actor_infer.generating_args",
-        c.manager_sampling,
-        "where actor_infer has none",
+        c.sampling,
+        "as if it stood there",
     ),
-    *no_effect("val_env_manager.generating_args", "evaluations sample as training does"),
+    converted(
+        "val_env_manager.generating_args",
+        "generating_args",
+        c.sampling,
+        "in ROLL's words",
+        applies=lambda v, p: isinstance(v, dict) and p.is_theirs,
+        condition="in ROLL's files",
+    ),
     *no_effect(
         f"{_MANAGERS}.max_env_num_per_worker", "as when absent", applies=lambda v, p: v == 0, condition="0"
     ),
@@ -514,6 +687,17 @@ ROWS: tuple[Row, ...] = (
         applies=lambda v, p: v == "policy",
         condition="policy",
     ),
+    *no_effect(
+        f"{_MANAGERS}.llm_proxy.proxy_config",
+        "the policy has no settings of its own",
+        applies=lambda v, p: p.beside("proxy_type", default="policy") == "policy",
+        condition="beside policy",
+    ),
+    refused(
+        f"{_MANAGERS}.llm_proxy.proxy_type",
+        "the policy that trains plays: set it to policy; `envsdk collect --policy` plays with other ones",
+    ),
+    *no_effect(f"{_MANAGERS}.llm_proxy.proxy_config", "goes with proxy_type"),
     # Environments.
     *e.ENVIRONMENT_ROWS,
     # Rewards.
@@ -524,10 +708,14 @@ ROLL_DEFAULTS: dict[str, Callable[[Place], Any]] = {
     "loss_agg_mode": lambda place: "seq-mean-token-mean",
     "value_clip": lambda place: NULL,
     "lambd": lambda place: 0.95,
+    **{f"actor_infer.generating_args.{name}": c.default_sampling(name) for name in c.SAMPLING_DEFAULTS},
     "actor_infer.num_engines": c.num_engines,
     "actor_train.training_args.lr_scheduler_type": c.default_scheduler,
     "actor_train.training_args.max_steps": c.default_decay,
-    "adv_estimator": c.default_estimator,
+    **{
+        name: c.default_estimator(name)
+        for name in ("adv_estimator", "reward_normalize_mean", "reward_normalize_std", "reward_level")
+    },
 }
 """What a key stands for that one of ROLL's files leaves out, where that is something else than ours; None: as
 in ours."""

@@ -92,10 +92,9 @@ def workflow_problem(data: Mapping[str, Any]) -> Problem | None:
     for inside in ((*section, "taskset"), (*section, "tasksets", 0), section):
         given: Any = data
         for part in inside:
-            is_there = (
-                part in given if isinstance(given, Mapping) else isinstance(given, list) and bool(given)
-            )
-            given = given[part] if is_there else None
+            is_item = isinstance(part, int) and isinstance(given, list) and bool(given)
+            is_there = isinstance(given, Mapping) and part in given
+            given = given[part] if is_item or is_there else None
         name = given.get("default_workflow_type") if isinstance(given, Mapping) else None
         if isinstance(name, str):
             found = workflow_named(name)

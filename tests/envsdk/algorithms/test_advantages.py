@@ -146,6 +146,7 @@ settings_of = st.fixed_dictionaries(
         "reward_normalize_mean": groupings,
         "reward_normalize_std": groupings,
         "reward_clip": st.sampled_from([None, 1.0]),
+        "reward_level": st.sampled_from(["turn", "trajectory", "return"]),
         "advantage_clip": st.sampled_from([None, 0.5]),
         "length_weight": st.sampled_from([0.0, 0.5, 1.0]),
         "difficulty_weight": st.sampled_from(["none", "learnability", "hard"]),
@@ -282,6 +283,35 @@ def test_discounting_counts_turns_segments_or_tokens() -> None:
         end = 8.0 if level == "token" else last
         found = result.advantages.tolist()
         assert found == [0, first, second if level == "token" else first, 0, third, last, end]
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        # Sums 6 and 0: their mean of 3 comes off the last turn, which leaves 4 and -1.
+        ("turn", [[1, -1], [-2]]),
+        ("trajectory", [[2, 2], [-2]]),
+        # Returns 6, 2 and 0, less their mean of 8/3.
+        ("return", [[2, -2 / 3], [-2]]),
+    ],
+)
+def test_what_is_normalized_and_clipped_is_each_turn_or_their_sum_or_the_returns(level, expected) -> None:
+    def played(*rewards: float) -> AdvantageSample:
+        spans = [(turn, turn + 1) for turn in range(len(rewards))]
+        return make_sample(
+            response_mask=np.ones(len(rewards), np.int8), turn_rewards=rewards, turn_spans=spans
+        )
+
+    args = AlgorithmArgs(
+        adv_estimator="reinforce",
+        reinforce_baseline="none",
+        reward_normalize_mean="group",
+        reward_clip=2.0,
+        reward_level=level,
+    )
+    found = token_advantages(args, [played(4.0, 2.0), played(0.0)])
+    for each, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(each.advantages, wanted, rtol=1e-6)
 
 
 def test_the_reward_of_an_empty_first_reply_is_in_no_tokens_return() -> None:

@@ -40,11 +40,13 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("segment_ppo", {}),
     ("segment_ppo", {"dual_clip": 1.1, "pg_args": {"ratio_over": "behavior"}}),
     ("tis", {}),
-    ("tis", {"pg_args": {"ratio_over": "proximal", "upper_bound": 2.0}}),
+    ("tis", {"pg_args": {"ratio_over": "proximal", "lower_bound": 0.9, "upper_bound": 2.0}}),
     ("cispo", {}),
     ("cispo", {"pg_args": {"ratio_over": "proximal", "clip_low": 0.1, "clip_high": 0.1}}),
+    ("cispo", {"pg_args": {"clip_low": 0.1, "clip_high": 0.1, "masks_clipped": True}}),
     ("topr", {}),
     ("topr", {"pg_args": {"ratio_over": "proximal", "level": "token"}}),
+    ("topr", {"pg_args": {"positive_weight": 0.5, "negative_weight": 2.0}}),
     ("kimi15", {}),
     ("kimi15", {"pg_args": {"ratio_over": "behavior", "level": "token", "tau": 1.0}}),
     ("opmd", {}),
@@ -152,19 +154,24 @@ class Loop:
         return self.weighted(t, 1 / (1 + self.own["tau"]))
 
     def tis(self, t: int):
-        return self.weighted(t, min(np.exp(self.now[t] - self.base[t]), self.own["upper_bound"]))
+        ratio = np.exp(self.now[t] - self.base[t])
+        return self.weighted(t, max(self.own["lower_bound"], min(ratio, self.own["upper_bound"])))
 
     def cispo(self, t: int):
         weight = min(np.exp(self.now[t] - self.base[t]), 1 + self.own["clip_high"])
         if self.own["clip_low"] is not None:
             weight = max(weight, 1 - self.own["clip_low"])
+        is_in_range = weight == np.exp(self.now[t] - self.base[t])
+        if self.own["masks_clipped"] and not is_in_range and (weight > 1) == (self.advantages[t] > 0):
+            weight = 0.0
         return self.weighted(t, weight)
 
     def topr(self, t: int):
         if self.advantages[t] >= 0:
-            return self.weighted(t, 1.0)
+            return self.weighted(t, self.own["positive_weight"])
         group = self.members(t, self.sequences) if self.own["level"] == "sequence" else np.array([t])
-        return self.weighted(t, min(1.0, np.prod(np.exp(self.now[group]) / np.exp(self.base[group]))))
+        ratio = np.prod(np.exp(self.now[group]) / np.exp(self.base[group]))
+        return self.weighted(t, self.own["negative_weight"] * min(1.0, ratio))
 
     def rec(self, t: int):
         own, ratio = self.own, np.exp(self.now[t] - self.base[t])

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
+from envsdk.algorithms.advantage_sample import AdvantageSample
+from envsdk.algorithms.advantages import token_advantages
 from envsdk.config import RunConfig, explain, load_config
 from envsdk.config.loading import LoadedConfig
 from envsdk.config.roll.keys import ROWS
@@ -185,6 +188,18 @@ def test_training_needs_the_judges_server_and_the_model(tmp_path: Path) -> None:
         ("pretrain: Qwen/Qwen2.5-VL-7B-Instruct", "pretrain", "images"),
         ("actor_train.data_args.video_fps: 2", "video_fps", "video"),
         ("whiten_rewards: true", "whiten_rewards", "reward_normalize_mean"),
+        ("actor_infer.generating_args.repetition_penalty: 1.1", "repetition_penalty", "set it to 1.0"),
+        ("val_batch_size: -1", "val_batch_size", "say how many"),
+        ("val_sequence_length: 99", "val_sequence_length", "max_new_tokens"),
+        ("actor_train.router_replay.mode: R3", "router_replay", "train_infer_correction"),
+        ("actor_train.mtp_training_mode: joint", "mtp_training_mode", "disabled"),
+        ("actor_train.model_update_frequency: 2", "model_update_frequency", "sync_interval"),
+        ("actor_train.model_args.lora_dropout: 0.1", "lora_dropout", "set 0"),
+        ("actor_train.model_args.additional_target: x", "additional_target", "lora_rank"),
+        ("use_opd: true", "use_opd", "envsdk sft"),
+        ("is_pure_opd: true", "is_pure_opd", "envsdk sft"),
+        ("user_defined_rollout_loop_cls: a.B", "user_defined_rollout_loop_cls", "group_filters"),
+        ("train_env_manager.llm_proxy.proxy_type: openai", "proxy_type", "envsdk collect"),
     ],
 )
 def test_what_is_refused_says_what_to_do(tmp_path: Path, more: str, key: str, words: str) -> None:
@@ -224,6 +239,35 @@ def test_the_attention_of_a_file_is_that_of_the_trainer_that_can_choose(
         assert (f"actor_train.model_args.{name}" in loaded.without_effect) == (found is None)
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        "max_ckpt_to_keep: 3",
+        "otlp_output_dir: x",
+        "transfer_backend.backend_name: x",
+        "router_args.router_name: SglangRouter",
+        "user_defined_rollout_loop_cls: roll.x.Y",
+        "opd_kl_coef: 1.0",
+        "val_sequence_length: 4096",
+        "val_response_length: 10",
+        "actor_train.model_update_frequency: 1",
+        "actor_train.mtp_training_mode: disabled",
+        "actor_train.model_args.model_type: causal_lm",
+        "actor_infer.generating_args.repetition_penalty: 1.0",
+        "actor_train.data_args.template: qwen2_5",
+    ],
+)
+def test_what_changes_nothing_is_said(key: str, tmp_path: Path) -> None:
+    name, _, value = key.partition(": ")
+    found = agentic(tmp_path, f"{name}={value}").without_effect
+    assert any(name.startswith(each) for each in found)
+
+
+def test_no_warmup_steps_yield_to_a_ratio(tmp_path: Path) -> None:
+    keys = ("actor_train.training_args.warmup_steps=0", "actor_train.training_args.warmup_ratio=0.1")
+    assert agentic(tmp_path, *keys).config.actor_train.training_args["warmup_steps"] == 20
+
+
 def test_a_value_given_twice_in_both_names_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="means the same as trackers"):
         agentic(tmp_path, more="trackers: [jsonl]\n")
@@ -246,6 +290,169 @@ def test_the_preset_keeps_tags_and_rewards_and_yields_to_overrides(tmp_path: Pat
     assert config.rollout_batch_size <= 16
     with pytest.raises(ConfigurationError, match="tiny"):
         load_config(path, preset="tinny")
+
+
+GROUPS = "reward_normalization: {grouping: traj_group_id, method: mean_std}"
+
+
+def agentic_with(tmp_path: Path, *keys: str) -> RunConfig:
+    """The agentic file with other rewards and advantages."""
+    data = yaml.safe_load(AGENTIC)
+    for name, value in ((name, value) for key in keys for name, value in yaml.safe_load(key).items()):
+        data[name] = {**data[name], **value} if name == "actor_train" else value
+    (tmp_path / "config").mkdir(exist_ok=True)
+    (tmp_path / "config" / "envs.yaml").write_text(SHARED)
+    (tmp_path / "runs").mkdir(exist_ok=True)
+    path = tmp_path / "runs" / "lake.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return load_config(path, to_explain=True).config
+
+
+def paid(config: RunConfig, *rewards: list[float]) -> list[list[float]]:
+    """Advantages of the tokens of one group, a token for each turn, with another one in between."""
+    samples = [
+        AdvantageSample(
+            group_id=0,
+            response_mask=np.array([1, 0] * len(turns), np.int8),
+            turn_rewards=turns,
+            turn_spans=[(2 * turn, 2 * turn + 1) for turn in range(len(turns))],
+        )
+        for turns in rewards
+    ]
+    return [
+        each.advantages[::2].astype(float).round(3).tolist()
+        for each in token_advantages(config.algorithm, samples)
+    ]
+
+
+def test_rewards_are_normalized_before_they_are_clipped(tmp_path: Path) -> None:
+    found = paid(agentic_with(tmp_path, "reward_clip: 10"), [60], [40], [80], [20])
+    assert found == [[0.387], [-0.387], [1.162], [-1.162]]
+    assert paid(agentic_with(tmp_path, "reward_clip: 1"), [60], [40], [80], [20]) == [
+        [0.387], [-0.387], [1.0], [-1.0]
+    ]  # fmt: skip
+    mean = "reward_normalization: {grouping: traj_group_id, method: mean}"
+    assert paid(agentic_with(tmp_path, "reward_clip: 10", mean), [60], [40], [80], [20]) == [
+        [10], [-10], [10], [-10]
+    ]  # fmt: skip
+
+
+def test_a_clip_that_no_reward_can_reach_is_without_effect(tmp_path: Path) -> None:
+    loaded = rlvr(tmp_path, "adv_estimator=grpo", "reward_clip=10")
+    assert (loaded.config.adv_estimator, loaded.config.reward_clip) == ("grpo", None)
+    assert "reward_clip" in loaded.without_effect
+
+
+def test_the_sum_of_a_trajectory_is_paid_on_all_its_tokens(tmp_path: Path) -> None:
+    nothing = "reward_normalization: {grouping: tags, method: identity}"
+    assert paid(agentic_with(tmp_path, nothing), [1.0, 0.0, 2.0], [0.0]) == [[3, 3, 3], [0]]
+
+
+def test_steps_are_normalized_and_clipped_as_returns(tmp_path: Path) -> None:
+    keys = ("adv_estimator: step_reinforce", "step_reward_gamma: 0.5")
+    mean = "reward_normalization: {grouping: traj_group_id, method: mean}"
+    config = agentic_with(tmp_path, *keys, mean, "reward_clip: 1.5")
+    # Returns 2, 4 and 0: their mean is 2.
+    assert paid(config, [0.0, 4.0], [0.0]) == [[0, 1.5], [-1.5]]
+
+
+@pytest.mark.parametrize(
+    ("section", "mean", "std"),
+    [
+        ("{grouping: tags, norm_mean_type: group, norm_std_type: group}", "tag", "tag"),
+        ("{grouping: batch, norm_mean_type: group}", "batch", "none"),
+        ("{grouping: tags, norm_mean_type: batch, norm_std_type: group}", "batch", "tag"),
+        ("{grouping: traj_group_id, norm_mean_type: group, norm_std_type: batch}", "group", "batch"),
+        ("{grouping: tags, method: mean_std, norm_std_type: batch}", "tag", "batch"),
+        ("{method: mean_std}", "batch", "batch"),
+    ],
+)
+def test_a_group_is_what_grouping_names(section: str, mean: str, std: str, tmp_path: Path) -> None:
+    config = agentic_with(tmp_path, f"reward_normalization: {section}")
+    assert (config.reward_normalize_mean, config.reward_normalize_std) == (mean, std)
+
+
+@pytest.mark.parametrize(("method", "divides"), [("mean", False), ("mean_std", True)])
+def test_gigpo_divides_by_deviations_where_the_file_does(method: str, divides: bool, tmp_path: Path) -> None:
+    section = f"reward_normalization: {{grouping: traj_group_id, method: {method}}}"
+    config = agentic_with(tmp_path, "adv_estimator: gigpo", section, "reward_clip: 20", "advantage_clip: 0.2")
+    assert (config.adv_estimator, config.grpo_normalize_std, config.advantage_clip) == ("gigpo", divides, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        (["reward_normalization: {grouping: traj_group_id, methodd: mean}"], "did you mean `method`"),
+        (["reward_normalization: {grouping: turn}"], "traj_group_id, tags or batch"),
+        (["reward_normalization: {norm_std_type: all}"], "batch, group or null"),
+        (["adv_estimator: gigpo", "reward_normalization: {method: mean}"], "compares within the group"),
+        (["adv_estimator: gigpo", GROUPS, "reward_clip: 1", "whiten_advantages: true"], "whiten_advantages"),
+        (["env_monitor: {enabel: true}"], "did you mean `enable`"),
+    ],
+)
+def test_what_cannot_be_compared_says_what_can(keys: list[str], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        agentic_with(tmp_path, *keys)
+
+
+def test_no_penalty_is_paid_unless_the_file_adds_it_to_tokens(tmp_path: Path) -> None:
+    assert agentic_with(tmp_path, "init_kl_coef: 0.1").init_kl_coef == 0
+    config = agentic_with(tmp_path, "init_kl_coef: 0.1", "add_token_level_kl: true")
+    assert (config.init_kl_coef, config.adv_estimator) == (0.1, "reinforce")
+
+
+def test_the_explanation_says_that_grpo_without_normalization_compares_nothing(tmp_path: Path) -> None:
+    seed = next(path for path in REFERENCE if "frozenlake" in path.name)
+    loaded = load_config(seed, to_explain=True)
+    assert (loaded.config.adv_estimator, loaded.config.reinforce_baseline) == ("reinforce", "none")
+    assert "REINFORCE without a baseline" in loaded.remarks["adv_estimator"][1]
+    assert "reward_normalization: {grouping: traj_group_id, method: mean_std}" in explain(loaded)
+    assert "REINFORCE" not in explain(agentic(tmp_path))
+
+
+SAMPLING = (
+    "{max_new_tokens: 16, temperature: 0.2, top_p: 1, top_k: -1, num_beams: 1, num_return_sequences: 1}"
+)
+
+
+def test_evaluations_sample_as_their_manager_says_where_the_engines_say_nothing(tmp_path: Path) -> None:
+    data = yaml.safe_load(AGENTIC)
+    own = yaml.safe_load(SAMPLING)
+    train = {**data["train_env_manager"], "generating_args": own | {"temperature": 0.9}}
+    val = {**data["val_env_manager"], "generating_args": own}
+    managers = yaml.safe_dump({"train_env_manager": train, "val_env_manager": val})
+    config = agentic_with(tmp_path, managers)
+    assert config.val_generating_args == config.actor_infer.generating_args, "the engines' replace both"
+    infer = {name: value for name, value in data["actor_infer"].items() if name != "generating_args"}
+    config = agentic_with(tmp_path, managers, yaml.safe_dump({"actor_infer": infer}))
+    assert (config.val_generating_args.temperature, config.val_generating_args.top_k) == (0.2, 0)
+    assert config.actor_infer.generating_args.temperature == 0.9
+
+
+def test_what_a_file_leaves_out_of_its_sampling_is_rolls(tmp_path: Path) -> None:
+    sampling = agentic(tmp_path).config.actor_infer.generating_args
+    assert (sampling.temperature, sampling.top_p) == (0.95, 0.7)
+
+
+@pytest.mark.parametrize("place", ["{}", "actor_train: {{pg_variant: {variant}, {}}}"], ids=["top", "role"])
+@pytest.mark.parametrize(
+    ("variant", "key", "value", "ours"),
+    [
+        ("topr", "topr_positive_weight", 0.5, "positive_weight"),
+        ("topr", "topr_negative_weight", 2.0, "negative_weight"),
+        ("cispo", "cispo_use_unified_mask", True, "masks_clipped"),
+        ("tis", "tis_lower_bound", 0.25, "lower_bound"),
+        ("tis", "tis_upper_bound", 2.0, "upper_bound"),
+        ("kimi15", "kimi15_tau", 0.2, "tau"),
+    ],
+)
+def test_settings_of_losses_are_read_at_the_top_and_in_the_role(
+    place: str, variant: str, key: str, value: float, ours: str, tmp_path: Path
+) -> None:
+    written = f"{key}: {str(value).lower()}"
+    keys = [f"pg_variant: {variant}", written] if place == "{}" else [place.format(written, variant=variant)]
+    config = agentic_with(tmp_path, *keys)
+    assert (config.pg_variant, config.pg_args[ours]) == (variant, value)
 
 
 @pytest.mark.parametrize("tag", sorted(shipped_tags()))
