@@ -64,6 +64,8 @@ def train(
 
     from envsdk.job.start import run
 
+    if loaded.preset_notes:
+        say("\n".join([f"preset {preset}:", *(f"- {note}" for note in loaded.preset_notes)]))
     run(loaded)
 
 

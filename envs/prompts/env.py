@@ -121,12 +121,12 @@ class PromptEnv(AsyncTextEnv):
         return _reference(row, workers)
 
     async def legal_actions(self) -> Sequence[str]:
-        """The oracle's reply, and the row's `mistakes`, or else the oracle's replies to the rows after it."""
+        """The oracle's reply, and the row's `mistakes`, or else the answers of the rows after it."""
         row, workers = self._asked()
         others = row.fields.get("mistakes")
         if not isinstance(others, list) or not all(isinstance(each, str) for each in others):
             after = (self._prompts[(self._index + k) % len(self._prompts)] for k in range(1, 1 + _NUM_OTHERS))
-            others = [_reference(each, workers) for each in after]
+            others = [answer for each in after if (answer := _answer(each, workers))]
         return list(dict.fromkeys((_reference(row, workers), *others)))
 
     async def state_hash(self) -> str:
@@ -140,11 +140,15 @@ class PromptEnv(AsyncTextEnv):
 
 
 def _reference(row: PromptRow, workers: RewardWorkers) -> str:
-    solution = row.fields.get("solution")
-    reference = solution if isinstance(solution, str) else workers.function.reference(_sample(row, ""))
-    if not reference:
+    if not (reference := _answer(row, workers)):
         raise ValueError(f"{row.place} has no reference answer")
     return reference
+
+
+def _answer(row: PromptRow, workers: RewardWorkers) -> str | None:
+    """A response that solves the row; None where it has none."""
+    solution = row.fields.get("solution")
+    return solution if isinstance(solution, str) else workers.function.reference(_sample(row, ""))
 
 
 def _sample(row: PromptRow, response: str) -> Sample:

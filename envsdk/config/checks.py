@@ -38,6 +38,7 @@ from envsdk.prompts import PLACEHOLDERS
 from envsdk.settings.nearest import suggest
 from envsdk.settings.problems import KeyPath, Problem, dotted
 from envsdk.settings.validation import problems_in
+from envsdk.store.hub import is_hub_name, known_folder
 from envsdk.store.model_files import is_model_folder, model_problem
 
 _BRACED_NAME = re.compile(r"(?<!\\boxed)\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -75,7 +76,7 @@ def machine_problems(config: RunConfig, *, for_training: bool = True) -> list[Pr
     """What the run needs and this machine does not have: the model, packages, devices, memory."""
     checks: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (_model, _packages, _attention, _devices)
     if for_training:
-        checks += (_memory,)
+        checks += (_download, _memory)
     return [problem for each in checks for problem in each(config)]
 
 
@@ -485,22 +486,27 @@ def _correction(config: RunConfig) -> Iterator[Problem]:
 
 
 def _model(config: RunConfig) -> Iterator[Problem]:
-    if config.pretrain != EMBEDDED_DEFAULT:
-        folder = Path(config.pretrain).expanduser()
-        if not folder.is_dir():
-            looks_like_hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+", config.pretrain) is not None
-            fetch = (
-                f", and nothing is downloaded: `hf download {config.pretrain} --local-dir DIR`, then name DIR"
-                if looks_like_hub_id
-                else "; give the folder of a Hugging Face model"
-            )
+    if config.pretrain == EMBEDDED_DEFAULT:
+        return
+    folder = known_folder(config.pretrain)
+    if folder is None:
+        if not is_hub_name(config.pretrain):
             yield Problem(
-                ("pretrain",), f"there is no folder {folder}{fetch}, or `{EMBEDDED_DEFAULT}` for the tiny one"
+                ("pretrain",),
+                f"there is no folder {Path(config.pretrain).expanduser()}; give the folder of a Hugging Face "
+                f"model or its name on the hub, or `{EMBEDDED_DEFAULT}` for the tiny one",
             )
-        elif not is_model_folder(folder):
-            yield Problem(("pretrain",), f"{folder} holds no config.json: it is no Hugging Face model folder")
-        elif problem := model_problem(folder):
-            yield Problem(("pretrain",), problem)
+    elif not is_model_folder(folder):
+        yield Problem(("pretrain",), f"{folder} holds no config.json: it is no Hugging Face model folder")
+    elif problem := model_problem(folder):
+        yield Problem(("pretrain",), problem)
+
+
+def _download(config: RunConfig) -> Iterator[Problem]:
+    if is_hub_name(config.pretrain) and known_folder(config.pretrain) is None:
+        yield Problem(
+            ("pretrain",), f"{config.pretrain} is not on this machine: it is downloaded when the run starts"
+        )
 
 
 def _packages(config: RunConfig) -> Iterator[Problem]:

@@ -27,6 +27,7 @@ from envsdk.rewards.loading import reward_class
 from envsdk.rewards.reward import AsyncRewardFunction, Runs
 from envsdk.settings.memory import EstimatesSampling, EstimatesTraining, Memory
 from envsdk.settings.problems import dotted
+from envsdk.store.hub import known_folder
 from envsdk.store.model_files import model_sizes
 
 _VALUE_WIDTH = 44
@@ -58,6 +59,7 @@ def explain(loaded: LoadedConfig) -> str:
             *_aligned(derived(loaded.config)),
             *_others_keys(f"Keys of {loaded.dialect} with other values here", loaded.remarks),
             *_others_keys("Keys without effect", loaded.without_effect),
+            *_notes("The preset", loaded.preset_notes),
             *_notes("Notes", [*algorithm_notes(loaded.config), *environment_notes(loaded.config)]),
             *_notes("Before this trains here", loaded.machine_notes),
         ]
@@ -228,7 +230,7 @@ def _memory_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     if config.pretrain == EMBEDDED_DEFAULT:
         return
     try:
-        model = model_sizes(Path(config.pretrain).expanduser())
+        model = model_sizes(known_folder(config.pretrain) or Path(config.pretrain).expanduser())
     except LookupError as error:
         yield "memory", f"not estimated: {error.args[0]}"
         return

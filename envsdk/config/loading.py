@@ -38,6 +38,7 @@ from envsdk.failures import ConfigurationError
 from envsdk.settings.nearest import nearest
 from envsdk.settings.problems import KeyPath, Problem, describe, dotted
 from envsdk.settings.validation import problems_in
+from envsdk.store.hub import is_hub_name, model_folder
 
 EXTENDS = "extends"
 """Key of a file that names the file it starts from."""
@@ -63,6 +64,8 @@ class LoadedConfig:
     """Keys of another project whose values were converted: where each was written, and how."""
     dialect: str
     """The project whose keys `remarks` has."""
+    preset_notes: Sequence[str]
+    """What the preset replaces, in one line each; empty without one."""
     machine_notes: Sequence[str]
     """What this machine lacks for the run; empty unless it was only to be explained."""
 
@@ -100,14 +103,23 @@ def load_config(
     data = _resolve(merged, dialect, reading, str(source))
     translation = _translate(data, dialect, variables, reading, str(source))
     data = translation.data
+    said: list[str] = []
     if preset is not None:
-        data, changed = with_preset(preset, data, lambda key: reading.written_at(key) == OVERRIDE)
-        reading.added({key: f"preset {preset}" for key in changed if reading.written_at(key) != OVERRIDE})
-        translation.pending = {key: each for key, each in translation.pending.items() if key not in changed}
+        applied = with_preset(preset, data, lambda key: reading.written_at(key) == OVERRIDE)
+        data, said = applied.data, [*applied.said]
+        changed = [key for key in applied.changed if reading.written_at(key) != OVERRIDE]
+        reading.added(dict.fromkeys(changed, f"preset {preset}"))
+        translation.pending = {
+            key: each for key, each in translation.pending.items() if not applied.replaces(key)
+        }
+    if for_training and not to_explain:
+        translation.pending |= _fetched(data.get("pretrain"))
     if "exp_name" not in data:
         data["exp_name"] = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-.") or "run"
         reading.added({("exp_name",): "the file's name"})
-    expansion = expand(data, count_rows=count_rows)
+    expansion = expand(data, count_rows=count_rows, leaves_out_empty=preset is not None)
+    if expansion.left_out:
+        said.append(f"left out, as no row is theirs: {', '.join(expansion.left_out)}")
     data = expansion.data
     reading.added(expansion.origins)
     reading.added(fill_in(data))
@@ -134,6 +146,7 @@ def load_config(
         },
         dialect=dialect.name,
         remarks={dotted(key): (reading.origin(key), remark) for key, remark in translation.remarks.items()},
+        preset_notes=said,
         machine_notes=machine_notes,
     )
 
@@ -403,6 +416,17 @@ def _translate(
     return translation
 
 
+def _fetched(model: Any) -> dict[KeyPath, str]:
+    """Download the model that a name of the hub's stands for; what stands against it, by key."""
+    if not isinstance(model, str) or not is_hub_name(model):
+        return {}
+    try:
+        model_folder(model)
+    except ConfigurationError as error:
+        return {("pretrain",): str(error)}
+    return {}
+
+
 def _is_ours(path: KeyPath) -> bool:
     """Whether the configuration has this key, or takes any in its section."""
     model: Any = RunConfig
@@ -467,7 +491,11 @@ def _validate(
         problems = [problem for problem in problems if problem.path not in pending]
         lacking = [
             *(Problem(path, message) for path, message in pending.items()),
-            *machine_problems(config, for_training=for_training),
+            *(
+                problem
+                for problem in machine_problems(config, for_training=for_training)
+                if problem.path not in pending
+            ),
         ]
         if to_explain:
             notes = [f"{dotted(problem.path)}: {problem.message}" for problem in lacking]

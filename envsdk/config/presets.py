@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
+from envsdk.config.preset_prompts import Put, put_prompts
 from envsdk.failures import ConfigurationError
 from envsdk.settings.nearest import suggest
 from envsdk.settings.problems import KeyPath
@@ -18,7 +20,7 @@ TINY_VALUES: Mapping[str, Any] = {
     "actor_infer.generating_args": {"max_new_tokens": 32},
     "actor_infer.infer_batch_size": 32,
     "actor_train.training_args": {"learning_rate": 3e-4},
-    "warm_start": {"num_episodes": 200},
+    "warm_start": {"num_episodes": 200, "hidden_size": 64, "num_layers": 2, "learning_rate": 4e-3},
     "train_env_manager.max_env_num_per_worker": 64,
     "val_env_manager.max_env_num_per_worker": 64,
     "max_steps": 5,
@@ -49,15 +51,33 @@ TINY_DROPS = (
 )
 """Keys of the file that the preset leaves out."""
 _REPLY = 16
-_PROMPTS, _GROUPS = 8, 4
+_PROMPTS, _HELD_OUT_PROMPTS, _GROUPS = 8, 32, 4
+_SAID = (
+    "the tiny policy (pretrain: embedded_default) is trained by `torch` and sampled by `embedded`, on a CPU",
+    "batches, groups, replies and lengths are small; 5 steps; evaluations and checkpoints at the ends alone",
+    "left out: devices, dtypes and other settings of models, mini-batches",
+)
 
 PRESETS = ("tiny",)
 
 
-def with_preset(
-    name: str, data: Mapping[str, Any], is_override: Callable[[KeyPath], bool]
-) -> tuple[dict[str, Any], list[KeyPath]]:
-    """The file under a preset, and the keys that it set. `is_override`: whether a key is the user's own.
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A file under a preset."""
+
+    data: dict[str, Any]
+    changed: Sequence[KeyPath]
+    """Keys that it set."""
+    said: Sequence[str]
+    """What it replaced, in one line each."""
+
+    def replaces(self, key: KeyPath) -> bool:
+        """Whether it set the key, or a section around it."""
+        return any(key[: len(path)] == path for path in self.changed)
+
+
+def with_preset(name: str, data: Mapping[str, Any], is_override: Callable[[KeyPath], bool]) -> Preset:
+    """The file under a preset. `is_override`: whether a key is the user's own.
 
     Raises:
         ConfigurationError: There is no such preset.
@@ -67,20 +87,22 @@ def with_preset(
     result = deepcopy(dict(data))
     changed: list[KeyPath] = []
 
-    def put(dotted: str, value: Any) -> None:
-        *sections, last = path = tuple(dotted.split("."))
+    def put(path: KeyPath, value: Any) -> bool:
         section: Any = result
-        for part in sections:
+        for part in path[:-1]:
             section = section.setdefault(part, {})
             if not isinstance(section, dict):
-                return
-        given = section.get(last)
+                return False
+        given = section.get(path[-1])
         if isinstance(value, dict) and isinstance(given, dict):
             kept = {key: each for key, each in given.items() if is_override((*path, key))}
-            section[last] = {**value, **kept}
-        elif not is_override(path):
-            section[last] = value
+            section[path[-1]] = {**value, **kept}
+        elif is_override(path):
+            return False
+        else:
+            section[path[-1]] = value
         changed.append(path)
+        return True
 
     for key in TINY_DROPS:
         _drop(result, tuple(key.split(".")), is_override)
@@ -88,33 +110,33 @@ def with_preset(
         if not isinstance(result.get(manager), dict):
             continue
         tags = result[manager].get("tags")
-        put(f"{manager}.num_env_groups", max(_GROUPS, len(tags) if isinstance(tags, list) else 1))
+        put((manager, "num_env_groups"), max(_GROUPS, len(tags) if isinstance(tags, list) else 1))
     for key, value in TINY_VALUES.items():
         if "manager" not in key or isinstance(result.get(key.partition(".")[0]), dict):
-            put(key, value)
+            put(tuple(key.split(".")), value)
     for key, limit in TINY_LIMITS.items():
         value = _at(result, key)
         if isinstance(value, int) and value > limit:
-            put(key, limit)
+            put(tuple(key.split(".")), limit)
     for tag, env in (result.get("custom_envs") or {}).items():
-        path = ("custom_envs", tag, "max_tokens_per_step")
-        if isinstance(env, dict) and not is_override(path):
-            env["max_tokens_per_step"] = _REPLY
-            changed.append(path)
+        if isinstance(env, dict):
+            put(("custom_envs", tag, "max_tokens_per_step"), _REPLY)
     _put_batches(result, put)
-    return result, changed
+    return Preset(result, changed, [*_SAID, *put_prompts(result, put)])
 
 
-def _put_batches(data: Mapping[str, Any], put: Callable[[str, Any], None]) -> None:
+def _put_batches(data: Mapping[str, Any], put: Put) -> None:
     """Few groups in a batch, whose members are as many as the file's up to the limit."""
     has_prompts = "rewards" in data or _at(data, "actor_train.data_args.file_name") is not None
-    if has_prompts:
-        put("rollout_batch_size", _PROMPTS)
     train, val = data.get("train_env_manager"), data.get("val_env_manager")
+    if has_prompts:
+        put(("rollout_batch_size",), _PROMPTS)
+        if not isinstance(val, dict) and isinstance(data.get("validation"), dict):
+            put(("val_batch_size",), _HELD_OUT_PROMPTS)
     if isinstance(train, dict) and not has_prompts:
-        put("rollout_batch_size", train["num_env_groups"] * _size(train))
+        put(("rollout_batch_size",), train["num_env_groups"] * _size(train))
     if isinstance(val, dict):
-        put("val_batch_size", val["num_env_groups"] * _size(val))
+        put(("val_batch_size",), val["num_env_groups"] * _size(val))
 
 
 def _size(manager: Mapping[str, Any]) -> int:

@@ -25,6 +25,7 @@ from envsdk.failures import ConfigurationError
 from envsdk.prompt_data.opening import NoRows, open_prompts
 from envsdk.prompt_data.prompts import PromptSource
 from envsdk.settings.problems import KeyPath
+from envsdk.store.hub import known_folder
 
 PROMPTS_ENV = "envsdk/Prompts-v1"
 DEFAULT_DOMAIN = "math_rule"
@@ -48,6 +49,8 @@ class Expansion:
     data: dict[str, Any]
     origins: dict[KeyPath, str] = field(default_factory=dict)
     """For each key that was added: the key that it follows from."""
+    left_out: list[str] = field(default_factory=list)
+    """Domains without rows, which are not played."""
 
     def add(self, path: KeyPath, value: Any, source: str) -> None:
         """Add a key, unless the file has it, or has no mapping where one should be."""
@@ -59,9 +62,12 @@ class Expansion:
             self.origins[path] = f"follows from {source}"
 
 
-def expand(data: Mapping[str, Any], *, count_rows: CountRows) -> Expansion:
+def expand(data: Mapping[str, Any], *, count_rows: CountRows, leaves_out_empty: bool = False) -> Expansion:
     """`data`, a file's keys before their types are checked, with all that follows. Values of a wrong type are
-    left for that check."""
+    left for that check.
+
+    `leaves_out_empty`: domains without rows are left out of training, as long as one has rows.
+    """
     expansion = Expansion(deepcopy(dict(data)))
     train = _mapping(_mapping(data.get("actor_train")).get("data_args"))
     if train and "rewards" not in data:
@@ -70,7 +76,7 @@ def expand(data: Mapping[str, Any], *, count_rows: CountRows) -> Expansion:
     if domains:
         _add_lengths(expansion)
     if domains and train:
-        _add_training(expansion, train, domains, count_rows)
+        _add_training(expansion, train, domains, count_rows, leaves_out_empty=leaves_out_empty)
     validation = _mapping(data.get("validation"))
     held_out = _mapping(validation.get("data_args"))
     if domains and held_out:
@@ -102,6 +108,8 @@ def _add_training(
     files: Mapping[str, Any],
     domains: Mapping[str, Mapping[str, Any]],
     count_rows: CountRows,
+    *,
+    leaves_out_empty: bool,
 ) -> None:
     data = expansion.data
     counts: dict[str, int | None] = {}
@@ -113,6 +121,9 @@ def _add_training(
     group_size = data.get("num_return_sequences_in_group")
     source = "rewards"
     used = {name: share for name in domains if (share := shares.get(name, 0 if shares else 1)) != 0}
+    if leaves_out_empty and any(counts[name] != 0 for name in used):
+        expansion.left_out = [name for name in used if counts[name] == 0]
+        used = {name: share for name, share in used.items() if counts[name] != 0}
     manager: KeyPath = ("train_env_manager",)
     written = _mapping(data.get("train_env_manager"))
     expansion.add((*manager, "tags"), list(used or domains), source)
@@ -226,7 +237,7 @@ def _env_config(
     names = files.get("file_name")
     columns = {name: files[name] for name in ("prompt", "messages") if files.get(name) is not None}
     config = {
-        "files": _found(names, files.get("dataset_dir")),
+        "files": found_files(names, files.get("dataset_dir")),
         **_selected(domain, domains),
         "columns": {**columns, **_mapping(files.get("columns"))},
         "reward": {
@@ -238,8 +249,9 @@ def _env_config(
         "order_seed": data.get("seed", 42),
     }
     model = data.get("pretrain")
-    if data.get("prompt_length") is not None and isinstance(model, str) and Path(model).is_dir():
-        config |= {"longest_prompt": data["prompt_length"], "tokenizer": model}
+    folder = known_folder(model) if data.get("prompt_length") is not None and isinstance(model, str) else None
+    if folder is not None:
+        config |= {"longest_prompt": data["prompt_length"], "tokenizer": str(folder)}
     return config
 
 
@@ -250,19 +262,20 @@ def _counted(env_config: Mapping[str, Any], files: Mapping[str, Any]) -> dict[st
 def _selected(domain: str, domains: Mapping[str, Any]) -> dict[str, Any]:
     """Which rows are a domain's: those that name it, and those with one of its tags.
 
-    An only domain without tags has all rows. `math_rule` has all that are no other domain's, as in ROLL.
+    An only domain without tags has all rows. `math_rule` has all that are no other domain's, as in ROLL, and
+    those with its own tags.
     """
     own = domains[domain].get("tag_included")
     tags = list(dict.fromkeys([*own, domain])) if isinstance(own, list) else [domain]
     if domain != DEFAULT_DOMAIN:
         return {"tags": tags} if own or len(domains) > 1 else {}
     others = (name for name in domains if name != domain)
-    not_its = [tag for name in others for tag in _selected(name, domains)["tags"]]
+    not_its = [tag for name in others for tag in _selected(name, domains)["tags"] if tag not in tags]
     return {"except_tags": not_its} if not_its else {}
 
 
-def _found(names: Any, folder: Any) -> list[Any]:
-    """The files, where they are: as they stand, or in `folder`."""
+def found_files(names: Any, folder: Any) -> list[Any]:
+    """The files of prompts, where they are: as they stand, or in `folder`."""
     found = []
     for name in [names] if isinstance(names, str) else names if isinstance(names, list) else []:
         inside = Path(folder) / name if isinstance(folder, str) and isinstance(name, str) else None

@@ -20,6 +20,7 @@ from envsdk.inference.sampling import SamplingParams, recorded
 from envsdk.inference.settings import EngineSettings
 from envsdk.play.source import DEFAULT_SEQUENCE_LENGTH, Source
 from envsdk.plugins import load_plugin
+from envsdk.store.hub import model_folder
 from envsdk.store.model_files import content_digest, is_model_folder, model_problem, weights_problem
 
 if TYPE_CHECKING:
@@ -153,7 +154,8 @@ def model_source(
 
 
 def find_model_folder(path: Path) -> Path:
-    """The Hugging Face folder that `path` is, or has in it as a checkpoint, or as a run in its newest one."""
+    """The Hugging Face folder that `path` is, or has in it as a checkpoint, or as a run in its newest one; or
+    that of the model which the hub has under this name."""
     path = path.expanduser()
     checkpoints = sorted(path.glob("checkpoints/step_*"))
     for candidate in (path, path / "model", *(checkpoint / "model" for checkpoint in checkpoints[-1:])):
@@ -162,7 +164,10 @@ def find_model_folder(path: Path) -> Path:
                 raise ConfigurationError(f"--model: {problem}")
             return candidate
     if not path.exists():
-        raise ConfigurationError(f"--model: there is no folder {path}")
+        try:
+            return model_folder(str(path))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"--model: {error}") from error
     raise ConfigurationError(
         f"--model: {path} holds no config.json: it is neither a Hugging Face folder nor a checkpoint "
         "(such as runs/NAME/checkpoints/step_000010), nor a run with one"

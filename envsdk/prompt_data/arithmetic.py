@@ -1,13 +1,9 @@
-"""Arithmetic that the tiny policy can learn: prompts that are made on this machine when they are first read.
-
-`generated:arithmetic_train` and `generated:arithmetic_val` may stand wherever a file of prompts may. Their
-rows are in ROLL's format, with two tags and three difficulties:
+"""Arithmetic that the tiny policy can learn, as rows in ROLL's format, with two tags and three difficulties:
 
     sums          3+8+4=                     3+8=11 11+4=15 \\boxed{15}
     comparisons   Largest? A 37 B 52 C 12    \\boxed{B}
 
-`solution` is a worked response that is right, and `mistakes` are responses with one slip: the warm start
-imitates both. No prompt is in both files.
+No prompt is in both splits.
 """
 
 from __future__ import annotations
@@ -16,40 +12,10 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-from envsdk.failures import ConfigurationError
-from envsdk.settings.nearest import suggest
-from envsdk.store.atomic import make_folder, write_atomically
-from envsdk.store.cache import cache_folder
-
-SCHEME = "generated:"
-FILES = {"arithmetic_train": ("train", 16000), "arithmetic_val": ("val", 512)}
-"""Name -> split and number of rows."""
-
-_VERSION = 1
-"""Raised when the same name would give other rows."""
 _HELD_OUT = 16
 """One prompt in so many belongs to the validation rows."""
-
-
-def generated_file(name: str) -> Path:
-    """The JSONL file that `generated:NAME` stands for, in the cache folder; written if it is not there.
-
-    Raises ConfigurationError for an unknown name, StorageError when it cannot be written.
-    """
-    name = name.removeprefix(SCHEME)
-    if name not in FILES:
-        known = suggest(name, FILES, known="generated prompts")
-        raise ConfigurationError(f"there are no generated prompts {name!r}: {known}")
-    path = cache_folder() / "prompts" / f"{name}_v{_VERSION}.jsonl"
-    if not path.is_file():
-        split, num_rows = FILES[name]
-        make_folder(path.parent)
-        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in arithmetic_rows(split, num_rows))
-        write_atomically(path, "".join(lines).encode())
-    return path
 
 
 def arithmetic_rows(split: str, num_rows: int) -> Iterator[dict[str, Any]]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from envsdk.failures import ConfigurationError
-from envsdk.prompt_data.arithmetic import SCHEME, generated_file
+from envsdk.prompt_data.generated import SCHEME, generated_file
 from envsdk.store.atomic import atomic_file, make_folder
 from envsdk.store.cache import cache_folder
 
@@ -53,6 +53,13 @@ def jsonl_files(name: str) -> list[tuple[Path, str]]:
     if path.suffix or path.is_absolute() or name.count("/") != 1:
         raise ConfigurationError(f"there is no file of prompts {name} in {Path.cwd()}")
     return [(_data_set(name, None), name)]
+
+
+def is_local(name: str) -> bool:
+    """Whether `name` can be read without asking the hub of Hugging Face."""
+    return (
+        name.startswith(SCHEME) or Path(name).expanduser().exists() or bool(glob.glob(name, recursive=True))
+    )
 
 
 def _as_jsonl(path: Path) -> Path:

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from envsdk.failures import ConfigurationError
+from envsdk.store.hub import known_folder
 from envsdk.store.shards import MANIFEST
 from envsdk.trajectory import Trajectory
 from envsdk.view.sources import CONFIG_FILE, Kind, Source
@@ -55,8 +56,8 @@ def find_tokenizer(source: Source) -> Path | None:
     checkpoints = sorted(folder.glob(f"checkpoints/step_*/model/{TOKENIZER_FILE}"))
     model = _pretrain(folder / CONFIG_FILE) if source.kind is Kind.RUN else _player(folder / MANIFEST)
     candidates = [folder / TOKENIZER_FILE, *checkpoints[-1:]]
-    if model:
-        candidates.append(Path(model).expanduser() / TOKENIZER_FILE)
+    if model and (known := known_folder(model)) is not None:
+        candidates.append(known / TOKENIZER_FILE)
     return next((path for path in candidates if path.is_file()), None)
 
 

@@ -71,7 +71,7 @@ _PRINT_EVERY_S = 5.0
 _OnPlayed = Callable[[int, int, int, object], None]
 """Called with the numbers of episodes, successes and failures, and one failure."""
 _HOPELESS = 32
-"""With so many failed demonstrations and no other, no more are played."""
+"""With so many failed demonstrations of the last tag and no other of any, no more are played."""
 
 
 def prepare_policy(config: RunConfig, *, console: Console | None = None, device: str = "cpu") -> Path:
@@ -130,11 +130,16 @@ def _describe(config: RunConfig) -> dict[str, Any]:
         "envsdk": envsdk.__version__,
         "sequence_length": config.sequence_length,
         "warm_start": settings,
-        "episodes": resolve_source(config).episodes_by_tag(args.num_episodes, split="train", tags=None),
+        "episodes": _num_episodes(config),
         "demonstrator": player.describe(),
         "sources": _sources(config),
         **({"prompts": prompts} if prompts else {}),
     }
+
+
+def _num_episodes(config: RunConfig) -> Mapping[str, int]:
+    """Demonstrations by tag, in the order in which tags are played."""
+    return resolve_source(config).episodes_by_tag(config.warm_start.num_episodes, split="train", tags=None)
 
 
 def _prompts_digest(config: RunConfig) -> dict[str, str]:
@@ -238,13 +243,16 @@ def _announced(config: RunConfig, description: Mapping[str, Any], folder: Path) 
 
 def _collect(config: RunConfig, out: Path, console: Console) -> list[Trajectory]:
     num_failed, some_succeed = 0, False
+    # Tags are played one after the other: one that cannot be demonstrated says nothing of the next.
+    *before, last = _num_episodes(config).values()
+    hopeless = sum(before) + min(last, _HOPELESS)
 
     def on_played(num_episodes: int, num_successes: int, failures: int, reason: object) -> None:
         nonlocal num_failed, some_succeed
         progress.played(num_episodes, num_successes, failures)
         num_failed += failures
         some_succeed = some_succeed or failures < num_episodes
-        if num_failed >= _HOPELESS and not some_succeed:
+        if num_failed >= hopeless and not some_succeed:
             raise ConfigurationError(
                 f"warm_start: the first {num_failed} demonstrations all failed, one with {reason}"
             )
@@ -264,7 +272,21 @@ def _collect(config: RunConfig, out: Path, console: Console) -> list[Trajectory]
             f"warm_start: not one of {len(trajectories)} demonstrations has an outcome; "
             f"the first failed with {trajectories[0].failure}"
         )
+    for line in _left_out(trajectories):
+        console.print(f"warm start: {line}", highlight=False, soft_wrap=True)
     return usable
+
+
+def _left_out(trajectories: Sequence[Trajectory]) -> Iterator[str]:
+    """Of each tag with demonstrations that cannot be imitated: how many, and why, for example."""
+    for tag in dict.fromkeys(trajectory.task.tag for trajectory in trajectories):
+        own = [trajectory for trajectory in trajectories if trajectory.task.tag == tag]
+        failures = [trajectory.failure for trajectory in own if trajectory.failure is not None]
+        if failures:
+            yield (
+                f"{len(failures)} of {len(own)} demonstrations of {tag} are left out; the first failed with "
+                f"{failures[0]}"
+            )
 
 
 def _kept(config: RunConfig, out: Path, progress: EpisodeProgress, on_played: _OnPlayed) -> list[Trajectory]:
@@ -282,7 +304,7 @@ def _kept(config: RunConfig, out: Path, progress: EpisodeProgress, on_played: _O
 
 def _played(config: RunConfig, on_played: _OnPlayed) -> list[Trajectory]:
     """The same demonstrations where there is no PyArrow to keep them."""
-    counts = resolve_source(config).episodes_by_tag(config.warm_start.num_episodes, split="train", tags=None)
+    counts = _num_episodes(config)
     plans = plan_shards(counts, split="train", shard_size=usual_shard_size(sum(counts.values())))
     played: dict[int, Trajectory] = {}
 

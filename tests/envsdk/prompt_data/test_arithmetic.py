@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from envsdk.failures import ConfigurationError
-from envsdk.prompt_data.arithmetic import arithmetic_rows, generated_file
+from envsdk.prompt_data.arithmetic import arithmetic_rows
+from envsdk.prompt_data.generated import generated_file
 from envsdk.prompt_data.opening import open_prompts
 from envsdk.prompt_data.prompts import PromptSource
 

@@ -410,3 +410,37 @@ def test_other_rows_make_another_policy(tmp_path: Path) -> None:
         config = prompts_config(tmp_path / place, {f"{n}+1=": answer for n in range(8)})
         names.append(warm_start._prompts_digest(config)["words"])
     assert names[0] == names[1] != names[2]
+
+
+def domains_config(folder: Path, rows: list[dict[str, str]], *overrides: str) -> RunConfig:
+    """Prompts of the domains `first` and `second`."""
+    config = prompts_config(folder, {})
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    written = yaml.safe_load((folder / "prompts.yaml").read_text())
+    written["rewards"] = {name: {"worker_cls": f"{__name__}:Exact"} for name in ("first", "second")}
+    (folder / "prompts.yaml").write_text(yaml.safe_dump(written))
+    del config
+    return load_config(folder / "prompts.yaml", [*SMALL, *overrides]).config
+
+
+def test_rows_without_a_reference_are_left_out_of_the_warm_start_and_counted(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}+1=", "tag": "first"} for n in range(8)]
+    rows += [{"prompt": f"{n}+2=", "tag": "second", "ground_truth": f"answer {n + 2}"} for n in range(8)]
+    _, said = prepare(domains_config(tmp_path, rows, "warm_start.num_episodes=80"))
+    assert "40 of 40 demonstrations of first are left out" in said
+    assert "has no reference answer" in said
+    assert "of second are left out" not in said
+
+
+def test_a_row_is_demonstrated_where_those_after_it_have_no_reference(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}+1=", "tag": "first"} for n in range(8)]
+    rows[0]["ground_truth"] = "answer 1"
+    rows += [{"prompt": f"{n}+2=", "tag": "second", "ground_truth": f"answer {n + 2}"} for n in range(8)]
+    _, said = prepare(domains_config(tmp_path, rows, "warm_start.epsilon=1", "warm_start.num_episodes=32"))
+    assert "14 of 16 demonstrations of first are left out" in said
+
+
+def test_where_no_row_has_a_reference_the_making_ends_with_one(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}+1=", "tag": tag} for n in range(8) for tag in ("first", "second")]
+    with pytest.raises(ConfigurationError, match=r"all failed, one with .* has no reference answer"):
+        prepare(domains_config(tmp_path, rows, "warm_start.num_episodes=200"))

@@ -1,0 +1,91 @@
+"""Programs and instructions that the tiny policy can learn, as rows in ROLL's format.
+
+programs        f(x) = x*7               def f(x): return x*7         tested by assertions
+instructions    3 words, begin with cat  cat sun tree                 checked by `validate_...` functions
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+_HELD_OUT = 8
+"""One prompt in so many belongs to the validation rows."""
+_LARGEST = 60
+_WORDS = (
+    *("cat", "sun", "tree", "river", "stone", "bird", "lamp", "road"),
+    *("snow", "wind", "fire", "leaf", "boat", "moon", "star"),
+)
+_MOST_WORDS = 8
+_VARIANTS = 12
+"""Prompts that differ in the word they begin with, for each number of words."""
+
+
+def program_rows(split: str) -> Iterator[dict[str, Any]]:
+    """Functions of one line, for `train` or `val`."""
+    drawn = [(sign, number) for sign in "+-*" for number in range(2, _LARGEST)]
+    random.Random("programs").shuffle(drawn)
+    for sign, number in drawn:
+        prompt = f"Python: f(x) = x{sign}{number}"
+        if _is_held_out(prompt) != (split == "val"):
+            continue
+        right = _program(sign, number)
+        cases = [{"assert_code": f"assert f({x}) == {x} {sign} {number}"} for x in (1, 5, 12)]
+        yield _row(
+            tag="programs",
+            prompt=prompt,
+            solution=_fenced(right),
+            mistakes=[_fenced(_program(other, number)) for other in "+-*" if other != sign],
+            case_type="pytest",
+            test_cases=json.dumps(cases),
+        )
+
+
+def instruction_rows(split: str) -> Iterator[dict[str, Any]]:
+    """Lines of a few words, for `train` or `val`: how many there must be is what is checked."""
+    rng = random.Random("instructions")
+    for num_words in range(2, _MOST_WORDS + 1):
+        for first in rng.sample(_WORDS, _VARIANTS):
+            prompt = f"{num_words} words or more, begin with {first}"
+            if _is_held_out(prompt) != (split == "val"):
+                continue
+            others = rng.sample([word for word in _WORDS if word != first], _MOST_WORDS)
+            checked = {"func_name": "validate_word_constraint", "N": num_words, "quantifier": "at least"}
+            yield _row(
+                tag="instructions",
+                prompt=prompt,
+                solution=" ".join([first, *others[: num_words - 1]]),
+                mistakes=[" ".join([first, *others[: num_words - 2]])],
+                ground_truth=json.dumps(checked),
+            )
+
+
+def _program(sign: str, number: int) -> str:
+    return f"def f(x): return x{sign}{number}"
+
+
+def _fenced(program: str) -> str:
+    return f"```python\n{program}\n```"
+
+
+def _is_held_out(prompt: str) -> bool:
+    return hashlib.sha256(prompt.encode()).digest()[0] % _HELD_OUT == 0
+
+
+def _row(*, tag: str, prompt: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "id": f"{tag}-{prompt}",
+        "source": "generated",
+        "difficulty": 1,
+        "prompt": prompt,
+        "messages": json.dumps([{"role": "user", "content": prompt}]),
+        "ground_truth": "",
+        "case_type": "",
+        "test_case_function": "",
+        "test_cases": "",
+        "tag": tag,
+        **fields,
+    }
