@@ -2,11 +2,11 @@
 
     python benchmarks/roll_files.py FOLDER --out OUT [--only PATTERN] [--first N] [--again] [KEY=VALUE ...]
 
-FOLDER is a checkout of ROLL (https://github.com/alibaba/ROLL), or a folder of its YAML files. Each file is run
-by `envsdk train FILE --preset tiny`, one after the other. A file that does not load with `--explain` is refused:
-it is counted, and not run. Results go to OUT/results.jsonl, logs to OUT/logs. A call continues where the last
-one stopped; `--again` repeats the files that did not end well. A run is at its end when it exits with 0 and its
-metrics.jsonl holds every step. The exit code is 1 when a file that loads did not end well.
+FOLDER is a checkout of ROLL (https://github.com/alibaba/ROLL), or a folder of its YAML files. Each file is
+run by `envsdk train FILE --preset tiny`, one after the other. A file that does not load with `--explain` is
+refused: it is counted, and not run. Results go to OUT/results.jsonl, logs to OUT/logs. A call continues where
+the last one stopped; `--again` repeats the files that did not end well. A run is at its end when it exits
+with 0 and its metrics.jsonl holds every step. The exit code is 1 when a file that loads did not end well.
 """
 
 from __future__ import annotations
@@ -103,12 +103,12 @@ def _run(command: Sequence[str], output: int, *, timeout_s: float) -> int | None
 
 
 def _trained(metrics: Path) -> tuple[int, list[str]]:
-    """Steps that were taken, and tags that were in them."""
+    """Steps, those whose batch was masked included, and tags that were in them."""
     steps, tags = 0, set[str]()
     with metrics.open() if metrics.is_file() else open(os.devnull) as lines:
         for line in lines:
             row = json.loads(line)
-            if any(key.startswith("actor/") for key in row):
+            if "time/wait_batch_s" in row:
                 steps += 1
             tags |= {key.partition("/")[2] for key in row if key.startswith("success/")} - {"mean"}
     return steps, sorted(tags)

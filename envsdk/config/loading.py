@@ -34,11 +34,12 @@ from envsdk.config.roll.defaults import DEFAULTS, files_of
 from envsdk.config.roll.dialect import ROLL
 from envsdk.config.roll.tags import TAGS_FILE, missing_tags
 from envsdk.config.trinity.dialect import TRINITY, is_trinity_file
+from envsdk.config.trinity.tasks import fetch_data_sets
 from envsdk.failures import ConfigurationError
 from envsdk.settings.nearest import nearest
 from envsdk.settings.problems import KeyPath, Problem, describe, dotted
 from envsdk.settings.validation import problems_in
-from envsdk.store.hub import is_hub_name, model_folder
+from envsdk.store.hub import hub_folder, is_hub_name
 
 EXTENDS = "extends"
 """Key of a file that names the file it starts from."""
@@ -101,7 +102,10 @@ def load_config(
         reading.override(merged, override)
     variables = _variables(merged) | reading.shared_keys
     data = _resolve(merged, dialect, reading, str(source))
+    fetches = preset is None and not to_explain
+    unfetched = fetch_data_sets(data) if fetches and dialect is TRINITY else {}
     translation = _translate(data, dialect, variables, reading, str(source))
+    translation.pending |= unfetched
     data = translation.data
     said: list[str] = []
     if preset is not None:
@@ -421,7 +425,7 @@ def _fetched(model: Any) -> dict[KeyPath, str]:
     if not isinstance(model, str) or not is_hub_name(model):
         return {}
     try:
-        model_folder(model)
+        hub_folder(model)
     except ConfigurationError as error:
         return {("pretrain",): str(error)}
     return {}

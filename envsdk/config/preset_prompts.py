@@ -16,14 +16,13 @@ Put = Callable[[KeyPath, Any], bool]
 _ROWS: Mapping[str, tuple[str, str]] = {
     "choice": ("arithmetic", "comparisons"),
     "code": ("programs", "programs"),
-    "exact": ("arithmetic", "comparisons"),
+    "exact": ("questions", "questions"),
     "ifeval": ("instructions", "instructions"),
 }
 """Reward -> generated rows that it can score, and their tag."""
 _OTHER_ROWS = ("arithmetic", "sums")
 _COMPARISON = {
     "worker_cls": "exact",
-    "extract": ["boxed", "tag", "hash", "answer_is"],
     "ignore": ["case", "space", "punctuation"],
 }
 """In place of a judge."""

@@ -20,7 +20,7 @@ TINY_VALUES: Mapping[str, Any] = {
     "actor_infer.generating_args": {"max_new_tokens": 32},
     "actor_infer.infer_batch_size": 32,
     "actor_train.training_args": {"learning_rate": 3e-4},
-    "warm_start": {"num_episodes": 200, "hidden_size": 64, "num_layers": 2, "learning_rate": 4e-3},
+    "warm_start": {"num_episodes": 96, "batch_size": 8, "hidden_size": 64, "num_layers": 2},
     "train_env_manager.max_env_num_per_worker": 64,
     "val_env_manager.max_env_num_per_worker": 64,
     "max_steps": 5,

@@ -17,7 +17,7 @@ from envsdk.buffer.sql_buffer import SqlBuffer
 from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
 from envsdk.job.meaning import meaning_of
 from envsdk.store.atomic import make_folder
-from envsdk.store.hub import model_folder
+from envsdk.store.hub import hub_folder
 
 
 def buffer_path(config: RunConfig) -> str:
@@ -117,7 +117,7 @@ class Membership:
         if self._meaning is None:
             config, model = self._config, self._model
             if model is None and config.pretrain != EMBEDDED_DEFAULT:
-                model = model_folder(config.pretrain)
+                model = hub_folder(config.pretrain)
             tags = config.train_env_manager.tags if config.mode in ("train", "explore") else ()
             self._meaning = meaning_of(config, model, tags=tags)
         return self._meaning

@@ -13,7 +13,7 @@ from typing import Any
 from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
 from envsdk.failures import ConfigurationError, StorageError
 from envsdk.store.atomic import write_json_atomically
-from envsdk.store.hub import model_folder
+from envsdk.store.hub import hub_folder
 from envsdk.store.model_files import content_digest
 
 FILE_NAME = "origin.json"
@@ -64,7 +64,7 @@ def model_of_run(config: RunConfig, *, has_begun: bool) -> Path:
 def initial_model(config: RunConfig) -> Path:
     """Folder of the model that `config` names; downloaded, or made where it is the tiny policy."""
     if config.pretrain != EMBEDDED_DEFAULT:
-        return model_folder(config.pretrain).resolve()
+        return hub_folder(config.pretrain).resolve()
     from envsdk.warm_start.prepare import prepare_policy
 
     return prepare_policy(config)

@@ -20,7 +20,7 @@ from envsdk.inference.sampling import SamplingParams, recorded
 from envsdk.inference.settings import EngineSettings
 from envsdk.play.source import DEFAULT_SEQUENCE_LENGTH, Source
 from envsdk.plugins import load_plugin
-from envsdk.store.hub import model_folder
+from envsdk.store.hub import hub_folder
 from envsdk.store.model_files import content_digest, is_model_folder, model_problem, weights_problem
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def find_model_folder(path: Path) -> Path:
             return candidate
     if not path.exists():
         try:
-            return model_folder(str(path))
+            return hub_folder(str(path))
         except ConfigurationError as error:
             raise ConfigurationError(f"--model: {error}") from error
     raise ConfigurationError(

@@ -1,8 +1,9 @@
 """Prompts that are made on this machine when they are first read: `generated:NAME` stands for a file of them.
 
-    generated:arithmetic_train      tags sums, comparisons      `math`, `choice`, `exact`
+    generated:arithmetic_train      tags sums, comparisons      `math`, `choice`
     generated:programs_train        tag programs                `code`
     generated:instructions_train    tag instructions            `ifeval`
+    generated:questions_train       tag questions               `exact`
 
 and the same with `_val`. Rows are in ROLL's format. `solution` is a response that is right, and `mistakes`
 are responses with one slip: the warm start of the tiny policy imitates both.
@@ -18,7 +19,7 @@ from typing import Any
 
 from envsdk.failures import ConfigurationError
 from envsdk.prompt_data.arithmetic import arithmetic_rows
-from envsdk.prompt_data.short_tasks import instruction_rows, program_rows
+from envsdk.prompt_data.short_tasks import instruction_rows, program_rows, question_rows
 from envsdk.settings.nearest import suggest
 from envsdk.store.atomic import make_folder, write_atomically
 from envsdk.store.cache import cache_folder
@@ -31,6 +32,8 @@ FILES: Mapping[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "programs_val": partial(program_rows, "val"),
     "instructions_train": partial(instruction_rows, "train"),
     "instructions_val": partial(instruction_rows, "val"),
+    "questions_train": partial(question_rows, "train"),
+    "questions_val": partial(question_rows, "val"),
 }
 """Name -> its rows."""
 

@@ -1,7 +1,10 @@
-"""Programs and instructions that the tiny policy can learn, as rows in ROLL's format.
+"""Programs, instructions and questions that the tiny policy can learn, as rows in ROLL's format.
 
-programs        f(x) = x*7               def f(x): return x*7         tested by assertions
-instructions    3 words, begin with cat  cat sun tree                 checked by `validate_...` functions
+    programs        f(x) = x*7               def f(x): return x*7         tested by assertions
+    instructions    3 words, begin with cat  cat sun tree                 checked by `validate_...` functions
+    questions       After 41?                42
+
+No prompt is in both splits.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import Any
 
 _HELD_OUT = 8
 """One prompt in so many belongs to the validation rows."""
-_LARGEST = 60
+_LARGEST, _LARGEST_ANSWER = 60, 200
 _WORDS = (
     *("cat", "sun", "tree", "river", "stone", "bird", "lamp", "road"),
     *("snow", "wind", "fire", "leaf", "boat", "moon", "star"),
@@ -60,6 +63,20 @@ def instruction_rows(split: str) -> Iterator[dict[str, Any]]:
                 solution=" ".join([first, *others[: num_words - 1]]),
                 mistakes=[" ".join([first, *others[: num_words - 2]])],
                 ground_truth=json.dumps(checked),
+            )
+
+
+def question_rows(split: str) -> Iterator[dict[str, Any]]:
+    """Questions whose answer is the entire response, for `train` or `val`."""
+    for number in random.Random("questions").sample(range(_LARGEST_ANSWER), _LARGEST_ANSWER):
+        prompt = f"After {number}?"
+        if _is_held_out(prompt) == (split == "val"):
+            yield _row(
+                tag="questions",
+                prompt=prompt,
+                ground_truth=str(number + 1),
+                solution=str(number + 1),
+                mistakes=[str(number), str(number + 2)],
             )
 
 

@@ -62,7 +62,7 @@ ROWS: tuple[Row, ...] = (
         "num_gpus_per_node num_nodes", "device_mapping says which devices are used; ray.address, where"
     ),
     *no_effect(
-        "model_download_type", "nothing is downloaded: `hf download MODEL --local-dir DIR`, pretrain: DIR"
+        "model_download_type", "models come from the Hugging Face hub, or from a folder: pretrain: DIR"
     ),
     *no_effect("rpc_timeout", "engines and workers have deadlines of their own"),
     *no_effect(

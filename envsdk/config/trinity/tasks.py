@@ -15,6 +15,7 @@ from envsdk.config.trinity.workflow_table import Kind, plain_name, workflow_name
 from envsdk.failures import ConfigurationError
 from envsdk.prompt_data.files import jsonl_files
 from envsdk.settings.problems import KeyPath
+from envsdk.store.hub import hub_folder, is_hub_name, known_folder
 
 Ours = Mapping[str, Any]
 
@@ -170,8 +171,8 @@ def files_of(taskset: Mapping[str, Any]) -> list[str]:
     path, subset, split = (taskset.get(name) for name in ("path", "subset_name", "split"))
     if path is None:
         raise ValueError("names no file: give path")
-    folder = Path(str(path)).expanduser()
-    if not folder.is_dir():
+    folder = known_folder(str(path), "dataset")
+    if folder is None:
         return [str(path)]
     inner = folder / str(subset) if subset and (folder / str(subset)).is_dir() else folder
     for where in (inner, inner / "data"):
@@ -274,7 +275,7 @@ def _num_rows(place: Place) -> int | None:
 def missing(names: Sequence[str]) -> list[str]:
     """Those of the files that are not on this machine."""
     return [
-        name
+        str(name)
         for name in names
         if not str(name).startswith("generated:")
         and not Path(str(name)).expanduser().exists()
@@ -290,20 +291,14 @@ def max_steps(value: Any, place: Place) -> Ours:
 def pending_keys(data: Mapping[str, Any]) -> dict[KeyPath, str]:
     """Files that are not on this machine, and the number of steps that follows from their rows."""
     place = Place((), data, True)
-    found: dict[KeyPath, str] = {}
     try:
-        given = place.get("actor_train", "data_args", "file_name")
-        names = [given] if isinstance(given, str) else given or files_of(training(place))
-        steps, absent = num_steps(place), missing(names)
-        is_of_environment = is_played(place) and workflow_kind(place) is Kind.ENVIRONMENT
+        steps, (path, absent) = num_steps(place), _absent_files(place)
     except ValueError:
         return {}  # reported where the key is converted
-    if absent and not is_of_environment:
-        path: KeyPath = ("actor_train", "data_args", "file_name")
-        if is_played(place):
-            path = ("custom_envs", domain(place), "env_config", "env_config", "files")
+    found: dict[KeyPath, str] = {}
+    if absent and path:
         found[path] = (
-            f"{', '.join(map(str, absent))} is not on this machine: fetch it with `hf download NAME "
+            f"{', '.join(absent)} is not on this machine: fetch it with `hf download NAME "
             "--repo-type dataset --local-dir DIR`, and give buffer.explorer_input.taskset.path=DIR"
         )
     if absent and steps is None:
@@ -311,4 +306,33 @@ def pending_keys(data: Mapping[str, Any]) -> dict[KeyPath, str]:
             "follows from total_epochs and the number of rows, which are not here yet: give "
             "buffer.total_steps"
         )
+    return found
+
+
+def _absent_files(place: Place) -> tuple[KeyPath, list[str]]:
+    """The key whose files are not on this machine, and these; no key where an environment needs none.
+
+    Raises ValueError for what is reported where the key is converted.
+    """
+    given = place.get("actor_train", "data_args", "file_name")
+    absent = missing([given] if isinstance(given, str) else given or files_of(training(place)))
+    if not is_played(place):
+        return ("actor_train", "data_args", "file_name"), absent
+    if workflow_kind(place) is Kind.ENVIRONMENT:
+        return (), absent
+    return ("custom_envs", domain(place), "env_config", "env_config", "files"), absent
+
+
+def fetch_data_sets(data: Mapping[str, Any]) -> dict[KeyPath, str]:
+    """Download the data sets of the hub whose rows the run asks; what stands against it, by key."""
+    try:
+        path, absent = _absent_files(Place((), data, True))
+    except ValueError:
+        return {}
+    found: dict[KeyPath, str] = {}
+    for name in filter(is_hub_name, absent if path else ()):
+        try:
+            hub_folder(name, "dataset")
+        except ConfigurationError as error:
+            found[path] = f"{error}, or give buffer.explorer_input.taskset.path=DIR"
     return found

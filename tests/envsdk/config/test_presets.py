@@ -62,7 +62,7 @@ def rows(loaded: LoadedConfig, tag: str) -> list[dict[str, Any]]:
         ("code_sandbox", "programs"),
         ("ifeval", "instructions"),
         ("crossthinkqa", "comparisons"),
-        ("llm_judge", "comparisons"),
+        ("llm_judge", "questions"),
     ],
 )
 def test_a_domain_without_files_gets_generated_rows_that_its_reward_can_score(domain: str, tag: str) -> None:

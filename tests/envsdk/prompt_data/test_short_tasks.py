@@ -9,7 +9,7 @@ import pytest
 
 from envsdk.prompt_data.opening import open_prompts
 from envsdk.prompt_data.prompts import PromptSource
-from envsdk.prompt_data.short_tasks import instruction_rows, program_rows
+from envsdk.prompt_data.short_tasks import instruction_rows, program_rows, question_rows
 from envsdk.rewards.loading import load_reward
 from envsdk.rewards.reward import Sample
 
@@ -38,7 +38,14 @@ def test_a_solution_passes_its_test_cases_and_a_mistake_does_not() -> None:
         assert max(wrong) < 1
 
 
-@pytest.mark.parametrize("rows", [program_rows, instruction_rows])
+def test_a_solution_is_the_answer_to_its_question_and_a_mistake_is_not() -> None:
+    exact = load_reward("exact", {})
+    for row in [*question_rows("train"), *question_rows("val")]:
+        responses = [row["solution"], *row["mistakes"]]
+        assert [exact.score(Sample(response=text, row=row)).value for text in responses] == [1, 0, 0]
+
+
+@pytest.mark.parametrize("rows", [program_rows, instruction_rows, question_rows])
 def test_no_prompt_comes_twice_or_in_both_splits(rows: Any) -> None:
     train, val = [row["prompt"] for row in rows("train")], [row["prompt"] for row in rows("val")]
     assert len({*train, *val}) == len(train) + len(val)

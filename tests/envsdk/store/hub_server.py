@@ -14,8 +14,8 @@ COMMIT = "a" * 40
 
 
 @contextmanager
-def hub(models: dict[str, Path]) -> Iterator[tuple[str, list[str]]]:
-    """Serves folders by name; yields the address, and the paths that were asked for."""
+def hub(folders: dict[str, Path]) -> Iterator[tuple[str, list[str]]]:
+    """Serves folders by name, data sets as `datasets/NAME`; yields the address, and what was asked."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -30,23 +30,28 @@ def hub(models: dict[str, Path]) -> Iterator[tuple[str, list[str]]]:
         def _answer(self, *, with_body: bool) -> None:
             path = self.path.partition("?")[0]
             asked.append(path)
-            for name, folder in models.items():
-                files = sorted(file for file in folder.iterdir() if file.is_file())
-                if path.startswith(f"/api/models/{name}/tree/"):
+            for name, folder in folders.items():
+                of_api = name if name.startswith("datasets/") else f"models/{name}"
+                files = {
+                    str(file.relative_to(folder)): file
+                    for file in sorted(folder.rglob("*"))
+                    if file.is_file()
+                }
+                if path.startswith(f"/api/{of_api}/tree/"):
                     tree = [
-                        {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": _etag(file)}
-                        for file in files
+                        {"type": "file", "path": path, "size": file.stat().st_size, "oid": _etag(file)}
+                        for path, file in files.items()
                     ]
                     return self._send(json.dumps(tree).encode(), "", with_body)
-                if path.startswith(f"/api/models/{name}"):
+                if path.startswith(f"/api/{of_api}"):
                     about = {
                         "id": name,
                         "sha": COMMIT,
-                        "siblings": [{"rfilename": file.name} for file in files],
+                        "siblings": [{"rfilename": path} for path in files],
                     }
                     return self._send(json.dumps(about).encode(), "", with_body)
                 if path.startswith(f"/{name}/resolve/"):
-                    file = folder / path.rpartition("/")[2]
+                    file = files[path.removeprefix(f"/{name}/resolve/").partition("/")[2]]
                     return self._send(file.read_bytes(), _etag(file), with_body)
             self.send_response(404)
             self.send_header("X-Error-Code", "RepoNotFound")

@@ -5,6 +5,7 @@ The hub's variables are read when its package is imported, so each case is a pro
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from tests.envsdk.store.hub_server import hub
 
 NAME = "someone/Tiny-0.1M"
 NOBODY = "http://127.0.0.1:1"
-READ = "from envsdk.store.hub import model_folder; import sys; print(model_folder(sys.argv[1]))"
+READ = "from envsdk.store.hub import hub_folder; import sys; print(hub_folder(sys.argv[1]))"
 LOAD = (
     "import sys; from envsdk.config import load_config\n"
     "c = load_config(sys.argv[1], ['pretrain=' + sys.argv[2]]).config\n"
@@ -125,6 +126,49 @@ def test_a_run_without_the_network_lists_the_model_among_its_problems(machine: M
     _, said = machine.run(LOAD, "agentic_async.yaml", NAME, HF_HUB_OFFLINE="1")
     assert "1 problem" in said
     assert f"pretrain (override): {NAME} is no folder, not in the hub's cache" in said
+
+
+TRINITY = """
+mode: both
+project: p
+name: n
+model: {model_path: "/no/model"}
+algorithm: {algorithm_type: grpo, repeat_times: 4}
+buffer:
+  batch_size: 4
+  total_epochs: 1
+  explorer_input:
+    taskset:
+      storage_type: file
+      path: someone/sums
+      subset_name: main
+      split: train
+      format: {prompt_key: question, response_key: answer}
+    default_workflow_type: math_workflow
+"""
+ASK = (
+    "import sys; from envsdk.config import load_config\n"
+    "c = load_config(sys.argv[1], ['pretrain=embedded_default', 'sequence_length=64']).config\n"
+    "print(c.max_steps, *c.actor_train.data_args.file_name)"
+)
+
+
+def test_a_data_set_of_a_file_of_trinitys_is_downloaded_and_its_rows_counted(
+    machine: Machine, tmp_path: Path
+) -> None:
+    (tmp_path / "sums" / "main").mkdir(parents=True)
+    rows = [{"question": f"{n}+1=", "answer": f"#### {n + 1}"} for n in range(12)]
+    (tmp_path / "sums" / "main" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "trinity.yaml").write_text(TRINITY)
+    with hub({"datasets/someone/sums": tmp_path / "sums"}) as (address, _):
+        printed, said = machine.run(ASK, str(tmp_path / "trinity.yaml"), endpoint=address)
+    steps, _, file = printed.partition(" ")
+    assert steps == "3", said
+    assert file.endswith("main/train.jsonl")
+    assert Path(file).is_relative_to(machine.home)
+    _, said = Machine(tmp_path / "other").run(ASK, str(tmp_path / "trinity.yaml"), HF_HUB_OFFLINE="1")
+    assert "someone/sums is no folder, not in the hub's cache" in said
+    assert "hf download someone/sums --repo-type dataset" in said
 
 
 def test_a_file_is_explained_without_a_download(machine: Machine, model: Path) -> None:
