@@ -158,12 +158,8 @@ def _data_set(name: str, folder: Path | None) -> Path:
     try:
         found = datasets.load_from_disk(str(folder)) if folder else datasets.load_dataset(name)
     except Exception as error:  # the library raises errors of many kinds
-        hint = (
-            ""
-            if folder
-            else f"; without the network: `hf download {name} --repo-type dataset --local-dir DIR` where there is "
-            "one, then the name of a file or folder in DIR"
-        )
+        fetch = f"`hf download {name} --repo-type dataset --local-dir DIR`"
+        hint = "" if folder else f"; without the network, {fetch} where there is one, then files of DIR"
         raise ConfigurationError(f"the data set {name} cannot be read: {error}{hint}") from error
     if isinstance(found, datasets.DatasetDict):
         split = "train" if "train" in found else next(iter(found))

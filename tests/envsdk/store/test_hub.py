@@ -148,7 +148,7 @@ buffer:
 """
 ASK = (
     "import sys; from envsdk.config import load_config\n"
-    "c = load_config(sys.argv[1], ['pretrain=embedded_default', 'sequence_length=64']).config\n"
+    "c = load_config(sys.argv[1], ['pretrain=embedded_default', 'sequence_length=256']).config\n"
     "print(c.max_steps, *c.actor_train.data_args.file_name)"
 )
 
