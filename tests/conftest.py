@@ -1,10 +1,11 @@
-"""For all tests: Hypothesis measures no time, because a busy machine is not a bug.
+"""For all tests: Hypothesis measures no time, because a busy machine is not a bug, and no hub is asked.
 
 And tiny random policies in Hugging Face folders, made here and not fetched.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import settings
 
 from envsdk.trainer import TrainSequence
 
+os.environ["HF_HUB_OFFLINE"] = "1"
 settings.register_profile("envsdk", deadline=None)
 settings.load_profile("envsdk")
 

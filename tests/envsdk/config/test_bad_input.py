@@ -170,7 +170,7 @@ BAD: list[tuple[str, Any, str, list[str]]] = [
     (f"{LAKE}.max_steps", 40, f"{LAKE}.max_steps", ["ends episodes after 20", "env_config.max_steps"]),
     ("actor_train.engine_idle_s", 4, "actor_train.engine_idle_s", ["`actor_infer.engine_idle_s`"]),
     ("pretrain", "/no/such/model", "pretrain", ["/no/such/model", "embedded_default"]),
-    ("pretrain", "Qwen/Qwen3-0.6B", "pretrain", ["nothing is downloaded", "hf download Qwen/Qwen3-0.6B"]),
+    ("pretrain", "Qwen/Qwen3-0.6B", "pretrain", ["not in the hub's cache", "hf download Qwen/Qwen3-0.6B"]),
     ("exp_name", "..", "exp_name", ["'..'"]),
     ("exp_name", "a" * 256, "exp_name", ["200"]),
     ("output_dir", "a\0b", "output_dir", ["NUL"]),
