@@ -53,7 +53,7 @@ TINY_DROPS = (
 _REPLY = 16
 _PROMPTS, _HELD_OUT_PROMPTS, _GROUPS = 8, 32, 4
 _SAID = (
-    "the tiny policy (pretrain: embedded_default) is trained by `torch` and sampled by `embedded`, on a CPU",
+    "the tiny policy, trained by `torch` and sampled by `embedded`, on a CPU",
     "batches, groups, replies and lengths are small; 5 steps, with no evaluation or checkpoint between them",
     "left out: devices, dtypes and other settings of models, mini-batches",
 )
