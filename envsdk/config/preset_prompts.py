@@ -100,7 +100,7 @@ def _rows_of(reward: Any) -> tuple[str, str]:
     """The generated rows for a reward, and their tag; for a sum, those of the part that decides."""
     if isinstance(reward, dict):
         if parts := _mapping(reward.get("parts")):
-            return _rows_of(parts.get(reward.get("decides")) or next(iter(parts.values())))
+            return _rows_of(parts.get(str(reward.get("decides"))) or next(iter(parts.values())))
         reward = reward.get("worker_cls")
     return _ROWS.get(str(reward), _OTHER_ROWS)
 
