@@ -174,6 +174,10 @@ lint: install ## ruff and mypy
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
+.PHONY: size
+size: install ## Print the lines of each wing beside its budget
+	@$(BIN)/python -m tests.house
+
 .PHONY: format
 format: install ## Rewrite the code in the project's format
 	$(BIN)/ruff check --fix
