@@ -1,0 +1,42 @@
+"""Where a test run spent its time, from pytest's junit files: `make test-times`.
+
+python -m tests.times build/times/*.xml
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from xml.etree import ElementTree
+
+MOST = 25
+
+
+def seconds_of(reports: Sequence[Path]) -> tuple[Counter[str], Counter[str]]:
+    """Seconds by file and by test, set-up and tear-down included."""
+    files: Counter[str] = Counter()
+    tests: Counter[str] = Counter()
+    for report in reports:
+        for case in ElementTree.parse(report).iter("testcase"):
+            name, seconds = case.attrib["classname"], float(case.attrib["time"])
+            files[name] += seconds  # type: ignore[assignment]
+            tests[f"{name}::{case.attrib['name']}"] += seconds  # type: ignore[assignment]
+    return files, tests
+
+
+def main(arguments: Sequence[str]) -> int:
+    reports = [Path(each) for each in arguments if Path(each).is_file()]
+    if not reports:
+        print("no reports: `make test` writes them to build/times", file=sys.stderr)
+        return 2
+    for title, found in zip(("file", "test"), seconds_of(reports), strict=True):
+        print(f"{title}: {len(found):,}, {sum(found.values()):,.0f} s")
+        for name, seconds in found.most_common(MOST):
+            print(f"{seconds:9.1f} s  {name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
