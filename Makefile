@@ -159,20 +159,32 @@ test-docker: install ## Run the tests of real containers with docker; no image i
 	ENVSDK_CONTAINERS=docker $(BIN)/python -m pytest -m containers tests/envsdk/sandbox
 
 # Tests that fail beside others, on a busy machine, run once more alone. What fails again fails the build.
-pytest_twice = $(BIN)/python -m pytest -m "$(1)" --numprocesses 2 --dist loadfile || { [ $$? = 1 ] && \
+pytest_twice = $(BIN)/python -m pytest -m "$(1)" --numprocesses 2 --dist loadfile --junitxml build/times/$(2).xml || { [ $$? = 1 ] && \
 	echo "make: once more, alone: what failed above" && \
 	$(BIN)/python -m pytest -m "$(1)" --last-failed --last-failed-no-failures none; }
 
 .PHONY: test
 test: install lint ## Set up, lint and run the test suite: what CI runs
-	$(call pytest_twice,not system and not slow and not gpu)
-	$(call pytest_twice,system and not slow and not gpu)
+	$(call pytest_twice,not system and not slow and not gpu,unit)
+	$(call pytest_twice,system and not slow and not gpu,system)
+
+.PHONY: test-nightly
+test-nightly: install ## Everything that `make test` leaves out, to its end whatever fails, and one table; hours
+	$(BIN)/python -m tests.nightly
+
+.PHONY: test-times
+test-times: install ## Where the last `make test` spent its time: files, then tests
+	@$(BIN)/python -m tests.times build/times/*.xml
 
 .PHONY: lint
 lint: install ## ruff and mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+.PHONY: size
+size: install ## Print the lines of each wing beside its budget
+	@$(BIN)/python -m tests.house
 
 .PHONY: format
 format: install ## Rewrite the code in the project's format

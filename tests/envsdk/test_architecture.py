@@ -7,12 +7,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.house import LINKED, PICTURE, ROOT, House, classes_of, files_of, num_lines, picture, sizes
 
 CONTRACTS = {
     "chat",
@@ -46,47 +47,7 @@ COMMANDS = {
 }
 """Modules of the package itself that are command lines: `python -m envsdk.NAME`."""
 
-ORDER = [
-    "contracts",
-    "settings",
-    "plugins",
-    "display",
-    "processes",
-    "registry",
-    "net",
-    "store",
-    "prompt_data",
-    "sandbox",
-    "algorithms",
-    "inference",
-    "rewards",
-    "config",
-    "adapters",
-    "datasets",
-    "results",
-    "tracking",
-    "buffer",
-    "testing",
-    "envs",
-    "managers",
-    "play",
-    "trainers",
-    "warm_start",
-    "view",
-    "planning",
-    "pipeline",
-    "job",
-    "commands",
-]
-"""A room imports itself and rooms that stand before it, also inside functions."""
-
-IMPORTED_BY_NOBODY = {"envs"}
-"""Environments are found by entry point."""
-
-LINKED = {"envs", "managers", "trainers"}
-"""Rooms that stand beside the package and are linked into it."""
-
-MOST_FLAT_MODULES = 28
+HOUSE = House.read()
 
 PURE_CORES = {
     "envsdk/buffer/contract.py",
@@ -179,8 +140,9 @@ def room_of(name: str) -> str | None:
     return name if is_module else None
 
 
-def imports_of(file: Path) -> list[Import]:
-    return list(_walk(ast.parse(file.read_text(encoding="utf-8"), file), file))
+@cache
+def imports_of(file: Path) -> tuple[Import, ...]:
+    return tuple(_walk(ast.parse(file.read_text(encoding="utf-8"), file), file))
 
 
 def _walk(
@@ -207,11 +169,6 @@ def _walk(
 def _is_for_types(node: ast.AST) -> bool:
     """Whether the node is `if TYPE_CHECKING:`, which never runs."""
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-
-
-def files_of(room: str) -> list[Path]:
-    """Its Python files, without those of repositories that stand for other people's."""
-    return sorted(file for file in (ROOT / room).rglob("*.py") if "repositories" not in file.parts)
 
 
 def package_files() -> Iterator[tuple[str, Path]]:
@@ -247,13 +204,13 @@ def test_the_reader_of_imports_sees_every_kind_of_import(tmp_path: Path) -> None
     }
 
 
-def test_every_part_of_the_package_has_its_place_in_the_order() -> None:
-    assert {room for room, _ in package_files()} == set(ORDER)
+def test_every_part_of_the_package_has_its_place_in_a_wing() -> None:
+    assert {room for room, _ in package_files()} == set(HOUSE.rooms)
 
 
-@pytest.mark.parametrize("room", ORDER)
-def test_a_room_imports_only_itself_and_rooms_before_it(room: str) -> None:
-    allowed = {*ORDER[: ORDER.index(room)]} - IMPORTED_BY_NOBODY | {room, None}
+@pytest.mark.parametrize("room", HOUSE.rooms)
+def test_a_room_imports_rooms_before_it_in_its_wing_and_wings_below_it(room: str) -> None:
+    allowed = HOUSE.may_import(room) | {None}
     found = [
         i
         for owner, file in package_files()
@@ -288,9 +245,72 @@ def module_name(file: Path) -> str:
     return ".".join(parts).removesuffix(".__init__")
 
 
+def test_an_arrow_between_wings_is_drawn_once_and_needed() -> None:
+    """Each drawn arrow stands for an import that no path over other arrows allows."""
+    needed: dict[str, set[str]] = {wing: set() for wing in HOUSE.wings}
+    for owner, file in package_files():
+        needed[HOUSE.rooms[owner]] |= {HOUSE.rooms[i.room] for i in imports_of(file) if i.room}
+    for wing, said in HOUSE.wings.items():
+        for low in said["below"]:
+            others = {each for other in said["below"] if other != low for each in HOUSE.reach(other)}
+            assert low not in others, f"{wing} reaches {low} through another arrow"
+            assert low in needed[wing], f"{wing} imports nothing of {low}"
+
+
+def test_the_picture_of_the_wings_shows_what_the_test_holds() -> None:
+    assert PICTURE.read_text(encoding="utf-8") == picture(HOUSE), "run `python -m tests.house --draw`"
+
+
+@pytest.mark.parametrize("wing", HOUSE.wings)
+def test_a_wing_keeps_to_its_budget_of_lines(wing: str) -> None:
+    lines = sizes(HOUSE, package_files())[wing]
+    budget = HOUSE.wings[wing]["lines"]
+    assert lines <= budget, (
+        f"{wing}: {lines} lines, budget {budget}: delete something, or move lines of another wing"
+    )
+
+
+def test_files_and_classes_are_small_except_where_an_exception_says_why() -> None:
+    """Also the other way round: an exception that nothing needs any more goes."""
+    most = HOUSE.limits
+    found: dict[str, dict[str, int]] = {}
+    for _, file in package_files():
+        name = str(file.relative_to(ROOT))
+        if (lines := num_lines(file)) > most["file_lines"]:
+            found[name] = {"file_lines": lines}
+        for each in classes_of(file):
+            over = {
+                limit: count
+                for limit, count in (
+                    ("class_methods", each.num_methods),
+                    ("class_attributes", each.num_attributes),
+                )
+                if count > most[limit]
+            }
+            if over:
+                found[f"{name}:{each.name}"] = over
+    said = {
+        name: {limit: count for limit, count in each.items() if limit != "why"}
+        for name, each in HOUSE.exceptions.items()
+    }
+    problems = [
+        f"{name}: {limit} {count}, allowed {said.get(name, {}).get(limit, most[limit])}"
+        for name, over in found.items()
+        for limit, count in over.items()
+        if count > said.get(name, {}).get(limit, most[limit])
+    ]
+    problems += [
+        f"{name}: the exception for {limit} is not needed any more"
+        for name, each in said.items()
+        for limit in each
+        if limit not in found.get(name, {})
+    ]
+    assert not problems, "\n".join(problems)
+
+
 def test_the_package_itself_holds_few_modules() -> None:
     flat = sorted(file.name for file in (ROOT / "envsdk").glob("*.py"))
-    assert len(flat) <= MOST_FLAT_MODULES, flat
+    assert len(flat) <= HOUSE.limits["flat_modules"], flat
 
 
 @pytest.mark.parametrize("room", sorted(LINKED))

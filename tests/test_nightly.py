@@ -1,0 +1,31 @@
+"""The nightly run knows every target of the Makefile that tests, and says what came of each."""
+
+from __future__ import annotations
+
+import re
+
+from tests.nightly import ROOT, TARGETS, Outcome, counted, main, table
+
+BY_HAND = {"test-docker", "test-gpu", "test-versions", "test-nightly", "test-times"}
+"""Need a service, a device, another Python, or are not runs of their own."""
+
+
+def test_every_target_that_tests_is_in_the_nightly_run() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^(test-[a-z]+):", makefile, re.MULTILINE))
+    assert targets - BY_HAND == {target for target in TARGETS if target != "docs"}
+
+
+def test_the_table_has_a_row_for_each_target_with_what_each_run_of_pytest_counted() -> None:
+    output = (
+        "..F\n=========== 1 failed, 2 passed, 3 skipped in 5.44s ===========\n"
+        "...\n12 passed, 1 warning in 61.00s (0:01:01)\nmake: *** [test] Error 1\n"
+    )
+    counts = counted(output)
+    assert counts == "1 failed, 2 passed, 3 skipped + 12 passed, 1 warning"
+    rows = table([Outcome("docs", 0, 30.0, ""), Outcome("test-peers", 2, 90.0, counts)]).splitlines()
+    assert rows[2:] == ["| docs | passed | 0.5 | - |", f"| test-peers | FAILED (2) | 1.5 | {counts} |"]
+
+
+def test_an_unknown_target_is_refused_by_name(capsys: object) -> None:
+    assert main(["test-nothing"]) == 2
