@@ -11,6 +11,7 @@ from test_scheduler_machine import DEADLINE_S, GRACE_S, TICK_S, SchedulerMachine
 
 from envsdk.managers import scheduler as scheduler_module
 from envsdk.managers.awake_clock import AwakeClock
+from envsdk.managers.ledger_types import CancelReason
 
 
 @given(st.lists(st.floats(0, 1e4)), st.floats(0.1, 10))
@@ -75,7 +76,7 @@ def test_a_scheduler_that_was_stopped_waits_for_the_reports_before_it_kills_a_wo
 ) -> None:
     scheduler = machine.scheduler
     slot_id, order = next(iter(scheduler._slots.playing.items()))
-    scheduler._stop(slot_id, order.lease_id)
+    scheduler._stop(slot_id, order.lease_id, CancelReason.SURPLUS)
     machine.loop.run_until_complete(ticks(machine, monkeypatch, TICK_S, 60 * GRACE_S))
     assert not machine.killed
     machine.loop.run_until_complete(ticks(machine, monkeypatch, *[TICK_S] * 3))
@@ -87,6 +88,6 @@ def test_a_scheduler_whose_turns_are_always_late_ends_what_hangs(
 ) -> None:
     scheduler = machine.scheduler
     slot_id, order = next(iter(scheduler._slots.playing.items()))
-    scheduler._stop(slot_id, order.lease_id)
+    scheduler._stop(slot_id, order.lease_id, CancelReason.SURPLUS)
     machine.loop.run_until_complete(ticks(machine, monkeypatch, *[4 * TICK_S] * 4))
     assert len(machine.killed) == 1

@@ -660,7 +660,7 @@ def test_rows_that_are_missing_are_a_note_until_the_steps_are_given() -> None:
     notes = load(path).machine_notes
     assert any(note.startswith("max_steps: follows from total_epochs") for note in notes)
     assert not any(note.startswith("max_steps") for note in load(path, "buffer.total_steps=5").machine_notes)
-    with pytest.raises(ConfigurationError, match="openai/gsm8k is not on this machine"):
+    with pytest.raises(ConfigurationError, match="openai/gsm8k is no folder, not in the hub's cache"):
         load_config("lesson.yaml", [path])
 
 

@@ -153,7 +153,9 @@ class Reports(Cluster):
         )
         counted = RolloutBatch(version=0, groups=(), dropped_tokens=tokens)
         self.reports.put_nowait(
-            ExplorerReport(finished=[finished], counted=counted, num_succeeded=0, dropped={}, wanted=[])
+            ExplorerReport(
+                finished=[finished], counted=counted, num_succeeded=0, num_failed=0, dropped={}, wanted=[]
+            )
         )
 
 

@@ -290,7 +290,7 @@ async def test_awaited_functions_follow_the_same_rule_and_are_closed() -> None:
 
 
 async def test_a_function_that_keeps_its_deadline_has_no_other_and_no_limit_of_calls() -> None:
-    async with opened("AwaitedItself", timeout_s=0.0, world_size=1) as workers:
+    async with opened("AwaitedItself", timeout_s=1e-9, world_size=1) as workers:
         rewards = await asyncio.gather(*(workers.score(sample("yes")) for _ in range(20)))
         assert all(reward.success for reward in rewards)
         assert isinstance(workers.function, unruly_rewards.Awaited)

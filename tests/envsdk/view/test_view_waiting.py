@@ -140,9 +140,9 @@ def test_the_kernels_of_each_trainer_are_facts_of_the_run() -> None:
 
 def test_a_batch_is_counted_in_what_the_configuration_counts_it() -> None:
     config: dict[str, object] = {"rollout_batch_size": 16}
-    assert ("batch", "16 trajectories") in facts_view(run_files(config=config))
+    assert ("batch size", "16 trajectories") in facts_view(run_files(config=config))
     config |= {"num_return_sequences_in_group": 8}
-    assert ("batch", "16 prompts, 8 responses each") in facts_view(run_files(config=config))
+    assert ("batch size", "16 prompts, 8 responses each") in facts_view(run_files(config=config))
 
 
 def test_the_time_left_is_that_of_the_steps_left() -> None:
