@@ -74,10 +74,11 @@ class ClusterRun(Job):
     def stop(self, program: subprocess.Popen[str]) -> None:
         """As Ctrl-C does."""
         self.cluster.interrupt(program)
-        assert program.wait(120) == 130, self.output
+        assert self.ended(program) == 130, self.output
 
     def ended(self, program: subprocess.Popen[str], timeout_s: float = 120.0) -> int:
-        return program.wait(timeout_s)
+        wait_until(lambda: program.poll() is not None, timeout_s, lambda: self.output)
+        return program.wait()
 
     def lost_s(self, since: float) -> float:
         """The longest time without a batch after `since`, less the usual one."""

@@ -15,12 +15,14 @@ from tests.cluster.runs import LONG, ClusterRun
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif("ENVSDK_TEST_CLUSTER" not in os.environ, reason="starts clusters: make test-cluster"),
 ]
 
 needs_links = pytest.mark.skipif(kind() is Kind.LOOPBACK, reason="a loopback cannot be cut or slow")
 Measured = Callable[[str, float], None]
+NOTICED_S = 15.0
+"""From the end of the head to the end of the run, with its report and its message."""
 
 
 def has_workers(node: Node) -> bool:
@@ -120,7 +122,7 @@ def test_the_end_of_the_head_ends_the_run_with_one_message_and_it_goes_on_in_ano
         assert not has_workers(cluster.head)
         begun = time.time()
         cluster.kill(cluster.head, silently=kind() is not Kind.LOOPBACK)
-        code = run.ended(program)
+        code = run.ended(program, NOTICED_S)
         measured("the head dies: the run has ended after", time.time() - begun)
         assert code == 1, run.output
         assert run.output.count("error: ") == 1, run.output

@@ -15,7 +15,7 @@ from tests.cluster.runs import ClusterRun
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif("ENVSDK_TEST_CLUSTER" not in os.environ, reason="starts clusters: make test-cluster"),
     pytest.mark.skipif(kind() is Kind.LOOPBACK, reason="nodes on one loopback share files and links"),
 ]
@@ -68,7 +68,7 @@ def test_weights_reach_each_other_node_once_however_many_engines_are_there(
         for asked_for, expected, copies in (("auto", "object_store", 1), ("broadcast", "broadcast", 2)):
             arguments = ("-m", "tests.cluster.weight_updates", cluster.address, "40", asked_for, *addresses)
             program = cluster.start(cluster.head, *arguments, cwd=tmp_path)
-            output, _ = program.communicate(timeout=120)
+            output, _ = program.communicate(timeout=600)
             assert program.returncode == 0, output
             found = json.loads(output.splitlines()[-1])
             assert found["transport"] == expected
