@@ -25,7 +25,7 @@ from envsdk.pipeline.batches import ModelScores, learnable, prepare_batch, token
 from envsdk.pipeline.checkpoints import RunState, write_checkpoint
 from envsdk.pipeline.rollout_cluster import engines_and_workers
 from envsdk.pipeline.rollout_metrics import validation_metrics, validation_problem
-from envsdk.pipeline.run_folder import RunFolder, earlier_validations
+from envsdk.pipeline.run_folder import RunFolder, validations_of
 from envsdk.pipeline.step_log import StepLog
 from envsdk.pipeline.trainers import Trainers
 from envsdk.tracking.kernels import write_kernels
@@ -77,7 +77,9 @@ class AgenticPipeline:
             display=display,
         )
         self.step = folder.first_step
-        self.validations = earlier_validations(folder)
+        self.validations = {
+            step: metrics for step, metrics in validations_of(folder.path).items() if step < folder.first_step
+        }
         self._kl_coef: float | None = None
         if config.target_kl is not None and folder.checkpoint is not None:
             self._kl_coef = folder.checkpoint.state.kl_coef

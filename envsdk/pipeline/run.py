@@ -31,7 +31,7 @@ from envsdk.pipeline.node_watch import watch_nodes
 from envsdk.pipeline.opening import begin, only_run_in
 from envsdk.pipeline.rollouts import PlayedBatches
 from envsdk.pipeline.run_end import close, ending_of, success_before_and_after
-from envsdk.pipeline.run_folder import RunFolder
+from envsdk.pipeline.run_folder import RunFolder, lacks_last_evaluation
 from envsdk.pipeline.trainers import Trainers
 from envsdk.tracking import Ending, open_trackers
 from envsdk.tracking.timeline import Timeline
@@ -58,11 +58,11 @@ def _played(config: RunConfig, folder: RunFolder, model: Path, trainers: Trainer
 
 
 def _train(loaded: LoadedConfig, open_batches: OpenBatches) -> None:
-    """Start the run or continue it, unless it has all its steps."""
+    """Start the run or continue it, unless it has all its steps and the evaluation after them."""
     config = loaded.config
     check_start(config)
     folder = RunFolder.open(config)
-    if folder.first_step >= config.max_steps:
+    if folder.first_step >= config.max_steps and not lacks_last_evaluation(config, folder):
         say(f"{folder.path} has all {config.max_steps} steps; raise max_steps or choose another exp_name.")
         if not (folder.path / REPORT).is_file():
             say(f"Report: {write_report_of_job(folder.path)}")

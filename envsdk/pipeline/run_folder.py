@@ -21,6 +21,7 @@ from envsdk.failures import ConfigurationError
 from envsdk.managers.ledger_types import LedgerState
 from envsdk.pipeline.checkpoints import FOLDER as CHECKPOINTS
 from envsdk.pipeline.checkpoints import Checkpoint, RunState, find_checkpoint
+from envsdk.pipeline.rollout_metrics import validation_problem
 from envsdk.pipeline.run_origin import check_seed
 from envsdk.settings.problems import dotted
 from envsdk.settings.validation import shown
@@ -122,15 +123,28 @@ class RunFolder:
         return None
 
 
-def earlier_validations(folder: RunFolder) -> dict[int, dict[str, float]]:
-    """Evaluations of the run before the step it continues from."""
-    metrics = folder.path / METRICS_FILE
+def validations_of(run_dir: Path) -> dict[int, dict[str, float]]:
+    """The evaluations that the metrics of a run hold, by step."""
+    metrics = run_dir / METRICS_FILE
     rows = read_metrics(metrics) if metrics.is_file() else []
     return {
-        step: {name: value for name, value in row.items() if name.startswith("val/")}
+        int(row["step"]): {name: value for name, value in row.items() if name.startswith("val/")}
         for row in rows
-        if (step := int(row["step"])) < folder.first_step and "val/episodes" in row
+        if "val/episodes" in row
     }
+
+
+def lacks_last_evaluation(config: RunConfig, folder: RunFolder) -> bool:
+    """Whether a run has all its steps, but not the evaluation after them, or one that counts for nothing.
+
+    False where the run plays no evaluations, or keeps no metrics to see it by.
+    """
+    if folder.first_step != config.max_steps or config.mode != "both" or not config.val_batch_size:
+        return False
+    last = validations_of(folder.path).get(config.max_steps)
+    if last is None:
+        return (folder.path / METRICS_FILE).is_file()
+    return bool(validation_problem(last, config.max_failed_share))
 
 
 def changed_settings(folder: RunFolder, loaded: LoadedConfig) -> list[str]:

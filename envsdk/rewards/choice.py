@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from envsdk.rewards.answer_text import after_thinking
 from envsdk.rewards.answers import Extraction, Way, find_answer, short
-from envsdk.rewards.reward import Reward, RewardError, RewardFunction, Runs, Sample, unusable
+from envsdk.rewards.reward import Reward, RewardError, RewardFunction, Runs, Sample, stated_truth, unusable
 
 LETTERS = "ABCDEFGHIJ"
 
@@ -105,7 +105,7 @@ class ChoiceReward(RewardFunction):
 
     def problem(self, row: Mapping[str, Any]) -> str | None:
         """Why the row's `ground_truth` is no choice."""
-        if problem := unusable(given := row.get("ground_truth")):
+        if problem := unusable(given := stated_truth(row)):
             return problem
         truth = str(given)
         if chosen(truth, _options_of_row(row)) or _letters_in_a_row(truth):

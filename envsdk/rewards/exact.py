@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from envsdk.rewards.answer_text import after_thinking
 from envsdk.rewards.answers import Extraction, Way, find_answer, short
-from envsdk.rewards.reward import Reward, RewardError, RewardFunction, Runs, Sample, unusable
+from envsdk.rewards.reward import Reward, RewardError, RewardFunction, Runs, Sample, stated_truth, unusable
 
 
 class ExactArgs(Extraction):
@@ -54,7 +54,7 @@ class ExactReward(RewardFunction):
 
     def problem(self, row: Mapping[str, Any]) -> str | None:
         """Why the row's `ground_truth` cannot be compared with."""
-        if problem := unusable(truth := row.get("ground_truth")):
+        if problem := unusable(truth := stated_truth(row)):
             return problem
         return None if self._normal(str(truth)) else "it has no ground_truth to compare with"
 

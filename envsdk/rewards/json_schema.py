@@ -115,7 +115,8 @@ class JSONSchema(RewardFunction):
 
     def reference(self, sample: Sample) -> str | None:
         """The ground truth where it holds JSON."""
-        return sample.known_truth if find_json(sample.known_truth) is not None else None
+        truth = str(sample.row.get("ground_truth", ""))
+        return truth if find_json(truth) is not None else None
 
     def problem(self, row: Mapping[str, Any]) -> str | None:
         try:

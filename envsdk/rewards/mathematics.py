@@ -15,7 +15,7 @@ from typing import Any
 
 from envsdk.rewards.answers import Extraction, boxed_content, find_answer, short
 from envsdk.rewards.notation import expression, number, percentage, quantity
-from envsdk.rewards.reward import Reward, RewardError, RewardFunction, Sample, unusable
+from envsdk.rewards.reward import Reward, RewardError, RewardFunction, Sample, stated_truth, unusable
 from envsdk.rewards.shapes import VARIABLE, alike, leaves, shape_of
 from envsdk.settings.extras import require
 
@@ -94,7 +94,7 @@ class MathReward(RewardFunction):
 
     def problem(self, row: Mapping[str, Any]) -> str | None:
         """Why the row's `ground_truth` cannot be compared with."""
-        if problem := unusable(given := row.get("ground_truth")):
+        if problem := unusable(given := stated_truth(row)):
             return problem
         return _problem_of(str(given), self.args.max_answer_chars)
 

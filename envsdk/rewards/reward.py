@@ -44,14 +44,14 @@ class Sample:
     @property
     def ground_truth(self) -> str:
         """The row's reference answer. RewardError when it has none: its responses are masked."""
-        if (value := self.row.get("ground_truth")) is None:
+        if (value := stated_truth(self.row)) is None:
             raise RewardError("its row has no ground_truth")
         return str(value)
 
     @property
     def known_truth(self) -> str:
         """The row's reference answer; empty when it has none."""
-        value = self.row.get("ground_truth")
+        value = stated_truth(self.row)
         return "" if value is None else str(value)
 
 
@@ -158,6 +158,15 @@ class AsyncRewardFunction(RewardFunction):
 
     async def close(self) -> None:
         """Free connections and sandboxes. Idempotent."""
+
+
+def stated_truth(row: Mapping[str, Any]) -> Any:
+    """The row's `ground_truth`; of a list that holds one text or number, as `["5"]`, that one."""
+    match row.get("ground_truth"):
+        case [str() | int() | float() as alone]:
+            return alone
+        case value:
+            return value
 
 
 def unusable(ground_truth: object) -> str | None:

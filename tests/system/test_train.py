@@ -173,6 +173,26 @@ def test_a_finished_run_is_not_overwritten(finished: tuple[Job, str]) -> None:
     assert (job.run / "metrics.jsonl").read_bytes() == before
 
 
+def test_the_command_of_a_run_whose_last_evaluation_failed_evaluates_again(
+    finished: tuple[Job, str], tmp_path: Path, model: Path
+) -> None:
+    job = Job(tmp_path, model)
+    shutil.copytree(finished[0].run, job.run)
+    metrics = job.run / "metrics.jsonl"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    scores = {name: value for name, value in rows[-1].items() if name.startswith("val/success")}
+    rows[-1] |= {"val/failed": 4.0, "val/episodes": 0.0}
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, output = job.finish()
+    assert code == 0, output
+    assert "Held-out success, step 0 -> step 5" in output
+    again = read_metrics(metrics)
+    assert [row["step"] for row in again] == [row["step"] for row in rows]
+    assert (again[-1]["val/failed"], again[-1]["val/episodes"]) == (0, 4)
+    assert {name: again[-1][name] for name in scores} == scores
+    job.assert_each_step_once(5)
+
+
 @pytest.mark.slow
 def test_two_synchronous_runs_with_one_seed_reach_the_same_weights_bit_for_bit(
     tmp_path: Path, model: Path

@@ -19,6 +19,7 @@ from envsdk.buffer.sql_buffer import SqlBuffer
 from envsdk.failures import StorageError
 from tests.envsdk.buffer.buffer_machine import BufferMachine
 from tests.envsdk.buffer.test_buffer_client import wake_both
+from tests.postgres_server import running
 
 URL = os.environ.get("ENVSDK_POSTGRES", "")
 pytestmark = [
@@ -80,6 +81,25 @@ async def test_what_the_server_refuses_is_not_waited_for(part: str) -> None:
     with pytest.raises(StorageError, match=r"refuses this program: .* does not exist\. Correct the user"):
         await client.call(client.buffer.view)
     await client.close()
+
+
+async def test_a_wrong_password_is_not_waited_for() -> None:
+    with running() as server:
+        admin = sa.create_engine(server.url.replace("postgresql://", "postgresql+psycopg://"))
+        with admin.begin() as connection:
+            connection.execute(sa.text("CREATE ROLE bob LOGIN PASSWORD 'right'"))
+            (server.folder / "data" / "pg_hba.conf").write_text(
+                "host all envsdk 127.0.0.1/32 trust\nhost all all 127.0.0.1/32 scram-sha-256\n"
+            )
+            connection.execute(sa.text("SELECT pg_reload_conf()"))
+        admin.dispose()
+        for password, reason in [("wrong", "password authentication failed"), (None, "no password supplied")]:
+            url = sa.make_url(server.url).set(username="bob", password=password)
+            engine = open_engine(url.render_as_string(hide_password=False))
+            client = BufferClient(SqlBuffer(engine, lease_s=30), retry_s=60, say=pytest.fail)
+            with pytest.raises(StorageError, match=f"refuses this program: .*{reason}.* Correct the user"):
+                await client.call(client.buffer.view)
+            await client.close()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from envsdk.managers.ledger_types import LedgerConfig, LedgerState
 from envsdk.pipeline import lost_runtime
 from envsdk.pipeline.checkpoints import RunState, write_checkpoint
 from envsdk.pipeline.run import run
-from envsdk.pipeline.run_folder import RunFolder, changed_settings, keep_tokenizer
+from envsdk.pipeline.run_folder import RunFolder, changed_settings, keep_tokenizer, lacks_last_evaluation
 from envsdk.pipeline.run_origin import initial_model
 from envsdk.store.file_lock import locked
 from envsdk.store.trajectories import write_trajectories
@@ -175,3 +175,26 @@ def test_what_is_left_of_a_run_that_lost_ray_is_a_report_and_one_message(
     assert (folder / "report.html").is_file()
     (folder / "metrics.jsonl").unlink()
     assert lost_runtime.main([str(folder), "Go on", "It died"]) == 1, "also before anything could be reported"
+
+
+@pytest.mark.parametrize(
+    ("last", "lacks"),
+    [
+        (None, True),
+        ({"val/episodes": 1.0, "val/failed": 7.0, "val/failures/engine/turn_timeout": 7.0}, True),
+        ({"val/episodes": 7.0, "val/failed": 1.0}, False),
+    ],
+    ids=["never played", "most of it failed", "counts"],
+)
+@pytest.mark.parametrize("keys", [[], ["val_batch_size=0"]], ids=["evaluates", "plays no evaluations"])
+def test_a_run_with_all_its_steps_is_finished_by_an_evaluation_that_counts(
+    tmp_path: Path, last: dict[str, float] | None, lacks: bool, keys: list[str]
+) -> None:
+    config = run_config(tmp_path, "max_steps=5", *keys).config
+    write_checkpoint(tmp_path / "run", RunState(step=5, seed=42), save_nothing)
+    tracker = JsonlTracker.create(tmp_path / "run", {})
+    tracker.log(4, {"train/loss": 0.5, "val/episodes": 8.0, "val/failed": 0.0}, time_unix_s=0.0)
+    if last is not None:
+        tracker.log(5, last, time_unix_s=0.0)
+    tracker.close()
+    assert lacks_last_evaluation(config, RunFolder.open(config)) is (lacks and not keys)

@@ -168,7 +168,7 @@ def test_a_row_with_nothing_to_compare_with_is_masked(truth: str) -> None:
         reward.score(Sample(response="", row={"ground_truth": truth}))
 
 
-@pytest.mark.parametrize("truth", [float("nan"), {"answer": "B"}, ["B"]])
+@pytest.mark.parametrize("truth", [float("nan"), {"answer": "B"}, ["B", "C"]])
 def test_a_ground_truth_that_is_no_text_is_the_rows_problem(truth: object) -> None:
     row = {"ground_truth": truth, "prompt": "Which?"}
     for reward in (ChoiceReward(ChoiceArgs()), ExactReward(ExactArgs())):

@@ -288,7 +288,7 @@ def test_lists_ranges_layout_and_words_around_a_value_are_read(answer: str, trut
     assert boxed(answer, truth) == 1
 
 
-@pytest.mark.parametrize("truth", [float("nan"), float("inf"), {"x": 1}, [5]])
+@pytest.mark.parametrize("truth", [float("nan"), float("inf"), {"x": 1}, [5, 6]])
 def test_a_ground_truth_that_is_no_text_or_number_is_the_rows_problem(truth: Any) -> None:
     problem = MATH.problem({"ground_truth": truth})
     assert problem is not None

@@ -34,3 +34,15 @@ def test_a_constructor_that_raises_is_a_wrong_configuration() -> None:
 def test_a_row_without_a_ground_truth_cannot_be_scored_by_it(row: dict[str, None]) -> None:
     with pytest.raises(RewardError, match="has no ground_truth"):
         Plain().score(Sample(response="", row=row))
+
+
+@pytest.mark.parametrize(("name", "alone"), [("math", "5"), ("math", 5), ("exact", "5"), ("choice", "B")])
+def test_a_list_with_one_ground_truth_is_that_ground_truth(name: str, alone: str | int) -> None:
+    reward = load_reward(name, {})
+    row = {"ground_truth": [alone]}
+    assert reward.problem(row) is None
+    assert reward.score(
+        Sample(response=str(alone) if name == "exact" else f"\\boxed{{{alone}}}", row=row)
+    ).correct
+    assert reward.problem({"ground_truth": [alone, alone]}) is not None
+    assert reward.problem({"ground_truth": [[alone]]}) is not None
