@@ -142,6 +142,11 @@ def collect(
             "num_workers: a policy that is an object plays in this process alone; name it for more, as "
             "package.module:Class"
         )
+    if any(item.startswith("max_failed_share=") for item in options.overrides):
+        raise ConfigurationError(
+            "max_failed_share is a limit of evaluations: leave it out. A data set keeps the episodes that have "
+            "a score, and its card says how many failed"
+        )
     resolved = resolve_source(options.source, options.overrides)
     tasks_by_tag = resolved.episodes_by_tag(num_episodes // samples, split=split, tags=options.tags)
     episodes_by_tag = {tag: count * samples for tag, count in tasks_by_tag.items()}

@@ -50,8 +50,9 @@ class TaskListLeases(LeaseSource):
         self._attempts: dict[int, int] = {}
         """By position of the episodes being played, when they may be played again."""
         self._num_leased = 0
-        self._hopeless: list[str] | None = []
-        """Types of what the policy raised in each episode so far; None when one did not end in that way."""
+        self._hopeless: dict[int, list[str]] | None = {}
+        """By position of the first episodes to begin, the types of what the policy raised in them; None when
+        one ended in another way. Those that end first are no sample: failures are quick."""
 
     async def lease(self, slot_id: str, tag: str) -> EpisodeOrder | None:
         if self._admit is not None:
@@ -63,6 +64,8 @@ class TaskListLeases(LeaseSource):
         if self._max_attempts > 1:
             self._attempts[position] = attempt
         self._num_leased += 1
+        if self._hopeless is not None and len(self._hopeless) < HOPELESS_EPISODES:
+            self._hopeless.setdefault(position, [])
         if self._num_leased % YIELD_EVERY_EPISODES == 0:
             await asyncio.sleep(0)
         group_id, member = divmod(position, self._group_size)
@@ -87,7 +90,7 @@ class TaskListLeases(LeaseSource):
 
     def submit(self, slot_id: str, lease_id: int, trajectory: Trajectory) -> None:
         """Raises RolloutStalled when the policy fails from the first episode on, always in the same way."""
-        self._check_hope(trajectory.failure)
+        self._check_hope(lease_id, trajectory.failure)
         attempt = self._attempts.pop(lease_id, 0) + 1
         failure = trajectory.failure
         if failure is not None and attempt < self._max_attempts and failure.boundary in _WORTH_REPEATING:
@@ -96,16 +99,19 @@ class TaskListLeases(LeaseSource):
             return
         self._on_trajectory(lease_id, trajectory)
 
-    def _check_hope(self, failure: Failure | None) -> None:
+    def _check_hope(self, position: int, failure: Failure | None) -> None:
         if self._hopeless is None:
             return
         if failure is None or failure.boundary is not Boundary.POLICY:
             self._hopeless = None
             return
-        self._hopeless.append(failure.message.partition(":")[0])
-        if len(self._hopeless) >= HOPELESS_EPISODES and len(set(self._hopeless)) == 1:
+        if position not in self._hopeless:
+            return
+        self._hopeless[position].append(failure.message.partition(":")[0])
+        kinds = [kind for each in self._hopeless.values() for kind in each]
+        if all(self._hopeless.values()) and len(kinds) >= HOPELESS_EPISODES and len(set(kinds)) == 1:
             stalled = RolloutStalled(
-                f"the policy failed in each of the first {len(self._hopeless)} episodes: {failure.message}"
+                f"the policy failed in each of the first {len(kinds)} episodes: {failure.message}"
             )
             if failure.traceback:
                 stalled.add_note(f"The last of these failures:\n{failure.traceback}")

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-if not (Path(os.environ.get("ENVSDK_ROLL", "-")) / "roll").is_dir():
-    pytest.skip("needs a clone of ROLL: ENVSDK_ROLL=FOLDER", allow_module_level=True)
+if not (Path(os.environ.get("ENVSDK_ROLL", "-")) / "examples").is_dir():
+    pytest.skip("needs a clone of ROLL, with its examples: ENVSDK_ROLL=FOLDER", allow_module_level=True)
 pytest.importorskip("tensordict", reason="needs what ROLL imports: make test-peers")
 pytestmark = pytest.mark.peers
 

@@ -107,6 +107,12 @@ ROWS: tuple[Row, ...] = (
     *no_effect("partial_gpu_mode", "engines keep their devices"),
     *no_effect("skip_mock_system_prompt parse_tool_call_parameter_to_dict", "is about ROLL's own rendering"),
     *no_effect("val_greedy val_n_sample", _UNREAD),
+    refused(
+        "custom_env",
+        "did you mean custom_envs? Without it the tags of ROLL's own list of environments are played",
+        applies=lambda v, p: not p.get("custom_envs"),
+        condition="without custom_envs",
+    ),
     *no_effect("custom_env", "is there for ${...} to read"),
     *no_effect("default_history_length", "the policy sees all turns of the episode, as a chat"),
     converted(

@@ -263,6 +263,14 @@ def test_what_changes_nothing_is_said(key: str, tmp_path: Path) -> None:
     assert any(name.startswith(each) for each in found)
 
 
+def test_environments_under_a_misspelt_key_are_not_replaced_by_others(tmp_path: Path) -> None:
+    path = tmp_path / "lake.yaml"
+    envs = "  Lake: {env_type: frozen_lake, max_steps: 8}\n"
+    path.write_text(f"exp_name: lake\nnum_gpus_per_node: 1\ncustom_env:\n{envs}")
+    with pytest.raises(ConfigurationError, match=r"custom_env .*did you mean custom_envs"):
+        load_config(path, to_explain=True)
+
+
 def test_no_warmup_steps_yield_to_a_ratio(tmp_path: Path) -> None:
     keys = ("actor_train.training_args.warmup_steps=0", "actor_train.training_args.warmup_ratio=0.1")
     assert agentic(tmp_path, *keys).config.actor_train.training_args["warmup_steps"] == 20

@@ -2,8 +2,44 @@
 
 from __future__ import annotations
 
-from envsdk.play.local_runner import TaskListLeases
-from envsdk.trajectory import Task
+import pytest
+
+from envsdk.failures import Boundary, Failure, RolloutStalled
+from envsdk.play.local_runner import HOPELESS_EPISODES, TaskListLeases
+from envsdk.trajectory import Outcome, Task, Trajectory
+
+FAILED = Failure(boundary=Boundary.POLICY, kind="raised", message="ValueError: no")
+
+
+async def begun(count: int) -> tuple[TaskListLeases, list[Trajectory]]:
+    tasks = [Task(tag="lake", split="train", index=index) for index in range(count)]
+    leases = TaskListLeases(enumerate(tasks), 42, lambda position, trajectory: None)
+    assert all([await leases.lease("slot", "lake") for _ in tasks])
+    ended = [
+        Trajectory(
+            trajectory_id=f"train-{position}",
+            group_id=position,
+            task=task,
+            seed=0,
+            outcome=Outcome.FAILED,
+            success=False,
+            turns=(),
+            tokens=None,
+            failure=FAILED,
+            started_at=0.0,
+            ended_at=1.0,
+        )
+        for position, task in enumerate(tasks)
+    ]
+    return leases, ended
+
+
+async def test_failures_that_end_first_do_not_speak_for_episodes_that_began_before() -> None:
+    leases, ended = await begun(3 * HOPELESS_EPISODES)
+    for position in range(1, len(ended)):
+        leases.submit("slot", position, ended[position])
+    with pytest.raises(RolloutStalled, match="first 16 episodes: ValueError: no"):
+        leases.submit("slot", 0, ended[0])
 
 
 async def test_members_of_a_group_play_one_task_with_seeds_of_their_own() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from envsdk.collect import collect
 from envsdk.failures import ConfigurationError
 from envsdk.inference.rate_limits import PacedPolicy, RateGate, RateLimits
 from envsdk.play.model import find_model_folder
@@ -96,3 +97,9 @@ async def test_a_paced_policy_counts_the_prompt_and_the_reply_of_each_request() 
     assert (await policy.act(turn)).text == "hello"
     assert charged == [100]
     assert policy.name == "wordy"
+
+
+def test_a_limit_of_evaluations_is_refused_where_a_data_set_is_collected(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="max_failed_share is a limit of evaluations"):
+        collect("envsdk/FrozenLake-v1", tmp_path / "lake", overrides=["max_failed_share=0.1"])
+    assert not (tmp_path / "lake").exists()
