@@ -144,8 +144,8 @@ def collect(
         )
     if any(item.startswith("max_failed_share=") for item in options.overrides):
         raise ConfigurationError(
-            "max_failed_share is a limit of evaluations: leave it out. A data set keeps the episodes that have "
-            "a score, and its card says how many failed"
+            "max_failed_share is a limit of evaluations: leave it out. A data set keeps what has a score; "
+            "its card says how many failed"
         )
     resolved = resolve_source(options.source, options.overrides)
     tasks_by_tag = resolved.episodes_by_tag(num_episodes // samples, split=split, tags=options.tags)
