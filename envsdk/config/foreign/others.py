@@ -10,7 +10,11 @@ OTHERS: Mapping[str, tuple[str, str]] = {
         r"actor_rollout_ref:| *_target_: verl\.| *- (pkg://verl\b|ppo_\w*trainer\b|\w+@actor_rollout_ref)",
         r"verl\.(trainer|experimental|recipe)|\bactor_rollout_ref\.",
     ),
-    "OpenRLHF": (r"(actor_num_nodes|vllm_num_engines|n_samples_per_prompt|prompt_data):", r"\bopenrlhf\."),
+    "OpenRLHF": (
+        r"(actor_num_nodes|vllm_num_engines|n_samples_per_prompt|prompt_data):"
+        r"|data:\n(?: .*\n)*? +prompt_dataset:",
+        r"\bopenrlhf\.",
+    ),
     "NeMo RL": (
         r"defaults: *[\"']?[./\w-]+\.yaml|policy:.*^(grpo|sft|dpo|ppo|rm|distillation|loss_fn|checkpointing):"
         r"|(grpo|sft|dpo|ppo|rm|distillation|loss_fn|checkpointing):.*^policy:",
@@ -20,7 +24,7 @@ OTHERS: Mapping[str, tuple[str, str]] = {
     "AReaL": (r"experiment_name:.*^trial_name:|trial_name:.*^experiment_name:", r"\bareal\b"),
     "slime": (r"(hf_checkpoint|num_rollout|rollout_num_gpus):", r"\bslime\b|--actor-num-gpus-per-node"),
     "TRL": (
-        r"(dataset_name|num_generations|max_completion_length|reward_funcs):",
+        r"(dataset_name|num_generations|max_completion_length|reward_funcs):|model_name_or_path:(?!.*^stage:)",
         r"\btrl (grpo|sft|dpo|rloo)\b|^\s*(from|import) trl\b",
     ),
     "Accelerate": (r"(compute_environment|distributed_type):", r"\baccelerate launch\b"),

@@ -27,6 +27,9 @@ FILES = {
     "OpenRLHF": (
         "pretrain: a\nreward_pretrain: b\nactor_num_nodes: 1\nvllm_num_engines: 4\nrollout_batch_size: 8"
     ),
+    "OpenRLHF, in sections": (
+        "actor: {model_name_or_path: a, num_nodes: 1}\ndata:\n  max_len: 10\n  prompt_dataset: b\ntrain: {}"
+    ),
     "NeMo RL": (
         "grpo:\n  num_prompts_per_step: 32\npolicy:\n  model_name: some/model\ncluster: {num_nodes: 1}"
     ),
@@ -37,6 +40,7 @@ FILES = {
     ),
     "AReaL": "experiment_name: gsm8k-grpo\ntrial_name: trial0\ngconfig: {n_samples: 4}\nactor: {path: a}",
     "TRL": "model_name_or_path:\n  some/model\ndataset_name:\n  some/data\nlearning_rate:\n  0.0001",
+    "TRL, without what is GRPO's": "model_name_or_path: a\noutput_dir: out\nlearning_rate: 1.0e-6",
     "Accelerate": "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nnum_processes: 8",
 }
 SCRIPTS = {
