@@ -24,6 +24,7 @@ _AFTER = re.compile(
     r"[\s$*)}\]\\`]*(?:"
     rf"(?:is|was|are)(?:n['’]t|\s+not)\b(?!\s(?:hard|difficult|only|just|too)\b)|(?:is|was|are)\s+{_WRONG}"
     r"|\(\s*(?:wrong|incorrect|not)\b|[✗✘❌]|\?\s*(?:no|nope|not)\b"
+    r"|(?:is|was|are)\s(?:clearly |therefore |thus )?(?:impossible|excluded|extraneous|ruled out|rejected)\b"
     r"|(?:cannot|can['’]t|could not) (?:be|satisfy|work)\b|does(?: not|n['’]t)\b|fails\b"
     r"|no es\b|não é\b|non è\b|ist (?:nicht|falsch)\b|n['’]est pas\b|est faux\b|не\b|неверно|değil"
     r"|[이가은는]?\s*아[닙니님]|では(?:な|ありません)|じゃない|不对|不對|不正确|是错|是錯"

@@ -67,6 +67,7 @@ def test_the_answer_is_found_in_each_usual_form(response: str, expected: str) ->
         "\\boxed{5}. Wait, that's wrong.",
         "The answer is 5. No, this is incorrect.",
         "The answer cannot be 5",
+        "No solution exists, so 5 is impossible.",
         "The answer is at least 5",
         "答案不是 25",
         "no es 25",
