@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.nightly import ROOT, TARGETS, Outcome, counted, main, table
 
 BY_HAND = {"test-docker", "test-gpu", "test-versions", "test-nightly", "test-times"}
@@ -27,5 +29,8 @@ def test_the_table_has_a_row_for_each_target_with_what_each_run_of_pytest_counte
     assert rows[2:] == ["| docs | passed | 0.5 | - |", f"| test-peers | FAILED (2) | 1.5 | {counts} |"]
 
 
-def test_an_unknown_target_is_refused_by_name(capsys: object) -> None:
+def test_an_unknown_target_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["test-nothing"]) == 2
+    said = capsys.readouterr().err
+    assert "test-nothing" in said
+    assert "test-postgres" in said, "what there is"

@@ -24,7 +24,6 @@ _LAYOUT = "is a detail of ROLL's Megatron; results are the same"
 _FSDP = "is a detail of ROLL's FSDP; results are the same"
 _UNREAD = "ROLL's code reads it nowhere"
 _ONE_MODEL = "every role has the model that `pretrain` names"
-_JUDGE_SERVED = "you start the judge's model: `vllm serve MODEL --port 8001`, judge_api_url"
 
 ROWS: tuple[Row, ...] = (
     # The run.

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from envsdk.buffer.contract import ClaimedGroup, FinishedGroup, LeaseLost, Role
 from envsdk.buffer.tables import batches, members
-from envsdk.config import load_config
+from envsdk.config import RunConfig, load_config
 from envsdk.job import explorer as explorers
 from envsdk.job.explorer import Explorer
 from envsdk.job.membership import Membership
@@ -93,6 +93,20 @@ async def test_an_explorer_whose_weights_are_too_old_claims_as_soon_as_it_has_ne
     trainer.leave()
 
 
+def explorer_on(config: RunConfig, cluster: Any, membership: Membership) -> Any:
+    """An explorer whose weights, tracker and display do nothing."""
+    anything: Any = Anything()
+    return Explorer(
+        config,
+        cluster,
+        membership=membership,
+        reader=FolderReader(),  # type: ignore[arg-type]
+        weights=anything,
+        tracker=anything,
+        display=anything,
+    )
+
+
 async def test_an_explorer_goes_back_with_its_trainer_and_claims_with_no_weights_that_were_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,16 +115,8 @@ async def test_an_explorer_goes_back_with_its_trainer_and_claims_with_no_weights
     trainer = TrainerStandIn(config)
     membership = Membership(config, Role.EXPLORER, "first", say=print)
     await membership.join()
-    cluster, anything, buffer = Cluster(), Anything(), trainer.buffer
-    explorer: Any = Explorer(
-        config,
-        cluster,  # type: ignore[arg-type]
-        membership=membership,
-        reader=FolderReader(),  # type: ignore[arg-type]
-        weights=anything,  # type: ignore[arg-type]
-        tracker=anything,  # type: ignore[arg-type]
-        display=anything,  # type: ignore[arg-type]
-    )
+    cluster, buffer = Cluster(), trainer.buffer
+    explorer = explorer_on(config, cluster, membership)
     following = asyncio.create_task(explorer._follow_versions())
     for version in range(7):
         trainer.publish(version, tmp_path)
@@ -165,16 +171,8 @@ async def test_an_explorer_tells_what_it_has_dropped_also_after_it_joined_again(
     trainer.publish(0, tmp_path)
     membership = Membership(config, Role.EXPLORER, "first", say=print)
     await membership.join()
-    cluster, anything, buffer = Reports(), Anything(), trainer.buffer
-    explorer: Any = Explorer(
-        config,
-        cluster,  # type: ignore[arg-type]
-        membership=membership,
-        reader=FolderReader(),  # type: ignore[arg-type]
-        weights=anything,  # type: ignore[arg-type]
-        tracker=anything,  # type: ignore[arg-type]
-        display=anything,  # type: ignore[arg-type]
-    )
+    cluster, buffer = Reports(), trainer.buffer
+    explorer = explorer_on(config, cluster, membership)
     delivering = asyncio.create_task(explorer._deliver())
 
     async def told(expected: dict[str, int]) -> None:
