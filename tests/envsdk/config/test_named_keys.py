@@ -36,10 +36,11 @@ OF_FILES = {
 OF_OTHERS = {
     *("num_inputs", "init_method", "assistant_only_loss", "gcs_server"),
     *("get_sample_level_mask", "compute_sample_weights", "use_vllm", "cost_tracking"),
-    *("actor_rollout_ref", "loss_fn"),
+    *("actor_rollout_ref", "loss_fn", "actor_num_nodes", "vllm_num_engines", "n_samples_per_prompt"),
+    *("prompt_data", "prompt_dataset"),
 }
-"""A shape, an argument of torch's, settings of TRL's, verl's, NeMo RL's and an agent's, a process of Ray's,
-functions of ROLL's."""
+"""A shape, an argument of torch's, settings of TRL's, verl's, NeMo RL's, OpenRLHF's and an agent's, a process
+of Ray's, functions of ROLL's."""
 
 
 @cache
