@@ -5,6 +5,7 @@ And tiny random policies in Hugging Face folders, made here and not fetched.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -21,6 +22,12 @@ settings.register_profile("envsdk", deadline=None)
 settings.load_profile("envsdk")
 
 VOCAB_SIZE = 61
+
+
+def pytest_collection_finish() -> None:
+    """Spare every later garbage collection the million objects of all test modules and their imports."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
