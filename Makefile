@@ -6,6 +6,8 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
+# Where it is set, each of the hundreds of processes that tests start compiles the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3.11
 VENV := .venv
@@ -159,14 +161,20 @@ test-docker: install ## Run the tests of real containers with docker; no image i
 	ENVSDK_CONTAINERS=docker $(BIN)/python -m pytest -m containers tests/envsdk/sandbox
 
 # Tests that fail beside others, on a busy machine, run once more alone. What fails again fails the build.
-pytest_twice = $(BIN)/python -m pytest -m "$(1)" --numprocesses 2 --dist loadfile --junitxml build/times/$(2).xml || { [ $$? = 1 ] && \
+pytest_twice = $(BIN)/python -m pytest -m "$(1)" --numprocesses 2 --dist $(3) --junitxml build/times/$(2).xml || { [ $$? = 1 ] && \
 	echo "make: once more, alone: what failed above" && \
 	$(BIN)/python -m pytest -m "$(1)" --last-failed --last-failed-no-failures none; }
 
 .PHONY: test
-test: install lint ## Set up, lint and run the test suite: what CI runs
-	$(call pytest_twice,not system and not slow and not gpu,unit)
-	$(call pytest_twice,system and not slow and not gpu,system)
+test: install ## Set up, lint and run the test suite: what CI runs
+	@$(MAKE) --no-print-directory --jobs 2 lint collect
+	$(call pytest_twice,not system and not slow and not gpu,unit,worksteal)
+	$(call pytest_twice,system and not slow and not gpu,system,loadfile)
+
+# Writes the bytecode of tests once, on the core that mypy leaves free, before several workers need it.
+.PHONY: collect
+collect: install
+	@$(BIN)/python -m pytest --collect-only -qq | tail -n 3
 
 .PHONY: test-nightly
 test-nightly: install ## Everything that `make test` leaves out, to its end whatever fails, and one table; hours

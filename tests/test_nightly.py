@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
 
+from tests.by_day import by_day
 from tests.nightly import ROOT, TARGETS, Outcome, counted, main, table
 
 BY_HAND = {"test-docker", "test-gpu", "test-versions", "test-nightly", "test-times"}
@@ -16,6 +18,24 @@ def test_every_target_that_tests_is_in_the_nightly_run() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^(test-[a-z]+):", makefile, re.MULTILINE))
     assert targets - BY_HAND == {target for target in TARGETS if target != "docs"}
+
+
+def test_each_test_without_a_gpu_is_run_once_by_day_or_by_night() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    daily = re.findall(r"call pytest_twice,([a-z ]+),", makefile)
+    (nightly,) = re.findall(r"^test-slow:.*\n.*pytest -m \"([a-z ]+)\" --timeout", makefile, re.MULTILINE)
+    assert "test-slow" in TARGETS
+    for marks in itertools.product([False, True], repeat=3):
+        has = dict(zip(["system", "slow", "gpu"], marks, strict=True))
+        assert sum(eval(each, {}, has) for each in [*daily, nightly]) == (not has["gpu"]), has
+
+
+def test_a_case_that_is_not_run_by_day_is_slow() -> None:
+    one, other = by_day(["TP"], ["TP", "PP"])
+    assert (one.marks, [mark.name for mark in other.marks]) == ((), ["slow"])
+    assert [each.values for each in by_day([("a", 1)], [("a", 1), ("b", 2)])] == [("a", 1), ("b", 2)]
+    with pytest.raises(ValueError, match="DP"):
+        by_day(["DP"], ["TP", "PP"])
 
 
 def test_the_table_has_a_row_for_each_target_with_what_each_run_of_pytest_counted() -> None:

@@ -12,16 +12,14 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from transformers import AutoModelForCausalLM
 
 from benchmarks.gpu import main, markdown, measured
 from benchmarks.gpu_parts.bench import Bench, Broken, Part, Result, Row, Skipped, TimeUp, limited, missing
-from benchmarks.gpu_parts.speed import TRAINERS, attempted, generate, training
 from benchmarks.gpu_parts.wheels import WHEELS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -35,20 +33,33 @@ sys.exit(main())
 """
 
 
-def test_all_of_it_runs_on_a_cpu(tmp_path: Path) -> None:
+def run_on_a_cpu(folder: Path, *options: str) -> dict[str, dict[str, Any]]:
+    """The parts that ran, by name, as the report has them."""
     done = subprocess.run(
-        [sys.executable, "-c", ABSENT, "--out", str(tmp_path), "--device", "cpu", "--minutes", "20"],
+        [sys.executable, "-c", ABSENT, "--out", str(folder), "--device", "cpu", "--minutes", "20", *options],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    record = json.loads((tmp_path / "gpu.json").read_text())
-    rows = {part["name"]: len(part["rows"]) for part in record["parts"]}
+    return {part["name"]: part for part in json.loads((folder / "gpu.json").read_text())["parts"]}
+
+
+def test_a_part_runs_on_a_cpu_without_ray_and_pyarrow(tmp_path: Path) -> None:
+    (part,) = run_on_a_cpu(tmp_path, "--only", "learning").values()
+    assert len(part["rows"]) == 4
+    assert not part["skipped"]
+    assert "quickstart" in (tmp_path / "gpu.md").read_text()
+
+
+@pytest.mark.slow
+def test_all_of_it_runs_on_a_cpu(tmp_path: Path) -> None:
+    parts = run_on_a_cpu(tmp_path)
+    rows = {name: len(part["rows"]) for name, part in parts.items()}
     assert rows["parity"] >= 15
     assert rows["speed"] >= 12
     assert rows["learning"] == 4
-    skipped = {part["name"]: part["skipped"] for part in record["parts"]}
+    skipped = {name: part["skipped"] for name, part in parts.items()}
     assert "GPU" in skipped["tests"]
     assert rows["transfer"] == 5
     assert not skipped["transfer"]
@@ -173,6 +184,8 @@ def test_a_module_of_a_missing_package_is_missing() -> None:
 
 
 def test_a_piece_that_breaks_or_lacks_a_package_leaves_the_others(tmp_path: Path) -> None:
+    from benchmarks.gpu_parts.speed import attempted
+
     def lacking() -> Iterator[Row]:
         raise ModuleNotFoundError("no module of that name")
         yield
@@ -276,6 +289,11 @@ def test_a_suite_of_checks_is_counted_and_what_failed_is_named(tmp_path: Path) -
 
 
 def test_generate_is_compared_with_the_log_probabilities_of_what_it_sampled(model_folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from benchmarks.gpu_parts.speed import generate
+
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     prompts = torch.randint(0, 61, (3, 5), generator=torch.Generator().manual_seed(0))
     tokens, logprobs = generate(model, prompts, 7)
@@ -287,6 +305,8 @@ def test_generate_is_compared_with_the_log_probabilities_of_what_it_sampled(mode
 
 
 def test_the_report_says_which_kernels_a_trainer_took(tmp_path: Path) -> None:
+    from benchmarks.gpu_parts.speed import TRAINERS, training
+
     machine = bench(tmp_path)
     rows = list(training(machine, "tiny", machine.shapes["tiny"], TRAINERS[0], 1e12))
     assert rows[0].note == "attention by sdpa (flash)"

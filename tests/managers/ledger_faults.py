@@ -30,9 +30,19 @@ from envsdk.managers.ledger_types import (
 )
 from envsdk.trajectory import Task
 
-EVENTS = frozenset(
-    "add_slots remove_slots retire_slots hand_over slots_idle finished reject_group publish set_depth tick "
-    "suspend resume".split()
+EVENTS = (
+    "add_slots",
+    "remove_slots",
+    "retire_slots",
+    "hand_over",
+    "slots_idle",
+    "finished",
+    "reject_group",
+    "publish",
+    "set_depth",
+    "tick",
+    "suspend",
+    "resume",
 )
 FAULTS: dict[str, tuple[int, type[FaultyLedger]]] = {}
 """By what is wrong: the promise that it breaks, and the ledger that does."""

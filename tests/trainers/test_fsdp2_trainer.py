@@ -17,6 +17,7 @@ from envsdk.trainer import TrainBatch, TrainerConfig, TrainerRank, TrainSequence
 from envsdk.trainers.fsdp2_trainer import Fsdp2Trainer, mesh_shape
 from envsdk.trainers.sft_trainer import SftTrainer
 from envsdk.trainers.training_args import FSDP2StrategyConfig
+from tests.by_day import by_day
 
 LAYOUTS = {
     "2 ranks": (2, {}),
@@ -28,6 +29,8 @@ LAYOUTS = {
         {"reshard_after_forward": False, "gradient_checkpointing": True},
     ),
 }
+
+MINI_BATCHES = {"ppo_epochs": 2, "ppo_mini_batch_size": 2}
 
 
 class Fsdp2SftTrainer(SftTrainer, Fsdp2Trainer):
@@ -61,7 +64,7 @@ def make_batches(make_sequences) -> Callable[..., list[TrainBatch]]:
     return make
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", by_day(["2 ranks", "2 copies on 2 ranks each"], LAYOUTS))
 def test_three_steps_are_those_of_the_torch_trainer(
     layout, make_config, make_batches, make_sequences
 ) -> None:
@@ -86,7 +89,9 @@ def test_three_steps_are_those_of_the_torch_trainer(
     assert weights_moved > 1e-3
 
 
-@pytest.mark.parametrize("layout", ["4 ranks", "2 copies on 2 ranks each"])
+@pytest.mark.parametrize(
+    "layout", by_day(["2 copies on 2 ranks each"], ["4 ranks", "2 copies on 2 ranks each"])
+)
 def test_the_whole_loss_with_epochs_and_a_value_head_is_that_of_the_torch_trainer(
     layout, make_config, make_batches, make_sequences
 ) -> None:
@@ -182,7 +187,7 @@ def test_bfloat16_stays_close_to_float32_and_keeps_float32_weights(make_config, 
         np.testing.assert_allclose(weight, plain[2][name], rtol=0, atol=1e-3, err_msg=name)
 
 
-@pytest.mark.parametrize("algorithm", [{}, {"ppo_epochs": 2, "ppo_mini_batch_size": 2}])
+@pytest.mark.parametrize("algorithm", by_day([MINI_BATCHES], [{}, MINI_BATCHES]))
 def test_a_step_that_is_not_finite_fails_on_all_ranks_and_leaves_the_weights_untouched(
     algorithm, make_config, make_sequences
 ) -> None:
@@ -204,7 +209,7 @@ def test_a_step_that_is_not_finite_fails_on_all_ranks_and_leaves_the_weights_unt
     assert_close(step, play_on_fsdp2(2, config, [*start, *end])[3], tolerance=0.0)
 
 
-@pytest.mark.parametrize("layout", ["2 ranks", "2 copies on 2 ranks each"])
+@pytest.mark.parametrize("layout", by_day(["2 ranks"], ["2 ranks", "2 copies on 2 ranks each"]))
 def test_a_resumed_trainer_repeats_the_original_bit_for_bit(
     layout, make_config, make_batches, tmp_path
 ) -> None:

@@ -15,6 +15,7 @@ from envsdk.envs.swe.tasks.patches import diff
 from envsdk.envs.swe.tasks.shipped import shipped_tasks
 from envsdk.envs.swe.tasks.trees import base_tree
 from envsdk.sandbox import SandboxBackend, open_backend
+from tests.by_day import by_day
 
 TASK = next(task for task in shipped_tasks() if task.instance_id == "spanset__touching")
 HIDDEN = "tests/test_membership.py"
@@ -418,6 +419,30 @@ _pytest.reports.TestReport.from_item_and_call = classmethod(from_item_and_call)
     FAILED,
 )
 
+ONE_OF_EACH_CLASS = (
+    "a_conftest_among_the_tests",
+    "a_plugin_named_by_ini_files",
+    "path_files_and_site_customization",
+    "modules_in_front_of_the_runner",
+    "programs_in_front_of_python",
+    "replaced_hidden_tests",
+    "linked_tests",
+    "an_early_exit_with_0",
+    "an_exit_of_pytest_in_a_test",
+    "an_exit_handler",
+    "a_forged_report_and_an_exit",
+    "a_daemon_that_writes_to_the_report",
+    "tests_changed_while_collected",
+    "skipped_tests",
+    "a_collection_error",
+    "reports_that_pass_for_some_tests",
+    "objects_equal_to_everything",
+    "expected_values_read_from_the_caller",
+    "the_runner_found_by_garbage_collection",
+    "a_changed_standard_library",
+    *(name for name, each in ATTACKS.items() if each.expected == {REFUSED}),
+)
+
 
 def _visible() -> str:
     return (base_tree(TASK) / "tests/test_text.py").read_text()
@@ -443,7 +468,7 @@ async def verdicts(backend: SandboxBackend, request: pytest.FixtureRequest) -> d
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", by_day(ONE_OF_EACH_CLASS, ATTACKS))
 async def test_an_attack_does_not_pay(name: str, verdicts: dict[str, Evaluation]) -> None:
     verdict = verdicts[name]
     assert verdict.reward == 0.0, verdict
@@ -465,7 +490,7 @@ def limited(task: Task, **limits: float) -> Task:
 @pytest.mark.parametrize(
     ("code", "limits", "said"),
     [
-        ("while True:\n    pass", {"timeout_s": 12.0}, "of time"),
+        pytest.param("while True:\n    pass", {"timeout_s": 12.0}, "of time", marks=pytest.mark.slow),
         ("import time\ntime.sleep(3600)", {"timeout_s": 12.0}, "of time"),
         (MANY_HOGS, {"memory_mb": 600}, "of memory"),
     ],

@@ -1,4 +1,4 @@
-"""Honest patches are paid and cheats are not: a sample of both corpora, and all of them as a slow test.
+"""Honest patches are paid and cheats are not: one of each kind, and all of them as a slow test.
 
 The corpora are in tests/envs/swe/grading; `python benchmarks/swe_grading.py` tells by kind.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import AsyncIterator, Sequence
+from typing import TypeVar
 
 import pytest
 import pytest_asyncio
@@ -18,10 +19,10 @@ from tests.envs.swe.grading.honest import Honest, honest_patches
 from tests.envs.swe.grading.measure import Entry, grade_all, sample
 from tests.envs.swe.grading.subjects import subjects
 
+T = TypeVar("T", bound=Entry)
+
 QUICK_KINDS = {"reach", "runner", "equal", "reading", "surroundings", "grader", "probes", "files"}
 """Kinds of cheats whose gradings end by themselves."""
-NUM_SAMPLED = 16
-"""Of each corpus: about half a minute on two cores."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -29,6 +30,10 @@ async def backend() -> AsyncIterator[SandboxBackend]:
     opened = open_backend("bubblewrap")
     yield opened
     await opened.aclose()
+
+
+def one_of_each_kind(corpus: Sequence[T]) -> Sequence[T]:
+    return sample(corpus, len({entry.kind for entry in corpus}))
 
 
 async def refused(patches: Sequence[Honest], backend: SandboxBackend) -> list[str]:
@@ -44,14 +49,14 @@ async def paid(patches: Sequence[Cheat], backend: SandboxBackend) -> list[str]:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_sample_of_honest_patches_is_paid(backend: SandboxBackend) -> None:
-    assert await refused(sample(honest_patches(), NUM_SAMPLED), backend) == []
+async def test_an_honest_patch_of_each_kind_is_paid(backend: SandboxBackend) -> None:
+    assert await refused(one_of_each_kind(honest_patches()), backend) == []
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_sample_of_cheats_is_not_paid(backend: SandboxBackend) -> None:
+async def test_a_cheat_of_each_kind_is_not_paid(backend: SandboxBackend) -> None:
     quick = [cheat for cheat in cheats() if cheat.kind in QUICK_KINDS]
-    assert await paid(sample(quick, NUM_SAMPLED), backend) == []
+    assert await paid(one_of_each_kind(quick), backend) == []
 
 
 @pytest.mark.slow

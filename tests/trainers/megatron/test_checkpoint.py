@@ -13,6 +13,7 @@ from hf_models import write_model
 from plays import TRAINING, assert_close, play, play_on_megatron
 
 from envsdk.trainer import TrainBatch, TrainerConfig
+from tests.by_day import by_day
 
 TP, PP, EP = ({f"{kind}_model_parallel_size": 2} for kind in ("tensor", "pipeline", "expert"))
 
@@ -46,7 +47,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", by_day(["TP to PP", "DP to EP"], LAYOUTS))
 def test_another_layout_goes_on_as_the_saver_would_have(layout, config_of, batches, tmp_path) -> None:
     name, (world_size, strategy), (other_size, other) = LAYOUTS[layout]
     config = config_of(name, with_value_head=True)
@@ -61,7 +62,10 @@ def test_another_layout_goes_on_as_the_saver_would_have(layout, config_of, batch
 
 @pytest.mark.parametrize(
     "strategy",
-    [{**TP, "sequence_parallel": True}, {"dtype": "bfloat16"}, {"use_distributed_optimizer": False}],
+    by_day(
+        [{"dtype": "bfloat16"}],
+        [{**TP, "sequence_parallel": True}, {"dtype": "bfloat16"}, {"use_distributed_optimizer": False}],
+    ),
     ids=str,
 )
 def test_the_same_layout_goes_on_bit_for_bit_also_after_steps_of_the_value_head_alone(

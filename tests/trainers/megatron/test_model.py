@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from envsdk.trainer import TrainerRank
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
+from tests.by_day import by_day
 from tests.trainers.megatron import cpu_shim
 
 Layout = dict[str, Any]
@@ -162,31 +163,29 @@ def logits_of(chunks: list[Any], strategy: MegatronStrategyConfig) -> dict[str, 
     return found
 
 
-QUICK = ("qwen2 tied", "qwen3_moe")
-"""One dense model and one mixture; the others by `make test-slow`."""
 EVERYWHERE = ("llama", "qwen2 tied", "qwen3", "qwen3_moe")
-"""Under all layouts, two thirds of a mixture's 55 by `make test-slow`; the others where an embedding is
-shared out or is on two ranks."""
+"""Under all layouts; the others where an embedding is shared out or is on two ranks."""
+PARTS = 7
+"""Every seventh layout is a part; those of `make test` lack no kind of parallelism."""
 
 
 @pytest.mark.parametrize(
     ("name", "part"),
-    [
-        *(pytest.param(name, 0, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS),
-        *(pytest.param("qwen3_moe", part, marks=pytest.mark.slow) for part in (1, 2)),
-    ],
+    by_day(
+        [("qwen2 tied", 1), ("qwen3_moe", 0)],
+        [(name, part) for name in MODELS for part in range(PARTS if name in EVERYWHERE else 1)],
+    ),
 )
 def test_logits_and_weights_are_those_of_transformers_under_every_layout_of_four_ranks(
     name, part, tmp_path
 ) -> None:
     write_logits(tmp_path, write_model(tmp_path, name), SEQUENCES)
-    has_experts = "moe" in name
-    cases = list(layouts(4, has_experts=has_experts))
-    if name not in EVERYWHERE:
+    cases = list(layouts(4, has_experts="moe" in name))
+    if name in EVERYWHERE:
+        cases = cases[part::PARTS]
+    else:
         cases = [case for case in cases if case["context_parallel_size"] == 1][-4:]
-    elif has_experts:
-        cases = cases[part::3]
-    assert len(cases) >= (18 if name in EVERYWHERE else 4)
+    assert len(cases) >= 2
     assert run_ranks(4, check_layouts, tmp_path, cases) == [len(cases)] * 4
 
 
