@@ -25,6 +25,8 @@ class TestFrozenLake(TextEnvSuite):
 
 
 class TestFrozenLakeWithLegendRandomEndsAndOtherSymbols(TextEnvSuite):
+    max_examples = 3
+
     def make_env(self):
         return FrozenLakeEnv(
             size=6, p=0.7, random_start=True, random_goal=True, symbols={"hole": "●", "player": "☺"}
@@ -32,6 +34,8 @@ class TestFrozenLakeWithLegendRandomEndsAndOtherSymbols(TextEnvSuite):
 
 
 class TestFrozenLakeWithCompass(TextEnvSuite):
+    max_examples = 3
+
     def make_env(self):
         return FrozenLakeEnv(size=5, random_start=True, random_goal=True, compass=True)
 
@@ -45,6 +49,7 @@ def test_the_compass_tells_what_is_beside_one_and_where_the_goal_is():
 
 
 class TestSlipperyFrozenLake(TextEnvSuite):
+    max_examples = 3
     oracle_always_solves = False
     observations_show_state = True
 
@@ -53,7 +58,7 @@ class TestSlipperyFrozenLake(TextEnvSuite):
 
 
 class TestFrozenLakeWithHardlyAnyIce(TextEnvSuite):
-    max_examples = 10
+    max_examples = 3
     observations_show_state = True
 
     def make_env(self):

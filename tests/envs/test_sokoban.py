@@ -24,6 +24,8 @@ class TestSimpleSokoban(TextEnvSuite):
 
 
 class TestSokobanWithCompass(TextEnvSuite):
+    max_examples = 3
+
     def make_env(self):
         return SokobanEnv(preset="LargerSokoban", compass=True)
 
@@ -36,6 +38,7 @@ def test_the_compass_leads_to_the_box_and_the_box_to_its_target():
 
 
 class TestLargerSokoban(TextEnvSuite):
+    max_examples = 3
     observations_show_state = True
 
     def make_env(self):
@@ -43,12 +46,14 @@ class TestLargerSokoban(TextEnvSuite):
 
 
 class TestSokobanDifferentGridVocab(TextEnvSuite):
+    max_examples = 3
+
     def make_env(self):
         return SokobanEnv(**PRESETS["SokobanDifferentGridVocab"])
 
 
 class TestSokobanWithFourBoxes(TextEnvSuite):
-    max_examples = 10
+    max_examples = 3
 
     def make_env(self):
         return SokobanEnv(dim=(10, 10), num_boxes=4, max_steps=120)

@@ -24,7 +24,7 @@ class TestWebShop(TextEnvSuite):
 
 
 class TestRichWebShopWithSyntheticGoals(TextEnvSuite):
-    max_examples = 15
+    max_examples = 3
 
     def make_env(self):
         return WebShopEnv(
@@ -43,7 +43,7 @@ class TestRichWebShopWithSyntheticGoals(TextEnvSuite):
 class TestRecordedWebShop(TextEnvSuite):
     """On the recorded catalogue, whose odd products no oracle can always buy in full."""
 
-    max_examples = 10
+    max_examples = 3
     oracle_always_solves = False
 
     @pytest.fixture(autouse=True)
