@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +24,15 @@ settings.load_profile("envsdk")
 VOCAB_SIZE = 61
 
 
-def pytest_collection_finish() -> None:
-    """Spare every later garbage collection the million objects of all test modules and their imports."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """No garbage collection looks at the million objects of all test modules and of what they import."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture

@@ -19,10 +19,16 @@ from torch import Tensor, nn
 
 from envsdk.failures import ConfigurationError
 from envsdk.trainer import TrainerRank
-from envsdk.trainers.megatron import kernels
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
-from envsdk.trainers.megatron.kernels import Attention, chosen_attention, kernels_of
 from tests.trainers.megatron import cpu_shim
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Any:
+    """The module under test, which imports Megatron-core."""
+    from envsdk.trainers.megatron import kernels
+
+    return kernels
 
 
 def config(**changes: Any) -> Any:
@@ -48,28 +54,29 @@ def config(**changes: Any) -> Any:
     ],
 )
 def test_auto_takes_the_first_that_device_and_model_allow(
-    has_engine, capability, changes, expected, monkeypatch
+    has_engine, capability, changes, expected, kernels, monkeypatch
 ) -> None:
     monkeypatch.setattr(kernels.gpt_layer_specs, "HAVE_TE", has_engine)
     monkeypatch.setattr(kernels, "_compute_capability", lambda: capability)
-    assert chosen_attention("auto", config(**changes)) == expected
+    assert kernels.chosen_attention("auto", config(**changes)) == expected
 
 
-def test_what_is_asked_for_and_cannot_be_had_is_refused_with_all_that_it_lacks() -> None:
+def test_what_is_asked_for_and_cannot_be_had_is_refused_with_all_that_it_lacks(kernels) -> None:
     float32 = config(params_dtype=torch.float32, context_parallel_size=2)
     for asked, lacking in (
         ("varlen", "a GPU of .*, dtype: bfloat16, context_parallel_size: 1"),
         ("transformer_engine", "a GPU of .*, dtype: bfloat16, the package transformer-engine"),
     ):
         with pytest.raises(ConfigurationError, match=f"attn_implementation: {asked} needs {lacking}"):
-            chosen_attention(asked, float32)
-    assert chosen_attention("sdpa", float32) is Attention.SDPA
+            kernels.chosen_attention(asked, float32)
+    assert kernels.chosen_attention("sdpa", float32) is kernels.Attention.SDPA
 
 
-def test_the_trainer_says_which_it_took() -> None:
-    assert kernels_of(Attention.SDPA, config()) == {"attention": "sdpa (flash)", "layers": "megatron-core"}
-    assert kernels_of(Attention.VARLEN, config())["attention"] == "varlen (flash)"
-    assert kernels_of(Attention.TRANSFORMER_ENGINE, config())["layers"] == "transformer_engine"
+def test_the_trainer_says_which_it_took(kernels) -> None:
+    kernels_of, attention = kernels.kernels_of, kernels.Attention
+    assert kernels_of(attention.SDPA, config()) == {"attention": "sdpa (flash)", "layers": "megatron-core"}
+    assert kernels_of(attention.VARLEN, config())["attention"] == "varlen (flash)"
+    assert kernels_of(attention.TRANSFORMER_ENGINE, config())["layers"] == "transformer_engine"
 
 
 def test_the_settings_say_it_before_the_run() -> None:
@@ -139,7 +146,7 @@ def _with_stand_ins(rank: TrainerRank, attention: str, folder: Path, cases: list
     stand_ins: Any = gpt_layer_specs
     stand_ins.TESpecProvider, stand_ins.TENorm = Backend, layer_spec.Norm
     layer_spec.varlen_attn = sequence_by_sequence
-    model.chosen_attention = lambda asked, config: Attention(attention)
+    model.chosen_attention = lambda asked, config: model.Attention(attention)
     return check_layouts(rank, folder, cases)
 
 
