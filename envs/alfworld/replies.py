@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Literal
 
 ActionFormat = Literal["tag", "text"]
-ACTION_FORMATS: tuple[ActionFormat, ...] = ("tag", "text")
 
 NO_TAG = "Invalid action: no <action> found."
 EMPTY = "Invalid action: no command found."

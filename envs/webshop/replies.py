@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Literal
 
 ActionFormat = Literal["tag", "answer", "text"]
-ACTION_FORMATS: tuple[ActionFormat, ...] = ("tag", "answer", "text")
 
 _TAGS = {"tag": ("<action>", "</action>"), "answer": ("<answer>", "</answer>")}
 _MAX_ACTION_LENGTH = 2000
