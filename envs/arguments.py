@@ -37,11 +37,16 @@ class EnvArguments(StrictSettings):
 def keywords_of(
     model: type[ArgumentsT],
 ) -> Callable[[Callable[[Any, ArgumentsT], None]], Callable[..., None]]:
-    """Decorates an `__init__` that takes `model`: callers give its fields as keywords.
+    """Decorates an `__init__` that takes `model`: callers give its fields as keywords, inherited ones last.
 
     The constructor raises TypeError for an unknown keyword, and ValueError for a value that does not fit.
     """
-    fields = {field.alias or name: field for name, field in model.model_fields.items()}
+    by_class = [name for each in model.__mro__ for name in vars(each).get("__annotations__", ())]
+    fields = {
+        model.model_fields[name].alias or name: model.model_fields[name]
+        for name in by_class
+        if name in model.model_fields
+    }
     shown = [
         Parameter(name, Parameter.KEYWORD_ONLY, default=field.default, annotation=field.annotation)
         for name, field in fields.items()

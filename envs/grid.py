@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium.spaces import Text
 
+from envsdk.envs.arguments import EnvArguments
 from envsdk.turn_env import InvalidAction, TurnEnv, TurnResult
 
 MOVES = ("Left", "Down", "Right", "Up")
@@ -109,6 +110,26 @@ def move_result(
     return TurnResult(reward=reward, success=success, terminated=terminated, metrics=metrics)
 
 
+class GridArguments(EnvArguments):
+    """The keywords that all worlds on a grid share."""
+
+    step_penalty: float = 0.0
+    """Taken off the reward of every turn."""
+    invalid_penalty: float = 0.0
+    """Taken off the reward of a turn whose reply names no move."""
+    require_think: bool = False
+    """A reply names a move only if `<think>...</think>` stands before its `<answer>`."""
+    symbols: Mapping[str, Any] | None = None
+    """Other characters for some of the kinds of cells in `SYMBOLS`."""
+    legend: bool = True
+    """The first observation of an episode opens with a line that explains the symbols."""
+    compass: bool = False
+    """Lines below the map tell what is next to you and which way the goal lies, or which way each box lies
+    from you and its nearest target from it."""
+    render_mode: str | None = None
+    """None, or `ansi`: `render()` returns the map."""
+
+
 class GridEnv(TurnEnv[int]):
     """A world on a grid: the observation is a map with one symbol per cell, the action one of four moves.
 
@@ -125,29 +146,19 @@ class GridEnv(TurnEnv[int]):
     LEGEND_SEPARATOR: ClassVar[str] = ", "
 
     def __init__(
-        self,
-        *,
-        max_steps: int,
-        step_penalty: float,
-        invalid_penalty: float,
-        require_think: bool,
-        symbols: Mapping[str, str] | None,
-        legend: bool,
-        compass: bool,
-        render_mode: str | None,
-        max_length: int,
+        self, args: GridArguments, *, max_steps: int, max_length: int, symbols: Mapping[str, str] | None
     ) -> None:
-        """Args as in the subclasses; `max_length` bounds the text of the map and its compass."""
+        """`max_length` bounds the text of the map and its compass."""
         # `play` takes `step_penalty` off itself: sums of rewards depend on their order in the last bit.
-        super().__init__(max_steps=max_steps, invalid_penalty=step_penalty + invalid_penalty)
-        self.render_mode = render_mode
-        self._step_reward = 0.0 - step_penalty
-        self._require_think = require_think
-        self._replies = REPLIES_WITH_THOUGHT if require_think else REPLIES
+        super().__init__(max_steps=max_steps, invalid_penalty=args.step_penalty + args.invalid_penalty)
+        self.render_mode = args.render_mode
+        self._step_reward = 0.0 - args.step_penalty
+        self._require_think = args.require_think
+        self._replies = REPLIES_WITH_THOUGHT if args.require_think else REPLIES
         self._symbols = merge_symbols(self.SYMBOLS, symbols)
         names = (f"{self._symbols[key]}={name}" for key, name in self.LEGEND.items())
-        self._legend = self.LEGEND_SEPARATOR.join(names) + "\n" if legend else ""
-        self._compass = compass
+        self._legend = self.LEGEND_SEPARATOR.join(names) + "\n" if args.legend else ""
+        self._compass = args.compass
         self._max_length = max_length
         self._view = ""
         """The text of the map; empty before the first `reset`."""
