@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import string
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -13,7 +12,7 @@ import numpy as np
 from gymnasium.spaces import Text
 
 from envsdk.envs.arguments import EnvArguments
-from envsdk.turn_env import InvalidAction, TurnEnv, TurnResult
+from envsdk.turn_env import PRINTABLE, InvalidAction, TurnEnv, TurnResult, last_between
 
 MOVES = ("Left", "Down", "Right", "Up")
 """In the order of gymnasium's FrozenLake: a move is its index here."""
@@ -42,9 +41,6 @@ _EXACT = {text: i for i in range(4) for text in (REPLIES[i], MOVES[i], MOVES[i].
 
 _INEFFECTIVE = {"action_is_effective": 0.0}
 
-_PRINTABLE = frozenset(string.ascii_letters + string.digits + string.punctuation + " \n")
-_MAX_REPLY_LENGTH = 256
-
 
 def parse_move(reply: str) -> int:
     """The move that `reply` names: its index in `MOVES`, or `NO_ANSWER` or `NOT_A_MOVE`.
@@ -56,19 +52,17 @@ def parse_move(reply: str) -> int:
     if move is not None:
         return move
     text = reply.lower()
-    start = text.rfind(_OPEN, 0, max(text.rfind(_CLOSE), 0))
-    if start < 0:
+    answer = last_between(text, _OPEN, _CLOSE)
+    if answer is None:
         return _INDEX.get(text.strip(), NO_ANSWER)
-    start += len(_OPEN)
-    return _INDEX.get(text[start : text.index(_CLOSE, start)].strip(), NOT_A_MOVE)
+    return _INDEX.get(text[answer].strip(), NOT_A_MOVE)
 
 
 def thinks_first(reply: str) -> bool:
     """Whether a complete `<think>`, in any case, stands before the `<answer>` that counts."""
     text = reply.lower()
-    answer = text.rfind(_OPEN, 0, max(text.rfind(_CLOSE), 0))
-    end = text.rfind("</think>", 0, max(answer, 0))
-    return text.find("<think>", 0, max(end, 0)) >= 0
+    answer = last_between(text, _OPEN, _CLOSE)
+    return answer is not None and last_between(text[: answer.start], "<think>", "</think>") is not None
 
 
 def merge_symbols(defaults: Mapping[str, str], given: Mapping[str, str] | None) -> dict[str, str]:
@@ -184,13 +178,8 @@ class GridEnv(TurnEnv[int]):
     @cached_property
     def observation_space(self) -> Text:  # type: ignore[override]
         max_length = len(self._legend) + self._max_length + max(map(len, NOTES.values()))
-        charset = _PRINTABLE | set(self._symbols.values())
+        charset = PRINTABLE | set(self._symbols.values())
         return Text(min_length=1, max_length=max_length, charset=charset)
-
-    @cached_property
-    def action_space(self) -> Text:  # type: ignore[override]
-        """What `sample()` draws from. `step` takes any string, of any length and script."""
-        return Text(min_length=0, max_length=_MAX_REPLY_LENGTH, charset=_PRINTABLE)
 
     def start(self, rng: np.random.Generator, options: dict[str, Any]) -> None:
         self.set_state(self._generate(rng))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import string
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,12 +22,11 @@ from envsdk.envs.alfworld.scenes import Scene
 from envsdk.envs.alfworld.solver import STAGES
 from envsdk.envs.alfworld.sources import GameSource, GeneratedGames, OfficialGames
 from envsdk.envs.arguments import EnvArguments, keywords_of
+from envsdk.turn_env import PRINTABLE, AnyText
 
 NOTHING_HAPPENS = "Nothing happens."
 
-_PRINTABLE = frozenset(string.ascii_letters + string.digits + string.punctuation + " \n")
 _MAX_OBSERVATION_LENGTH = 1 << 16
-_MAX_REPLY_LENGTH = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,12 +128,12 @@ class ALFWorldEnv(TextEnv):
 
     @cached_property
     def observation_space(self) -> Text:  # type: ignore[override]
-        return Text(min_length=1, max_length=_MAX_OBSERVATION_LENGTH, charset=_PRINTABLE)
+        return Text(min_length=1, max_length=_MAX_OBSERVATION_LENGTH, charset=PRINTABLE)
 
     @cached_property
     def action_space(self) -> Text:  # type: ignore[override]
         """What `sample()` draws from. `step` takes any string, of any length and script."""
-        return Text(min_length=0, max_length=_MAX_REPLY_LENGTH, charset=_PRINTABLE)
+        return AnyText()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Start the game that the seed draws, or number `options["game"]` of the split.

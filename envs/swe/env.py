@@ -15,7 +15,6 @@ from pydantic import Field
 
 from envsdk.env import AsyncTextEnv, Info
 from envsdk.envs.arguments import EnvArguments, keywords_of
-from envsdk.envs.spaces import PRINTABLE, AnyText
 from envsdk.envs.swe.observations import (
     SHOWN_OUTPUT,
     SUBMIT_COMMAND,
@@ -34,12 +33,12 @@ from envsdk.envs.swe.weak_tasks import WeakTasks, task_to_train_on
 from envsdk.envs.swe.workspace import KEPT_OUTPUT_BYTES, Submitted, Workspace, shared_workshop
 from envsdk.sandbox import Limits
 from envsdk.sandbox.contract import WORKDIR
+from envsdk.turn_env import AnyText
 
 LOOKS = ("git ls-files", "git status --short", "grep -rn 'def ' --include='*.py' . | sort | head -40")
 """Commands that change nothing: with the one that submits they are the `legal_actions`."""
 
 _MAX_OBSERVATION_LENGTH = 2**30
-_MAX_REPLY_LENGTH = 256
 
 
 class SWEArguments(EnvArguments):
@@ -158,7 +157,7 @@ class SWEEnv(AsyncTextEnv):
     @cached_property
     def action_space(self) -> Text:  # type: ignore[override]
         """What `sample()` draws from. `step` takes any string, of any length and script."""
-        return Text(min_length=0, max_length=_MAX_REPLY_LENGTH, charset=PRINTABLE)
+        return AnyText()
 
     async def reset(  # type: ignore[override]
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -15,7 +15,6 @@ from pydantic import Field
 
 from envsdk.env import Info, TextEnv
 from envsdk.envs.arguments import EnvArguments, keywords_of
-from envsdk.envs.spaces import PRINTABLE, AnyText
 from envsdk.envs.webshop.goals import GoalKind, Split, split_bounds
 from envsdk.envs.webshop.oracle import best_options, find_query, next_action, plain_query
 from envsdk.envs.webshop.pages import Mode, render
@@ -23,6 +22,7 @@ from envsdk.envs.webshop.replies import ActionFormat, format_reply, parse_reply
 from envsdk.envs.webshop.session import PAGE_SIZE, Page, Session, parse_action
 from envsdk.envs.webshop.store import Store, is_complete, open_store
 from envsdk.failures import ConfigurationError
+from envsdk.turn_env import AnyText
 
 INVALID = "Invalid action."
 
@@ -100,7 +100,7 @@ class WebShopEnv(TextEnv):
 
     @cached_property
     def action_space(self) -> Text:  # type: ignore[override]
-        return Text(min_length=0, max_length=256, charset=PRINTABLE)
+        return AnyText()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         super().reset(seed=seed)
