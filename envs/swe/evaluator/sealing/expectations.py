@@ -43,25 +43,21 @@ from collections.abc import Callable, Iterator, Set
 
 from envsdk.envs.swe.evaluator.sealing.assertions import Comparison, statement_pieces, statements_of
 from envsdk.envs.swe.evaluator.sealing.bindings import Bindings, Scope, Table, argument, is_bound
+from envsdk.envs.swe.syntax import words
 
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_BUILTINS = _words(
+_BUILTINS = words(
     "set frozenset list tuple dict sorted range len str int float bool bytes bytearray repr round min max "
     "sum abs complex reversed zip enumerate chr ord divmod slice"
 )
-_MODULES = _words(
+_MODULES = words(
     "decimal fractions math textwrap string collections pathlib datetime ipaddress html errno http uuid "
     "itertools operator cmath calendar stat signal"
 )
-_CHANGES = _words(
+_CHANGES = words(
     "append appendleft extend insert pop popleft popitem remove clear update add discard setdefault sort "
     "reverse rotate write writelines seek"
 )
-_IMPURE = _CHANGES | _words(
+_IMPURE = _CHANGES | words(
     "now today utcnow cwd home fromtimestamp uuid1 uuid4 absolute resolve exists is_file is_dir read_text "
     "read_bytes open glob rglob iterdir stat expanduser samefile owner group getlogin"
 )
