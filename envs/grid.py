@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import string
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -12,7 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium.spaces import Text
 
-from envsdk.turn_env import InvalidAction, TurnEnv, TurnResult
+from envsdk.envs.arguments import EnvArguments
+from envsdk.turn_env import PRINTABLE, InvalidAction, TurnEnv, TurnResult, last_between
 
 MOVES = ("Left", "Down", "Right", "Up")
 """In the order of gymnasium's FrozenLake: a move is its index here."""
@@ -41,9 +41,6 @@ _EXACT = {text: i for i in range(4) for text in (REPLIES[i], MOVES[i], MOVES[i].
 
 _INEFFECTIVE = {"action_is_effective": 0.0}
 
-_PRINTABLE = frozenset(string.ascii_letters + string.digits + string.punctuation + " \n")
-_MAX_REPLY_LENGTH = 256
-
 
 def parse_move(reply: str) -> int:
     """The move that `reply` names: its index in `MOVES`, or `NO_ANSWER` or `NOT_A_MOVE`.
@@ -55,19 +52,17 @@ def parse_move(reply: str) -> int:
     if move is not None:
         return move
     text = reply.lower()
-    start = text.rfind(_OPEN, 0, max(text.rfind(_CLOSE), 0))
-    if start < 0:
+    answer = last_between(text, _OPEN, _CLOSE)
+    if answer is None:
         return _INDEX.get(text.strip(), NO_ANSWER)
-    start += len(_OPEN)
-    return _INDEX.get(text[start : text.index(_CLOSE, start)].strip(), NOT_A_MOVE)
+    return _INDEX.get(text[answer].strip(), NOT_A_MOVE)
 
 
 def thinks_first(reply: str) -> bool:
     """Whether a complete `<think>`, in any case, stands before the `<answer>` that counts."""
     text = reply.lower()
-    answer = text.rfind(_OPEN, 0, max(text.rfind(_CLOSE), 0))
-    end = text.rfind("</think>", 0, max(answer, 0))
-    return text.find("<think>", 0, max(end, 0)) >= 0
+    answer = last_between(text, _OPEN, _CLOSE)
+    return answer is not None and last_between(text[: answer.start], "<think>", "</think>") is not None
 
 
 def merge_symbols(defaults: Mapping[str, str], given: Mapping[str, str] | None) -> dict[str, str]:
@@ -109,6 +104,26 @@ def move_result(
     return TurnResult(reward=reward, success=success, terminated=terminated, metrics=metrics)
 
 
+class GridArguments(EnvArguments):
+    """The keywords that all worlds on a grid share."""
+
+    step_penalty: float = 0.0
+    """Taken off the reward of every turn."""
+    invalid_penalty: float = 0.0
+    """Taken off the reward of a turn whose reply names no move."""
+    require_think: bool = False
+    """A reply names a move only if `<think>...</think>` stands before its `<answer>`."""
+    symbols: Mapping[str, Any] | None = None
+    """Other characters for some of the kinds of cells in `SYMBOLS`."""
+    legend: bool = True
+    """The first observation of an episode opens with a line that explains the symbols."""
+    compass: bool = False
+    """Lines below the map tell what is next to you and which way the goal lies, or which way each box lies
+    from you and its nearest target from it."""
+    render_mode: str | None = None
+    """None, or `ansi`: `render()` returns the map."""
+
+
 class GridEnv(TurnEnv[int]):
     """A world on a grid: the observation is a map with one symbol per cell, the action one of four moves.
 
@@ -125,29 +140,19 @@ class GridEnv(TurnEnv[int]):
     LEGEND_SEPARATOR: ClassVar[str] = ", "
 
     def __init__(
-        self,
-        *,
-        max_steps: int,
-        step_penalty: float,
-        invalid_penalty: float,
-        require_think: bool,
-        symbols: Mapping[str, str] | None,
-        legend: bool,
-        compass: bool,
-        render_mode: str | None,
-        max_length: int,
+        self, args: GridArguments, *, max_steps: int, max_length: int, symbols: Mapping[str, str] | None
     ) -> None:
-        """Args as in the subclasses; `max_length` bounds the text of the map and its compass."""
+        """`max_length` bounds the text of the map and its compass."""
         # `play` takes `step_penalty` off itself: sums of rewards depend on their order in the last bit.
-        super().__init__(max_steps=max_steps, invalid_penalty=step_penalty + invalid_penalty)
-        self.render_mode = render_mode
-        self._step_reward = 0.0 - step_penalty
-        self._require_think = require_think
-        self._replies = REPLIES_WITH_THOUGHT if require_think else REPLIES
+        super().__init__(max_steps=max_steps, invalid_penalty=args.step_penalty + args.invalid_penalty)
+        self.render_mode = args.render_mode
+        self._step_reward = 0.0 - args.step_penalty
+        self._require_think = args.require_think
+        self._replies = REPLIES_WITH_THOUGHT if args.require_think else REPLIES
         self._symbols = merge_symbols(self.SYMBOLS, symbols)
         names = (f"{self._symbols[key]}={name}" for key, name in self.LEGEND.items())
-        self._legend = self.LEGEND_SEPARATOR.join(names) + "\n" if legend else ""
-        self._compass = compass
+        self._legend = self.LEGEND_SEPARATOR.join(names) + "\n" if args.legend else ""
+        self._compass = args.compass
         self._max_length = max_length
         self._view = ""
         """The text of the map; empty before the first `reset`."""
@@ -173,13 +178,8 @@ class GridEnv(TurnEnv[int]):
     @cached_property
     def observation_space(self) -> Text:  # type: ignore[override]
         max_length = len(self._legend) + self._max_length + max(map(len, NOTES.values()))
-        charset = _PRINTABLE | set(self._symbols.values())
+        charset = PRINTABLE | set(self._symbols.values())
         return Text(min_length=1, max_length=max_length, charset=charset)
-
-    @cached_property
-    def action_space(self) -> Text:  # type: ignore[override]
-        """What `sample()` draws from. `step` takes any string, of any length and script."""
-        return Text(min_length=0, max_length=_MAX_REPLY_LENGTH, charset=_PRINTABLE)
 
     def start(self, rng: np.random.Generator, options: dict[str, Any]) -> None:
         self.set_state(self._generate(rng))

@@ -22,12 +22,8 @@ ActionT = TypeVar("ActionT")
 NO_ANSWER = "Invalid action: no <answer> found."
 
 _MAX_OBSERVATION_LENGTH = 1 << 16
-_MAX_SAMPLED_REPLY_LENGTH = 256
-_PRINTABLE = frozenset(string.ascii_letters + string.digits + string.punctuation + " \n")
-_OPEN, _CLOSE = "<answer>", "</answer>"
+PRINTABLE = frozenset(string.ascii_letters + string.digits + string.punctuation + " \n")
 _ASCII_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
-
-
 _INVALID = {"action_is_valid": 0.0}
 
 
@@ -76,6 +72,16 @@ class TurnResult:
         assign(self, "terminated", bool(self.success if self.terminated is None else self.terminated))
         numbers = {name: float(value) for name, value in self.metrics.items()}
         assign(self, "metrics", {"action_is_valid": 1.0, **numbers})
+
+
+class AnyText(Text):
+    """Texts of any script. `sample()` draws from `PRINTABLE`; by default as long as a reply."""
+
+    def __init__(self, max_length: int = 256, *, min_length: int = 0) -> None:
+        super().__init__(max_length, min_length=min_length, charset=PRINTABLE)
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, str) and self.min_length <= len(x) <= self.max_length
 
 
 class TurnEnv(TextEnv, Generic[ActionT]):
@@ -189,12 +195,12 @@ class TurnEnv(TextEnv, Generic[ActionT]):
 
     @cached_property
     def observation_space(self) -> Text:  # type: ignore[override]
-        return _AnyText(max_length=_MAX_OBSERVATION_LENGTH)
+        return AnyText(_MAX_OBSERVATION_LENGTH)
 
     @cached_property
     def action_space(self) -> Text:  # type: ignore[override]
         """What `sample()` draws from. `step` takes any string, of any length and script."""
-        return _AnyText(max_length=_MAX_SAMPLED_REPLY_LENGTH)
+        return AnyText()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         super().reset(seed=seed)
@@ -281,27 +287,22 @@ class TurnEnv(TextEnv, Generic[ActionT]):
 
 
 def tagged_answer(reply: str) -> str | None:
-    """What stands in the last complete `<answer>` of any case, stripped; None without one.
-
-    Takes time linear in the reply, whatever it holds.
-    """
+    """What stands in the last complete `<answer>` of any case, stripped; None without one."""
     # Lower-casing may change a text's length: only ASCII is looked for, so only ASCII is lowered.
-    text = reply.translate(_ASCII_LOWER)
-    start = text.rfind(_OPEN, 0, max(text.rfind(_CLOSE), 0))
+    found = last_between(reply.translate(_ASCII_LOWER), "<answer>", "</answer>")
+    return None if found is None else reply[found].strip()
+
+
+def last_between(text: str, opening: str, closing: str) -> slice | None:
+    """Where the content of the last complete `opening ... closing` stands in `text`; None without one.
+
+    Takes time linear in the text, whatever it holds.
+    """
+    start = text.rfind(opening, 0, max(text.rfind(closing), 0))
     if start < 0:
         return None
-    start += len(_OPEN)
-    return reply[start : text.index(_CLOSE, start)].strip()
-
-
-class _AnyText(Text):
-    """Texts of any script. `sample()` draws printable ASCII."""
-
-    def __init__(self, max_length: int) -> None:
-        super().__init__(max_length, min_length=0, charset=_PRINTABLE)
-
-    def contains(self, x: Any) -> bool:
-        return isinstance(x, str) and len(x) <= self.max_length
+    start += len(opening)
+    return slice(start, text.index(closing, start))
 
 
 def _snapshot(env: TurnEnv[Any]) -> Any:

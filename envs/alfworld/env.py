@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import string
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,22 +11,22 @@ from typing import Any, Literal
 
 from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Text
+from pydantic import Field
 
 from envsdk.env import Info, TextEnv
-from envsdk.envs.alfworld.furniture import SIZES
-from envsdk.envs.alfworld.games import SPLITS, TASK_TYPES, Game
+from envsdk.envs.alfworld.games import TASK_TYPES, Game, Split
 from envsdk.envs.alfworld.notebook import Notebook
 from envsdk.envs.alfworld.pool import PoolSettings, RemoteGame, shared_pool
-from envsdk.envs.alfworld.replies import ACTION_FORMATS, ActionFormat, format_reply, parse_reply
+from envsdk.envs.alfworld.replies import ActionFormat, format_reply, parse_reply
 from envsdk.envs.alfworld.scenes import Scene
 from envsdk.envs.alfworld.solver import STAGES
 from envsdk.envs.alfworld.sources import GameSource, GeneratedGames, OfficialGames
+from envsdk.envs.arguments import EnvArguments, keywords_of
+from envsdk.turn_env import PRINTABLE, AnyText
 
 NOTHING_HAPPENS = "Nothing happens."
 
-_PRINTABLE = frozenset(string.ascii_letters + string.digits + string.punctuation + " \n")
 _MAX_OBSERVATION_LENGTH = 1 << 16
-_MAX_REPLY_LENGTH = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +45,50 @@ class State:
     notebook: Notebook
     """What the texts have said; empty without `notes`."""
     ended: bool
+
+
+class ALFWorldArguments(EnvArguments):
+    """The keywords of `ALFWorldEnv`."""
+
+    games: Literal["auto", "generated", "official"] = "auto"
+    """`generated` households, the `official` data, or `auto`: official where `data_dir` or the variable
+    ALFWORLD_DATA is given, else generated."""
+    data_dir: str | None = None
+    """Folder that holds `json_2.1.1`; ALFWORLD_DATA when None."""
+    split: Split = "train"
+    task_types: Sequence[str] | None = None
+    """Some of ALFWorld's six; all when None."""
+    size: Literal["small", "medium", "large"] = "medium"
+    """Of generated households."""
+    num_games: int | None = Field(None, ge=1)
+    """The first so many games only; all when None, and without end where they are generated."""
+    max_steps: int = Field(50, ge=1)
+    """Replies before the episode is truncated."""
+    action_format: ActionFormat = "tag"
+    """`tag`: the command stands in `<action>`; `text`: it is the reply's last line."""
+    admissible_commands: bool = False
+    """Observations end with a list of the commands that do something now."""
+    notes: bool = False
+    """Observations end with what the texts so far have said: the task, what is in hand, where things that the
+    task names were seen, and the receptacles not looked into yet."""
+    subgoal_reward: float = 0.0
+    """For each stage on the way (taking the object, cleaning it ...), the first time."""
+    step_penalty: float = 0.0
+    """Taken off the reward of every turn."""
+    invalid_penalty: float = 0.0
+    """Taken off the reward of a turn whose reply holds no command."""
+    oracle_explores: bool = False
+    """The oracle looks for things as a player must, rather than knowing where they are."""
+    num_processes: int | None = Field(None, ge=1)
+    """Engine processes, at most; half of the machine's cores, from 1 to 8, when None."""
+    games_per_process: int = Field(500, ge=1)
+    """Games after which an engine process is replaced."""
+    process_mb: int = Field(1500, ge=1)
+    """Memory at which it is."""
+    cache_mb: int = Field(1024, ge=1)
+    """Size that the cache of translated games is held to."""
+    render_mode: str | None = None
+    """None, or `ansi`: `render()` returns the last observation."""
 
 
 class ALFWorldEnv(TextEnv):
@@ -69,99 +112,28 @@ class ALFWorldEnv(TextEnv):
 
     metadata = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012 (gymnasium declares it so)
 
-    def __init__(
-        self,
-        *,
-        games: Literal["auto", "generated", "official"] = "auto",
-        data_dir: str | None = None,
-        split: str = "train",
-        task_types: Sequence[str] | None = None,
-        size: str = "medium",
-        num_games: int | None = None,
-        max_steps: int = 50,
-        action_format: ActionFormat = "tag",
-        admissible_commands: bool = False,
-        notes: bool = False,
-        subgoal_reward: float = 0.0,
-        step_penalty: float = 0.0,
-        invalid_penalty: float = 0.0,
-        oracle_explores: bool = False,
-        num_processes: int | None = None,
-        games_per_process: int = 500,
-        process_mb: int = 1500,
-        cache_mb: int = 1024,
-        render_mode: str | None = None,
-    ) -> None:
-        """
-        Args:
-            games: `generated` households, the `official` data, or `auto`: official where `data_dir` or the
-                variable ALFWORLD_DATA is given, else generated.
-            data_dir: Folder that holds `json_2.1.1`; ALFWORLD_DATA when None.
-            split: `train`, `valid_seen` or `valid_unseen`.
-            task_types: Some of ALFWorld's six; all when None.
-            size: Of generated households: `small`, `medium` or `large`.
-            num_games: The first so many games only; all when None, and without end where they are generated.
-            max_steps: Replies before the episode is truncated.
-            action_format: `tag`: the command stands in `<action>`; `text`: it is the reply's last line.
-            admissible_commands: Observations end with a list of the commands that do something now.
-            notes: Observations end with what the texts so far have said: the task, what is in hand, where
-                things that the task names were seen, and the receptacles not looked into yet.
-            subgoal_reward: For each stage on the way (taking the object, cleaning it ...), the first time.
-            step_penalty: Taken off the reward of every turn.
-            invalid_penalty: Taken off the reward of a turn whose reply holds no command.
-            oracle_explores: The oracle looks for things as a player must, rather than knowing where they are.
-            num_processes: Engine processes, at most; half of the machine's cores, from 1 to 8, when None.
-            games_per_process: Games after which an engine process is replaced.
-            process_mb: Memory at which it is.
-            cache_mb: Size that the cache of translated games is held to.
-            render_mode: None, or `ansi`: `render()` returns the last observation.
-        """
-        _check_choice("games", games, ("auto", "generated", "official"))
-        _check_choice("split", split, SPLITS)
-        _check_choice("size", size, tuple(SIZES))
-        _check_choice("action_format", action_format, ACTION_FORMATS)
-        types = tuple(task_types) if task_types is not None else TASK_TYPES
-        if not types:
-            raise ValueError("task_types: name at least one, or leave it out for all")
-        for task_type in types:
-            _check_choice("task_types", task_type, TASK_TYPES)
-        for name, value in {
-            "num_games": num_games,
-            "max_steps": max_steps,
-            "num_processes": num_processes,
-            "games_per_process": games_per_process,
-            "process_mb": process_mb,
-            "cache_mb": cache_mb,
-        }.items():
-            if value is not None and value < 1:
-                raise ValueError(f"{name}: must be at least 1, not {value}")
-        self.max_steps = max_steps
-        self.render_mode = render_mode
-        self._source = _source(games, data_dir, split, types, size, num_games)
-        self._action_format: ActionFormat = action_format
-        self._lists_commands = admissible_commands
-        self._takes_notes = notes
-        self._subgoal_reward = subgoal_reward
-        self._step_penalty = step_penalty
-        self._invalid_penalty = invalid_penalty
-        self._oracle_explores = oracle_explores
+    @keywords_of(ALFWorldArguments)
+    def __init__(self, args: ALFWorldArguments) -> None:
+        self.max_steps, self.render_mode = args.max_steps, args.render_mode
+        self._args = args
+        self._source = _source(args)
         self._pool_settings = PoolSettings(
-            num_processes=num_processes,
-            games_per_process=games_per_process,
-            process_mb=process_mb,
-            cache_mb=cache_mb,
+            num_processes=args.num_processes,
+            games_per_process=args.games_per_process,
+            process_mb=args.process_mb,
+            cache_mb=args.cache_mb,
         )
         self._state: State | None = None
         self._played: RemoteGame | None = None
 
     @cached_property
     def observation_space(self) -> Text:  # type: ignore[override]
-        return Text(min_length=1, max_length=_MAX_OBSERVATION_LENGTH, charset=_PRINTABLE)
+        return Text(min_length=1, max_length=_MAX_OBSERVATION_LENGTH, charset=PRINTABLE)
 
     @cached_property
     def action_space(self) -> Text:  # type: ignore[override]
         """What `sample()` draws from. `step` takes any string, of any length and script."""
-        return Text(min_length=0, max_length=_MAX_REPLY_LENGTH, charset=_PRINTABLE)
+        return AnyText()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Start the game that the seed draws, or number `options["game"]` of the split.
@@ -182,7 +154,7 @@ class ALFWorldEnv(TextEnv):
             reached=frozenset(),
             turn=0,
             note="",
-            notebook=Notebook.begin(scene.feedback) if self._takes_notes else Notebook(),
+            notebook=Notebook.begin(scene.feedback) if self._args.notes else Notebook(),
             ended=False,
         )
         return self._observation(self._state), {"game": game.id, "task_type": game.goal.task_type}
@@ -193,8 +165,8 @@ class ALFWorldEnv(TextEnv):
             raise ResetNeeded("ALFWorld: call reset() before step()")
         if state.ended:
             return self._step_after_the_end(state)
-        command, note = parse_reply(action, self._action_format)
-        reward = -self._step_penalty - (self._invalid_penalty if note else 0.0)
+        command, note = parse_reply(action, self._args.action_format)
+        reward = -self._args.step_penalty - (self._args.invalid_penalty if note else 0.0)
         turn = state.turn + 1
         is_effective = False
         if note:
@@ -203,9 +175,9 @@ class ALFWorldEnv(TextEnv):
             scene = self._current(state).step(command)
             is_effective = scene.feedback != NOTHING_HAPPENS
             reached = state.reached | set(scene.stages)
-            reward += self._subgoal_reward * len(reached - state.reached) + float(scene.won)
+            reward += self._args.subgoal_reward * len(reached - state.reached) + float(scene.won)
             notebook = state.notebook
-            if self._takes_notes:
+            if self._args.notes:
                 notebook = notebook.after(command, scene.feedback)
             state = replace(
                 state,
@@ -220,7 +192,7 @@ class ALFWorldEnv(TextEnv):
         truncated = not success and turn >= self.max_steps
         self._state = state = replace(state, ended=success or truncated)
         metrics = {"action_is_valid": float(not note), "action_is_effective": float(is_effective)}
-        if self._subgoal_reward:
+        if self._args.subgoal_reward:
             metrics["subgoals"] = self._share_reached(state)
         info = {"success": success, "metrics": metrics}
         return self._observation(state), 0.0 + reward, success, truncated, info
@@ -249,16 +221,16 @@ class ALFWorldEnv(TextEnv):
     def oracle(self) -> str:
         state = self._needed_state()
         if state.ended:
-            return format_reply("look", self._action_format)
-        command = self._current(state).oracle(explores=self._oracle_explores)
-        return format_reply(command, self._action_format)
+            return format_reply("look", self._args.action_format)
+        command = self._current(state).oracle(explores=self._args.oracle_explores)
+        return format_reply(command, self._args.action_format)
 
     def legal_actions(self) -> Sequence[str]:
         """Replies with the commands that do something now, sorted."""
         state = self._needed_state()
         if state.ended:
             return ()
-        return tuple(format_reply(command, self._action_format) for command in state.scene.admissible)
+        return tuple(format_reply(command, self._args.action_format) for command in state.scene.admissible)
 
     def state_hash(self) -> str:
         """Of the game and all that can be seen or found out in it. Turns left do not count."""
@@ -268,7 +240,7 @@ class ALFWorldEnv(TextEnv):
     def _play(self, game: Game, commands: tuple[str, ...]) -> RemoteGame:
         self.close()
         self._played = RemoteGame(
-            shared_pool(self._pool_settings), game, commands, with_stages=bool(self._subgoal_reward)
+            shared_pool(self._pool_settings), game, commands, with_stages=bool(self._args.subgoal_reward)
         )
         return self._played
 
@@ -282,9 +254,9 @@ class ALFWorldEnv(TextEnv):
 
     def _observation(self, state: State) -> str:
         text = state.note or state.scene.feedback
-        if self._takes_notes:
+        if self._args.notes:
             text += "\n\n" + state.notebook.notes()
-        if self._lists_commands:
+        if self._args.admissible_commands:
             text += "\n\nAdmissible commands: " + ", ".join(state.scene.admissible)
         return text
 
@@ -299,22 +271,20 @@ class ALFWorldEnv(TextEnv):
         return self._observation(state), 0.0, success, not success, {"success": success, "metrics": {}}
 
 
-def _source(
-    games: str,
-    data_dir: str | None,
-    split: str,
-    task_types: Sequence[str],
-    size: str,
-    num_games: int | None,
-) -> GameSource:
-    folder = data_dir or os.environ.get("ALFWORLD_DATA")
-    if games == "official" and not folder:
+def _source(args: ALFWorldArguments) -> GameSource:
+    if args.task_types is not None and not args.task_types:
+        raise ValueError("task_types: name at least one, or leave it out for all")
+    task_types = tuple(args.task_types or TASK_TYPES)
+    for name in task_types:
+        if name not in TASK_TYPES:
+            raise ValueError(f"task_types: must be one of {', '.join(TASK_TYPES)}, not {name!r}")
+    folder = args.data_dir or os.environ.get("ALFWORLD_DATA")
+    if args.games == "official" and not folder:
         raise ValueError("games: the official ones need `data_dir` or the variable ALFWORLD_DATA")
-    if games == "generated" or not folder:
-        return GeneratedGames(split=split, task_types=task_types, size=size, num_games=num_games)
-    return OfficialGames(Path(folder).expanduser(), split=split, task_types=task_types, num_games=num_games)
-
-
-def _check_choice(name: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ValueError(f"{name}: must be one of {', '.join(known)}, not {value!r}")
+    if args.games == "generated" or not folder:
+        return GeneratedGames(
+            split=args.split, task_types=task_types, size=args.size, num_games=args.num_games
+        )
+    return OfficialGames(
+        Path(folder).expanduser(), split=args.split, task_types=task_types, num_games=args.num_games
+    )

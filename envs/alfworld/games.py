@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 PICK = "pick_and_place_simple"
 LOOK = "look_at_obj_in_light"
@@ -14,7 +15,8 @@ TWO = "pick_two_obj_and_place"
 TASK_TYPES = (PICK, LOOK, CLEAN, HEAT, COOL, TWO)
 """In the order of ALFWorld's task ids 1 to 6."""
 
-SPLITS = ("train", "valid_seen", "valid_unseen")
+Split = Literal["train", "valid_seen", "valid_unseen"]
+SPLITS: tuple[Split, ...] = get_args(Split)
 
 
 class GameDataError(ValueError):

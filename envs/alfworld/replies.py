@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from envsdk.turn_env import last_between
+
 ActionFormat = Literal["tag", "text"]
-ACTION_FORMATS: tuple[ActionFormat, ...] = ("tag", "text")
 
 NO_TAG = "Invalid action: no <action> found."
 EMPTY = "Invalid action: no command found."
@@ -31,11 +32,10 @@ def parse_reply(reply: str, action_format: ActionFormat) -> tuple[str, str]:
     """
     text = reply.lower()
     if action_format == "tag":
-        start = text.rfind(_OPEN, 0, max(text.rfind(_CLOSE), 0))
-        if start < 0:
+        found = last_between(text, _OPEN, _CLOSE)
+        if found is None:
             return "", NO_TAG
-        start += len(_OPEN)
-        command = text[start : text.index(_CLOSE, start)]
+        command = text[found]
     else:
         command = _last_line(text)
     command = " ".join(command.split())

@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
+from pydantic import Field
 
+from envsdk.envs.arguments import keywords_of
 from envsdk.envs.frozen_lake.lake import Lake, best_moves, cells, generate_lake, neighbors, slip
-from envsdk.envs.grid import GridEnv, move_result, surroundings, way
+from envsdk.envs.grid import GridArguments, GridEnv, move_result, surroundings, way
 from envsdk.turn_env import TurnResult
 
 _LONGEST_COMPASS = "\nLeft # Down # Right # Up #\nG Right 99 Down 99"
+
+
+class FrozenLakeArguments(GridArguments):
+    """The keywords of `FrozenLakeEnv`."""
+
+    size: int = Field(4, ge=2)
+    """Rows and columns of the map."""
+    p: float = 0.8
+    """Probability that a cell is ice rather than a hole."""
+    is_slippery: bool = False
+    """One goes where one meant to only with probability `success_rate`, else to either side."""
+    success_rate: float = 1.0 / 3.0
+    """See `is_slippery`."""
+    max_steps: int = 20
+    """Replies before the episode is truncated, at least `2 * (size - 1)`."""
+    random_start: bool = False
+    """Start on any cell rather than in the top left corner."""
+    random_goal: bool = False
+    """Put the goal on any cell rather than in the bottom right corner."""
+    min_distance: int = 2
+    """Steps from start to goal, at least; at most `size`, one less if that is odd."""
 
 
 class FrozenLakeEnv(GridEnv):
@@ -36,77 +56,21 @@ class FrozenLakeEnv(GridEnv):
     LEGEND = {"player": "you", "frozen": "ice", "hole": "hole", "goal": "goal"}  # noqa: RUF012
     LEGEND_SEPARATOR = " "
 
-    def __init__(
-        self,
-        *,
-        size: int = 4,
-        p: float = 0.8,
-        is_slippery: bool = False,
-        success_rate: float = 1.0 / 3.0,
-        max_steps: int = 20,
-        random_start: bool = False,
-        random_goal: bool = False,
-        min_distance: int = 2,
-        step_penalty: float = 0.0,
-        invalid_penalty: float = 0.0,
-        require_think: bool = False,
-        symbols: Mapping[str, str] | None = None,
-        legend: bool = True,
-        compass: bool = False,
-        render_mode: str | None = None,
-    ) -> None:
-        """
-        Args:
-            size: Rows and columns of the map, at least 2.
-            p: Probability that a cell is ice rather than a hole.
-            is_slippery: One goes where one meant to only with probability `success_rate`, else
-                to either side.
-            success_rate: See `is_slippery`.
-            max_steps: Replies before the episode is truncated, at least `2 * (size - 1)`.
-            random_start: Start on any cell rather than in the top left corner.
-            random_goal: Put the goal on any cell rather than in the bottom right corner.
-            min_distance: Steps from start to goal, at least; at most `size`, one less if that is odd.
-            step_penalty: Taken off the reward of every turn.
-            invalid_penalty: Taken off the reward of a turn whose reply names no move.
-            require_think: A reply names a move only if `<think>...</think>` stands before its `<answer>`.
-            symbols: Other characters for some of `player frozen hole goal fallen arrived`.
-            legend: The first observation of an episode opens with a line that explains the symbols.
-            compass: A line below the map tells what is next to you and which way the goal lies.
-            render_mode: None, or `ansi`: `render()` returns the map.
-        """
-        if size < 2:
-            raise ValueError(f"size: must be at least 2, not {size}")
-        if not 0.0 <= p <= 1.0:
-            raise ValueError(f"p: must be a probability, not {p}")
-        if not 0.0 <= success_rate <= 1.0:
-            raise ValueError(f"success_rate: must be a probability, not {success_rate}")
+    @keywords_of(FrozenLakeArguments)
+    def __init__(self, args: FrozenLakeArguments) -> None:
+        size, max_steps = args.size, args.max_steps
+        for name, value in {"p": args.p, "success_rate": args.success_rate}.items():
+            if not 0.0 <= value <= 1.0:
+                raise ValueError(f"{name}: must be a probability, not {value}")
         if max_steps < 2 * (size - 1):
             raise ValueError(f"max_steps: crossing takes at least {2 * (size - 1)} steps, not {max_steps}")
-        if not 1 <= min_distance <= size - size % 2:
-            raise ValueError(f"min_distance: must be from 1 to {size - size % 2}, not {min_distance}")
-        super().__init__(
-            max_steps=max_steps,
-            step_penalty=step_penalty,
-            invalid_penalty=invalid_penalty,
-            require_think=require_think,
-            symbols=symbols,
-            legend=legend,
-            compass=compass,
-            render_mode=render_mode,
-            max_length=size * (size + 1) + (len(_LONGEST_COMPASS) if compass else 0),
-        )
+        if not 1 <= args.min_distance <= size - size % 2:
+            raise ValueError(f"min_distance: must be from 1 to {size - size % 2}, not {args.min_distance}")
+        max_length = size * (size + 1) + (len(_LONGEST_COMPASS) if args.compass else 0)
+        super().__init__(args, max_steps=max_steps, max_length=max_length, symbols=args.symbols)
+        self._args = args
         self._arrived = move_result(self._step_reward + 1.0, success=True)
         self._fell = move_result(self._step_reward, terminated=True)
-        self._map_kwargs: dict[str, Any] = {
-            "size": size,
-            "p": p,
-            "min_distance": min_distance,
-            "max_distance": max_steps,
-            "random_start": random_start,
-            "random_goal": random_goal,
-        }
-        self._is_slippery = is_slippery
-        self._success_rate = success_rate if is_slippery else 1.0
         self._neighbors = neighbors(size)
         self._lake: Lake
         self._cell = 0
@@ -114,11 +78,21 @@ class FrozenLakeEnv(GridEnv):
 
     def oracle(self) -> str:
         """A move along a shortest way; on slippery ice, the move most likely to arrive in the end."""
-        advice = best_moves(self._lake, self._success_rate) if self._view else {}
+        success_rate = self._args.success_rate if self._args.is_slippery else 1.0
+        advice = best_moves(self._lake, success_rate) if self._view else {}
         return self._replies[advice.get(self._cell, 0)]
 
     def _generate(self, rng: np.random.Generator) -> tuple[Lake, int]:
-        lake = generate_lake(rng, **self._map_kwargs)
+        args = self._args
+        lake = generate_lake(
+            rng,
+            size=args.size,
+            p=args.p,
+            min_distance=args.min_distance,
+            max_distance=args.max_steps,
+            random_start=args.random_start,
+            random_goal=args.random_goal,
+        )
         return lake, lake.start
 
     def get_state(self) -> tuple[Lake, int]:
@@ -135,8 +109,8 @@ class FrozenLakeEnv(GridEnv):
 
     def play(self, action: int) -> TurnResult:
         move = action
-        if self._is_slippery:
-            move = slip(move, self.np_random.random(), self._success_rate)
+        if self._args.is_slippery:
+            move = slip(move, self.np_random.random(), self._args.success_rate)
         here, there = self._cell, self._neighbors[self._cell][move]
         if there == here:
             return self._stayed

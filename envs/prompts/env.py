@@ -11,12 +11,12 @@ from typing import Any
 from gymnasium.spaces import Text
 
 from envsdk.env import AsyncTextEnv, Info
-from envsdk.envs.spaces import PRINTABLE, AnyText
 from envsdk.prompt_data.opening import open_prompts
 from envsdk.prompt_data.prompts import PromptRow, PromptSource
 from envsdk.rewards.loading import WORKER_KEYS, settings_of
 from envsdk.rewards.reward import Reward, Sample
 from envsdk.rewards.workers import RewardWorkers, shared_workers
+from envsdk.turn_env import AnyText
 
 _MAX_LENGTH = 2**24
 _NUM_OTHERS = 3
@@ -35,7 +35,7 @@ class PromptEnv(AsyncTextEnv):
 
     @cached_property
     def action_space(self) -> Text:  # type: ignore[override]
-        return Text(min_length=0, max_length=256, charset=PRINTABLE)
+        return AnyText()
 
     def __init__(
         self,

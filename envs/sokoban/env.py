@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from pydantic import Field
 
-from envsdk.envs.grid import GridEnv, move_result, surroundings, way
+from envsdk.envs.arguments import keywords_of
+from envsdk.envs.grid import GridArguments, GridEnv, move_result, surroundings, way
 from envsdk.envs.sokoban.room import Room, bits, generate_room
 from envsdk.envs.sokoban.solver import solve
 from envsdk.turn_env import TurnResult
@@ -35,6 +37,26 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 _FEWEST_STEPS_PER_BOX = 8
 _LONGEST_LINE = "\nX Right 99 Down 99 O Right 99 Down 99"
+
+
+class SokobanArguments(GridArguments):
+    """The keywords of `SokobanEnv`."""
+
+    preset: str | None = None
+    """A name in `PRESETS`, for what is not given here; `SimpleSokoban` by default."""
+    dim: Any = None
+    """Width and height, walls included, at least 5 each."""
+    num_boxes: int | None = None
+    """Boxes, at most one per four cells inside the walls."""
+    max_steps: int | None = None
+    """Replies before the episode is truncated."""
+    min_pushes: int | None = Field(None, ge=1)
+    """Difficulty: the fewest pushes that may solve a room; two per box by default. Where the room is too
+    small for it, the nearest to it found is taken."""
+    box_on_target_reward: float = 0.0
+    """For a box pushed onto a target, and taken off for one pushed off it."""
+    success_reward: float = 1.0
+    """For the last box."""
 
 
 class SokobanEnv(GridEnv):
@@ -78,52 +100,16 @@ class SokobanEnv(GridEnv):
         "player_on_target": "you on target",
     }
 
-    def __init__(
-        self,
-        *,
-        preset: str | None = None,
-        dim: Sequence[int] | None = None,
-        num_boxes: int | None = None,
-        max_steps: int | None = None,
-        min_pushes: int | None = None,
-        step_penalty: float = 0.0,
-        invalid_penalty: float = 0.0,
-        require_think: bool = False,
-        box_on_target_reward: float = 0.0,
-        success_reward: float = 1.0,
-        symbols: Mapping[str, str] | None = None,
-        legend: bool = True,
-        compass: bool = False,
-        render_mode: str | None = None,
-    ) -> None:
-        """
-        Args:
-            preset: A name in `PRESETS`, for what is not given here; `SimpleSokoban` by default.
-            dim: Width and height, walls included, at least 5 each.
-            num_boxes: Boxes, at most one per four cells inside the walls.
-            max_steps: Replies before the episode is truncated.
-            min_pushes: Difficulty: the fewest pushes that may solve a room; two per box by default.
-                Where the room is too small for it, the nearest to it found is taken.
-            step_penalty: Taken off the reward of every turn.
-            invalid_penalty: Taken off the reward of a turn whose reply names no move.
-            require_think: A reply names a move only if `<think>...</think>` stands before its `<answer>`.
-            box_on_target_reward: See the class.
-            success_reward: See the class.
-            symbols: Other characters for some of `wall floor target box box_on_target player
-                player_on_target`.
-            legend: The first observation of an episode opens with a line that explains the symbols.
-            compass: Lines below the room tell what is next to you, which way each box lies from
-                you and which way the nearest target lies from it.
-            render_mode: None, or `ansi`: `render()` returns the room.
-        """
-        preset = preset or "SimpleSokoban"
+    @keywords_of(SokobanArguments)
+    def __init__(self, args: SokobanArguments) -> None:
+        preset = args.preset or "SimpleSokoban"
         if preset not in PRESETS:
             raise ValueError(f"preset: must be one of {', '.join(PRESETS)}, not {preset!r}")
         defaults = PRESETS[preset]
-        width, height = _two(dim if dim is not None else defaults["dim"])
-        num_boxes = num_boxes if num_boxes is not None else defaults["num_boxes"]
-        max_steps = max_steps if max_steps is not None else defaults["max_steps"]
-        min_pushes = min_pushes if min_pushes is not None else 2 * num_boxes
+        width, height = _two(args.dim if args.dim is not None else defaults["dim"])
+        num_boxes = args.num_boxes if args.num_boxes is not None else defaults["num_boxes"]
+        max_steps = args.max_steps if args.max_steps is not None else defaults["max_steps"]
+        min_pushes = args.min_pushes if args.min_pushes is not None else 2 * num_boxes
         if min(width, height) < 5:
             raise ValueError(f"dim: must be at least 5 by 5, walls included, not {width} by {height}")
         if not 1 <= num_boxes <= (width - 2) * (height - 2) // 4:
@@ -132,18 +118,11 @@ class SokobanEnv(GridEnv):
         if max_steps < _FEWEST_STEPS_PER_BOX * num_boxes:
             fewest = _FEWEST_STEPS_PER_BOX * num_boxes
             raise ValueError(f"max_steps: {num_boxes} boxes take at least {fewest}, not {max_steps}")
-        if min_pushes < 1:
-            raise ValueError(f"min_pushes: must be at least 1, not {min_pushes}")
         super().__init__(
+            args,
             max_steps=max_steps,
-            step_penalty=step_penalty,
-            invalid_penalty=invalid_penalty,
-            require_think=require_think,
-            symbols=symbols if symbols is not None else defaults.get("symbols"),
-            legend=legend,
-            compass=compass,
-            render_mode=render_mode,
-            max_length=(width + 1) * height + ((1 + num_boxes) * len(_LONGEST_LINE) if compass else 0),
+            max_length=(width + 1) * height + ((1 + num_boxes) * len(_LONGEST_LINE) if args.compass else 0),
+            symbols=args.symbols if args.symbols is not None else defaults.get("symbols"),
         )
         self._room_kwargs = {
             "width": width,
@@ -152,8 +131,8 @@ class SokobanEnv(GridEnv):
             "max_moves": max_steps,
             "min_pushes": min_pushes,
         }
-        self._box_on_target_reward = box_on_target_reward
-        self._success_reward = success_reward
+        self._box_on_target_reward = args.box_on_target_reward
+        self._success_reward = args.success_reward
         self._room: Room
         self._offsets = (0, 0, 0, 0)
         self._boxes = 0

@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Text
+from pydantic import Field
 
 from envsdk.env import AsyncTextEnv, Info
-from envsdk.envs.spaces import PRINTABLE, AnyText
+from envsdk.envs.arguments import EnvArguments, keywords_of
 from envsdk.envs.swe.observations import (
     SHOWN_OUTPUT,
     SUBMIT_COMMAND,
@@ -24,23 +25,79 @@ from envsdk.envs.swe.observations import (
     submitted_text,
     without_surrogates,
 )
-from envsdk.envs.swe.replies import ACTION_FORMATS, TOOL_SCHEMA, ActionFormat, format_reply, parse_reply
-from envsdk.envs.swe.task_list import SPLITS, SplitName, task_list
+from envsdk.envs.swe.replies import TOOL_SCHEMA, ActionFormat, format_reply, parse_reply
+from envsdk.envs.swe.task_list import SplitName, task_list
 from envsdk.envs.swe.tasks import ImageSource, Task
 from envsdk.envs.swe.verdicts import counts, describe, shares
-from envsdk.envs.swe.weak_tasks import WEAK_TASKS, WeakTasks, task_to_train_on
+from envsdk.envs.swe.weak_tasks import WeakTasks, task_to_train_on
 from envsdk.envs.swe.workspace import KEPT_OUTPUT_BYTES, Submitted, Workspace, shared_workshop
 from envsdk.sandbox import Limits
 from envsdk.sandbox.contract import WORKDIR
-
-Submission = Literal["auto", "output", "tree"]
-SUBMISSIONS: tuple[Submission, ...] = ("auto", "output", "tree")
+from envsdk.turn_env import AnyText
 
 LOOKS = ("git ls-files", "git status --short", "grep -rn 'def ' --include='*.py' . | sort | head -40")
 """Commands that change nothing: with the one that submits they are the `legal_actions`."""
 
 _MAX_OBSERVATION_LENGTH = 2**30
-_MAX_REPLY_LENGTH = 256
+
+
+class SWEArguments(EnvArguments):
+    """The keywords of `SWEEnv`."""
+
+    data: str | None = None
+    """A JSONL or Parquet file of SWE-bench, SWE-Gym, SWE-smith, R2E-Gym or NeMo; the tasks that ship with
+    envsdk when None."""
+    split: SplitName = "auto"
+    """`train`, `held_out`, `all`, or `auto`: `train` of the shipped tasks, and all of a file."""
+    repositories: str | None = None
+    """Folder with clones `owner__name` of the file's repositories; the folder `repositories` beside it when
+    None. Rows without a clone start from their container image."""
+    instance_ids: Sequence[str] | None = None
+    """These tasks only."""
+    num_tasks: int | None = Field(None, ge=1)
+    """The first so many only."""
+    max_steps: int = Field(50, ge=1)
+    """Replies before the episode is truncated."""
+    command_timeout_s: float = Field(60.0, gt=0)
+    """A command that takes longer is killed."""
+    time_limit_s: float = Field(1800.0, gt=0)
+    """Of all commands of an episode together."""
+    shown_output: int = Field(SHOWN_OUTPUT, ge=2)
+    """Characters from which on an output is cut; half as many are shown of each end."""
+    action_format: ActionFormat = "bash"
+    """`bash`: a fenced block; `tool`: a call of the tool `bash`, as Hermes and Qwen write it."""
+    instructions: bool = True
+    """The first observation says how to work and how to submit, below the issue."""
+    hints: bool = False
+    """It has the data set's hints too."""
+    submission: Literal["auto", "output", "tree"] = "auto"
+    """`output`: what the submitting command prints is the patch; `tree`: the changed files are; `auto`: the
+    output where it holds a diff, else the files."""
+    submit_at_limit: bool = False
+    """What a truncated episode has changed is graded."""
+    strict: bool = True
+    """See `envsdk.envs.swe.evaluator.evaluate`."""
+    validate_tasks: bool = Field(True, alias="validate")
+    """Before a task of `data` is first played, its gold patch must solve it and an empty one must not; what
+    was found is kept. The shipped tasks are known to be sound."""
+    weak_tasks: WeakTasks = "refuse"
+    """What training does with tasks of `data` that hide few bits: `refuse` plays others in their place,
+    `down_weight` plays them as often as they hide bits, of 8; `pay` as any other. Elsewhere they are played
+    and marked as `weak`."""
+    invalid_penalty: float = 0.0
+    """Taken off the reward of a reply that runs nothing."""
+    backend: str = "bubblewrap"
+    """Of the sandboxes: an entry point of `envsdk.sandboxes`."""
+    backend_settings: Mapping[str, Any] | None = None
+    """Its own."""
+    limits: Mapping[str, int] | None = None
+    """Of each sandbox, where they differ from `envsdk.sandbox.Limits`."""
+    render_mode: str | None = None
+    """None, or `ansi`: `render()` returns the last observation."""
+
+    @property
+    def validates(self) -> bool:
+        return self.validate_tasks and self.data is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,93 +139,14 @@ class SWEEnv(AsyncTextEnv):
 
     metadata = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012 (gymnasium declares it so)
 
-    def __init__(
-        self,
-        *,
-        data: str | None = None,
-        split: SplitName = "auto",
-        repositories: str | None = None,
-        instance_ids: Sequence[str] | None = None,
-        num_tasks: int | None = None,
-        max_steps: int = 50,
-        command_timeout_s: float = 60.0,
-        time_limit_s: float = 1800.0,
-        shown_output: int = SHOWN_OUTPUT,
-        action_format: ActionFormat = "bash",
-        instructions: bool = True,
-        hints: bool = False,
-        submission: Submission = "auto",
-        submit_at_limit: bool = False,
-        strict: bool = True,
-        validate: bool = True,
-        weak_tasks: WeakTasks = "refuse",
-        invalid_penalty: float = 0.0,
-        backend: str = "bubblewrap",
-        backend_settings: Mapping[str, Any] | None = None,
-        limits: Mapping[str, int] | None = None,
-        render_mode: str | None = None,
-    ) -> None:
-        """
-        Args:
-            data: A JSONL or Parquet file of SWE-bench, SWE-Gym, SWE-smith, R2E-Gym or NeMo; the tasks that
-                ship with envsdk when None.
-            split: `train`, `held_out`, `all`, or `auto`: `train` of the shipped tasks, and all of a file.
-            repositories: Folder with clones `owner__name` of the file's repositories; the folder
-                `repositories` beside it when None. Rows without a clone start from their container image.
-            instance_ids: These tasks only.
-            num_tasks: The first so many only.
-            max_steps: Replies before the episode is truncated.
-            command_timeout_s: A command that takes longer is killed.
-            time_limit_s: Of all commands of an episode together.
-            shown_output: Characters from which on an output is cut; half as many are shown of each end.
-            action_format: `bash`: a fenced block; `tool`: a call of the tool `bash`, as Hermes and Qwen
-                write it.
-            instructions: The first observation says how to work and how to submit, below the issue.
-            hints: It has the data set's hints too.
-            submission: `output`: what the submitting command prints is the patch; `tree`: the changed files
-                are; `auto`: the output where it holds a diff, else the files.
-            submit_at_limit: What a truncated episode has changed is graded.
-            strict: See `envsdk.envs.swe.evaluator.evaluate`.
-            validate: Before a task of `data` is first played, its gold patch must solve it and an empty one
-                must not; what was found is kept. The shipped tasks are known to be sound.
-            weak_tasks: What training does with tasks of `data` that hide few bits: `refuse` plays others in
-                their place, `down_weight` plays them as often as they hide bits, of 8; `pay` as any other.
-                Elsewhere they are played and marked as `weak`.
-            invalid_penalty: Taken off the reward of a reply that runs nothing.
-            backend: Of the sandboxes: an entry point of `envsdk.sandboxes`.
-            backend_settings: Its own.
-            limits: Of each sandbox, where they differ from `envsdk.sandbox.Limits`.
-            render_mode: None, or `ansi`: `render()` returns the last observation.
-        """
-        _check_choice("split", split, SPLITS)
-        _check_choice("action_format", action_format, ACTION_FORMATS)
-        _check_choice("submission", submission, SUBMISSIONS)
-        _check_choice("weak_tasks", weak_tasks, WEAK_TASKS)
-        least = {"num_tasks": (num_tasks, 1), "max_steps": (max_steps, 1), "shown_output": (shown_output, 2)}
-        for name, (value, smallest) in least.items():
-            if value is not None and value < smallest:
-                raise ValueError(f"{name}: must be at least {smallest}, not {value}")
-        for name, seconds in {"command_timeout_s": command_timeout_s, "time_limit_s": time_limit_s}.items():
-            if not seconds > 0:
-                raise ValueError(f"{name}: must be above 0, not {seconds}")
-        self.max_steps = max_steps
-        self.render_mode = render_mode
-        ids = tuple(instance_ids) if instance_ids else None
-        self._tasks = task_list(data, split, ids, num_tasks, repositories)
-        self._workshop = shared_workshop(backend, backend_settings)
-        self._limits = _limits(limits or {})
-        self._command_timeout_s = command_timeout_s
-        self._time_limit_s = time_limit_s
-        self._shown_output = shown_output
-        self._action_format: ActionFormat = action_format
-        self._instructions = instructions
-        self._hints = hints
-        self._submission = submission
-        self._submit_at_limit = submit_at_limit
-        self._strict = strict
-        self._validates = validate and data is not None
-        self._weak_tasks: WeakTasks = "pay" if data is None else weak_tasks
-        self._invalid_penalty = invalid_penalty
+    @keywords_of(SWEArguments)
+    def __init__(self, args: SWEArguments) -> None:
+        self.max_steps, self.render_mode = args.max_steps, args.render_mode
+        ids = tuple(args.instance_ids) if args.instance_ids else None
+        self._args = args
+        self._tasks = task_list(args.data, args.split, ids, args.num_tasks, args.repositories)
+        self._workshop = shared_workshop(args.backend, args.backend_settings)
+        self._limits = _limits(args.limits or {})
         self._state: State | None = None
         self._workspace: Workspace | None = None
 
@@ -179,7 +157,7 @@ class SWEEnv(AsyncTextEnv):
     @cached_property
     def action_space(self) -> Text:  # type: ignore[override]
         """What `sample()` draws from. `step` takes any string, of any length and script."""
-        return Text(min_length=0, max_length=_MAX_REPLY_LENGTH, charset=PRINTABLE)
+        return AnyText()
 
     async def reset(  # type: ignore[override]
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -190,19 +168,20 @@ class SWEEnv(AsyncTextEnv):
         """
         await super().reset(seed=seed)
         number = self._tasks.number(int(self.np_random.integers(2**31)), options)
-        how: WeakTasks = self._weak_tasks if options and options.get("training") else "pay"
+        trains = self._args.data is not None and bool(options and options.get("training"))
+        how: WeakTasks = self._args.weak_tasks if trains else "pay"
         task = await task_to_train_on(self._tasks, number, how, self._hidden_bits)
         await self._leave()
         observation = render_task(
             task.problem_statement,
-            hints=task.hints_text if self._hints else "",
-            instructions=self._instructions,
-            action_format=self._action_format,
+            hints=task.hints_text if self._args.hints else "",
+            instructions=self._args.instructions,
+            action_format=self._args.action_format,
             workdir=task.source.workdir if isinstance(task.source, ImageSource) else WORKDIR,
         )
         self._state = State(instance_id=task.instance_id, observation=observation)
         info: Info = {"instance_id": task.instance_id, "repo": task.repo}
-        if self._action_format == "tool":
+        if self._args.action_format == "tool":
             info["tools"] = [deepcopy(TOOL_SCHEMA)]
         return observation, info
 
@@ -211,17 +190,17 @@ class SWEEnv(AsyncTextEnv):
         if state.ended:
             info: Info = {"success": state.success, "metrics": {}}
             return state.observation, 0.0, state.terminated, state.truncated, info
-        command, note = parse_reply(action, self._action_format)
+        command, note = parse_reply(action, self._args.action_format)
         state = replace(state, turn=state.turn + 1, observation=note)
         metrics = {"action_is_valid": float(not note)}
-        reward = -self._invalid_penalty if note else 0.0
+        reward = -self._args.invalid_penalty if note else 0.0
         info = {"success": False, "metrics": metrics}
         work: Submitted | None = None
         if not note:
             state, work = await self._run(state, command, metrics)
         submitted = work is not None
-        at_limit = not submitted and (state.turn >= self.max_steps or state.used_s >= self._time_limit_s)
-        if at_limit and self._submit_at_limit:
+        at_limit = not submitted and (state.turn >= self.max_steps or state.used_s >= self._args.time_limit_s)
+        if at_limit and self._args.submit_at_limit:
             work = Submitted(patch="") if self._workspace is None else await self._workspace.changes()
         if submitted or at_limit:
             state, graded = await self._ended(state, work, submitted=submitted, info=info)
@@ -234,7 +213,7 @@ class SWEEnv(AsyncTextEnv):
     ) -> tuple[State, Submitted | None]:
         """The state after a command, and what it submits, if it does."""
         workspace = self._opened(state)
-        limit_s = min(self._command_timeout_s, max(1.0, self._time_limit_s - state.used_s))
+        limit_s = min(self._args.command_timeout_s, max(1.0, self._args.time_limit_s - state.used_s))
         result = await workspace.run(command, timeout_s=limit_s)
         metrics["command_succeeded"] = float(result.returncode == 0 and not result.note)
         metrics["command_was_killed"] = float(bool(result.note))
@@ -245,7 +224,7 @@ class SWEEnv(AsyncTextEnv):
                 result.returncode,
                 note=result.note,
                 num_bytes=result.num_bytes,
-                shown=self._shown_output,
+                shown=self._args.shown_output,
             ),
             used_s=state.used_s + result.elapsed_s,
             is_gold=result.returncode == 0 and command == self._gold_command(state).strip(),
@@ -254,7 +233,9 @@ class SWEEnv(AsyncTextEnv):
         if text is None:
             return state, None
         is_whole = result.num_bytes <= self._limits.kept_output_bytes
-        if self._submission == "output" or (self._submission == "auto" and is_whole and holds_diff(text)):
+        if self._args.submission == "output" or (
+            self._args.submission == "auto" and is_whole and holds_diff(text)
+        ):
             return state, Submitted(patch=text)
         return state, await workspace.changes()
 
@@ -263,7 +244,9 @@ class SWEEnv(AsyncTextEnv):
     ) -> tuple[State, float]:
         """The state at the end of the episode, and what is paid for the patch; fills `info`."""
         task = self._tasks.named(state.instance_id)
-        evaluation = None if work is None else await self._workshop.grade(task, work, strict=self._strict)
+        evaluation = (
+            None if work is None else await self._workshop.grade(task, work, strict=self._args.strict)
+        )
         resolved = evaluation is not None and evaluation.resolved
         ending = Ending(
             instance_id=task.instance_id,
@@ -321,19 +304,19 @@ class SWEEnv(AsyncTextEnv):
         """Undoes all changes and applies the gold patch; then submits."""
         state = self._needed_state()
         command = SUBMIT_COMMAND if state.is_gold else self._gold_command(state)
-        return format_reply(command, self._action_format)
+        return format_reply(command, self._args.action_format)
 
     async def legal_actions(self) -> Sequence[str]:
         """A few commands that look around, and the one that submits."""
         if self._needed_state().ended:
             return ()
-        return tuple(format_reply(command, self._action_format) for command in (*LOOKS, SUBMIT_COMMAND))
+        return tuple(format_reply(command, self._args.action_format) for command in (*LOOKS, SUBMIT_COMMAND))
 
     def _gold_command(self, state: State) -> str:
         return gold_command(self._tasks.named(state.instance_id).gold_patch)
 
     async def _hidden_bits(self, task: Task) -> float | None:
-        return await self._workshop.hidden_bits(task, validates=self._validates)
+        return await self._workshop.hidden_bits(task, validates=self._args.validates)
 
     def _opened(self, state: State) -> Workspace:
         if self._workspace is None:
@@ -342,7 +325,7 @@ class SWEEnv(AsyncTextEnv):
 
     def _open(self, state: State, files: bytes | None) -> Workspace:
         task = self._tasks.named(state.instance_id)
-        return self._workshop.open(task, self._limits, files, validates=self._validates)
+        return self._workshop.open(task, self._limits, files, validates=self._args.validates)
 
     async def _leave(self) -> None:
         workspace, self._workspace = self._workspace, None
@@ -362,11 +345,6 @@ def gold_command(patch: str) -> str:
         end += "F"
     newline = "" if patch.endswith("\n") else "\n"
     return f"git reset -q --hard && git clean -fdq && git apply - <<'{end}'\n{patch}{newline}{end}"
-
-
-def _check_choice(name: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ValueError(f"{name}: must be one of {', '.join(known)}, not {value!r}")
 
 
 def _limits(given: Mapping[str, int]) -> Limits:

@@ -1,4 +1,4 @@
-"""Parsing of Python source in a process that has threads."""
+"""Parsing of Python source in a process that has threads, and sets of its names."""
 
 from __future__ import annotations
 
@@ -23,3 +23,8 @@ def literal(source: str) -> object:
     """The value of the Python literal `source`, as `parse` parses. Raises what `ast.literal_eval` does."""
     with _parsing:
         return ast.literal_eval(source)
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of `text`: many names are easier to read without their quotes."""
+    return frozenset(text.split())

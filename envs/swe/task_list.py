@@ -15,7 +15,6 @@ from envsdk.failures import ConfigurationError
 
 SplitName = Literal["auto", "train", "held_out", "all"]
 """`auto`: those to train on of the shipped tasks, and all of a file."""
-SPLITS: tuple[SplitName, ...] = ("auto", "train", "held_out", "all")
 _LISTS_KEPT = 16
 
 

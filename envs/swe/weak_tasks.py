@@ -20,7 +20,6 @@ from envsdk.envs.swe.tasks import Task
 from envsdk.failures import ConfigurationError
 
 WeakTasks = Literal["refuse", "down_weight", "pay"]
-WEAK_TASKS: tuple[WeakTasks, ...] = ("refuse", "down_weight", "pay")
 BitsOf = Callable[[Task], Awaitable[float | None]]
 """How many bits a task hides; None where nobody knows."""
 

@@ -11,18 +11,55 @@ from typing import Any
 
 from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Text
+from pydantic import Field
 
 from envsdk.env import Info, TextEnv
-from envsdk.envs.spaces import PRINTABLE, AnyText
+from envsdk.envs.arguments import EnvArguments, keywords_of
 from envsdk.envs.webshop.goals import GoalKind, Split, split_bounds
 from envsdk.envs.webshop.oracle import best_options, find_query, next_action, plain_query
-from envsdk.envs.webshop.pages import MODES, Mode, render
-from envsdk.envs.webshop.replies import ACTION_FORMATS, ActionFormat, format_reply, parse_reply
+from envsdk.envs.webshop.pages import Mode, render
+from envsdk.envs.webshop.replies import ActionFormat, format_reply, parse_reply
 from envsdk.envs.webshop.session import PAGE_SIZE, Page, Session, parse_action
-from envsdk.envs.webshop.store import GOALS, Store, is_complete, open_store
+from envsdk.envs.webshop.store import Store, is_complete, open_store
 from envsdk.failures import ConfigurationError
+from envsdk.turn_env import AnyText
 
 INVALID = "Invalid action."
+
+
+class WebShopArguments(EnvArguments):
+    """The keywords of `WebShopEnv`."""
+
+    data_dir: str | None = None
+    """A store made by `python -m envsdk.envs.webshop.build`, or the folder in which its default place is.
+    None generates a catalogue."""
+    num_products: int = Field(1000, ge=1)
+    """Of the generated catalogue."""
+    catalogue_seed: int = 0
+    """Of the generated catalogue."""
+    goals: GoalKind = "human"
+    split: Split = "all"
+    """`test` (goals 0 to 499), `eval` (500 to 1499), `train` (from 1500), `held_out` (the first fifth),
+    `rest` or `all`."""
+    observation_mode: Mode = "text"
+    action_format: ActionFormat = "tag"
+    """`tag`, the action in `<action>`; `answer`, in `<answer>`; `text`, the entire reply."""
+    max_steps: int = Field(15, ge=1)
+    """Replies before the episode is truncated."""
+    page_size: int = Field(PAGE_SIZE, ge=1)
+    """Products on a page of results; upstream has 10."""
+    show_attributes: bool = False
+    """Products have a page of their attributes."""
+    strict_options: bool = False
+    """An option counts only if it is the very one asked for."""
+    special_queries: bool = True
+    """`search[<r>]`, `search[<c> CATEGORY]` and `search[<q> QUERY]` list products."""
+    explain_invalid: bool = False
+    """A line below the page says that the reply was no action possible there."""
+    invalid_penalty: float = 0.0
+    """Taken off the reward of such a turn."""
+    render_mode: str | None = None
+    """None, or `ansi`: `render()` returns the page."""
 
 
 class WebShopEnv(TextEnv):
@@ -41,73 +78,12 @@ class WebShopEnv(TextEnv):
 
     metadata = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012 (gymnasium declares it so)
 
-    def __init__(
-        self,
-        *,
-        data_dir: str | None = None,
-        num_products: int = 1000,
-        catalogue_seed: int = 0,
-        goals: GoalKind = "human",
-        split: Split = "all",
-        observation_mode: Mode = "text",
-        action_format: ActionFormat = "tag",
-        max_steps: int = 15,
-        page_size: int = PAGE_SIZE,
-        show_attributes: bool = False,
-        strict_options: bool = False,
-        special_queries: bool = True,
-        explain_invalid: bool = False,
-        invalid_penalty: float = 0.0,
-        render_mode: str | None = None,
-    ) -> None:
-        """
-        Args:
-            data_dir: A store made by `python -m envsdk.envs.webshop.build`, or the folder in which its
-                default place is. None generates a catalogue.
-            num_products: Of the generated catalogue.
-            catalogue_seed: Of the generated catalogue.
-            goals: `human` or `synthetic`.
-            split: `test` (goals 0 to 499), `eval` (500 to 1499), `train` (from 1500), `held_out` (the
-                first fifth), `rest` or `all`.
-            observation_mode: `text` or `text_rich`.
-            action_format: `tag`, the action in `<action>`; `answer`, in `<answer>`; `text`, the entire reply.
-            max_steps: Replies before the episode is truncated.
-            page_size: Products on a page of results; upstream has 10.
-            show_attributes: Products have a page of their attributes.
-            strict_options: An option counts only if it is the very one asked for.
-            special_queries: `search[<r>]`, `search[<c> CATEGORY]` and `search[<q> QUERY]` list products.
-            explain_invalid: A line below the page says that the reply was no action possible there.
-            invalid_penalty: Taken off the reward of such a turn.
-            render_mode: None, or `ansi`: `render()` returns the page.
-        """
-        if goals not in GOALS:
-            raise ValueError(f"goals: must be human or synthetic, not {goals!r}")
-        if observation_mode not in MODES:
-            raise ValueError(f"observation_mode: must be text or text_rich, not {observation_mode!r}")
-        if action_format not in ACTION_FORMATS:
-            known = ", ".join(ACTION_FORMATS)
-            raise ValueError(f"action_format: must be one of {known}, not {action_format!r}")
-        for name, value in (
-            ("max_steps", max_steps),
-            ("page_size", page_size),
-            ("num_products", num_products),
-        ):
-            if value < 1:
-                raise ValueError(f"{name}: must be at least 1, not {value}")
-        self.max_steps = max_steps
-        self.render_mode = render_mode
-        self.store = _open(data_dir, num_products, catalogue_seed)
-        self._goals: GoalKind = goals
-        self._bounds = split_bounds(split, self.store.num_goals(goals))
-        self._mode = observation_mode
-        self._action_format = action_format
-        self._page_size = page_size
-        self._show_attributes = show_attributes
-        self._strict_options = strict_options
-        self._special_queries = special_queries
-        self._explain_invalid = explain_invalid
-        self._invalid_penalty = invalid_penalty
-
+    @keywords_of(WebShopArguments)
+    def __init__(self, args: WebShopArguments) -> None:
+        self.max_steps, self.render_mode = args.max_steps, args.render_mode
+        self.store = _open(args.data_dir, args.num_products, args.catalogue_seed)
+        self._args = args
+        self._bounds = split_bounds(args.split, self.store.num_goals(args.goals))
         self._session: Session | None = None
         self._number = 0
         """Of the goal, in upstream's order."""
@@ -124,16 +100,16 @@ class WebShopEnv(TextEnv):
 
     @cached_property
     def action_space(self) -> Text:  # type: ignore[override]
-        return Text(min_length=0, max_length=256, charset=PRINTABLE)
+        return AnyText()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         super().reset(seed=seed)
         number = (options or {}).get("goal")
         if number is None:
-            number = self.store.draw_goal(self._goals, *self._bounds, self.np_random.random())
-        elif not (isinstance(number, int) and 0 <= number < self.store.num_goals(self._goals)):
+            number = self.store.draw_goal(self._args.goals, *self._bounds, self.np_random.random())
+        elif not (isinstance(number, int) and 0 <= number < self.store.num_goals(self._args.goals)):
             raise ValueError(
-                f"goal: must be from 0 to {self.store.num_goals(self._goals) - 1}, not {number!r}"
+                f"goal: must be from 0 to {self.store.num_goals(self._args.goals) - 1}, not {number!r}"
             )
         self._start(number)
         return self._observation(), {"goal": number}
@@ -147,9 +123,9 @@ class WebShopEnv(TextEnv):
             bought = session.page is Page.DONE
             return self._observation(), 0.0, bought, not bought, {"success": self._success, "metrics": {}}
         self._turn += 1
-        outcome = session.act(parse_reply(action, self._action_format))
-        reward = 0.0 if outcome.is_valid else -self._invalid_penalty
-        self._note = "" if outcome.is_valid or not self._explain_invalid else f"\n{INVALID}"
+        outcome = session.act(parse_reply(action, self._args.action_format))
+        reward = 0.0 if outcome.is_valid else -self._args.invalid_penalty
+        self._note = "" if outcome.is_valid or not self._args.explain_invalid else f"\n{INVALID}"
         metrics = {"action_is_valid": float(outcome.is_valid)}
         info: Info = {"success": False, "purchased": False, "metrics": metrics}
         score = outcome.score
@@ -202,12 +178,12 @@ class WebShopEnv(TextEnv):
         """A step towards buying the goal's own product with the options asked for."""
         session = self._session
         if session is None or self._ended:
-            return format_reply("click[buy now]", self._action_format)
+            return format_reply("click[buy now]", self._args.action_format)
         if self._plan is None:
             product = self.store.product(session.goal.product)
-            options = best_options(product, session.goal, strict_options=self._strict_options)
+            options = best_options(product, session.goal, strict_options=self._args.strict_options)
             self._plan = options, find_query(session)
-        return format_reply(next_action(session, *self._plan), self._action_format)
+        return format_reply(next_action(session, *self._plan), self._args.action_format)
 
     def legal_actions(self) -> Sequence[str]:
         """A click on each label; on the index page, a search for what the instruction says."""
@@ -215,7 +191,7 @@ class WebShopEnv(TextEnv):
         if session is None or self._ended:
             return ()
         if session.page is Page.INDEX:
-            return (format_reply(f"search[{plain_query(session.goal.text)}]", self._action_format),)
+            return (format_reply(f"search[{plain_query(session.goal.text)}]", self._args.action_format),)
         actions = []
         for label in session.clickables():
             action = f"click[{label}]"
@@ -223,7 +199,7 @@ class WebShopEnv(TextEnv):
             if label != "search" and (
                 ("[" not in label and "\n" not in label) or parse_action(action) == ("click", label)
             ):
-                actions.append(format_reply(action, self._action_format))
+                actions.append(format_reply(action, self._args.action_format))
         return actions
 
     def state_hash(self) -> str:
@@ -249,11 +225,11 @@ class WebShopEnv(TextEnv):
         self._number = number
         self._session = Session(
             catalogue=self.store,
-            goal=self.store.goal(self._goals, number),
-            show_attributes=self._show_attributes,
-            strict_options=self._strict_options,
-            special_queries=self._special_queries,
-            page_size=self._page_size,
+            goal=self.store.goal(self._args.goals, number),
+            show_attributes=self._args.show_attributes,
+            strict_options=self._args.strict_options,
+            special_queries=self._args.special_queries,
+            page_size=self._args.page_size,
             draw=self._draw,
         )
         self._turn, self._note, self._ended, self._success, self._plan = 0, "", False, False, None
@@ -263,7 +239,7 @@ class WebShopEnv(TextEnv):
 
     def _observation(self) -> str:
         assert self._session is not None
-        return render(self._session, self._mode) + self._note
+        return render(self._session, self._args.observation_mode) + self._note
 
 
 def _open(data_dir: str | None, num_products: int, catalogue_seed: int) -> Store:

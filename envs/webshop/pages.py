@@ -17,7 +17,6 @@ from typing import Literal
 from envsdk.envs.webshop.session import Page, Session, item_buttons
 
 Mode = Literal["text", "text_rich"]
-MODES: tuple[Mode, ...] = ("text", "text_rich")
 
 _BLANKS = " \n\t\f\r"
 _HTML_SAFE = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "'": "\\u0027"})

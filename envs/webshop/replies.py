@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from envsdk.turn_env import last_between
+
 ActionFormat = Literal["tag", "answer", "text"]
-ACTION_FORMATS: tuple[ActionFormat, ...] = ("tag", "answer", "text")
 
 _TAGS = {"tag": ("<action>", "</action>"), "answer": ("<answer>", "</answer>")}
 _MAX_ACTION_LENGTH = 2000
@@ -25,10 +26,8 @@ def parse_reply(reply: str, action_format: ActionFormat) -> str:
     """
     action = reply
     if action_format in _TAGS:
-        opening, closing = _TAGS[action_format]
-        start = reply.rfind(opening, 0, max(reply.rfind(closing), 0))
-        if start < 0:
+        found = last_between(reply, *_TAGS[action_format])
+        if found is None:
             return ""
-        start += len(opening)
-        action = reply[start : reply.index(closing, start)].strip()
+        action = reply[found].strip()
     return action if len(action) <= _MAX_ACTION_LENGTH else ""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import string
-from typing import Any, Literal
-
-from gymnasium.spaces import Text
+from typing import Literal
 
 from envsdk.turn_env import NO_ANSWER as NO_ANSWER
+from envsdk.turn_env import AnyText
 from envsdk.turn_env import tagged_answer as tagged_answer
 
 ReplyFormat = Literal["tag", "whole"]
@@ -20,8 +18,6 @@ MAX_OBSERVATION_LENGTH = 1 << 15
 _CUT = "\n[...]\n"
 
 _OPEN, _CLOSE = "<answer>", "</answer>"
-_PRINTABLE = frozenset(string.ascii_letters + string.digits + string.punctuation + " \n")
-_MAX_SAMPLED_REPLY_LENGTH = 256
 
 
 def tagged(answer: str) -> str:
@@ -38,18 +34,11 @@ def as_observation(value: object) -> str:
     return text if text.strip() else NOTHING
 
 
-class AnyText(Text):
-    """Texts of any script. `sample()` draws printable ASCII."""
-
-    def contains(self, x: Any) -> bool:
-        return isinstance(x, str) and self.min_length <= len(x) <= self.max_length
-
-
 def observation_space() -> AnyText:
     """What `as_observation` returns, with room for a note after it."""
-    return AnyText(min_length=1, max_length=2 * MAX_OBSERVATION_LENGTH, charset=_PRINTABLE)
+    return AnyText(2 * MAX_OBSERVATION_LENGTH, min_length=1)
 
 
-def action_space() -> Text:
+def action_space() -> AnyText:
     """What `sample()` draws from. `step` takes any string, of any length and script."""
-    return Text(min_length=0, max_length=_MAX_SAMPLED_REPLY_LENGTH, charset=_PRINTABLE)
+    return AnyText()

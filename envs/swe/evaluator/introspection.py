@@ -17,61 +17,36 @@ from functools import lru_cache
 from pathlib import Path
 
 from envsdk.envs.swe.evaluator.stripping import Stripped
-from envsdk.envs.swe.syntax import parse
+from envsdk.envs.swe.syntax import parse, words
 from envsdk.envs.swe.tasks.solution import changed_files, solution_of
 from envsdk.envs.swe.tasks.trees import PatchDoesNotApply
 
 _MAX_BYTES = 128 << 10
 """Of one file: parsing holds up all threads."""
 
-_MODULES = {
-    *("_pytest", "pytest", "pluggy", "unittest", "doctest", "gc", "ctypes", "builtins", "faulthandler"),
-    *("_testcapi", "_xxsubinterpreters", "tracemalloc", "bdb", "pdb"),
-}
+_MODULES = words(
+    "_pytest pytest pluggy unittest doctest gc ctypes builtins faulthandler _testcapi _xxsubinterpreters "
+    "tracemalloc bdb pdb"
+)
 _MEMBERS = {
-    "sys": {"_getframe", "_current_frames", "modules", "settrace", "setprofile", "monitoring", "meta_path"}
-    | {"path_hooks", "excepthook", "unraisablehook", "addaudithook", "gettrace"},
-    "inspect": {"stack", "currentframe", "getouterframes", "getinnerframes", "getframeinfo", "trace"},
-    "threading": {"settrace", "setprofile"},
-    "os": {"_exit", "abort", "fork", "forkpty", "kill", "killpg"},
-    "atexit": {"register"},
-    "importlib": {"import_module", "__import__", "reload"},
-    "signal": {"signal", "setitimer", "raise_signal", "alarm"},
-    "traceback": {"extract_stack", "walk_stack"},
-}
-_ATTRIBUTES = {
-    *(
-        "f_back",
-        "f_globals",
-        "f_locals",
-        "f_code",
-        "f_builtins",
-        "tb_frame",
-        "gi_frame",
-        "cr_frame",
-        "ag_frame",
+    "sys": words(
+        "_getframe _current_frames modules settrace setprofile monitoring meta_path path_hooks excepthook "
+        "unraisablehook addaudithook gettrace"
     ),
-    *(
-        "__globals__",
-        "__subclasses__",
-        "__builtins__",
-        "__code__",
-        "__closure__",
-        "_getframe",
-        "currentframe",
-    ),
+    "inspect": words("stack currentframe getouterframes getinnerframes getframeinfo trace"),
+    "threading": words("settrace setprofile"),
+    "os": words("_exit abort fork forkpty kill killpg"),
+    "atexit": words("register"),
+    "importlib": words("import_module __import__ reload"),
+    "signal": words("signal setitimer raise_signal alarm"),
+    "traceback": words("extract_stack walk_stack"),
 }
-_NAMES = {"exec", "eval", "compile", "__import__", "globals", "__builtins__", "AssertionError", "breakpoint"}
-_COMPARISONS = {
-    "__eq__",
-    "__ne__",
-    "__lt__",
-    "__le__",
-    "__gt__",
-    "__ge__",
-    "__instancecheck__",
-    "__subclasscheck__",
-}
+_ATTRIBUTES = words(
+    "f_back f_globals f_locals f_code f_builtins tb_frame gi_frame cr_frame ag_frame __globals__ "
+    "__subclasses__ __builtins__ __code__ __closure__ _getframe currentframe"
+)
+_NAMES = words("exec eval compile __import__ globals __builtins__ AssertionError breakpoint")
+_COMPARISONS = words("__eq__ __ne__ __lt__ __le__ __gt__ __ge__ __instancecheck__ __subclasscheck__")
 _WORDS = _ATTRIBUTES | _COMPARISONS | {"_pytest", "pytest", "builtins", "__import__"}
 _TEXT = re.compile(r"/proc/|PYTEST_|_pytest|sitecustomize|conftest")
 

@@ -19,7 +19,7 @@ from envsdk.sandbox.contract import ExecEnd, ExecResult, Image, Sandbox, Sandbox
 
 KIT = Path(__file__).parent / "kit"
 KIT_INSIDE = "/opt/kit"
-_MAX_REPORT_BYTES = 64 << 20
+_MAX_REPORT_BYTES = 96 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

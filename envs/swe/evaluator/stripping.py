@@ -22,11 +22,12 @@ from envsdk.envs.swe.tasks.patches import (
     MalformedPatch,
     Section,
     parse,
-    patched_texts,
     render,
     sections,
 )
+from envsdk.envs.swe.tasks.solution import changed_files
 from envsdk.envs.swe.tasks.task import Task
+from envsdk.envs.swe.tasks.trees import PatchDoesNotApply
 
 _TEST_FOLDERS = {"test", "tests", "testing", "__pycache__"}
 _FILES = re.compile(
@@ -203,7 +204,13 @@ def _own(
     if not asked or installed.base is None or installed.tests is None:
         return frozenset()
     decides = {patch.new_path for patch in parse(task.test_patch)} | set(task.hidden_tests)
-    tree = Imports(installed.base, task.tests.python_path, patched_texts(installed.base, patches))
+    python = [patch for patch in patches if patch.regular and (patch.new_path or "").endswith(".py")]
+    try:
+        changed = changed_files(installed.base, render(python))
+    except PatchDoesNotApply:
+        return frozenset()
+    texts = {path: after.decode("utf-8", "replace") for path, (_, after) in changed.items()}
+    tree = Imports(installed.base, task.tests.python_path, texts)
     own = tree.own_modules(installed.tests, lambda path: is_protected(path, allowed), may_be_source)
     return frozenset(asked & own - decides)
 

@@ -10,6 +10,7 @@ from envsdk.envs.swe.tasks.task import (
     Task,
     TaskLimits,
     TestPlan,
+    TextSource,
     TreeSource,
 )
 
@@ -23,5 +24,6 @@ __all__ = [
     "Task",
     "TaskLimits",
     "TestPlan",
+    "TextSource",
     "TreeSource",
 ]

@@ -12,12 +12,12 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 _HUNK = re.compile(r"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@(.*)", re.DOTALL)
 _MAX_PATH_CHARS = 4096
 """The kernel takes no longer path."""
 _FILE = "diff --git "
+_NO_FILE = "/dev/null"
 _ESCAPES = {"n": 10, "t": 9, "r": 13, "a": 7, "b": 8, "f": 12, "v": 11, '"': 34, "\\": 92}
 _REGULAR_MODES = ("100644", "100755", "100664")
 _INDEX = re.compile(r"index [0-9a-f]+\.\.[0-9a-f]+(?: (\d{6}))?")
@@ -119,31 +119,6 @@ def render(patches: Iterable[FilePatch]) -> str:
     return "".join(_render_file(patch) for patch in patches)
 
 
-def patched_texts(folder: Path, patches: Iterable[FilePatch]) -> dict[str, str]:
-    """What the Python files that `patches` add or change say afterwards, by path. Hunks are taken to stand
-    where they say."""
-    found = {}
-    for patch in patches:
-        if patch.new_path is None or not patch.new_path.endswith(".py"):
-            continue
-        try:
-            old = [] if patch.old_path is None else _text(folder / patch.old_path).split("\n")
-        except OSError:
-            continue
-        new, at = list[str](), 0
-        for hunk in patch.hunks:
-            start = max(at, hunk.old_start - (1 if hunk.old_count else 0))
-            new += old[at:start]
-            new += [line[1:] for line in hunk.lines if line[:1] in (" ", "+")]
-            at = start + hunk.old_count
-        found[patch.new_path] = "\n".join([*new, *old[at:]])
-    return found
-
-
-def _text(path: Path) -> str:
-    return path.read_bytes().decode("utf-8", "replace")
-
-
 def reverse(patches: Iterable[FilePatch]) -> tuple[FilePatch, ...]:
     """What undoes `patches`. ValueError for a binary one or a copy, which cannot be undone by text."""
     undone = []
@@ -166,57 +141,28 @@ def reverse(patches: Iterable[FilePatch]) -> tuple[FilePatch, ...]:
 
 def diff(old: Mapping[str, str], new: Mapping[str, str]) -> str:
     """A patch from the files `old` to `new`, by path; a path in one of them alone is new or deleted."""
-    patches = []
+    text = []
     for path in sorted(old.keys() | new.keys()):
         before, after = old.get(path), new.get(path)
         if before == after:
             continue
-        patches.append(
-            FilePatch(
-                old_path=path if before is not None else None,
-                new_path=path if after is not None else None,
-                old_mode="100644" if after is None else "",
-                new_mode="100644" if before is None else "",
-                hunks=tuple(_hunks(_lines(before or ""), _lines(after or ""))),
-            )
-        )
-    return render(patches)
+        old_name, new_name = _quote(f"a/{path}"), _quote(f"b/{path}")
+        text.append(f"{_FILE}{old_name} {new_name}\n")
+        if before is None:
+            text.append("new file mode 100644\n")
+            old_name = _NO_FILE
+        elif after is None:
+            text.append("deleted file mode 100644\n")
+            new_name = _NO_FILE
+        for line in difflib.unified_diff(_lines(before or ""), _lines(after or ""), old_name, new_name):
+            text.append(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n")
+    return render(parse("".join(text)))
 
 
 def _lines(text: str) -> list[str]:
     """Split at line feeds alone, each line with its own; `str.splitlines` knows more kinds of break."""
     lines = text.split("\n")
     return [line + "\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
-
-
-def _hunks(before: list[str], after: list[str]) -> Iterable[Hunk]:
-    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
-    for group in matcher.get_grouped_opcodes(3):
-        lines: list[str] = []
-        for tag, start, end, new_start, new_end in group:
-            if tag == "equal":
-                lines += _signed(" ", before[start:end])
-                continue
-            lines += _signed("-", before[start:end])
-            lines += _signed("+", after[new_start:new_end])
-        old_start, old_end, new_from, new_to = group[0][1], group[-1][2], group[0][3], group[-1][4]
-        yield Hunk(
-            old_start=old_start + (1 if old_end > old_start else 0),
-            old_count=old_end - old_start,
-            new_start=new_from + (1 if new_to > new_from else 0),
-            new_count=new_to - new_from,
-            section="",
-            lines=tuple(lines),
-        )
-
-
-def _signed(sign: str, lines: list[str]) -> list[str]:
-    signed = []
-    for line in lines:
-        signed.append(sign + line.removesuffix("\n"))
-        if not line.endswith("\n"):
-            signed.append("\\ No newline at end of file")
-    return signed
 
 
 def _reverse_hunk(hunk: Hunk) -> Hunk:
@@ -231,22 +177,15 @@ def _reverse_hunk(hunk: Hunk) -> Hunk:
     )
 
 
-def _removed_first(lines: Iterable[str]) -> Iterable[str]:
+def _removed_first(lines: Iterable[str]) -> list[str]:
     """`lines` with the removed ones of every change in front of the added ones, as git has them."""
-    removed: list[str] = []
-    added: list[str] = []
-    last = removed
+    change, sign, places = 0, " ", []
     for line in lines:
-        if line[:1] in ("+", "-"):
-            last = added if line[0] == "+" else removed
-            last.append(line)
-        elif line[:1] == "\\" and (removed or added):
-            last.append(line)
-        else:
-            yield from (*removed, *added, line)
-            removed.clear()
-            added.clear()
-    yield from (*removed, *added)
+        if line[:1] != "\\":  # such a line belongs to the one before it
+            sign = line[:1]
+        change += sign == " "
+        places.append((change, " -+".index(sign), line))
+    return [line for *_, line in sorted(places, key=lambda place: place[:2])]
 
 
 def _render_file(patch: FilePatch) -> str:
@@ -264,8 +203,8 @@ def _render_file(patch: FilePatch) -> str:
         verb = "copy" if patch.copied else "rename"
         lines += [f"{verb} from {_quote(old)}", f"{verb} to {_quote(new)}"]
     if patch.hunks:
-        lines.append("--- " + (_quote("a/" + old) if patch.old_path else "/dev/null"))
-        lines.append("+++ " + (_quote("b/" + new) if patch.new_path else "/dev/null"))
+        lines.append("--- " + (_quote("a/" + old) if patch.old_path else _NO_FILE))
+        lines.append("+++ " + (_quote("b/" + new) if patch.new_path else _NO_FILE))
     for hunk in patch.hunks:
         ranges = f"-{hunk.old_start},{hunk.old_count} +{hunk.new_start},{hunk.new_count}"
         lines += [f"@@ {ranges} @@{hunk.section}", *hunk.lines]
@@ -355,7 +294,7 @@ class _Parser:
             path = _unquote(word) if word.startswith('"') else word.partition("\t")[0]
         except ValueError as error:
             raise self._error(str(error)) from None
-        if path == "/dev/null" and prefix:
+        if path == _NO_FILE and prefix:
             return None
         if prefix and not path.startswith(prefix):
             raise self._error(f"a path that does not begin with {prefix}")

@@ -10,7 +10,7 @@ from typing import Any
 from envsdk.display.terminal import say
 from envsdk.envs.swe.evaluator.observe import observe, passed
 from envsdk.envs.swe.evaluator.run import TestRun
-from envsdk.envs.swe.tasks.shipped import OUTCOMES, read_tasks, repository_names
+from envsdk.envs.swe.tasks.shipped import OUTCOMES, read_tasks, repositories
 from envsdk.sandbox import SandboxBackend, open_backend
 from envsdk.store.atomic import write_atomically
 
@@ -18,8 +18,8 @@ from envsdk.store.atomic import write_atomically
 async def record(backend: SandboxBackend) -> dict[str, Any]:
     """The tests of every repository, and by task those that its bug fails."""
     outcomes = {}
-    for name in repository_names():
-        tasks = list(read_tasks(name, {"tests": [], "fail_to_pass": {}}))
+    for file in repositories():
+        name, tasks = file.stem, list(read_tasks(file))
         whole = replace(tasks[0], setup_patch="", test_patch="", gold_patch="", instance_id=name)
         tests = _passing(await observe(whole, backend), name)
         failing = {}

@@ -50,6 +50,13 @@ class TreeSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TextSource:
+    """A repository written down here: text files by path, none of them executable."""
+
+    files: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GitSource:
     """One commit of a git repository on this machine (a clone or a mirror)."""
 
@@ -66,7 +73,7 @@ class ImageSource:
     workdir: str = "/testbed"
 
 
-RepoSource = TreeSource | GitSource | ImageSource
+RepoSource = TreeSource | TextSource | GitSource | ImageSource
 
 
 class Runner(StrEnum):

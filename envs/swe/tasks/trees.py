@@ -11,13 +11,13 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
 from envsdk.envs.swe.tasks.runtime import install, swe_cache
-from envsdk.envs.swe.tasks.task import GitSource, ImageSource, RepoSource, Task, TreeSource
+from envsdk.envs.swe.tasks.task import GitSource, ImageSource, RepoSource, Task, TextSource, TreeSource
 from envsdk.failures import ConfigurationError
 from envsdk.store.atomic import make_folder
 
@@ -94,6 +94,8 @@ def base_folder(source: RepoSource, setup_patch: str, hidden: tuple[str, ...] = 
     match source:
         case TreeSource(folder=folder):
             identity = _digest_of_folder(folder)
+        case TextSource(files=files):
+            identity = repr(files)
         case GitSource(repository=repository, commit=commit):
             identity = f"{repository.resolve()} {commit}"
         case ImageSource(image=image, workdir=workdir):
@@ -132,12 +134,21 @@ def _check_out(source: RepoSource, folder: Path) -> None:
             raise FileNotFoundError(f"there is no folder {source.folder}")
         ignore = shutil.ignore_patterns(*_LEFT_OUT)
         shutil.copytree(source.folder, folder, symlinks=True, dirs_exist_ok=True, ignore=ignore)
+    elif isinstance(source, TextSource):
+        write_texts(folder, dict(source.files))
     elif isinstance(source, GitSource):
         if not source.repository.is_dir():
             raise FileNotFoundError(f"there is no repository {source.repository}")
         index = {"GIT_INDEX_FILE": str(folder.parent / "index"), "GIT_WORK_TREE": str(folder)}
         _git(source.repository, "read-tree", f"{source.commit}^{{tree}}", env=index)
         _git(source.repository, "checkout-index", "--all", "--force", f"--prefix={folder}/", env=index)
+
+
+def write_texts(folder: Path, files: Mapping[str, str]) -> None:
+    """Write text files by path below `folder`, and the folders that they are in."""
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text, encoding="utf-8", newline="")
 
 
 def _git(folder: Path, *arguments: str, env: dict[str, str] | None = None) -> None:

@@ -15,9 +15,6 @@ from envsdk.envs.swe.env import SWEEnv
 from tests.envs.swe import toy_sandbox
 from tests.envs.swe.toy_tasks import Evaluator, MakeEnv, toy_tasks
 
-collect_ignore = ["grading/repositories"]
-"""Tests of repositories that patches are graded in; they run there."""
-
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

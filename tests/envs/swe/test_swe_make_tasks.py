@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,8 +13,10 @@ from envsdk.envs.swe.evaluator import validate
 from envsdk.envs.swe.make_tasks.baseline import Baseline, measure, plan_of
 from envsdk.envs.swe.make_tasks.maker import Options, Progress, make
 from envsdk.envs.swe.make_tasks.package import Package, fetch
+from envsdk.envs.swe.tasks import TextSource
 from envsdk.envs.swe.tasks.loaders import load_tasks
-from envsdk.envs.swe.tasks.shipped import REPOSITORIES
+from envsdk.envs.swe.tasks.shipped import shipped_tasks
+from envsdk.envs.swe.tasks.trees import write_texts
 from envsdk.failures import ConfigurationError
 from envsdk.sandbox import SandboxBackend, open_backend
 
@@ -45,7 +46,9 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
     """A repository that ships, as if it had been downloaded, with tests that cannot be used."""
     out = tmp_path_factory.mktemp("made")
     tree = out / "trees" / "slotcache-1.0"
-    shutil.copytree(REPOSITORIES / "slotcache", tree)
+    shipped = next(task.source for task in shipped_tasks() if task.repo == "envsdk/slotcache")
+    assert isinstance(shipped, TextSource)
+    write_texts(tree, dict(shipped.files))
     (tree / "tests" / "test_flaky.py").write_text(FLAKY)
     return Package(
         name="slotcache",

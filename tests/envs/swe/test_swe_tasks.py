@@ -15,7 +15,16 @@ import pytest
 import pytest_asyncio
 
 from envsdk.envs.swe.evaluator import Validation, Verdict, evaluate, layout, validate
-from envsdk.envs.swe.tasks import GitSource, ImageSource, Outcome, Split, Task, TestPlan, TreeSource
+from envsdk.envs.swe.tasks import (
+    GitSource,
+    ImageSource,
+    Outcome,
+    Split,
+    Task,
+    TestPlan,
+    TextSource,
+    TreeSource,
+)
 from envsdk.envs.swe.tasks.images import prepare_image
 from envsdk.envs.swe.tasks.leaks import leaks
 from envsdk.envs.swe.tasks.patches import diff, parse
@@ -104,6 +113,12 @@ def test_bugs_of_several_kinds_ship_in_little_space() -> None:
     assert len({task.instance_id for task in TASKS}) == len(TASKS) >= 20
     assert {task.licence for task in TASKS} == {"Apache-2.0"}
     assert sum(path.stat().st_size for path in REPOSITORIES.rglob("*") if path.is_file()) < 200_000
+
+
+def test_the_files_of_a_text_source_are_written_as_they_are(tmp_path: Path) -> None:
+    files = (("a/b.py", "x = 1\r\ny = '\f'\n"), ("empty.py", ""), ("name.txt", "Grüße"))
+    tree = base_tree(calc(tmp_path, source=TextSource(files=files)))
+    assert {path: (tree / path).read_bytes().decode() for path, _ in files} == dict(files)
 
 
 def test_splits_share_no_repository() -> None:

@@ -403,10 +403,8 @@ async def test_no_program_forges_a_passed_test(name: str, code: CodeReward) -> N
 @pytest.mark.parametrize(
     ("written", "verdict"),
     [
-        ('["c", ["fractions.Fraction", ["1e6000000"]]]', "returned what is no value"),
-        ('["c", ["collections.deque", [["r", [0, 30000000, 1]], null]]]', "returned what is no value"),
-        ('["n", ["float64", ["r", [0, 10000000, 1]]]]', "returned what is no value"),
-        ('["r", [0, 100000000000, 1]]', "returned range(0, 100000000000), not 3"),
+        ('["c", ["fractions.Fraction", ["1e6"]]]', "returned ['c', ['fractions.Fraction', ['1e6']]], not 3"),
+        ("3]", "returned what is no value: JSONDecodeError"),
         ("9" * 5000, "returned an integer of more than 4000 digits"),
         ("x" * 1_000_000, "printed much more than is expected"),
     ],

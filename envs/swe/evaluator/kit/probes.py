@@ -27,7 +27,7 @@ from uuid import UUID
 
 NAME = "_envsdk_probes"
 """Of the module, as sealed tests import it."""
-MAX_CHARACTERS = 1 << 18
+MAX_CHARACTERS = 3 << 17
 """Of one value; a larger one is sent as its digest."""
 MAX_HITS = 2000
 """Of one claim in one test; the rest is not sent."""
@@ -181,15 +181,15 @@ def install(record: "Callable[..., None]") -> Probes:
 
 
 def encode(value: Any) -> Any:
-    """`value` as JSON: `[tag, content]`; what has no canonical form is `["o", class]`."""
+    """`value` as JSON: `[tag, content]`; what has no canonical form is `["opaque", class]`."""
     try:
         encoded = _Encoder().encode(value, 0)
     except _TooManyParts:
-        return ["o", _type(value).__qualname__]
+        return ["opaque", _type(value).__qualname__]
     text = _dumps(encoded)
     if len(text) <= MAX_CHARACTERS:
         return encoded
-    return ["#", _sha256(text.encode()).hexdigest()]
+    return ["digest", _sha256(text.encode()).hexdigest()]
 
 
 class _TooManyParts(Exception):
@@ -208,53 +208,53 @@ class _Encoder:
             raise _TooManyParts
         kind = _type(value)
         if depth > _MAX_DEPTH:
-            return ["o", "deep"]
+            return ["opaque", "deep"]
         base = next((found for found in _mro(kind) if found in _BASES), None)
         if base is None and issubclass(kind, Enum):
-            return ["e", kind.__qualname__, value.name]
+            return ["enum", kind.__qualname__, value.name]
         if base is None:
             return self._other(value, kind, depth)
         if base is _type(None):
-            return ["n"]
+            return ["none"]
         if base is bool:
-            return ["b", value is True]
+            return ["bool", value is True]
         if base is int:
-            return ["i", format(int.__int__(value), "x")]
+            return ["int", format(int.__int__(value), "x")]
         if base is float:
-            return ["f", float.__repr__(float.__float__(value))]
+            return ["float", float.__repr__(float.__float__(value))]
         if base is complex:
-            return ["c", float.__repr__(value.real), float.__repr__(value.imag)]
+            return ["complex", float.__repr__(value.real), float.__repr__(value.imag)]
         if base is str:
-            return ["s", str.__str__(value)]
+            return ["str", str.__str__(value)]
         if base is bytes or base is bytearray:
-            return ["y", bytes.hex(bytes(memoryview(value)))]
+            return ["bytes", bytes.hex(bytes(memoryview(value)))]
         if base is dict:
             return self._dict(value, kind, depth)
-        tag = {tuple: "t", list: "l", set: "S", frozenset: "S"}[base]
+        tag = {tuple: "tuple", list: "list", set: "set", frozenset: "set"}[base]
         return [tag, [self.encode(item, depth + 1) for item in base.__iter__(value)]]
 
     def _dict(self, value: Any, kind: Any, depth: int) -> Any:
         if issubclass(kind, OrderedDict):
-            return ["O", self._pairs(OrderedDict.items(value), depth)]
+            return ["ordered", self._pairs(OrderedDict.items(value), depth)]
         pairs = self._pairs(dict.items(value), depth)
         if issubclass(kind, Counter):
-            return ["N", pairs]
-        return ["d", pairs]
+            return ["counter", pairs]
+        return ["dict", pairs]
 
     def _pairs(self, items: Any, depth: int) -> Any:
         return [[self.encode(key, depth + 1), self.encode(item, depth + 1)] for key, item in items]
 
     def _other(self, value: Any, kind: Any, depth: int) -> Any:
         if kind is Fraction:
-            return ["q", format(value.numerator, "x"), format(value.denominator, "x")]
+            return ["fraction", format(value.numerator, "x"), format(value.denominator, "x")]
         if kind is Decimal:
-            return ["D", str(value)]
+            return ["decimal", str(value)]
         if kind is range:
-            return ["r", *(format(part, "x") for part in (value.start, value.stop, value.step))]
+            return ["range", *(format(part, "x") for part in (value.start, value.stop, value.step))]
         if kind in _SET_VIEWS:
-            return ["S", [self.encode(item, depth + 1) for item in value]]
+            return ["set", [self.encode(item, depth + 1) for item in value]]
         if kind is MappingProxyType:
-            return ["d", self._pairs(value.items(), depth)]
+            return ["dict", self._pairs(value.items(), depth)]
         if issubclass(kind, (UserDict, UserList, UserString)):
             return self.encode(value.data, depth + 1)
         printed = _printed(value, kind)
@@ -262,14 +262,14 @@ class _Encoder:
             return printed
         if kind.__name__.startswith("Approx") and kind.__module__.startswith("_pytest."):
             limits = [self.encode(limit, 0) for limit in (value.rel, value.abs)]
-            return ["~", self.encode(value.expected, depth + 1), *limits]
+            return ["approx", self.encode(value.expected, depth + 1), *limits]
         if kind.__module__ == "numpy" and getattr(value, "ndim", None) == 0:
             return self.encode(value.item(), depth + 1)
         fields = _compared_fields(kind)
         if fields is not None:
             content = [[name, self.encode(getattr(value, name, None), depth + 1)] for name in fields]
-            return ["C", kind.__qualname__, content]
-        return ["o", kind.__qualname__]
+            return ["dataclass", kind.__qualname__, content]
+        return ["opaque", kind.__qualname__]
 
 
 def _printed(value: Any, kind: Any) -> "list[str] | None":
@@ -277,23 +277,23 @@ def _printed(value: Any, kind: Any) -> "list[str] | None":
     if issubclass(kind, datetime):
         offset = value.utcoffset()
         if offset is None:
-            return ["k", "datetime", datetime.isoformat(value)]
+            return ["printed", "datetime", datetime.isoformat(value)]
         try:
             moment = datetime.combine(datetime.date(value), datetime.time(value)) - offset
         except OverflowError:
             return None
-        return ["k", "datetime with zone", datetime.isoformat(moment)]
+        return ["printed", "datetime with zone", datetime.isoformat(moment)]
     if issubclass(kind, PurePath):
         flavour = "PosixPath" if issubclass(kind, PurePosixPath) else "WindowsPath"
         text = PurePath.__str__(value)
         own = kind.__module__ in ("pathlib", "pathlib._local")
-        return ["k", flavour, text if flavour == "PosixPath" else text.lower()] if own else None
+        return ["printed", flavour, text if flavour == "PosixPath" else text.lower()] if own else None
     if issubclass(kind, date):
-        return ["k", "date", date.isoformat(value)]
+        return ["printed", "date", date.isoformat(value)]
     if issubclass(kind, timedelta):
-        return ["k", "timedelta", f"{value.days} {value.seconds} {value.microseconds}"]
+        return ["printed", "timedelta", f"{value.days} {value.seconds} {value.microseconds}"]
     if kind is time or kind is UUID:
-        return ["k", kind.__name__, repr(value)]
+        return ["printed", kind.__name__, repr(value)]
     return None
 
 

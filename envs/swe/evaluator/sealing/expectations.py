@@ -1,17 +1,38 @@
 """Which expressions of a test file say only what is expected, so that they can be taken out of it.
 
-pure      built of constants, of functions that only compute, and of pure names
-name      pure if all that it is ever bound to is pure, and all that it is used for is to be compared
-column    of a table that `parametrize` or a loop goes through: a name that is bound to its cells
-cut       an operand that is pure, or fixed, where another is not: the process never has it, the seal does
-fixed     built of names that are bound to constants alone and used for more; gold has them unchanged
-blank     to put None in the place of what pure names are bound to
+A name *says only what is expected* where all that it is ever bound to is pure, and it is read in operands
+that are cut, in what such names are bound to, and in neutral places. Of an expression one can say:
 
-    @parametrize("text, wanted", [("a", 1), ("bb", 2)])       [("a", None), ("bb", None)]
+    pure      it is built of constants, of functions that only compute, and of names that say only what is
+              expected
+    fixed     it is built of constants, and of names that are bound to constants alone but used for more
+    closed    it reads nothing that the test itself binds, so that it can be computed again elsewhere
+    neutral   it is only shown to a person: the message of an assertion, `msg=`, arguments of `subTest`
+    varies    it reads a parameter, or a column of a table that `parametrize` or a loop goes through
+    cut       it is a pure or fixed operand of a comparison that has another one: the process that runs the
+              tests gets only that, and the seal holds this one
+
+For example
+
+    @pytest.mark.parametrize("text, wanted", [("a", 1), ("bb", 2)])
     def test_width(text, wanted):
+        assert width(text) == wanted, f"not {wanted}"   # `wanted` is pure, varies, and is cut
+        assert width("abc") == 2 + 1                    # `2 + 1` is pure and closed, and is cut
         rows = [text, "-"]
-        assert width(text) == wanted                          claim("5f0e", width(text))      wanted is pure
-        assert joined(rows) == "".join(rows)                  claim("a31c", joined(rows))     rows are fixed
+        assert joined(rows) == "".join(rows)            # `"".join(rows)` is fixed: `rows` is used for more
+        seen = width(text)
+        assert width(text) == seen                      # nothing is cut: `seen` comes from what is tested
+
+becomes
+
+    @pytest.mark.parametrize("text, wanted", [("a", None), ("bb", None)], ids=["c0", "c1"])
+    def test_width(text, wanted):
+        _sealed.claim("1", width(text))
+        _sealed.claim("2", width("abc"))
+        rows = [text, "-"]
+        _sealed.claim("3", joined(rows))
+        seen = width(text)
+        _sealed.claim("4", width(text), seen)
 """
 
 from __future__ import annotations
@@ -22,25 +43,21 @@ from collections.abc import Callable, Iterator, Set
 
 from envsdk.envs.swe.evaluator.sealing.assertions import Comparison, statement_pieces, statements_of
 from envsdk.envs.swe.evaluator.sealing.bindings import Bindings, Scope, Table, argument, is_bound
+from envsdk.envs.swe.syntax import words
 
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_BUILTINS = _words(
+_BUILTINS = words(
     "set frozenset list tuple dict sorted range len str int float bool bytes bytearray repr round min max "
     "sum abs complex reversed zip enumerate chr ord divmod slice"
 )
-_MODULES = _words(
+_MODULES = words(
     "decimal fractions math textwrap string collections pathlib datetime ipaddress html errno http uuid "
     "itertools operator cmath calendar stat signal"
 )
-_CHANGES = _words(
+_CHANGES = words(
     "append appendleft extend insert pop popleft popitem remove clear update add discard setdefault sort "
     "reverse rotate write writelines seek"
 )
-_IMPURE = _CHANGES | _words(
+_IMPURE = _CHANGES | words(
     "now today utcnow cwd home fromtimestamp uuid1 uuid4 absolute resolve exists is_file is_dir read_text "
     "read_bytes open glob rglob iterdir stat expanduser samefile owner group getlogin"
 )

@@ -47,7 +47,7 @@ from envsdk.store.atomic import write_json_atomically
 
 log = logging.getLogger(__name__)
 
-VERSION = 6
+VERSION = 7
 """Counted up when tests are sealed differently."""
 _MAX_RUNS = 12
 """Of gold, before a task's tests are left as they are."""

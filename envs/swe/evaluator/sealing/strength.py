@@ -155,7 +155,7 @@ def _compared(
             return f"in {_told(cut)}", _searched(_bits(cut, sight), allowed)
         least = min((_bits(item, sight) for item in items_of(cut)), default=1.0)
         return f"in {_told(cut)}", _searched(least, len(items_of(cut)))
-    plain = cut[1] if cut[0] == "~" else cut
+    plain = cut[1] if cut[0] == "approx" else cut
     return _cheapest(base[0], plain, sight) if base else (_told(plain), _bits(plain, sight))
 
 
@@ -169,21 +169,29 @@ def _difference(base: Value, expected: Value, sight: Sight) -> tuple[str, float]
     unknown = "", math.inf
     try:
         match base, expected:
-            case ([one, str(mine)], [other, str(theirs)]) if {one, other} <= {"i", "f"}:
+            case ([one, str(mine)], [other, str(theirs)]) if {one, other} <= {"int", "float"}:
                 step = _number(theirs, other) - _number(mine, one)
                 if not math.isfinite(step):
                     return unknown
                 return f"add {step}", 1.0 + _number_bits(step)
-            case (["b", bool()], ["b", bool()]):
+            case (["bool", bool()], ["bool", bool()]):
                 return "not", 1.0
-            case (["s", str(mine)], ["s", str(theirs)]):
+            case (["str", str(mine)], ["str", str(theirs)]):
                 return _edited(list(mine), list(theirs), lambda part: _text_bits("".join(part), sight))
-            case (["t" | "l" | "S" as one, list(mine)], ["t" | "l" | "S" as other, list(theirs)]):
+            case (
+                ["tuple" | "list" | "set" as one, list(mine)],
+                ["tuple" | "list" | "set" as other, list(theirs)],
+            ):
                 told, bits = _rearranged(mine, theirs, sight)
                 return (told, bits) if one == other else (f"{other} of {told}", 1.0 + bits)
-            case (["d" | "O" | "N", list(mine)], ["d" | "O" | "N", list(theirs)]):
+            case (
+                ["dict" | "ordered" | "counter", list(mine)],
+                ["dict" | "ordered" | "counter", list(theirs)],
+            ):
                 return _reassigned(mine, theirs, sight)
-            case (["C", str(one), list(mine)], ["C", str(other), list(theirs)]) if one == other:
+            case (["dataclass", str(one), list(mine)], ["dataclass", str(other), list(theirs)]) if (
+                one == other
+            ):
                 return _reassigned(_named(mine), _named(theirs), sight)
             case ([_, list(items)], _) if any(_told(item) == _told(expected) for item in items):
                 return "an item", 1.0 + math.log2(len(items) + 1)
@@ -195,7 +203,7 @@ def _difference(base: Value, expected: Value, sight: Sight) -> tuple[str, float]
 
 
 def _named(fields: Sequence[Sequence[Any]]) -> list[list[Value]]:
-    return [[["s", name], item] for name, item in fields]
+    return [[["str", name], item] for name, item in fields]
 
 
 def _rearranged(mine: Sequence[Value], theirs: Sequence[Value], sight: Sight) -> tuple[str, float]:
@@ -263,24 +271,24 @@ def _told(value: Value) -> str:
 def _bits(value: Value, sight: Sight) -> float:
     """By itself."""
     match value:
-        case ["n"] | ["b", _]:
+        case ["none"] | ["bool", _]:
             found = 1.0
-        case ["i" | "f" as tag, str(text)]:
+        case ["int" | "float" as tag, str(text)]:
             number = _number(text, tag)
             found = 0.0 if sight.has(number) else _number_bits(number)
-        case ["q" | "D" | "c" | "r" | "k", *texts]:
+        case ["fraction" | "decimal" | "complex" | "range" | "printed", *texts]:
             found = 1.0 + sum(_text_bits(text, Sight()) for text in texts)
-        case ["s" | "y", str(text)]:
+        case ["str" | "bytes", str(text)]:
             found = _text_bits(text, sight)
-        case ["t" | "l" | "S", list(items)]:
-            found = 2.0 + _items_bits(items, sight, is_ordered=value[0] != "S")
-        case ["d" | "O" | "N", list(pairs)]:
+        case ["tuple" | "list" | "set", list(items)]:
+            found = 2.0 + _items_bits(items, sight, is_ordered=value[0] != "set")
+        case ["dict" | "ordered" | "counter", list(pairs)]:
             found = 2.0 + _items_bits([item for pair in pairs for item in pair], sight)
-        case ["C", _, list(fields)]:
+        case ["dataclass", _, list(fields)]:
             found = 2.0 + _items_bits([item for _, item in fields], sight)
-        case ["e", *_]:
+        case ["enum", *_]:
             found = 2.0
-        case ["#", _]:
+        case ["digest", _]:
             found = _MAX_BITS
         case _:
             found = 0.0
@@ -288,7 +296,7 @@ def _bits(value: Value, sight: Sight) -> float:
 
 
 def _items_bits(items: Sequence[Value], sight: Sight, *, is_ordered: bool = True) -> float:
-    numbers = [_number(item[1], item[0]) for item in items if item[0] in ("i", "f")]
+    numbers = [_number(item[1], item[0]) for item in items if item[0] in ("int", "float")]
     steps = {round(after - before, 9) for before, after in pairwise(numbers)}
     if len(numbers) == len(items) > 2 and len(steps) == 1:
         return sum(map(_number_bits, (numbers[0], *steps, len(items))))
@@ -299,7 +307,7 @@ def _items_bits(items: Sequence[Value], sight: Sight, *, is_ordered: bool = True
 
 
 def _number(text: str, tag: str) -> float:
-    return int(text, 16) if tag == "i" else float(text)
+    return int(text, 16) if tag == "int" else float(text)
 
 
 def _number_bits(number: float) -> float:

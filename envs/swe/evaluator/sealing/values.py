@@ -3,10 +3,18 @@
 Everything here reads what an untrusted process wrote: it makes no object of a class of the repository, hashes
 nothing that the process chose, and a malformed value equals nothing.
 
-tags: n None, b bool, i int (hex), f float, c complex, q Fraction, D Decimal, s str, y bytes, t tuple, l list,
-S set, d dict, O OrderedDict, N Counter, r range, k date, path or UUID (class, text), e enum member (class,
-name), C data class (class, fields), ~ pytest.approx (expected, rel, abs), # digest of a large value, o
-anything else (class)
+    none  bool  str             as JSON has them
+    int  fraction  bytes        hexadecimal
+    float  complex  decimal     as Python prints them
+    range                       start, stop and step, hexadecimal
+    list  tuple  set            of values
+    dict  ordered  counter      of pairs of values
+    dataclass                   class, pairs of a name and a value
+    enum                        class, name
+    printed                     a date, path or UUID: class, text
+    approx                      `pytest.approx`: the value, `rel`, `abs`
+    digest                      of a value that is too large
+    opaque                      anything else: its class
 """
 
 from __future__ import annotations
@@ -42,47 +50,47 @@ class NotComparable(ValueError):
 
 def is_opaque(value: Value) -> bool:
     """Whether any part of it has no canonical form, or it is too large to be sent."""
-    return any(part[0] in {"o", "#"} for part in _parts(value))
+    return any(part[0] in {"opaque", "digest"} for part in _parts(value))
 
 
 def _parts(value: Value) -> Iterator[Value]:
     yield value
     match value:
-        case ["t" | "l" | "S", items]:
+        case ["tuple" | "list" | "set", items]:
             for item in items:
                 yield from _parts(item)
-        case ["d" | "O" | "N", pairs]:
+        case ["dict" | "ordered" | "counter", pairs]:
             for key, item in pairs:
                 yield from _parts(key)
                 yield from _parts(item)
-        case ["C", _, fields]:
+        case ["dataclass", _, fields]:
             for _, item in fields:
                 yield from _parts(item)
-        case ["~", expected, *_]:
+        case ["approx", expected, *_]:
             yield from _parts(expected)
 
 
 def is_approximate(value: Value) -> bool:
     """Whether any part of it stands for many values."""
-    return any(part[0] == "~" for part in _parts(value))
+    return any(part[0] == "approx" for part in _parts(value))
 
 
 def fields_of(value: Value) -> dict[str, list[str]]:
     """The fields of the data classes in it, by class."""
-    return {part[1]: [name for name, _ in part[2]] for part in _parts(value) if part[0] == "C"}
+    return {part[1]: [name for name, _ in part[2]] for part in _parts(value) if part[0] == "dataclass"}
 
 
 def with_fields(value: Value, fields: Mapping[str, Sequence[str]]) -> Value:
     """`value` without what its data classes have besides `fields`, those by class: a patch may add fields."""
     match value:
-        case ["t" | "l" | "S" as tag, list(items)]:
+        case ["tuple" | "list" | "set" as tag, list(items)]:
             return [tag, [with_fields(item, fields) for item in items]]
-        case ["d" | "O" | "N" as tag, list(pairs)]:
+        case ["dict" | "ordered" | "counter" as tag, list(pairs)]:
             return [tag, [[with_fields(part, fields) for part in pair] for pair in pairs]]
-        case ["C", str(cls), list(found)]:
+        case ["dataclass", str(cls), list(found)]:
             kept = fields.get(cls, [name for name, _ in found])
             by_name = {name: with_fields(item, fields) for name, item in found}
-            return ["C", cls, [[name, by_name[name]] for name in kept if name in by_name]]
+            return ["dataclass", cls, [[name, by_name[name]] for name in kept if name in by_name]]
     return value
 
 
@@ -92,41 +100,41 @@ def key(value: Value) -> str:
     Raises NotComparable: it is opaque, malformed, NaN, or stands for many values (`approx`).
     """
     match value:
-        case ["n"]:
-            return "n"
-        case ["b" | "i" | "f" | "q" | "D" | "c", *_]:
+        case ["none"]:
+            return "none"
+        case ["bool" | "int" | "float" | "fraction" | "decimal" | "complex", *_]:
             return _number_key(value)
-        case ["s", str(text)]:
+        case ["str", str(text)]:
             return f"s{len(text)}:{text}"
-        case ["y", str(text)]:
+        case ["bytes", str(text)]:
             return f"y{len(text)}:{text}"
-        case ["t" | "l" as tag, list(items)]:
+        case ["tuple" | "list" as tag, list(items)]:
             return f"{tag}({','.join(key(item) for item in items)})"
-        case ["S", list(items)]:
+        case ["set", list(items)]:
             return f"S({','.join(sorted(_members(items)))})"
-        case ["d" | "O" | "N", list(pairs)]:
+        case ["dict" | "ordered" | "counter", list(pairs)]:
             return f"d({','.join(sorted(f'{name}={key(item)}' for name, item in _entries(pairs).items()))})"
-        case ["r", str(start), str(stop), str(step)]:
+        case ["range", str(start), str(stop), str(step)]:
             same = range(int(start, 16), int(stop, 16), int(step, 16))
             return f"r({same.start if same else 0},{len(same)},{same.step if len(same) > 1 else 0})"
-        case ["k", str(cls), str(text)]:
+        case ["printed", str(cls), str(text)]:
             return f"k{cls}:{len(text)}:{text}"
-        case ["e", str(cls), str(name)]:
+        case ["enum", str(cls), str(name)]:
             return f"e{cls}:{name}"
-        case ["C", str(cls), list(fields)]:
+        case ["dataclass", str(cls), list(fields)]:
             return f"C{cls}({','.join(f'{name}={key(item)}' for name, item in fields)})"
-        case ["#", str(digest)]:
+        case ["digest", str(digest)]:
             return f"#{digest}"
     raise NotComparable("no canonical form")
 
 
 def _number_key(value: Value) -> str:
-    if value[0] == "c":
+    if value[0] == "complex":
         real, imaginary = float(value[1]), float(value[2])
         if imaginary:
             return f"c{real!r},{imaginary!r}"
-        value = ["f", value[1]]
-    if value[0] == "D" and (number := Decimal(value[1])).is_finite():
+        value = ["float", value[1]]
+    if value[0] == "decimal" and (number := Decimal(value[1])).is_finite():
         exponent = number.as_tuple().exponent
         assert isinstance(exponent, int)
         if abs(exponent) > _MAX_EXPONENT:
@@ -145,15 +153,15 @@ def _number(value: Value) -> Fraction | float:
     Raises NotComparable: it is no real number, or NaN.
     """
     match value:
-        case ["b", bool(truth)]:
+        case ["bool", bool(truth)]:
             return Fraction(truth)
-        case ["i", str(digits)]:
+        case ["int", str(digits)]:
             return Fraction(int(digits, 16))
-        case ["q", str(numerator), str(denominator)]:
+        case ["fraction", str(numerator), str(denominator)]:
             return Fraction(int(numerator, 16), int(denominator, 16))
-        case ["f", str(text)]:
+        case ["float", str(text)]:
             number = float(text)
-        case ["D", str(text)] if len(text) <= _MAX_DIGITS:
+        case ["decimal", str(text)] if len(text) <= _MAX_DIGITS:
             decimal = Decimal(text)
             exponent = decimal.as_tuple().exponent
             if isinstance(exponent, int):
@@ -170,16 +178,19 @@ def _number(value: Value) -> Fraction | float:
 
 def same(left: Value, right: Value) -> bool:
     """`left == right`."""
-    if "~" in (left[0], right[0]):
-        approximate, other = (left, right) if left[0] == "~" else (right, left)
+    if "approx" in (left[0], right[0]):
+        approximate, other = (left, right) if left[0] == "approx" else (right, left)
         return _near(other, *approximate[1:])
     match left, right:
-        case (["t" | "l" as one, list(mine)], ["t" | "l" as other, list(theirs)]):
+        case (["tuple" | "list" as one, list(mine)], ["tuple" | "list" as other, list(theirs)]):
             return one == other and len(mine) == len(theirs) and all(map(same, mine, theirs))
-        case (["d" | "O" | "N" as one, list(mine)], ["d" | "O" | "N" as other, list(theirs)]):
-            if one == other == "N":
+        case (
+            ["dict" | "ordered" | "counter" as one, list(mine)],
+            ["dict" | "ordered" | "counter" as other, list(theirs)],
+        ):
+            if one == other == "counter":
                 return _same_entries(_counted(mine), _counted(theirs))
-            ordered = one == other == "O"
+            ordered = one == other == "ordered"
             return _same_entries(_entries(mine), _entries(theirs), ordered=ordered)
     return key(left) == key(right)
 
@@ -208,17 +219,17 @@ def _members(items: Sequence[Value]) -> set[str]:
 
 def _counted(pairs: Sequence[Value]) -> dict[str, Value]:
     """The entries of a Counter, without what it counts 0 of."""
-    return {name: number for name, number in _entries(pairs).items() if not same(number, ["i", "0"])}
+    return {name: number for name, number in _entries(pairs).items() if not same(number, ["int", "0"])}
 
 
 def _near(value: Value, expected: Value, rel: Value, absolute: Value) -> bool:
     """`value == pytest.approx(expected, rel, abs)`."""
     match expected, value:
-        case (["t" | "l", list(wanted)], ["t" | "l", list(seen)]):
+        case (["tuple" | "list", list(wanted)], ["tuple" | "list", list(seen)]):
             return len(wanted) == len(seen) and all(
                 _near(item, target, rel, absolute) for item, target in zip(seen, wanted, strict=True)
             )
-        case (["d" | "O" | "N", list(wanted)], ["d" | "O" | "N", list(seen)]):
+        case (["dict" | "ordered" | "counter", list(wanted)], ["dict" | "ordered" | "counter", list(seen)]):
             found, targets = _entries(seen), _entries(wanted)
             return found.keys() == targets.keys() and all(
                 _near(found[name], target, rel, absolute) for name, target in targets.items()
@@ -229,10 +240,10 @@ def _near(value: Value, expected: Value, rel: Value, absolute: Value) -> bool:
         return same(value, expected)
     if isinstance(number, float) or isinstance(target, float):
         return number == target
-    limit = _ABS if absolute == ["n"] else float(_number(absolute))
-    if rel != ["n"] or absolute == ["n"]:
-        limit = max(limit, (_REL if rel == ["n"] else float(_number(rel))) * float(abs(target)))
-    if value[0] == "f" or expected[0] == "f":
+    limit = _ABS if absolute == ["none"] else float(_number(absolute))
+    if rel != ["none"] or absolute == ["none"]:
+        limit = max(limit, (_REL if rel == ["none"] else float(_number(rel))) * float(abs(target)))
+    if value[0] == "float" or expected[0] == "float":
         return abs(float(number) - float(target)) <= limit  # rounded as pytest rounds
     return bool(abs(number - target) <= limit)
 
@@ -268,7 +279,7 @@ def _differs(_: str, left: Value, right: Value) -> bool:
 def range_length(value: Value) -> int:
     """How many numbers a range has; 0 for anything else."""
     match value:
-        case ["r", str(start), str(stop), str(step)]:
+        case ["range", str(start), str(stop), str(step)]:
             first, end, by = int(start, 16), int(stop, 16), int(step, 16)
             return max(0, -((first - end) // by)) if by > 0 else max(0, -((end - first) // -by))
     return 0
@@ -276,16 +287,16 @@ def range_length(value: Value) -> int:
 
 def _in(_: str, left: Value, right: Value) -> bool:
     match right:
-        case ["s" | "y" as tag, str(text)]:
-            if tag == "y":
-                needle = bytes.fromhex(left[1]) if left[0] == "y" else bytes([int(left[1], 16)])
+        case ["str" | "bytes" as tag, str(text)]:
+            if tag == "bytes":
+                needle = bytes.fromhex(left[1]) if left[0] == "bytes" else bytes([int(left[1], 16)])
                 return needle in bytes.fromhex(text)
-            return left[0] == "s" and left[1] in text
-        case ["t" | "l" | "S", list(items)]:
+            return left[0] == "str" and left[1] in text
+        case ["tuple" | "list" | "set", list(items)]:
             return any(_equals(left, item) for item in items)
-        case ["d" | "O" | "N", list(pairs)]:
+        case ["dict" | "ordered" | "counter", list(pairs)]:
             return any(_equals(left, name) for name, _ in pairs)
-        case ["r", str(start), str(stop), str(step)]:
+        case ["range", str(start), str(stop), str(step)]:
             # A range goes through all that it holds where it is asked for anything but a whole number.
             number = _number(left)
             is_whole = isinstance(number, Fraction) and number.denominator == 1
@@ -309,16 +320,18 @@ def _equals(left: Value, right: Value) -> bool:
 def _ordered(operator: str, left: Value, right: Value) -> bool:
     compare = _ORDER[operator]
     match left, right:
-        case (["s", str(one)], ["s", str(other)]):
+        case (["str", str(one)], ["str", str(other)]):
             return compare(one, other)
-        case (["y", str(one)], ["y", str(other)]):
+        case (["bytes", str(one)], ["bytes", str(other)]):
             return compare(bytes.fromhex(one), bytes.fromhex(other))
-        case (["t" | "l" as one, list(mine)], ["t" | "l" as other, list(theirs)]) if one == other:
+        case (["tuple" | "list" as one, list(mine)], ["tuple" | "list" as other, list(theirs)]) if (
+            one == other
+        ):
             for pair in zip(mine, theirs, strict=False):
                 if not _equals(*pair):
                     return _ordered(operator, *pair)
             return compare(len(mine), len(theirs))
-        case (["S", list(mine)], ["S", list(theirs)]):
+        case (["set", list(mine)], ["set", list(theirs)]):
             return compare(_members(mine), _members(theirs))
     return compare(_number(left), _number(right))
 
@@ -330,12 +343,12 @@ def _count(_: str, left: Value, right: Value) -> bool:
 def items_of(value: Value) -> Sequence[Value]:
     """What iterating over it gives. Raises NotComparable: nothing does, or the value is malformed."""
     match value:
-        case ["t" | "l" | "S", list(items)]:
+        case ["tuple" | "list" | "set", list(items)]:
             return items
-        case ["d" | "O" | "N", list(pairs)]:
+        case ["dict" | "ordered" | "counter", list(pairs)]:
             return [name for name, _ in pairs]
-        case ["s", str(text)]:
-            return [["s", character] for character in text]
+        case ["str", str(text)]:
+            return [["str", character] for character in text]
     raise NotComparable("not a collection")
 
 
@@ -347,7 +360,7 @@ def _almost(operator: str, left: Value, right: Value) -> bool:
 
 
 def _search(_: str, left: Value, right: Value) -> bool:
-    return left[0] == right[0] == "s" and search(right[1], left[1])
+    return left[0] == right[0] == "str" and search(right[1], left[1])
 
 
 _ORDER: dict[str, Callable[[Any, Any], bool]] = {

@@ -144,7 +144,7 @@ def _call(job: dict[str, Any], given: bytes) -> None:
 
     function = program.function_named(program.execute(job["program"], name="solution"), job["function"])
     result = function(*values.decode(json.loads(given)))
-    content = json.dumps(values.encode(result, plain=True)).encode("ascii")
+    content = json.dumps(values.as_json(result)).encode("ascii")
     while content:
         content = content[os.write(3, content) :]
 

@@ -40,22 +40,17 @@ class NotPlain(Exception):
     """A value that is no builtin and for which there is no handle."""
 
 
-def encode(value: Any, other: Other | None = None, *, plain: bool = False) -> Any:
-    """What `json.dumps` takes. `other` encodes what is no builtin; NotPlain where it is None.
-
-    Args:
-        plain: Classes of the standard library become the builtin next to them.
-    """
+def encode(value: Any, other: Other | None = None) -> Any:
+    """What `json.dumps` takes. `other` encodes what is no builtin; NotPlain where it is None."""
     kind = type(value)
     if value is None or kind is bool or kind is str or kind is float:
         return value
     if kind is int:
         return value if value.bit_length() <= _INT_BITS else ["i", hex(value)]
     if kind in _SEQUENCES:
-        return [_SEQUENCES[kind], [encode(item, other, plain=plain) for item in value]]
+        return [_SEQUENCES[kind], [encode(item, other) for item in value]]
     if kind is dict:
-        pairs = [[encode(k, other, plain=plain), encode(v, other, plain=plain)] for k, v in value.items()]
-        return ["d", pairs]
+        return ["d", [[encode(key, other), encode(item, other)] for key, item in value.items()]]
     if kind is bytes or kind is bytearray:
         return ["b" if kind is bytes else "y", value.hex()]
     if kind is complex:
@@ -64,25 +59,60 @@ def encode(value: Any, other: Other | None = None, *, plain: bool = False) -> An
         return ["r", [value.start, value.stop, value.step]]
     name = f"{kind.__module__}.{kind.__qualname__}"
     if name in _CLASSES and kind is _class(name) and getattr(value, "tzinfo", None) is None:
-        if not plain:
-            arguments = _CLASSES[name](value)
-            return ["c", [name, [encode(argument, other) for argument in arguments]]]
-        if name == "collections.deque":
-            return encode(list(value), plain=True)
-        if name.startswith(("decimal", "fractions")):
-            return float(value)
+        return ["c", [name, [encode(argument, other) for argument in _CLASSES[name](value)]]]
     if kind.__module__ == "numpy" and hasattr(value, "tolist"):
-        dtype = str(value.dtype)
-        flat = encode(value.tolist(), other, plain=plain)
-        return flat if plain or not value.shape else ["n", [dtype, flat]]
+        flat = encode(value.tolist(), other)
+        return ["n", [str(value.dtype), flat]] if value.shape else flat
     if other is not None:
         sent = other(value)
         if sent is not None:
             return sent
+    return encode(_builtin(value), other)
+
+
+def _builtin(value: Any) -> Any:
+    """The builtin that an instance of a derived class is. Raises NotPlain: it is none."""
     for base in BASES:
         if isinstance(value, base):
-            return encode(base(value), other, plain=plain)
-    raise NotPlain(f"a {kind.__name__} is not a value that can be compared")
+            return base(value)
+    raise NotPlain(f"a {type(value).__name__} is not a value that can be compared")
+
+
+def as_json(value: Any) -> Any:
+    """The JSON that data sets have for `value`: a list for a tuple, a text for a key, a float for a fraction.
+
+    Raises NotPlain: there is none, as for a set.
+    """
+    kind = type(value)
+    if value is None or kind in (bool, str, float, int):
+        return value
+    if kind is list or kind is tuple:
+        return [as_json(item) for item in value]
+    if kind is dict:
+        return {str(_key(key)): as_json(item) for key, item in value.items()}
+    if kind is complex and not value.imag:
+        return value.real
+    if kind.__module__ == "numpy" and hasattr(value, "tolist"):
+        return as_json(value.tolist())
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if name == "collections.deque":
+        return as_json(list(value))
+    if name in ("decimal.Decimal", "fractions.Fraction"):
+        return float(value)
+    plain = _builtin(value)
+    if type(plain) is kind:
+        raise NotPlain(f"no JSON equals a {kind.__name__}")
+    return as_json(plain)
+
+
+def _key(key: Any) -> Any:
+    """A key as it is printed: a number, a text, or a tuple of such."""
+    if isinstance(key, tuple):
+        return tuple(map(_key, key))
+    plain = as_json(key)
+    if isinstance(plain, list | dict):
+        raise NotPlain("a dict with keys that are no numbers, texts or tuples of them")
+    return plain
 
 
 def decode(sent: Any, other: Other | None = None) -> Any:

@@ -1,8 +1,7 @@
 """The tasks that patches are written for: those that ship, and those of repositories made for this purpose.
 
-repositories/NAME/          a small repository as it should be, whose tests use what the shipped ones do not:
-                            fixtures, mocks, files, captured output, coroutines, helper assertions ...
-repositories/NAME.toml      its tasks, written as those that ship
+repositories/NAME.toml      a small repository and its tasks, written as those that ship. Its tests use what
+                            shipped ones do not: fixtures, mocks, files, captured output, coroutines ...
 repositories/outcomes.json  recorded by `python -m tests.envs.swe.grading.subjects`
 """
 
@@ -10,17 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path, PurePosixPath
 
-from envsdk.envs.swe.tasks import Task, TestPlan, TreeSource
+from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.patches import diff
-from envsdk.envs.swe.tasks.shipped import shipped_tasks
+from envsdk.envs.swe.tasks.shipped import read_tasks, shipped_tasks
 from envsdk.envs.swe.tasks.solution import solution_of
-from envsdk.envs.swe.tasks.task import TaskLimits
 from envsdk.envs.swe.tasks.trees import base_tree
 from envsdk.sandbox import open_backend
 
@@ -89,33 +86,11 @@ def hidden_tests(task: Task) -> Tree:
 @cache
 def made_tasks() -> tuple[Task, ...]:
     outcomes = json.loads(OUTCOMES.read_text()) if OUTCOMES.is_file() else {}
-    return tuple(task for file in sorted(REPOSITORIES.glob("*.toml")) for task in _read(file, outcomes))
-
-
-def _read(file: Path, outcomes: Mapping[str, Mapping[str, list[str]]]) -> Iterator[Task]:
-    folder, described = file.with_suffix(""), tomllib.loads(file.read_text())
-    for entry in described["tasks"]:
-        fixed = {edit["file"]: (folder / edit["file"]).read_text() for edit in entry["edits"]}
-        buggy = dict(fixed)
-        for edit in entry["edits"]:
-            assert buggy[edit["file"]].count(edit["fixed"]) == 1, edit["fixed"]
-            buggy[edit["file"]] = buggy[edit["file"]].replace(edit["fixed"], edit["buggy"])
-        hidden = {path: (folder / path).read_text() for path in entry["hidden"]}
-        name = f"{folder.name}__{entry['id']}"
-        recorded = outcomes.get(name, {})
-        yield Task(
-            instance_id=name,
-            repo=f"made/{folder.name}",
-            source=TreeSource(folder=folder),
-            problem_statement=entry["issue"].strip() + "\n",
-            gold_patch=diff(buggy, fixed),
-            test_patch=diff({}, hidden),
-            setup_patch=diff({**fixed, **hidden}, buggy),
-            fail_to_pass=tuple(recorded.get("fail_to_pass", ())),
-            pass_to_pass=tuple(recorded.get("pass_to_pass", ())),
-            tests=TestPlan(paths=("tests",)),
-            limits=TaskLimits(timeout_s=60.0, memory_mb=1024),
-        )
+    tasks = (task for file in sorted(REPOSITORIES.glob("*.toml")) for task in read_tasks(file))
+    return tuple(
+        replace(task, **{name: tuple(tests) for name, tests in outcomes.get(task.instance_id, {}).items()})
+        for task in tasks
+    )
 
 
 async def record() -> dict[str, dict[str, list[str]]]:

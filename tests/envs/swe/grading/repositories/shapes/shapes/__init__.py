@@ -1,5 +1,0 @@
-"""Rectangles and circles."""
-
-from shapes.figures import Circle, Figure, Rectangle, union
-
-__all__ = ["Circle", "Figure", "Rectangle", "union"]
