@@ -6,7 +6,7 @@ print(explain(loaded))
 """
 
 from envsdk.config.explanation import explain
-from envsdk.config.loading import LoadedConfig, find_config, load_config
+from envsdk.config.loading import LoadedConfig, load_config
 from envsdk.config.models import (
     EMBEDDED_DEFAULT,
     ActorInfer,
@@ -20,6 +20,7 @@ from envsdk.config.models import (
     StrategyArgs,
     WarmStartArgs,
 )
+from envsdk.config.reading import find_config
 
 __all__ = [
     "EMBEDDED_DEFAULT",

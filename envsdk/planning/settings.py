@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from envsdk.config.loading import EXTENDS, load_config
+from envsdk.config.loading import load_config
 from envsdk.config.models import RunConfig
+from envsdk.config.reading import EXTENDS
 from envsdk.failures import ConfigurationError
 from envsdk.planning.candidates import Candidate, Plan, splits
 from envsdk.planning.measured import Measured, read_measured
