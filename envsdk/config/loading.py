@@ -21,10 +21,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
-from envsdk.config.checks import check, machine_problems
+from envsdk.config.checks import check
 from envsdk.config.env_defaults import fill_in
 from envsdk.config.foreign.dialect import Dialect, dialect_of
 from envsdk.config.foreign.translation import Translation, translate
+from envsdk.config.machine_checks import machine_problems
 from envsdk.config.models import RunConfig
 from envsdk.config.presets import with_preset
 from envsdk.config.reading import EXTENDS, OVERRIDE, Reading, find_config, first_line
