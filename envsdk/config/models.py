@@ -135,8 +135,6 @@ class RunConfig(AlgorithmKeys, Section):
     """Steps between lines of metrics."""
     validation: Literal["pause", "overlap"] | ValidationArgs = "pause"
     """Whether training generation is suspended while an evaluation runs; or the held-out prompts."""
-    max_running_requests: PositiveInt | None = None
-    """Requests that one engine answers at once; takes the place of `actor_infer.infer_batch_size`."""
     use_additional_prompts: bool = False
     """Whether more groups are started than a batch needs; the first complete ones are trained on."""
     max_additional_running_prompts: NonNegativeInt = 16

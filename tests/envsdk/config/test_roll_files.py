@@ -477,6 +477,20 @@ def test_the_files_that_rolls_documents_print_explain_unchanged(path: Path) -> N
     assert "Keys without effect" in explain(load_config(path, to_explain=True))
 
 
+@pytest.mark.parametrize("on_top", ["max_running_requests=4", "actor_infer.infer_batch_size=4"])
+def test_files_of_ours_may_limit_requests_in_rolls_words(on_top: str) -> None:
+    loaded = load_config("agentic_async.yaml", [on_top])
+    assert loaded.config.actor_infer.infer_batch_size == 4
+
+
+def test_two_limits_of_requests_are_a_problem_where_they_differ(tmp_path: Path) -> None:
+    path = tmp_path / "limits.yaml"
+    path.write_text("extends: agentic_async.yaml\nactor_infer: {infer_batch_size: 4}\n")
+    assert load_config(path, ["max_running_requests=4"]).config.actor_infer.infer_batch_size == 4
+    with pytest.raises(ConfigurationError, match="means the same as actor_infer.infer_batch_size"):
+        load_config(path, ["max_running_requests=8"])
+
+
 def test_the_page_lists_every_key_of_the_table() -> None:
     assert table(ROLL.rows, "ROLL") in PAGE.read_text(), "write what `table()` returns into the page"
 

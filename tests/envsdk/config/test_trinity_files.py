@@ -649,9 +649,9 @@ def test_an_unknown_key_is_named_with_the_nearest_one(override: str, hint: str) 
 
 
 def test_keys_of_ours_may_stand_on_top_and_replace_the_files() -> None:
-    loaded = load("rollout_batch_size=10", "buffer.lease_s=9", "max_running_requests=4", "kl_loss_coef=0.5")
+    loaded = load("rollout_batch_size=10", "buffer.lease_s=9", "save_steps=4", "kl_loss_coef=0.5")
     assert (loaded.config.rollout_batch_size, loaded.config.buffer.lease_s) == (10, 9.0)
-    assert (loaded.config.kl_loss_coef, loaded.config.actor_infer.infer_batch_size) == (0.5, 4)
+    assert (loaded.config.kl_loss_coef, loaded.config.save_steps) == (0.5, 4)
     assert loaded.provenance["rollout_batch_size"] == "override"
 
 
