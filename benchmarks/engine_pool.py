@@ -34,7 +34,7 @@ import numpy as np
 import psutil
 import ray
 
-from envsdk.config.models import RayArgs
+from envsdk.config.ray_models import RayArgs
 from envsdk.inference.engine import EngineConfig, GenerationRequest, GenerationResult
 from envsdk.inference.engine_host import EngineHost, RayLink
 from envsdk.inference.engine_pool import PoolConfig

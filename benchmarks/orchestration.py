@@ -43,7 +43,7 @@ import psutil
 import ray
 
 from envsdk import run_limits
-from envsdk.config.models import RayArgs
+from envsdk.config.ray_models import RayArgs
 from envsdk.env import EnvSpec, Info, TextEnv
 from envsdk.inference.engine import EngineConfig
 from envsdk.inference.engine_host import EngineHost

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from orchestration import measure, write_toy_tokenizer
 
-from envsdk.config.models import RayArgs
+from envsdk.config.ray_models import RayArgs
 from envsdk.envs.prompts import SPEC
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.ray_runtime import ray_runtime

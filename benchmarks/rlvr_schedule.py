@@ -45,7 +45,7 @@ import gymnasium
 import ray
 from orchestration import actor, publish_weights, worker_setups, write_toy_tokenizer
 
-from envsdk.config.models import RayArgs
+from envsdk.config.ray_models import RayArgs
 from envsdk.env import EnvSpec, Info, TextEnv
 from envsdk.inference.engine import EngineConfig
 from envsdk.inference.engine_host import EngineHost

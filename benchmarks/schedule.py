@@ -27,7 +27,7 @@ import ray
 from ideal_schedule import Pace, simulate, simulate_group_queues
 from orchestration import SPEC, actor, publish_weights, worker_setups, write_toy_tokenizer
 
-from envsdk.config.models import RayArgs
+from envsdk.config.ray_models import RayArgs
 from envsdk.inference.engine import EngineConfig
 from envsdk.inference.engine_host import EngineHost
 from envsdk.inference.mock import LognormalLatency, drawn_latency_s

@@ -25,7 +25,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from envsdk.config.models import RayArgs
+from envsdk.config.ray_models import RayArgs
 from envsdk.inference.engine import EngineConfig, WeightReference
 from envsdk.inference.engine_host import EngineHost
 from envsdk.inference.mock import MockEngine

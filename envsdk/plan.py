@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import PositiveFloat
 
-from envsdk.config.loading import find_config
+from envsdk.config.reading import find_config
 from envsdk.display.model_command import command_of
 from envsdk.display.terminal import say
 from envsdk.failures import EnvsdkError

@@ -23,7 +23,7 @@ import psutil
 import ray
 from ray._private import ray_constants, services
 
-from envsdk.config.models import RayArgs
+from envsdk.config.ray_models import RayArgs
 from envsdk.failures import ConfigurationError, EngineError
 from envsdk.managers.ray_session import held_session
 

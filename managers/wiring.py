@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from envsdk.config.env_defaults import turn_limit
-from envsdk.config.models import CustomEnv, EnvManagerArgs, RunConfig, StructuredOutput
+from envsdk.config.env_models import CustomEnv, EnvManagerArgs, StructuredOutput
+from envsdk.config.models import RunConfig
 from envsdk.config.section import interleave
 from envsdk.env import EnvSpec, Isolation
 from envsdk.inference.sampling import OutputStructure

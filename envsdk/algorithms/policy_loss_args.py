@@ -7,7 +7,7 @@ is worth: `ratio` and `corrects_staleness`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -17,6 +17,17 @@ if TYPE_CHECKING:
     from envsdk.algorithms.args import AlgorithmKeys
 
 RatioOver = Literal["proximal", "behavior"]
+
+
+class ClipRange(NamedTuple):
+    """How far a ratio may lie from 1 before its token gives no gradient."""
+
+    low: float
+    """Clipped from below at 1 - this."""
+    high: float
+    """Clipped from above at 1 + this."""
+    dual: float | None = None
+    """Bounds the loss of tokens with negative advantage at this x |advantage|."""
 
 
 class PolicyLossArgs(StrictSettings):
@@ -71,25 +82,39 @@ class OverBehavior(PolicyLossArgs):
         return self.ratio_over
 
 
-class VanillaArgs(PolicyLossArgs):
-    """`vanilla` takes no settings."""
-
-
-class PPOArgs(OverProximal):
-    """`ppo`, `segment_ppo`; the clip range is `pg_clip_low`, `pg_clip_high`, `dual_clip`."""
+class ClippedByKeys(PolicyLossArgs):
+    """A loss whose clip range is `pg_clip_low`, `pg_clip_high`, `dual_clip`."""
 
     @property
     def clips(self) -> bool:
         return True
 
+    def clip_range(self, keys: AlgorithmKeys) -> ClipRange:
+        return ClipRange(keys.pg_clip_low, keys.pg_clip_high, keys.dual_clip)
 
-class DAPOArgs(OverProximal):
-    """`dapo`."""
+
+class OwnClipRange(PolicyLossArgs):
+    """A loss with a clip range of its own."""
 
     clip_low: float = Field(default=0.2, ge=0.0, le=1.0)
     """The ratio is clipped from below at 1 - this."""
     clip_high: float = Field(default=0.28, ge=0.0)
     """The ratio is clipped from above at 1 + this."""
+
+    def clip_range(self, keys: AlgorithmKeys) -> ClipRange:
+        return ClipRange(self.clip_low, self.clip_high)
+
+
+class VanillaArgs(PolicyLossArgs):
+    """`vanilla` takes no settings."""
+
+
+class PPOArgs(ClippedByKeys, OverProximal):
+    """`ppo`, `segment_ppo`; the clip range is `pg_clip_low`, `pg_clip_high`, `dual_clip`."""
+
+
+class DAPOArgs(OwnClipRange, OverProximal):
+    """`dapo`."""
 
     def notes(self, keys: AlgorithmKeys) -> list[str]:
         if keys.loss_agg_mode == "token-mean":
@@ -97,7 +122,7 @@ class DAPOArgs(OverProximal):
         return [f"dapo averages over tokens; loss_agg_mode={keys.loss_agg_mode} departs from it"]
 
 
-class DecoupledPPOArgs(PolicyLossArgs):
+class DecoupledPPOArgs(ClippedByKeys):
     """`decoupled_ppo`; the clip range is `pg_clip_low`, `pg_clip_high`, `dual_clip`."""
 
     weight_cap: float | None = Field(default=5.0, gt=0.0)
@@ -113,12 +138,8 @@ class DecoupledPPOArgs(PolicyLossArgs):
     def corrects_staleness(self) -> bool:
         return True
 
-    @property
-    def clips(self) -> bool:
-        return True
 
-
-class GSPOArgs(OverProximal):
+class GSPOArgs(OwnClipRange, OverProximal):
     """`gspo`."""
 
     clip_low: float = Field(default=3e-4, ge=0.0, le=1.0)

@@ -11,8 +11,9 @@ import yaml
 from pydantic import BaseModel
 
 from envsdk.config.algorithm_warnings import algorithm_notes
+from envsdk.config.env_models import EnvManagerArgs
 from envsdk.config.loading import DEFAULT, LoadedConfig, leaves
-from envsdk.config.models import EMBEDDED_DEFAULT, EnvManagerArgs, Role, RunConfig, TrainerRole
+from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
 from envsdk.config.plugins import (
     ChoosesAttention,
     SharesOutRanks,
@@ -22,6 +23,7 @@ from envsdk.config.plugins import (
     settings_sections,
 )
 from envsdk.config.rlvr import PROMPTS_ENV, count_rows, source_of
+from envsdk.config.role_models import Role, TrainerRole
 from envsdk.prompt_data.opening import open_prompts
 from envsdk.rewards.loading import reward_class
 from envsdk.rewards.reward import AsyncRewardFunction, Runs

@@ -12,7 +12,6 @@ against what it declares.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,20 +24,18 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    model_validator,
 )
 
 from envsdk import run_limits
 from envsdk.algorithms.args import AlgorithmArgs, AlgorithmKeys
 from envsdk.algorithms.group_filters import GroupFilterEntries
+from envsdk.config.env_models import CustomEnv, EnvManagerArgs, ValEnvManagerArgs
 from envsdk.config.job_models import BufferArgs, ExplorerArgs, Mode, ServeArgs, SynchronizerArgs
 from envsdk.config.prices import Prices
-from envsdk.config.ranges import parse_index_list
-from envsdk.config.ray_models import RayArgs as RayArgs
-from envsdk.config.rlvr_models import DataArgs, RewardArgs, ValidationArgs
-from envsdk.config.section import GeneratingArgs as GeneratingArgs
-from envsdk.config.section import Names, OwnGeneratingArgs, Section, Tag, distinct, interleave
-from envsdk.config.section import split_evenly as split_evenly
+from envsdk.config.ray_models import RayArgs
+from envsdk.config.rlvr_models import RewardArgs, ValidationArgs
+from envsdk.config.role_models import ActorInfer, ActorTrain, Reference
+from envsdk.config.section import GeneratingArgs, Section, Tag, distinct, split_evenly
 from envsdk.display.scores import MAX_FAILED_SHARE
 from envsdk.settings.validation import NAME_PATTERN
 
@@ -46,286 +43,6 @@ EMBEDDED_DEFAULT = "embedded_default"
 """Value of `pretrain` that stands for the tiny warm-started policy."""
 
 FolderPath = Annotated[Path, Field(strict=False)]
-
-
-DeviceMapping = Annotated[
-    list[NonNegativeInt] | None,
-    BeforeValidator(parse_index_list),
-    AfterValidator(lambda v: v and distinct(v)),
-]
-
-
-class StructuredOutput(Section):
-    """What the text of a reply must be; exactly one of these. The engine samples nothing else."""
-
-    regex: str | None = None
-    """Regular expression that the text matches from start to end; without look-around and back references."""
-    json_schema: dict[str, Any] | None = None
-    """The text is JSON that this schema allows."""
-    choices: Annotated[list[str], Field(min_length=1)] | None = None
-    """The text is one of these."""
-
-    @model_validator(mode="after")
-    def _is_of_one_kind(self) -> StructuredOutput:
-        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
-        if len(given) != 1:
-            names = " and ".join(given) or "none of them"
-            raise ValueError(f"takes one of regex, json_schema and choices, but {names} is given")
-        return self
-
-
-class EnvManagerArgs(Section):
-    """How many environments play, and on what (`train_env_manager`, `val_env_manager`)."""
-
-    num_env_groups: PositiveInt
-    """Groups that run at the same time."""
-    group_size: PositiveInt = 1
-    """Episodes of the same task; advantages are relative to their group."""
-    tags: Names
-    """Names from `custom_envs`."""
-    num_groups_partition: list[PositiveInt] | None = None
-    """Groups per tag, in the order of `tags`; an equal split when absent."""
-    max_env_num_per_worker: PositiveInt | None = None
-    """Environments hosted by one worker process; when absent an eighth of all, at least 64, at most 1024."""
-    min_workers: PositiveInt | None = None
-    """Fewest worker processes when there is little to play. With this or `max_workers`, each hosts exactly
-    `max_env_num_per_worker` environments, so that their number follows that of the workers."""
-    max_workers: PositiveInt | None = None
-    """Most of them when episodes wait for an environment and the trainer for episodes."""
-    worker_idle_s: PositiveFloat = 300.0
-    """When for so many seconds no episode waited and one worker fewer would have had a fifth of its
-    environments to spare, one finishes its episodes and ends, down to `min_workers`."""
-    max_node_cpu: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """With more than this share of its CPU in use, a node gets no further worker; 1: CPU is not looked at."""
-    group_size_redundancy: NonNegativeInt = 0
-    """Spare members per group: the first `group_size` finished count, the rest are cancelled."""
-    num_groups_redundancy: NonNegativeInt = 0
-    """Spare groups per batch: the first complete ones count, the rest are cancelled."""
-    min_group_size: PositiveInt | None = None
-    """A group left with fewer by failures is run again; when absent, half of `group_size`, rounded up, and at
-    least 2 where there are 2."""
-    max_group_attempts: PositiveInt = 8
-    """Tries of one member (after staleness, failures, lost workers) before it counts as failed, or its group
-    is given up."""
-    episode_deadline_s: PositiveFloat = 600.0
-    """An episode that takes longer is ended and recorded as failed."""
-    turn_timeout_s: PositiveFloat = 120.0
-    """How long one reply of the policy is waited for."""
-    env_manager_cls: str = "TrajEnvManager"
-    """Entry point in `envsdk.env_managers`, or `package.module:Class`."""
-
-    @property
-    def num_envs_per_group(self) -> int:
-        """Slots of one group, its spares included."""
-        return self.group_size + self.group_size_redundancy
-
-    @property
-    def envs_per_worker(self) -> int:
-        """`max_env_num_per_worker`, or what stands for it when it is absent."""
-        return self.max_env_num_per_worker or run_limits.envs_per_worker(self._num_envs_of_groups)
-
-    @property
-    def num_envs(self) -> int:
-        """Environment slots that the run begins with."""
-        if self.has_worker_range:
-            return self.num_workers * self.envs_per_worker
-        return self._num_envs_of_groups
-
-    @property
-    def max_envs(self) -> int:
-        """Environment slots of the most workers."""
-        if self.has_worker_range:
-            return self.workers_between[1] * self.envs_per_worker
-        return self.num_envs
-
-    @property
-    def has_worker_range(self) -> bool:
-        """Whether the file says between which numbers the workers are."""
-        return self.min_workers is not None or self.max_workers is not None
-
-    @property
-    def num_workers(self) -> int:
-        """Worker processes that the run begins with: as many as the groups need, within `workers_between`."""
-        fewest, most = self.workers_between
-        return min(max(self._workers_for_groups, fewest), most)
-
-    @property
-    def workers_between(self) -> tuple[int, int]:
-        """Fewest and most worker processes."""
-        needed = self._workers_for_groups
-        fewest = self.min_workers or min(needed, self.max_workers or needed)
-        return fewest, self.max_workers or max(needed, fewest)
-
-    @property
-    def _workers_for_groups(self) -> int:
-        return math.ceil(self._num_envs_of_groups / self.envs_per_worker)
-
-    @property
-    def _num_envs_of_groups(self) -> int:
-        return self.num_env_groups * self.num_envs_per_group
-
-    @property
-    def required_group_size(self) -> int:
-        """`min_group_size`, or what stands for it when it is absent."""
-        return run_limits.required_group_size(self.group_size, self.min_group_size)
-
-    @property
-    def groups_per_tag(self) -> dict[str, int]:
-        """Groups that run at the same time, by tag."""
-        partition = self.num_groups_partition or split_evenly(self.num_env_groups, [1] * len(self.tags))
-        return dict(zip(self.tags, partition, strict=True))
-
-    @property
-    def envs_per_tag(self) -> dict[str, int]:
-        """Environment slots that the run begins with, by tag."""
-        if self.has_worker_range:
-            return dict(Counter(interleave(self.groups_per_tag, self.num_envs)))
-        return {tag: groups * self.num_envs_per_group for tag, groups in self.groups_per_tag.items()}
-
-
-class ValEnvManagerArgs(EnvManagerArgs):
-    """How many environments evaluations play, on what, and how replies are sampled there."""
-
-    generating_args: OwnGeneratingArgs | None = None
-    """How replies of evaluations are sampled; as in training when absent."""
-
-
-class CustomEnv(Section):
-    """One tag: an environment with its configuration, prompts and limits."""
-
-    env_type: str
-    """Registered environment id; `envsdk envs` lists them."""
-    env_config: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of the environment's constructor."""
-    max_steps: PositiveInt | None = None
-    """Turns before the episode is truncated; the environment's own limit when absent."""
-    max_tokens_per_step: PositiveInt | None = None
-    """Longest reply; `actor_infer.generating_args.max_new_tokens` when absent."""
-    agent_system_template: str = ""
-    """System prompt, shown as it is; the environment's own when absent, none when empty."""
-    agent_template: str = "{observation}"
-    """User message of each turn: `{observation}`, `{turn_idx}`, `{actions_left}`, `{max_response_length}`."""
-    structured_output: StructuredOutput | None = None
-    """What the text of each reply must be, where the engine is able to (`embedded`, `vllm`)."""
-    isolation: Literal["inline", "thread", "async", "process"] | None = None
-    """Where `reset` and `step` run; as the environment asks when absent."""
-    start_timeout_s: PositiveFloat | None = None
-    """Deadline for importing and constructing the environment; the environment's own when absent."""
-    reset_timeout_s: PositiveFloat | None = None
-    """Deadline of `reset`, once the environment is there; the environment's own when absent."""
-    step_timeout_s: PositiveFloat | None = None
-    """Deadline of one `step`; the environment's own when absent."""
-    env_manager_cls: str | None = None
-    """Overrides the manager's `env_manager_cls` for this tag."""
-
-
-class StrategyArgs(Section):
-    """Which plug-in does the work, and its own settings."""
-
-    strategy_name: str
-    """Entry point, or `package.module:Class`."""
-    strategy_config: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the plug-in, which checks them."""
-
-
-class TrainerStrategy(StrategyArgs):
-    """Which trainer does the work, and its own settings."""
-
-    strategy_name: str = "torch"
-    """Entry point in `envsdk.trainers`, or `package.module:Class`."""
-
-
-class EngineStrategy(StrategyArgs):
-    """Which engine does the work, and its own settings."""
-
-    strategy_name: str = "embedded"
-    """Entry point in `envsdk.engines`, or `package.module:Class`."""
-
-
-class Role(Section):
-    """What the three roles share."""
-
-    model_args: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the plug-in that are about the model; joined with `strategy_config`."""
-    device_mapping: DeviceMapping = None
-    """Accelerators of a plug-in that runs on several, as a list or as `list(range(0,4))`."""
-    strategy_args: StrategyArgs
-    """Which plug-in, and its own settings."""
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What the plug-in is given: `model_args` and `strategy_config` together."""
-        return {**self.model_args, **self.strategy_args.strategy_config}
-
-
-class TrainerRole(Role):
-    """What the two roles of a trainer share."""
-
-    device_mapping: DeviceMapping = None
-    """One process per entry, on that accelerator where there are any, as a list or as
-    `list(range(0,4))`; one process when absent."""
-    strategy_args: TrainerStrategy = Field(default_factory=TrainerStrategy)
-    """Which trainer, and its own settings."""
-
-    @property
-    def num_ranks(self) -> int:
-        """Processes of the trainer."""
-        return len(self.device_mapping) if self.device_mapping else 1
-
-
-class ActorTrain(TrainerRole):
-    """The policy that learns."""
-
-    data_args: DataArgs | None = None
-    """Files of prompts that the domains of `rewards` take their rows from."""
-
-    training_args: dict[str, Any] = Field(default_factory=dict)
-    """Optimizer and step size: settings of the trainer, which checks them."""
-
-
-class ActorInfer(Role):
-    """The policy that plays."""
-
-    strategy_args: EngineStrategy = Field(default_factory=EngineStrategy)
-    """Which engine, and its own settings."""
-    generating_args: GeneratingArgs = Field(default_factory=GeneratingArgs)
-    """How replies are sampled."""
-    infer_batch_size: PositiveInt = 128
-    """Requests one engine decodes together."""
-    device_mapping: DeviceMapping = None
-    """Accelerators, shared out evenly between `max_engines` engines in their order, as a list or as
-    `list(range(0,4))`; absent, each engine chooses its own."""
-    num_engines: PositiveInt = 1
-    """Copies of the model that answer side by side."""
-    min_engines: PositiveInt | None = None
-    """Fewest of them when there is little to do; `num_engines` when absent."""
-    max_engines: PositiveInt | None = None
-    """Most of them when requests queue up; `num_engines` when absent."""
-    max_queued_per_engine: Annotated[float, Field(gt=0, lt=16)] = 8.0
-    """With more requests waiting per engine for ten seconds, one more is started, up to `max_engines`. Below
-    16: no more wait at an engine whose KV cache is full."""
-    engine_idle_s: PositiveFloat = 300.0
-    """When for so many seconds all requests would have filled less than half of one engine fewer, one is
-    drained and ended, down to `min_engines`."""
-    max_engine_restarts: NonNegativeInt = 3
-    """How often in a row an engine that died, broke or hung is started again. Five minutes of service
-    clear the count; the run continues while one engine is left."""
-    engine_timeout_s: PositiveFloat = 60.0
-    """An engine that shows no sign of life for so many seconds hangs, and is replaced."""
-    engine_stall_s: PositiveFloat = 300.0
-    """The same for one that has requests and computes nothing."""
-    slow_engine_ratio: Annotated[float, Field(ge=0)] = 10.0
-    """An engine that is so many times slower than the others for two minutes, whatever its load, is drained
-    and started again; 0: none is."""
-
-    @property
-    def engines_between(self) -> tuple[int, int]:
-        """Fewest and most engines."""
-        return self.min_engines or self.num_engines, self.max_engines or self.num_engines
-
-
-class Reference(TrainerRole):
-    """The frozen policy that KL terms compare with; loaded only when one is asked for."""
 
 
 class WarmStartArgs(Section):
@@ -418,8 +135,6 @@ class RunConfig(AlgorithmKeys, Section):
     """Steps between lines of metrics."""
     validation: Literal["pause", "overlap"] | ValidationArgs = "pause"
     """Whether training generation is suspended while an evaluation runs; or the held-out prompts."""
-    max_running_requests: PositiveInt | None = None
-    """Requests that one engine answers at once; takes the place of `actor_infer.infer_batch_size`."""
     use_additional_prompts: bool = False
     """Whether more groups are started than a batch needs; the first complete ones are trained on."""
     max_additional_running_prompts: NonNegativeInt = 16
@@ -499,6 +214,11 @@ class RunConfig(AlgorithmKeys, Section):
     def run_folder(self) -> Path:
         """Where everything this run writes goes."""
         return self.output_dir.expanduser() / self.exp_name
+
+    @property
+    def env_managers(self) -> Mapping[str, EnvManagerArgs]:
+        """The managers of training and of evaluations, by key."""
+        return {"train_env_manager": self.train_env_manager, "val_env_manager": self.val_env_manager}
 
     @property
     def has_automatic_depth(self) -> bool:

@@ -26,7 +26,8 @@ from envsdk import registry
 from envsdk.algorithms.estimator_contract import ADVANTAGE_ESTIMATORS as ADVANTAGE_ESTIMATORS
 from envsdk.algorithms.estimator_contract import EstimatorArgs, load_estimator
 from envsdk.algorithms.group_filters import filter_settings
-from envsdk.config.models import Role, RunConfig
+from envsdk.config.models import RunConfig
+from envsdk.config.role_models import Role
 from envsdk.env import AnyTextEnv, EnvSpec, Isolation
 from envsdk.failures import ConfigurationError
 from envsdk.plugins import load_plugin, plugin_names

@@ -99,8 +99,6 @@ def _add_lengths(expansion: Expansion) -> None:
         expansion.add(("actor_infer", "generating_args", "max_new_tokens"), response, "response_length")
         if isinstance(data.get("validation"), dict):
             expansion.add(("validation", "generating_args", "max_new_tokens"), response, "response_length")
-    if (at_once := data.get("max_running_requests")) is not None:
-        expansion.add(("actor_infer", "infer_batch_size"), at_once, "max_running_requests")
 
 
 def _add_training(

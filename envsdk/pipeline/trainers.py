@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from envsdk.config.models import RunConfig, TrainerRole
+from envsdk.config.models import RunConfig
 from envsdk.config.plugins import runs_on_several_ranks
+from envsdk.config.role_models import TrainerRole
 from envsdk.pipeline.trainer_group import TrainerGroup, TrainerSpec
 from envsdk.store.travel import Parcels
 from envsdk.trainer import TrainerConfig

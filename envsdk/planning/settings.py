@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from envsdk.config.loading import EXTENDS, load_config
+from envsdk.config.loading import load_config
 from envsdk.config.models import RunConfig
+from envsdk.config.reading import EXTENDS
 from envsdk.failures import ConfigurationError
 from envsdk.planning.candidates import Candidate, Plan, splits
 from envsdk.planning.measured import Measured, read_measured
@@ -103,7 +104,7 @@ def read_plan(
         found = read_measured(
             measured,
             num_engines=own.actor_infer.num_engines,
-            max_running=_max_running(own),
+            max_running=own.actor_infer.infer_batch_size,
             train_devices=own.actor_train.num_ranks,
         )
         workload = found.workload
@@ -173,10 +174,6 @@ def _content(path: Path) -> dict[str, Any]:
     return content
 
 
-def _max_running(run: RunConfig) -> int:
-    return run.max_running_requests or run.actor_infer.infer_batch_size
-
-
 def _keys_of(run: RunConfig) -> dict[str, Any]:
     """A run's configuration as the keys of a plan."""
     manager, alpha = run.train_env_manager, run.async_generation_ratio
@@ -189,7 +186,7 @@ def _keys_of(run: RunConfig) -> dict[str, Any]:
         "max_staleness": run.max_staleness or None,
         "num_groups_redundancy": manager.num_groups_redundancy,
         "group_size_redundancy": manager.group_size_redundancy,
-        "infer_batch_size": _max_running(run),
+        "infer_batch_size": run.actor_infer.infer_batch_size,
         # A run on prompts has as many environments as may be open, whatever alpha is.
         "num_envs": None if has_prompts else manager.num_envs,
         "max_env_num_per_worker": manager.max_env_num_per_worker,

@@ -19,9 +19,9 @@ from envsdk.config import RunConfig, find_config, load_config
 from envsdk.config.checks import check
 from envsdk.config.env_arguments import short_name, split_overrides, whole_id
 from envsdk.config.env_defaults import turn_limit
-from envsdk.config.models import split_evenly
 from envsdk.config.plugins import environment_class, environment_ids, environment_spec
 from envsdk.config.rlvr import PROMPTS_ENV, count_rows
+from envsdk.config.section import split_evenly
 from envsdk.config.start_checks import check_start
 from envsdk.failures import ConfigurationError
 from envsdk.registry import system_prompt

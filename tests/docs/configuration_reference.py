@@ -21,9 +21,9 @@ from pydantic.fields import FieldInfo
 from envsdk.algorithms.args import AlgorithmKeys
 from envsdk.algorithms.correction_args import CorrectionFilter, ISWeightArgs
 from envsdk.algorithms.group_filters import GroupFilterEntry
-from envsdk.config import job_models, models, ray_models, rlvr_models
+from envsdk.config import env_models, job_models, models, ray_models, rlvr_models, role_models
 from envsdk.config.plugins import SETTINGS
-from envsdk.config.section import OwnGeneratingArgs
+from envsdk.config.section import GeneratingArgs, OwnGeneratingArgs
 from envsdk.settings.validation import shown
 
 BEGIN = "<!-- keys: begin -->"
@@ -35,19 +35,19 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("`train_infer_correction.is_weight`", ISWeightArgs),
     ("An entry of `train_infer_correction.filters`", CorrectionFilter),
     ("An entry of `group_filters`", GroupFilterEntry),
-    ("`custom_envs.TAG`", models.CustomEnv),
-    ("`custom_envs.TAG.structured_output`", models.StructuredOutput),
-    ("`train_env_manager`, `val_env_manager`", models.EnvManagerArgs),
+    ("`custom_envs.TAG`", env_models.CustomEnv),
+    ("`custom_envs.TAG.structured_output`", env_models.StructuredOutput),
+    ("`train_env_manager`, `val_env_manager`", env_models.EnvManagerArgs),
     ("`val_env_manager.generating_args`", OwnGeneratingArgs),
-    ("`actor_train`", models.ActorTrain),
+    ("`actor_train`", role_models.ActorTrain),
     ("`actor_train.data_args`, `validation.data_args`", rlvr_models.DataArgs),
     ("`validation`, where it is a section", rlvr_models.ValidationArgs),
     ("`rewards.DOMAIN`", rlvr_models.RewardArgs),
     ("`rewards.DOMAIN.query_filter_config`", rlvr_models.QueryFilter),
-    ("`actor_infer`", models.ActorInfer),
-    ("`actor_infer.generating_args`", models.GeneratingArgs),
-    ("`reference`", models.Reference),
-    ("`strategy_args` of a role", models.StrategyArgs),
+    ("`actor_infer`", role_models.ActorInfer),
+    ("`actor_infer.generating_args`", GeneratingArgs),
+    ("`reference`", role_models.Reference),
+    ("`strategy_args` of a role", role_models.StrategyArgs),
     ("`warm_start`", models.WarmStartArgs),
     ("`ray`", ray_models.RayArgs),
     ("`ray.placement.workers`, `ray.placement.engines`", ray_models.RolePlacement),

@@ -164,7 +164,7 @@ def test_a_command_line_has_arguments_that_its_command_takes(module: str, argume
     import typer.main
 
     from envsdk.config import load_config
-    from envsdk.config.loading import examples_folder
+    from envsdk.config.reading import examples_folder
     from envsdk.failures import ConfigurationError
 
     places = [module, f"{module}.command", f"{module}.__main__"]

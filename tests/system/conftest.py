@@ -14,7 +14,7 @@ import psutil
 import pytest
 import ray
 
-from envsdk.config.models import RayArgs
+from envsdk.config.ray_models import RayArgs
 from envsdk.env import EnvSpec, Isolation
 from envsdk.inference.engine import EngineConfig
 from envsdk.inference.engine_host import EngineHost

@@ -10,7 +10,14 @@ from torch import Tensor
 
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.losses import PolicyLoss, PolicyTokens, policy_loss
-from envsdk.algorithms.policy_loss_args import DAPOArgs, DecoupledPPOArgs, GSPOArgs, PPOArgs
+from envsdk.algorithms.policy_loss_args import (
+    ClipRange,
+    DAPOArgs,
+    DecoupledPPOArgs,
+    GSPOArgs,
+    OverProximal,
+    PPOArgs,
+)
 from envsdk.algorithms.ratios import bounded_exp, log_ratio, mean_by
 
 
@@ -31,7 +38,7 @@ def ppo(tokens: PolicyTokens, args: AlgorithmArgs, own: PPOArgs) -> PolicyLoss:
     Source: PPO, arXiv:1707.06347, eq. 7; dual clip, arXiv:1912.09729; two bounds, arXiv:2503.14476.
     """
     ratio = bounded_exp(log_ratio(tokens.logprobs, tokens.base_logprobs(own.ratio_over)))
-    return _clipped(ratio, tokens, low=args.pg_clip_low, high=args.pg_clip_high, dual_clip=args.dual_clip)
+    return _clipped(ratio, tokens, own.clip_range(args))
 
 
 @policy_loss(DAPOArgs)
@@ -47,7 +54,7 @@ def dapo(tokens: PolicyTokens, args: AlgorithmArgs, own: DAPOArgs) -> PolicyLoss
     Source: DAPO, arXiv:2503.14476, eq. 8 and 10; its clip range is the default.
     """
     ratio = bounded_exp(log_ratio(tokens.logprobs, tokens.base_logprobs(own.ratio_over)))
-    return _clipped(ratio, tokens, low=own.clip_low, high=own.clip_high)
+    return _clipped(ratio, tokens, own.clip_range(args))
 
 
 @policy_loss(DecoupledPPOArgs)
@@ -68,7 +75,7 @@ def decoupled_ppo(tokens: PolicyTokens, args: AlgorithmArgs, own: DecoupledPPOAr
         beyond = torch.zeros_like(weight) if own.beyond_cap == "mask" else own.weight_cap
         weight = torch.where(weight > own.weight_cap, beyond, weight)
     ratio = bounded_exp(log_ratio(tokens.logprobs, tokens.proximal_logprobs))
-    inner = _clipped(ratio, tokens, low=args.pg_clip_low, high=args.pg_clip_high, dual_clip=args.dual_clip)
+    inner = _clipped(ratio, tokens, own.clip_range(args))
     return PolicyLoss(loss=weight * inner.loss, ratio=inner.ratio, clipped=inner.clipped, weight=weight)
 
 
@@ -85,7 +92,7 @@ def gspo(tokens: PolicyTokens, args: AlgorithmArgs, own: GSPOArgs) -> PolicyLoss
 
     Source: GSPO, arXiv:2507.18071, eq. 5 to 7 and 13 to 14; its clip range is the default.
     """
-    return _grouped(tokens, own, tokens.sequence_ids, low=own.clip_low, high=own.clip_high)
+    return _clipped(_group_ratio(tokens, own, tokens.sequence_ids), tokens, own.clip_range(args))
 
 
 @policy_loss(PPOArgs)
@@ -102,39 +109,22 @@ def segment_ppo(tokens: PolicyTokens, args: AlgorithmArgs, own: PPOArgs) -> Poli
 
     Source: the segment ratio of ROLL's agentic pipeline; no paper.
     """
-    return _grouped(
-        tokens,
-        own,
-        tokens.segment_ids,
-        low=args.pg_clip_low,
-        high=args.pg_clip_high,
-        dual_clip=args.dual_clip,
-    )
+    return _clipped(_group_ratio(tokens, own, tokens.segment_ids), tokens, own.clip_range(args))
 
 
-def _grouped(
-    tokens: PolicyTokens,
-    own: GSPOArgs | PPOArgs,
-    group_ids: Tensor,
-    *,
-    low: float,
-    high: float,
-    dual_clip: float | None = None,
-) -> PolicyLoss:
+def _group_ratio(tokens: PolicyTokens, own: OverProximal, group_ids: Tensor) -> Tensor:
+    """The mean ratio of each token's group, with the gradient of the token's own."""
     mean = mean_by(group_ids, log_ratio(tokens.frozen_logprobs, tokens.base_logprobs(own.ratio_over)))
-    ratio = bounded_exp(mean) * bounded_exp(tokens.logprobs - tokens.frozen_logprobs)
-    return _clipped(ratio, tokens, low=low, high=high, dual_clip=dual_clip)
+    return bounded_exp(mean) * bounded_exp(tokens.logprobs - tokens.frozen_logprobs)
 
 
-def _clipped(
-    ratio: Tensor, tokens: PolicyTokens, *, low: float, high: float, dual_clip: float | None = None
-) -> PolicyLoss:
+def _clipped(ratio: Tensor, tokens: PolicyTokens, clip: ClipRange) -> PolicyLoss:
     advantages = tokens.advantages
-    clipped_ratio = ratio.clamp(1 - low, 1 + high)
+    clipped_ratio = ratio.clamp(1 - clip.low, 1 + clip.high)
     surrogate = torch.minimum(ratio * advantages, clipped_ratio * advantages)
     clipped = clipped_ratio * advantages < ratio * advantages
-    if dual_clip is not None:
-        floor = dual_clip * advantages
+    if clip.dual is not None:
+        floor = clip.dual * advantages
         clipped = clipped | ((advantages < 0) & (surrogate < floor))
         surrogate = torch.where(advantages < 0, torch.maximum(surrogate, floor), surrogate)
     return PolicyLoss(loss=-surrogate, ratio=ratio.detach(), clipped=clipped.to(ratio.dtype))

@@ -1,12 +1,12 @@
-"""One row of a table of another project's keys."""
+"""One row of a table of another project's keys, and the place of a key in its file."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from envsdk.settings.problems import KeyPath, Problem
+from envsdk.settings.problems import KeyPath
 
 ANY = "*"
 NULL = object()
@@ -103,44 +103,6 @@ def _found(patterns: Sequence[str], path: KeyPath) -> tuple[str, ...] | None:
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dialect:
-    """The keys of another project's files."""
-
-    name: str
-    """As messages name the project."""
-    is_theirs: Callable[[Mapping[str, Any]], bool]
-    """Whether a file has keys that only theirs have. In others, rows that are marked so do not hold."""
-    rows: Sequence[Row]
-    """The table. The first row that matches a key and applies to its value decides."""
-    defaults: Mapping[str, Callable[[Place], Any]] = field(default_factory=dict)
-    """Our keys that one of their files may leave out and mean something else by than ours: the value; None:
-    as in ours."""
-    kind_problems: Callable[[Mapping[str, Any]], list[Problem]]
-    """Why a file as a whole cannot be used: one problem, at the key that shows it; none if it can."""
-    pending: Callable[[Mapping[str, Any]], Mapping[KeyPath, str]]
-    """Our keys that training needs and a file lacks, while it can be explained without: what to do."""
-    sections: frozenset[str] = frozenset()
-    """Top-level sections of their files alone: what is unknown in them is named, and none of them stays."""
-
-    def is_without_effect(self, path: KeyPath) -> bool:
-        """Whether nobody reads the key, or a section around it, in any file."""
-        ends = range(1, len(path) + 1)
-        return any(
-            row.is_without_effect and row.applies is None and row.match(path[:end]) is not None
-            for end in ends
-            for row in self.rows
-        )
-
-    def names_beside(self, path: KeyPath) -> set[str]:
-        """Their keys that can stand where `path` does."""
-        return {
-            row.key.split(".")[len(path) - 1]
-            for row in self.rows
-            if row.matches_section(path[:-1]) and row.key.count(".") >= len(path) - 1
-        }
-
-
 def filled(key: str, found: tuple[str, ...]) -> KeyPath:
     """The path of a dotted key whose `*` are filled in.
 
@@ -149,22 +111,3 @@ def filled(key: str, found: tuple[str, ...]) -> KeyPath:
     """
     names: Iterator[str] = iter(found)
     return tuple(next(names) if part == ANY else part for part in key.split("."))
-
-
-def renamed(key: str, to: str, reason: str = "", **more: Any) -> Row:
-    """The value stays, the name changes."""
-    return Row(key=key, to=to, reason=reason, convert=lambda value, place: {to: value}, **more)
-
-
-def converted(key: str, to: str, convert: Convert, reason: str = "", **more: Any) -> Row:
-    """Value and name change."""
-    return Row(key=key, to=to, reason=reason, convert=convert, **more)
-
-
-def no_effect(keys: str, reason: str, **more: Any) -> list[Row]:
-    """Accepted; `keys` are several, with blanks in between."""
-    return [Row(key=key, reason=reason, **more) for key in keys.split()]
-
-
-def refused(key: str, reason: str, **more: Any) -> Row:
-    return Row(key=key, reason=reason, is_refused=True, **more)

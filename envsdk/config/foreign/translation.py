@@ -7,7 +7,8 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-from envsdk.config.foreign.row import NULL, Dialect, Place, Row, filled
+from envsdk.config.foreign.dialect import Dialect
+from envsdk.config.foreign.row import NULL, Place, Row, filled
 from envsdk.settings.nearest import suggest
 from envsdk.settings.problems import KeyPath, Problem, dotted
 
@@ -41,6 +42,7 @@ def translate(
     data: Mapping[str, Any],
     dialect: Dialect,
     *,
+    is_theirs: bool,
     variables: Collection[str],
     known: Collection[str],
     is_ours: Callable[[KeyPath], bool],
@@ -51,12 +53,12 @@ def translate(
     Args:
         data: The file, interpolated, its types not checked.
         dialect: The project whose keys are translated.
+        is_theirs: Whether the file is that project's. In others, rows that are marked so do not hold.
         variables: Top-level keys that are there for `${...}` to read.
         known: Our own top-level keys.
         is_ours: Whether a key is one of ours.
         is_override: Whether the user gave a key of ours on top of the file; it then replaces the file's.
     """
-    is_theirs = dialect.is_theirs(data)
     result = Translation(deepcopy(dict(data)))
     result.problems = dialect.kind_problems(data)
     if result.problems:
@@ -93,7 +95,7 @@ def translate(
         result.ignored.append(Ignored((name,), "is there for ${...} to read"))
         del result.data[name]
     if is_theirs:
-        for key, default in dialect.defaults.items():
+        for key, default in dialect.table().defaults.items():
             path = tuple(key.split("."))
             try:
                 value = default(Place(path, data, is_theirs))

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from envsdk.config.foreign.row import Place
 from envsdk.config.ranges import parse_index_list
 
-REFERENCE_TRAINERS = {
+_REFERENCE_TRAINERS = {
     "megatron_infer": "megatron_train",
     "hf_infer": "fsdp2_train",
     "fsdp2_infer": "fsdp2_train",
 }
-ATTENTION = {"fa2": "flash_attention_2", "sdpa": "sdpa", "disabled": "eager", "auto": "auto"}
+_ATTENTION = {"fa2": "flash_attention_2", "sdpa": "sdpa", "disabled": "eager", "auto": "auto"}
 """Of transformers' names, by ROLL's words."""
 _TRACKERS: Mapping[Any, tuple[str, ...]] = {
     "wandb": ("project", "entity", "group", "tags", "notes", "mode"),
@@ -22,12 +22,20 @@ _TRACKERS: Mapping[Any, tuple[str, ...]] = {
     "mlflow": ("project", "tags", "notes"),
 }
 """Trackers of both, with the keys of ROLL's `tracker_kwargs` that they take."""
-_STEPWISE = ("step_reinforce", "gigpo")
 _FOREVER = 1_000_000
 
 
 def resume(value: Any, place: Place) -> Mapping[str, Any]:
     return {"resume": "auto" if value is True else value if isinstance(value, str) else "never"}
+
+
+def is_rolls_own(value: Any, place: Place) -> bool:
+    return value is None or str(value).startswith("roll.")
+
+
+def has_mode(value: Any, place: Place, mode: str) -> bool:
+    """Whether a section has this mode, which it has without saying so."""
+    return not isinstance(value, dict) or value.get("mode", mode) == mode
 
 
 def trackers(value: Any, place: Place) -> Mapping[str, Any]:
@@ -47,231 +55,8 @@ def tracker_args(value: Any, place: Place) -> Mapping[str, Any]:
     return {f"tracker_args.{tracker}": args} if args else {}
 
 
-def no_end(value: Any, place: Place) -> Mapping[str, Any]:
-    return {"max_steps": _FOREVER}
-
-
-def estimator(value: Any, place: Place) -> Mapping[str, Any]:
-    """ROLL normalizes rewards, clips them, pays them at the end of the sequence, and then sums them up; in
-    ours some estimators normalize by themselves."""
-    mean, std = _statistics(place)
-    if value == "gigpo":
-        return _gigpo(mean, std, place)
-    if value in ("grpo", "reinforce") and _is_grpo(mean, std, place):
-        return {"adv_estimator": "grpo", "grpo_normalize_std": std == "group"}
-    common = {"reward_normalize_mean": mean, "reward_normalize_std": std}
-    if value == "step_reinforce":
-        gamma = place.get("step_reward_gamma", default=0.95)
-        common |= {"discount_level": "turn", "gamma": gamma, "reward_level": "return"}
-    elif not place.has_prompts:
-        common |= {"reward_level": "trajectory"}
-    if value not in ("grpo", "reinforce", "agentic_reinforce", "step_reinforce"):
-        return {"adv_estimator": value, **common}
-    level = {"discount_level": "turn" if value == "agentic_reinforce" else "token"}
-    return {"adv_estimator": "reinforce", "reinforce_baseline": "none", **level, **common}
-
-
-def _gigpo(mean: str, std: str, place: Place) -> Mapping[str, Any]:
-    step, episode = (place.get(f"{name}_reward_weight", default=1.0) for name in ("step", "episode"))
-    if not isinstance(step, int | float) or not isinstance(episode, int | float) or episode <= 0:
-        raise ValueError("gigpo needs step_reward_weight and a positive episode_reward_weight")
-    if mean != "group" or std not in ("group", "none"):
-        raise ValueError(
-            "gigpo compares within the group here: set reward_normalization to grouping: traj_group_id and "
-            "method: mean or mean_std"
-        )
-    return {
-        "adv_estimator": "gigpo",
-        "gigpo_step_weight": step / episode,
-        "grpo_normalize_std": std == "group",
-        "gamma": place.get("step_reward_gamma", default=0.95),
-    }
-
-
-def _is_grpo(mean: str, std: str, place: Place) -> bool:
-    """Whether the advantage is the normalized reward itself, on every token."""
-    return (
-        mean == "group"
-        and std in ("group", "none")
-        and _group_size(place) != 1
-        and place.get("gamma", default=1) == 1
-        and has_no_kl_reward(None, place)
-        and not reward_clip_acts(place.get("reward_clip"), place)
-    )
-
-
-def reward_clip_acts(value: Any, place: Place) -> bool:
-    """Whether any reward, normalized as ROLL does, can lie beyond `reward_clip`. Of n numbers none is farther
-    than (n - 1) / sqrt(n) sample deviations from their mean."""
-    size = _group_size(place)
-    if (
-        not isinstance(value, int | float)
-        or not isinstance(size, int)
-        or _statistics(place) != ("group",) * 2
-    ):
-        return bool(value)
-    return value != 0 and value < (size - 1) / math.sqrt(max(1, size))
-
-
-def gigpo_clip(value: Any, place: Place) -> Mapping[str, Any]:
-    """ROLL clips the sum of both parts, which is the advantage before it is whitened."""
-    if place.get("whiten_advantages"):
-        raise ValueError("beside gigpo and whiten_advantages it is not there: leave one of the two out")
-    clip = place.get("advantage_clip")
-    return {} if isinstance(clip, int | float) and clip <= value else {"advantage_clip": value}
-
-
-def baseline_note(value: Any, place: Place) -> bool:
-    """Whether a file's `grpo` compares nothing: ROLL takes a baseline from `reward_normalization` alone."""
-    return value == "grpo" and not place.has_prompts and _statistics(place)[0] == "none"
-
-
-def _group_size(place: Place) -> Any:
-    size = place.get("num_return_sequences_in_group")
-    return size or place.get("train_env_manager", "group_size", default=1)
-
-
-def _statistics(place: Place) -> tuple[str, str]:
-    """What rewards are compared with: of `none`, `group`, `batch`, `tag`."""
-    if place.has_prompts:
-        if place.get("adv_estimator") == "grpo":
-            return "group", "group"
-        found = [place.get(f"norm_{part}_type") or "none" for part in ("mean", "std")]
-        if "running" in found:
-            raise ValueError(
-                "running statistics are not there: a reward would depend on when it was earned; "
-                "set norm_mean_type and norm_std_type to batch or group"
-            )
-        return _known(found, {"none": "none", "group": "group", "batch": "tag"})
-    section = place.mapping("reward_normalization")
-    grouping, method = section.get("grouping") or "batch", section.get("method") or "identity"
-    if grouping not in ("batch", "tags", "traj_group_id"):
-        raise ValueError(
-            f"reward_normalization.grouping: {grouping} is not there: traj_group_id, tags or batch"
-        )
-    given = "batch" if grouping == "batch" else "group"
-    by_method = {"mean": (given, "none"), "mean_std": (given, given), "asym_clip": (given, given)}
-    found = [
-        section.get(f"norm_{part}_type") or default
-        for part, default in zip(("mean", "std"), by_method.get(str(method), ("none", "none")), strict=True)
-    ]
-    group = {"batch": "batch", "tags": "tag"}.get(grouping, "group")
-    mean, std = _known(found, {"none": "none", "batch": "batch", "group": group})
-    if place.get("adv_estimator") != "step_reinforce" and _group_size(place) == 1:
-        mean, std = ("none" if each == "group" else each for each in (mean, std))
-    return mean, std
-
-
-def _known(found: Sequence[Any], words: Mapping[str, str]) -> tuple[str, str]:
-    unknown = [each for each in found if not isinstance(each, str) or each not in words]
-    if unknown:
-        raise ValueError(f"norm_mean_type, norm_std_type: {unknown[0]} is not there: batch, group or null")
-    mean, std = (words[each] for each in found)
-    return mean, std
-
-
-def default_estimator(name: str) -> Callable[[Place], Any]:
-    """What one of the keys is where the file names no estimator."""
-    return lambda place: None if place.get("adv_estimator") else estimator("gae", place).get(name)
-
-
-def discounts_steps(value: Any, place: Place) -> bool:
-    return place.get("adv_estimator") in _STEPWISE
-
-
-def has_no_kl_reward(value: Any, place: Place) -> bool:
-    return not place.get("add_token_level_kl") or place.get("init_kl_coef", default=0.2) == 0
-
-
-def kl_penalty(value: Any, place: Place) -> Mapping[str, Any]:
-    known = {"kl": "k1", "mse": "k2", "k3": "k3"}
-    if value not in known:
-        raise ValueError(f"{value} is not there: use kl, mse or k3")
-    return {"kl_reward_type": known[value]}
-
-
-def dual_clip(value: Any, place: Place) -> Mapping[str, Any]:
-    clip = place.get("pg_clip", default=0.2)
-    return {"dual_clip": 1 + 2 * clip if value and isinstance(clip, int | float) else None}
-
-
-def pg_clip(value: Any, place: Place) -> Mapping[str, Any]:
-    return {} if place.get("use_pg_clip_range") else {"pg_clip_low": value, "pg_clip_high": value}
-
-
-def importance_sampling(value: Any, place: Place) -> Mapping[str, Any]:
-    if value not in ("token", "seq"):
-        raise ValueError(f"{value!r} is neither token nor seq")
-    return {"pg_variant": "segment_ppo"} if value == "seq" else {}
-
-
-VARIANT_ARGS = (
-    "tis_lower_bound",
-    "tis_upper_bound",
-    "cispo_epsilon_low",
-    "cispo_epsilon_high",
-    "cispo_use_unified_mask",
-    "kimi15_tau",
-    "topr_positive_weight",
-    "topr_negative_weight",
-)
-"""Settings of losses; ROLL reads them in `actor_train`, and documents them at the top level too."""
-
-
-def pg_variant(value: Any, place: Place) -> Mapping[str, Any]:
-    def own(name: str, default: Any) -> Any:
-        return place.get("actor_train", name, default=place.get(name, default=default))
-
-    args: Mapping[str, Any] = {
-        "tis": {
-            "ratio_over": "proximal",
-            "lower_bound": own("tis_lower_bound", 0.0),
-            "upper_bound": own("tis_upper_bound", 1.0),
-        },
-        "topr": {
-            "ratio_over": "proximal",
-            "level": "token",
-            "positive_weight": own("topr_positive_weight", 1.0),
-            "negative_weight": own("topr_negative_weight", 1.0),
-        },
-        "cispo": {
-            "ratio_over": "proximal",
-            "clip_low": own("cispo_epsilon_low", 0.1),
-            "clip_high": own("cispo_epsilon_high", 0.1),
-            "masks_clipped": own("cispo_use_unified_mask", False),
-        },
-        "kimi15": {"level": "token", "tau": own("kimi15_tau", 0.1)},
-    }.get(str(value), {})
-    return {"pg_variant": value, **({"pg_args": args} if args else {})}
-
-
-def ratio_type(value: Any, place: Place) -> Mapping[str, Any]:
-    if value not in ("token", "segment"):
-        raise ValueError(f"{value!r} is neither token nor segment")
-    variant = place.get("actor_train", "pg_variant") or place.get("pg_variant") or "ppo"
-    if value == "segment" and variant != "ppo":
-        raise ValueError(f"segment is there for pg_variant ppo, not for {variant}: leave one of the two out")
-    return {"pg_variant": "segment_ppo"} if value == "segment" else {}
-
-
-def rl_loss_coef(value: Any, place: Place) -> Mapping[str, Any]:
-    if value == 0 and "use_topr_neg_loss_coef" in place.data:
-        return {"pg_variant": "topr"}
-    if value != 1:
-        raise ValueError(
-            f"is {value}: scale actor_train.training_args.learning_rate instead, and leave it out"
-        )
-    return {}
-
-
-def is_true(value: Any, place: Place) -> Mapping[str, Any]:
-    if value is not True:
-        raise ValueError("false is not there: weights have no gradient; leave it out")
-    return {}
-
-
-def threshold(value: Any, place: Place) -> Mapping[str, Any]:
-    return {"error_max_len_threshold": None}
+def has_tracker_args(value: Any, place: Place) -> bool:
+    return bool(tracker_args(value, place))
 
 
 def worker_class(value: Any, place: Place) -> Mapping[str, Any]:
@@ -284,6 +69,10 @@ def worker_class(value: Any, place: Place) -> Mapping[str, Any]:
 
 def has_lora(place: Place) -> bool:
     return place.get("actor_train", "model_args", "lora_rank") is not None
+
+
+def is_of_vision(value: Any, place: Place) -> bool:
+    return "vision" in str(value) or "visual" in str(value)
 
 
 def trains_with_fsdp2(value: Any, place: Place) -> bool:
@@ -299,42 +88,44 @@ def changes_trainer_settings(value: Any, place: Place) -> bool:
     return place.path[0] == "actor_train" and changes_trainer(name, place)
 
 
-def trainer(value: Any, place: Place) -> Mapping[str, Any]:
-    return {"actor_train.strategy_args.strategy_name": "fsdp2_train"}
+def has_no_tensor_parallelism(value: Any, place: Place) -> bool:
+    return not value or place.beside("tensor_model_parallel_size", default=1) == 1
+
+
+def is_reference_trainer(value: Any, place: Place) -> bool:
+    return value in _REFERENCE_TRAINERS
 
 
 def reference_trainer(value: Any, place: Place) -> Mapping[str, Any]:
-    return {"reference.strategy_args.strategy_name": REFERENCE_TRAINERS[value]}
+    return {"reference.strategy_args.strategy_name": _REFERENCE_TRAINERS[value]}
 
 
 def gradient_checkpointing(value: Any, place: Place) -> Mapping[str, Any]:
     return {"actor_train.model_args.gradient_checkpointing": not value}
 
 
-def trainer_dtype(value: Any, place: Place) -> Mapping[str, Any]:
-    known = {"bf16": "bfloat16", "fp16": "bfloat16", "fp32": "float32"}
-    return {"*.model_args.dtype": known.get(value, value)}
-
-
-def chooses_attention(place: Place) -> bool:
+def chooses_attention(value: Any, place: Place) -> bool:
     """Whether the role's trainer takes `attn_implementation` as transformers spells it."""
     role = str(place.path[0])
     name = place.get(role, "strategy_args", "strategy_name", default="torch")
     if role == "actor_train" and has_lora(place):
         return True
-    return REFERENCE_TRAINERS.get(name, name) in ("torch", "fsdp2_train")
+    return _REFERENCE_TRAINERS.get(name, name) in ("torch", "fsdp2_train")
+
+
+def chooses_attention_in_rolls_words(value: Any, place: Place) -> bool:
+    return chooses_attention(value, place) and value in (None, *_ATTENTION)
+
+
+def has_own_attention(value: Any, place: Place) -> bool:
+    return not chooses_attention(value, place)
 
 
 def attention(value: Any, place: Place) -> Mapping[str, Any]:
-    chosen = ATTENTION.get(value, "auto")
+    chosen = _ATTENTION.get(value, "auto")
     if chosen == "flash_attention_2" and place.beside("dtype") not in ("bf16", "fp16"):
         chosen = "auto"
     return {"*.model_args.attn_implementation": chosen}
-
-
-def engine_dtype(value: Any, place: Place) -> Mapping[str, Any]:
-    known = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-    return {"actor_infer.model_args.dtype": known.get(value, value)}
 
 
 def lora(value: Any, place: Place) -> Mapping[str, Any]:
@@ -350,12 +141,12 @@ def engine_lora(value: Any, place: Place) -> Mapping[str, Any]:
     return {f"{base}.enable_lora": True, f"{base}.max_lora_rank": value}
 
 
-def sequence_length(place: Place) -> Any:
-    """Of `val_sequence_length`: the sum that stands for `sequence_length` where the file leaves it out."""
+def is_that_of_training(value: Any, place: Place) -> bool:
+    """Whether a length of validation is null, or training's: as given, or the sum that stands for it."""
+    name = str(place.path[0])
     lengths = (place.get("prompt_length"), place.get("response_length"))
-    if place.path != ("val_sequence_length",) or not all(isinstance(each, int) for each in lengths):
-        return None
-    return sum(lengths)
+    is_sum = name == "val_sequence_length" and all(isinstance(each, int) for each in lengths)
+    return value in (None, place.get(name.removeprefix("val_"))) or (is_sum and value == sum(lengths))
 
 
 def all_held_out(value: Any, place: Place) -> Mapping[str, Any]:
@@ -402,7 +193,7 @@ def _num_devices(mapping: Any) -> int | None:
     return len(devices) if isinstance(devices, list) else None
 
 
-def num_engines(place: Place) -> int | None:
+def num_engines(value: Any, place: Place) -> int | None:
     """ROLL has one engine for each `tensor_parallel_size` devices."""
     devices = _num_devices(place.get("actor_infer", "device_mapping"))
     config = place.mapping("actor_infer", "strategy_args", "strategy_config")
@@ -428,6 +219,11 @@ def _num_optimizer_steps(place: Place) -> int | None:
     return max(1, (_FOREVER if steps == -1 else steps) * math.ceil(batch / size) * epochs)
 
 
+def has_warmup_ratio(value: Any, place: Place) -> bool:
+    """Whether the steps are 0 beside a ratio."""
+    return value == 0 and bool(place.beside("warmup_ratio"))
+
+
 def warmup_ratio(value: Any, place: Place) -> Mapping[str, Any]:
     steps = _num_optimizer_steps(place)
     if place.beside("warmup_steps") or steps is None or not isinstance(value, int | float):
@@ -435,31 +231,24 @@ def warmup_ratio(value: Any, place: Place) -> Mapping[str, Any]:
     return {"actor_train.training_args.warmup_steps": math.ceil(value * steps)}
 
 
-def scheduler(value: Any, place: Place) -> Mapping[str, Any]:
-    return {"actor_train.training_args.lr_scheduler_type": value}
-
-
-def default_scheduler(place: Place) -> Any:
+def default_scheduler(value: Any, place: Place) -> Any:
     return "linear" if place.mapping("actor_train", "training_args") else None
 
 
-def default_decay(place: Place) -> Any:
+def default_decay(value: Any, place: Place) -> Any:
     args = place.mapping("actor_train", "training_args")
-    return (
-        _num_optimizer_steps(place)
-        if args and args.get("lr_scheduler_type", "linear") != "constant"
-        else None
-    )
+    decays = args and args.get("lr_scheduler_type", "linear") != "constant"
+    return _num_optimizer_steps(place) if decays else None
 
 
-SAMPLING_DEFAULTS = {"temperature": 0.95, "top_p": 0.7, "top_k": 50}
-"""ROLL's, where a file samples and leaves them out."""
+def top_p(value: Any, place: Place) -> Mapping[str, Any]:
+    return {"*.generating_args.top_p": float(value)}
 
 
-def default_sampling(name: str) -> Callable[[Place], Any]:
-    """The default of one key of `actor_infer.generating_args`."""
+def default_sampling(value: Any, place: Place, usual: Any) -> Any:
+    """A key of `actor_infer.generating_args`, in files that sample and leave it out."""
     sections = (("actor_infer", "generating_args"), ("train_env_manager", "generating_args"))
-    return lambda place: SAMPLING_DEFAULTS[name] if any(place.mapping(*each) for each in sections) else None
+    return usual if any(place.mapping(*each) for each in sections) else None
 
 
 def infer_samples(value: Any, place: Place) -> bool:
@@ -474,8 +263,8 @@ def sampling(value: Any, place: Place) -> Mapping[str, Any]:
     if value.get("num_beams", 1) != 1:
         raise ValueError("num_beams: beam search is not there: replies are sampled; set it to 1")
     if value.get("repetition_penalty", 1) != 1:
-        raise ValueError(f"repetition_penalty: {NO_PENALTY}")
-    ours = {name: each for name, each in value.items() if name not in NO_SAMPLING}
+        raise ValueError(f"repetition_penalty: {_NO_PENALTY}")
+    ours = {name: each for name, each in value.items() if name not in _NO_SAMPLING}
     if ours.get("top_k") == -1:
         ours["top_k"] = 0
     if type(ours.get("top_p")) is int:
@@ -484,8 +273,8 @@ def sampling(value: Any, place: Place) -> Mapping[str, Any]:
     return {f"{'val_env_manager' if is_val else 'actor_infer'}.generating_args": ours}
 
 
-NO_PENALTY = "the trainer's log-probabilities know no penalty, so every ratio would be off; set it to 1.0"
-NO_SAMPLING = (
+_NO_PENALTY = "the trainer's log-probabilities know no penalty, so every ratio would be off; set it to 1.0"
+_NO_SAMPLING = (
     "num_beams",
     "num_return_sequences",
     "do_sample",

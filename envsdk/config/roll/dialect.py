@@ -1,15 +1,17 @@
 """ROLL's files, as one of the dialects that are translated."""
 
-from envsdk.config.foreign.row import Dialect
-from envsdk.config.roll.environments import pending_keys
-from envsdk.config.roll.keys import ROLL_DEFAULTS, ROWS
+from functools import partial
+
+from envsdk.config.foreign.dialect import Dialect
+from envsdk.config.foreign.table import read_table
 from envsdk.config.roll.kinds import is_roll_file, kind_problems
+from envsdk.config.roll.rewards import pending_keys
 
 ROLL = Dialect(
     name="ROLL",
     is_theirs=is_roll_file,
-    rows=ROWS,
-    defaults=ROLL_DEFAULTS,
+    table=partial(read_table, "envsdk.config.roll"),
+    holds_in_ours=True,
     kind_problems=kind_problems,
     pending=pending_keys,
     sections=frozenset({"reward_normalization", "env_monitor"}),

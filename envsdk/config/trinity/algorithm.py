@@ -201,6 +201,10 @@ CONVERSIONS: Mapping[str, Convert] = {
 """The functions of an algorithm, each with a name and arguments."""
 
 
+def samples_by_default(value: Any, place: Place) -> bool:
+    return place.get("algorithm", "sample_strategy") in (None, "default")
+
+
 def optimizer_kind(value: Any, place: Place) -> Ours:
     if str(value).lower() not in ("adam", "adamw"):
         raise ValueError(f"{value} is not there: trainers have AdamW; leave it out")

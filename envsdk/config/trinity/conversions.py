@@ -38,7 +38,7 @@ def is_tiny(place: Place) -> bool:
     return EMBEDDED_DEFAULT in (place.get("model", "model_path"), place.get("pretrain"))
 
 
-def is_alone(place: Place) -> bool:
+def is_alone(value: Any, place: Place) -> bool:
     """Whether one command plays and trains."""
     return bool(place.get("mode", default="both") == "both")
 
@@ -49,16 +49,16 @@ def folder(value: Any, place: Place) -> Ours:
     return {"output_dir": "/".join(str(each).rstrip("/") for each in parts if each)}
 
 
+def default_folder(value: Any, place: Place) -> Any:
+    return folder(value, place)["output_dir"]
+
+
 def name(value: Any, place: Place) -> Ours:
     return {"exp_name": re.sub(r"[^A-Za-z0-9._-]+", "-", str(value)).strip("-.") or "run"}
 
 
 def resume(value: Any, place: Place) -> Ours:
     return {"resume": "auto" if value else "never"}
-
-
-def optimizer(name: str) -> Any:
-    return lambda value, place: {f"actor_train.training_args.{name}": value}
 
 
 def betas(value: Any, place: Place) -> Ours:
@@ -183,7 +183,7 @@ def ahead(value: Any, place: Place) -> Ours:
     offset = place.get("synchronizer", "sync_offset", default=0)
     if not isinstance(interval, int) or not isinstance(offset, int) or interval < 1:
         return {}
-    if is_alone(place):
+    if is_alone(None, place):
         return {"async_generation_ratio": 0 if interval == 1 and offset == 0 else 1}
     versions = 1 + math.ceil(offset / interval)
     return {"async_generation_ratio": versions, "synchronizer.sync_interval": interval}
@@ -207,15 +207,15 @@ def strategy(value: Any, place: Place) -> Ours:
     return {f"{role}.strategy_args.strategy_name": found for role in ("actor_train", "reference")}
 
 
-def megatron(name: str) -> Any:
-    def convert(value: Any, place: Place) -> Ours:
-        if value is None or trainer(None, place) != "megatron_train":
-            return {}
-        return {
-            f"{role}.strategy_args.strategy_config.{name}": value for role in ("actor_train", "reference")
-        }
+def megatron_setting(value: Any, place: Place) -> Ours:
+    """A key of `trainer.megatron`."""
+    return _megatron(str(place.path[-1]), value, place)
 
-    return convert
+
+def _megatron(name: str, value: Any, place: Place) -> Ours:
+    if value is None or trainer(None, place) != "megatron_train":
+        return {}
+    return {f"{role}.strategy_args.strategy_config.{name}": value for role in ("actor_train", "reference")}
 
 
 def verl(value: Any, place: Place) -> Ours:
@@ -228,10 +228,10 @@ def verl(value: Any, place: Place) -> Ours:
     if trainer(None, place) == "megatron_train":
         for key in _VERL_SIZES:
             if sizes.get(key) is not None:
-                ours |= megatron(key)(sizes[key], place)
+                ours |= _megatron(key, sizes[key], place)
         transformer = sizes.get("override_transformer_config") or {}
         if (granularity := transformer.get("recompute_granularity")) is not None:
-            ours |= megatron("recompute_granularity")(granularity, place)
+            ours |= _megatron("recompute_granularity", granularity, place)
     saved = place.get(
         "trainer", "trainer_config", "actor_rollout_ref", "model", "enable_gradient_checkpointing"
     )
@@ -242,7 +242,7 @@ def verl(value: Any, place: Place) -> Ours:
     return ours
 
 
-def engine_kind(place: Place) -> str:
+def engine_kind(value: Any, place: Place) -> str:
     if is_tiny(place):
         return "embedded"
     given = str(place.get("explorer", "rollout_model", "engine_type", default="vllm"))
@@ -252,20 +252,16 @@ def engine_kind(place: Place) -> str:
 
 
 def engine(value: Any, place: Place) -> Ours:
-    return {"actor_infer.strategy_args.strategy_name": engine_kind(place)}
+    return {"actor_infer.strategy_args.strategy_name": engine_kind(None, place)}
 
 
-def engine_setting(name: str) -> Any:
+def engine_setting(value: Any, place: Place) -> Ours:
     """A setting of vLLM's, under SGLang's name where that is the engine."""
-
-    def convert(value: Any, place: Place) -> Ours:
-        kind = engine_kind(place)
-        ours = _SGLANG.get(name) if kind == "sglang" else name
-        if kind == "embedded" or ours is None or value is None:
-            return {}
-        return {f"{_ENGINE}.{ours}": value}
-
-    return convert
+    name, kind = str(place.path[-1]), engine_kind(None, place)
+    ours = _SGLANG.get(name) if kind == "sglang" else name
+    if kind == "embedded" or ours is None or value is None:
+        return {}
+    return {f"{_ENGINE}.{ours}": value}
 
 
 def experience_path(value: Any, place: Place) -> Ours:
@@ -313,3 +309,28 @@ def tracker_args(value: Any, place: Place) -> Ours:
     return (
         {"tracker_args.mlflow.tracking_uri": uri} if uri and place.beside("monitor_type") == "mlflow" else {}
     )
+
+
+def shards_sequences_by_fsdp(value: Any, place: Place) -> bool:
+    return isinstance(value, int) and value > 1 and trainer(None, place) != "megatron_train"
+
+
+def trains_on_file(value: Any, place: Place) -> bool:
+    return bool(value == "file" and place.get("mode") == "train")
+
+
+def default_ratio(value: Any, place: Place) -> Any:
+    return ahead(value, place).get("async_generation_ratio")
+
+
+def default_checkpointing(value: Any, place: Place) -> Any:
+    return True if trainer(None, place) == "fsdp2_train" and _names_no_trainer(place) else None
+
+
+def default_dtype(value: Any, place: Place) -> Any:
+    return "bfloat16" if _names_no_trainer(place) and not is_tiny(place) else None
+
+
+def _names_no_trainer(place: Place) -> bool:
+    """Whether no trainer of ours is named on top of the file."""
+    return place.get("actor_train", "strategy_args", "strategy_name") is None

@@ -288,6 +288,14 @@ def max_steps(value: Any, place: Place) -> Ours:
     return {"max_steps": 1 if steps is None else steps}
 
 
+def default_steps(value: Any, place: Place) -> Any:
+    return max_steps(value, place)["max_steps"]
+
+
+def default_of_prompts(value: Any, place: Place, usual: Any) -> Any:
+    return None if is_played(place) else usual
+
+
 def pending_keys(data: Mapping[str, Any]) -> dict[KeyPath, str]:
     """Files that are not on this machine, and the number of steps that follows from their rows."""
     place = Place((), data, True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
-from envsdk.config.foreign.row import Place
+from envsdk.config.foreign.row import Place, Row
 from envsdk.config.rlvr import PROMPTS_ENV, VAL_SUFFIX
 from envsdk.config.trinity import tasks
-from envsdk.config.trinity.workflow_table import REWARDS, Kind, plain_name, workflow_named
+from envsdk.config.trinity.workflow_table import Kind, plain_name, rewards, workflow_named, workflows
 from envsdk.settings.problems import KeyPath, Problem
 
 Ours = Mapping[str, Any]
@@ -39,6 +40,12 @@ _PROMPTS: Mapping[str, str] = {
 """What is asked for where the file has no system prompt, and the workflow has one of its own."""
 _TAGGED = ("math_workflow", "math_eval_workflow", "math_rm_workflow", "math_ruler_workflow")
 _BOXED = ("math_boxed_workflow", "BOTSMathBoxedWorkflow")
+_TO: Mapping[Kind, str] = {
+    Kind.PROMPTS: "rewards, agent_system_template",
+    Kind.ENVIRONMENT: "custom_envs, train_env_manager",
+    Kind.TOOLS: "custom_envs: envsdk/ToolUse-v1 over envsdk/Prompts-v1, train_env_manager",
+}
+_SECTIONS = tuple(f"buffer.explorer_input{section}" for section in ("", ".taskset", ".tasksets.*"))
 _PYTHON = "envsdk.adapters.tools.python_code:execute_python_code"
 _SEARCH: Mapping[str, str] = {"tavily": "tavily-mcp@latest", "searxng": "mcp-searxng"}
 _CHARACTERS = 4
@@ -284,10 +291,10 @@ def _reward(taskset: TaskSet, place: Place, *, is_eval: bool = False) -> tuple[s
     found = workflow_named(kind)
     if found.kind is not Kind.PROMPTS:
         raise About("default_workflow_type", f"{kind}: {found.says}")
-    if function is not None and function not in REWARDS:
+    if function is not None and function not in rewards():
         raise About(
             "default_reward_fn_type",
-            f"the reward {function} is not there; there are {', '.join(REWARDS)}. Write it as a class of a "
+            f"the reward {function} is not there; there are {', '.join(rewards())}. Write it as a class of a "
             f"few lines (docs/rewards.md), and set "
             f"rewards.{tasks.domain(place)}.worker_cls=package.module:Class",
         )
@@ -403,3 +410,32 @@ def _without_address(place: Place) -> dict[KeyPath, str]:
         for key in keys
         if not place.get(*key) and "base_url" not in _judge(place, "", args)
     }
+
+
+def rows() -> Iterator[Row]:
+    """What becomes of each workflow and reward function; of a refused one `kinds.py` alone says what is
+    missing."""
+    for name, workflow in workflows().items():
+        is_refused = workflow.kind is Kind.REFUSED
+        convert = None if is_refused else task_set
+        to = "" if is_refused else _TO[workflow.kind]
+        yield from _named("workflow_type", name, to, convert=convert, reason=workflow.says)
+    for name, here in rewards().items():
+        yield from _named("reward_fn_type", name, f"rewards: {here}", convert=task_set)
+
+
+def _named(key: str, name: str, to: str, **more: Any) -> Iterator[Row]:
+    applies = partial(_is_named, name=name)
+    for section in _SECTIONS:
+        yield Row(
+            key=f"{section}.default_{key}",
+            to=to,
+            is_refused=more["convert"] is None,
+            applies=applies,
+            condition=name,
+            **more,
+        )
+
+
+def _is_named(value: Any, place: Place, name: str) -> bool:
+    return isinstance(value, str) and plain_name(value) == name

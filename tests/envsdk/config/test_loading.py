@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envsdk.config import LoadedConfig, explain, find_config, load_config
-from envsdk.config.loading import examples_folder, leaf_paths
+from envsdk.config.loading import leaf_paths
+from envsdk.config.reading import examples_folder
 from envsdk.failures import ConfigurationError
 from envsdk.settings.problems import dotted
 

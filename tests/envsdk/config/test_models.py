@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from envsdk.algorithms.args import AlgorithmArgs, AlgorithmKeys
-from envsdk.config.models import EnvManagerArgs, RunConfig, Section, StructuredOutput, split_evenly
-from envsdk.config.section import interleave
+from envsdk.config.env_models import EnvManagerArgs, StructuredOutput
+from envsdk.config.models import RunConfig
+from envsdk.config.section import Section, interleave, split_evenly
 from envsdk.inference.sampling import OutputStructure
 from envsdk.managers.wiring import output_structure
 from tests.docs.configuration_reference import with_reference

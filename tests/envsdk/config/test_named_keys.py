@@ -14,8 +14,8 @@ import pytest
 from envsdk import registry
 from envsdk.algorithms.group_filters import filter_settings
 from envsdk.config import RunConfig, plugins
-from envsdk.config.roll.keys import ROWS as ROLL_ROWS
-from envsdk.config.trinity.keys import ROWS as TRINITY_ROWS
+from envsdk.config.foreign.dialect import DIALECTS
+from envsdk.config.foreign.row import Row
 from envsdk.failures import ConfigurationError
 from envsdk.plugins import load_plugin, plugin_names
 from envsdk.settings.validation import key_paths
@@ -43,6 +43,11 @@ OF_OTHERS = {
 of Ray's, functions of ROLL's."""
 
 
+def dialect_rows() -> Iterator[Row]:
+    for name in plugin_names(DIALECTS):
+        yield from load_plugin(DIALECTS, name).rows
+
+
 @cache
 def keys() -> frozenset[str]:
     """Of a run's file, the sections of plug-ins and the constructors of environments; names of plug-ins."""
@@ -59,7 +64,7 @@ def keys() -> frozenset[str]:
     for group in entry_points().groups:
         if group.startswith("envsdk."):
             found |= {word for entry in entry_points(group=group) for word in re.findall(r"\w+", entry.name)}
-    found |= {word for row in (*ROLL_ROWS, *TRINITY_ROWS) for word in SNAKE.findall(row.key)}
+    found |= {word for row in dialect_rows() for word in SNAKE.findall(row.key)}
     return frozenset(found | {path.stem for path in (ROOT / "examples").rglob("*.yaml")})
 
 

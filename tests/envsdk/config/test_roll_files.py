@@ -12,8 +12,8 @@ from envsdk.algorithms.advantage_sample import AdvantageSample
 from envsdk.algorithms.advantages import token_advantages
 from envsdk.config import RunConfig, explain, load_config
 from envsdk.config.loading import LoadedConfig
-from envsdk.config.roll.keys import ROWS
-from envsdk.config.roll.tags import shipped_tags
+from envsdk.config.roll.dialect import ROLL
+from envsdk.config.tags import shipped_tags
 from envsdk.failures import ConfigurationError
 from tests.envsdk.config.dialect_pages import table
 
@@ -145,7 +145,7 @@ def test_an_agentic_file_composes_and_its_keys_become_ours(tmp_path: Path) -> No
 def test_the_explanation_names_the_keys_that_were_written(tmp_path: Path) -> None:
     loaded = agentic(tmp_path)
     text = explain(loaded)
-    assert "envsdk/config/roll/tags.yaml" in loaded.provenance["custom_envs.SimpleSokoban.env_type"]
+    assert "envsdk/config/tags.yaml" in loaded.provenance["custom_envs.SimpleSokoban.env_type"]
     where = loaded.provenance["ppo_mini_batch_size"]
     assert where.endswith(" as actor_train.training_args.gradient_accumulation_steps")
     assert {"hydra", "tracker_kwargs", "actor_infer.infer_batch_size", "custom_env", "turns"} <= set(
@@ -477,11 +477,25 @@ def test_the_files_that_rolls_documents_print_explain_unchanged(path: Path) -> N
     assert "Keys without effect" in explain(load_config(path, to_explain=True))
 
 
+@pytest.mark.parametrize("on_top", ["max_running_requests=4", "actor_infer.infer_batch_size=4"])
+def test_files_of_ours_may_limit_requests_in_rolls_words(on_top: str) -> None:
+    loaded = load_config("agentic_async.yaml", [on_top])
+    assert loaded.config.actor_infer.infer_batch_size == 4
+
+
+def test_two_limits_of_requests_are_a_problem_where_they_differ(tmp_path: Path) -> None:
+    path = tmp_path / "limits.yaml"
+    path.write_text("extends: agentic_async.yaml\nactor_infer: {infer_batch_size: 4}\n")
+    assert load_config(path, ["max_running_requests=4"]).config.actor_infer.infer_batch_size == 4
+    with pytest.raises(ConfigurationError, match="means the same as actor_infer.infer_batch_size"):
+        load_config(path, ["max_running_requests=8"])
+
+
 def test_the_page_lists_every_key_of_the_table() -> None:
-    assert table(ROWS, "ROLL") in PAGE.read_text(), "write what `table()` returns into the page"
+    assert table(ROLL.rows, "ROLL") in PAGE.read_text(), "write what `table()` returns into the page"
 
 
 def test_no_row_stands_for_a_key_that_is_ours_without_a_condition() -> None:
     ours = set(RunConfig.model_fields)
-    rows = [row.key for row in ROWS if row.applies is None and not row.only_their_files]
+    rows = [row.key for row in ROLL.rows if row.applies is None and not row.only_their_files]
     assert not ours & set(rows)

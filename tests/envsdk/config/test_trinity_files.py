@@ -11,7 +11,7 @@ import yaml
 
 from envsdk.config import RunConfig, explain, load_config
 from envsdk.config.loading import LoadedConfig
-from envsdk.config.trinity.keys import DEFAULTS, ROWS
+from envsdk.config.trinity.dialect import TRINITY
 from envsdk.config.trinity.kinds import is_trinity_file
 from envsdk.failures import ConfigurationError
 from tests.envsdk.config.dialect_pages import table
@@ -649,9 +649,9 @@ def test_an_unknown_key_is_named_with_the_nearest_one(override: str, hint: str) 
 
 
 def test_keys_of_ours_may_stand_on_top_and_replace_the_files() -> None:
-    loaded = load("rollout_batch_size=10", "buffer.lease_s=9", "max_running_requests=4", "kl_loss_coef=0.5")
+    loaded = load("rollout_batch_size=10", "buffer.lease_s=9", "save_steps=4", "kl_loss_coef=0.5")
     assert (loaded.config.rollout_batch_size, loaded.config.buffer.lease_s) == (10, 9.0)
-    assert (loaded.config.kl_loss_coef, loaded.config.actor_infer.infer_batch_size) == (0.5, 4)
+    assert (loaded.config.kl_loss_coef, loaded.config.save_steps) == (0.5, 4)
     assert loaded.provenance["rollout_batch_size"] == "override"
 
 
@@ -701,14 +701,14 @@ def test_the_page_says_which_example_files_load_and_why_others_do_not() -> None:
 
 
 def test_the_page_lists_every_key_of_the_table() -> None:
-    keys = table(ROWS, "Trinity-RFT", without=".tasksets.*.")
+    keys = table(TRINITY.rows, "Trinity-RFT", without=".tasksets.*.")
     assert keys in PAGE.read_text(), "write what `table()` returns into the page"
     alone, listed = (
-        {row.key.replace(f".{section}.", ".") for row in ROWS if f".{section}." in row.key}
+        {row.key.replace(f".{section}.", ".") for row in TRINITY.rows if f".{section}." in row.key}
         for section in ("taskset", "tasksets.*")
     )
     assert alone == listed, "the page says that both have the same keys"
 
 
 def test_defaults_are_keys_of_ours() -> None:
-    assert {key.split(".")[0] for key in DEFAULTS} <= set(RunConfig.model_fields)
+    assert {key.split(".")[0] for key in TRINITY.table().defaults} <= set(RunConfig.model_fields)

@@ -13,7 +13,8 @@ from envsdk.buffer.contract import Meaning, PublishedVersion, Role
 from envsdk.buffer.sql_buffer import SqlBuffer
 from envsdk.chat import digests
 from envsdk.config import load_config
-from envsdk.config.models import CustomEnv, RunConfig
+from envsdk.config.env_models import CustomEnv
+from envsdk.config.models import RunConfig
 from envsdk.failures import ConfigurationError
 from envsdk.job.meaning import meaning_of
 from envsdk.job.membership import Membership, open_buffer, terms_of

@@ -11,7 +11,7 @@ import pytest
 from envsdk import Rollouts
 from envsdk.config import load_config
 from envsdk.config.loading import LoadedConfig
-from envsdk.config.models import RayArgs
+from envsdk.config.ray_models import RayArgs
 from envsdk.job import bench, start
 from envsdk.pipeline import rollouts
 from envsdk.pipeline import run as single_program

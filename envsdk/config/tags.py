@@ -9,13 +9,13 @@ from typing import Any
 
 import yaml
 
-TAGS_FILE = "envsdk/config/roll/tags.yaml"
+TAGS_FILE = "envsdk/config/tags.yaml"
 
 
 @cache
 def shipped_tags() -> Mapping[str, Mapping[str, Any]]:
     """The tags of `tags.yaml`, as a file would write them."""
-    text = files("envsdk.config.roll").joinpath("tags.yaml").read_text(encoding="utf-8")
+    text = files("envsdk.config").joinpath("tags.yaml").read_text(encoding="utf-8")
     tags: dict[str, Mapping[str, Any]] = yaml.safe_load(text)
     return tags
 

@@ -1,4 +1,4 @@
-"""`defaults:` lists as ROLL's files have them: files whose keys are merged below the file's own."""
+"""`defaults:` lists of Hydra: files whose keys are merged below the file's own."""
 
 from __future__ import annotations
 

@@ -1,0 +1,84 @@
+"""Conditions and conversions that the tables of several dialects name.
+
+Each is called with the value, its `Place`, and the arguments that the row gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from envsdk.config.foreign.row import Place
+
+
+def equals(value: Any, place: Place, wanted: Any) -> bool:
+    return bool(value == wanted)
+
+
+def is_null(value: Any, place: Place) -> bool:
+    return value is None
+
+
+def is_given(value: Any, place: Place) -> bool:
+    return value is not None
+
+
+def is_null_or(value: Any, place: Place, *words: Any) -> bool:
+    return value is None or value in words
+
+
+def is_one_of(value: Any, place: Place, *words: Any) -> bool:
+    return value in words
+
+
+def is_empty(value: Any, place: Place) -> bool:
+    return not value
+
+
+def is_set(value: Any, place: Place) -> bool:
+    return bool(value)
+
+
+def is_integer(value: Any, place: Place) -> bool:
+    return type(value) is int
+
+
+def is_section(value: Any, place: Place) -> bool:
+    return isinstance(value, Mapping)
+
+
+def has_no(value: Any, place: Place, name: str) -> bool:
+    """Whether the value is a section without this key."""
+    return isinstance(value, Mapping) and name not in value
+
+
+def starts_with(value: Any, place: Place, prefix: str) -> bool:
+    return isinstance(value, str) and value.startswith(prefix)
+
+
+def lacks(value: Any, place: Place, *path: str) -> bool:
+    """Whether the file has nothing at `path`."""
+    return not place.get(*path)
+
+
+def same_as(value: Any, place: Place, *path: str) -> bool:
+    return bool(value == place.get(*path))
+
+
+def beside(value: Any, place: Place, name: str, usual: Any) -> bool:
+    """Whether the key of this name in the same section has its usual value, or is absent."""
+    return bool(place.beside(name, default=usual) == usual)
+
+
+def put(value: Any, place: Place, key: str) -> Mapping[str, Any]:
+    """The value under a key of ours."""
+    return {key: value}
+
+
+def put_constant(value: Any, place: Place, key: str, constant: Any) -> Mapping[str, Any]:
+    return {key: constant}
+
+
+def put_word(value: Any, place: Place, key: str, words: Mapping[str, str]) -> Mapping[str, Any]:
+    """The value in our words, where they are others."""
+    return {key: words.get(value, value)}

@@ -1,0 +1,168 @@
+"""Reads a dialect's table: a TOML file whose rows say what becomes of each key.
+
+    [names]                                   # `$NAME` in a row stands for these
+    roles = "actor_train|actor_infer"
+
+    [[rows]]
+    keys = "num_nodes $roles.{name,offset}"   # several, `{a,b}` as in a shell
+    when = ["equals", 1]
+    condition = "1"
+    no_effect = "there is one node"
+
+    [[rows]]
+    keys = "kl_penalty"
+    to = "kl_reward_type"
+    convert = "algorithm:kl_penalty"
+
+    [defaults]
+    lambd = 0.95
+
+A function is named as `module:function` in the dialect's package, or as `function` alone in
+`foreign/functions.py`; a list adds arguments. It is called with the value, its `Place` and these arguments.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib import import_module
+from importlib.resources import files
+from itertools import product
+from string import Template
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from envsdk.config.foreign import functions
+from envsdk.config.foreign.row import Convert, Place, Row
+from envsdk.settings.strict import StrictSettings
+
+Text = Annotated[str, AfterValidator(lambda text: " ".join(text.split()))]
+Named = str | Annotated[list[Any], Field(min_length=1)]
+"""A function, alone or with arguments."""
+_FILE = "keys.toml"
+
+
+class TableRow(StrictSettings):
+    """What becomes of some keys, and when; or a function that makes rows."""
+
+    keys: Text = ""
+    """Dotted, with blanks in between; `*` is any name, `a|b` one of two, `{a,b}` one row for each."""
+    when: Named | None = None
+    """When the row holds; the next row that matches is tried otherwise. Absent: always."""
+    condition: Text = ""
+    """`when`, in words."""
+    only_their_files: bool = False
+    """Whether the name means something else in files of ours."""
+    to: Text = ""
+    """Our keys, as the docs name them. Without `convert` the value stays, and this is its key; `$last` is the
+    last part of theirs."""
+    convert: Named | None = None
+    """Our keys for a value of theirs."""
+    reason: Text = ""
+    """What the conversion does, where the names do not say it."""
+    no_effect: Text = ""
+    """Why the key is accepted and changes nothing."""
+    refused: Text = ""
+    """Why the key is an error, and what to do."""
+    made_by: str = ""
+    """A function without arguments that yields rows, which stand here."""
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> Self:
+        given = [self.to or self.convert, self.no_effect, self.refused, self.made_by]
+        if sum(map(bool, given)) != 1 or not self.keys + self.made_by:
+            raise ValueError(
+                f"{self.keys}: says what the key becomes, why it changes nothing, or why it is refused"
+            )
+        return self
+
+
+class TableFile(StrictSettings):
+    """A table as it is written."""
+
+    names: dict[str, str] = Field(default_factory=dict)
+    defaults: dict[str, Any] = Field(default_factory=dict)
+    """Values of our keys that one of their files leaves out and means something else by than ours."""
+    computed_defaults: dict[str, Named] = Field(default_factory=dict)
+    """The same, by a function; as in ours where it returns None."""
+    rows: list[TableRow]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The rows and defaults of a dialect."""
+
+    rows: tuple[Row, ...]
+    """The first row that matches a key and applies to its value decides."""
+    defaults: Mapping[str, Callable[[Place], Any]]
+    """Our keys that one of their files may leave out and mean something else by than ours: the value; None:
+    as in ours."""
+
+
+@cache
+def read_table(package: str) -> Table:
+    """The table in the folder of a dialect's package."""
+    text = files(package).joinpath(_FILE).read_text(encoding="utf-8")
+    names = tomllib.loads(text.partition("[[rows]]")[0]).get("names", {})
+    table = TableFile.model_validate(tomllib.loads(Template(text).safe_substitute(names)))
+    defaults: dict[str, Callable[[Place], Any]] = {
+        key: partial(lambda constant, place: constant, constant) for key, constant in table.defaults.items()
+    }
+    for key, named in table.computed_defaults.items():
+        defaults[key] = partial(_function(named, package), None)
+    return Table(tuple(row for written in table.rows for row in _rows(written, package)), defaults)
+
+
+def _rows(written: TableRow, package: str) -> Iterator[Row]:
+    if written.made_by:
+        yield from _found(written.made_by, package)()
+    for key in (key for keys in _split(written.keys) for key in _alternatives(keys)):
+        to = written.to.replace("$last", key.rpartition(".")[2])
+        yield Row(
+            key=key,
+            to=to,
+            reason=written.reason or written.no_effect or written.refused,
+            convert=_function(written.convert, package) if written.convert else _renaming(to),
+            is_refused=bool(written.refused),
+            applies=_function(written.when, package) if written.when else None,
+            condition=written.condition,
+            only_their_files=written.only_their_files,
+        )
+
+
+def _renaming(to: str) -> Convert | None:
+    return partial(functions.put, key=to) if to else None
+
+
+def _function(named: Named, package: str) -> Any:
+    name, *args = [named] if isinstance(named, str) else named
+    function = _found(name, package)
+    return function if not args else lambda value, place: function(value, place, *args)
+
+
+def _found(name: str, package: str) -> Any:
+    module, _, function = name.rpartition(":")
+    return getattr(import_module(f"{package}.{module}") if module else functions, function)
+
+
+def _split(keys: str) -> list[str]:
+    """Keys with blanks in between; blanks in braces part nothing.
+
+    >>> _split("a b.{c, d}")
+    ['a', 'b.{c,d}']
+    """
+    return re.sub(r",\s+", ",", keys).split()
+
+
+def _alternatives(key: str) -> list[str]:
+    """A key with its braces written out.
+
+    >>> _alternatives("a{,_args}.{b,c}")
+    ['a.b', 'a.c', 'a_args.b', 'a_args.c']
+    """
+    parts = [part.split(",") for part in re.split(r"[{}]", key)]
+    return ["".join(each) for each in product(*parts)]

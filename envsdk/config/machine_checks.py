@@ -1,0 +1,166 @@
+"""What a run needs and this machine does not have: the model, packages, devices, memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from envsdk import registry
+from envsdk.config import plugins
+from envsdk.config.env_models import CustomEnv, EnvManagerArgs
+from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
+from envsdk.config.section import split_evenly
+from envsdk.env import Isolation
+from envsdk.failures import ConfigurationError
+from envsdk.settings.problems import KeyPath, Problem
+from envsdk.store.hub import is_hub_name, known_folder
+from envsdk.store.model_files import is_model_folder, model_problem
+
+_KIB, _MIB = 1024, 1024**2
+
+
+def machine_problems(config: RunConfig, *, for_training: bool = True) -> list[Problem]:
+    """What the run needs and this machine does not have: the model, packages, devices, memory."""
+    checks: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (_model, _packages, _attention, _devices)
+    if for_training:
+        checks += (_download, _memory)
+    return [problem for each in checks for problem in each(config)]
+
+
+def _model(config: RunConfig) -> Iterator[Problem]:
+    if config.pretrain == EMBEDDED_DEFAULT:
+        return
+    folder = known_folder(config.pretrain)
+    if folder is None:
+        if not is_hub_name(config.pretrain):
+            yield Problem(
+                ("pretrain",),
+                f"there is no folder {Path(config.pretrain).expanduser()}; give the folder of a Hugging Face "
+                f"model or its name on the hub, or `{EMBEDDED_DEFAULT}` for the tiny one",
+            )
+    elif not is_model_folder(folder):
+        yield Problem(("pretrain",), f"{folder} holds no config.json: it is no Hugging Face model folder")
+    elif problem := model_problem(folder):
+        yield Problem(("pretrain",), problem)
+
+
+def _download(config: RunConfig) -> Iterator[Problem]:
+    if is_hub_name(config.pretrain) and known_folder(config.pretrain) is None:
+        yield Problem(
+            ("pretrain",), f"{config.pretrain} is not on this machine: it is downloaded when the run starts"
+        )
+
+
+def _packages(config: RunConfig) -> Iterator[Problem]:
+    for tag, env in config.custom_envs.items():
+        try:
+            commands = registry.missing(plugins.environment_spec(env.env_type))
+        except ConfigurationError:
+            continue  # `_tags` says so.
+        if commands:
+            yield Problem(
+                ("custom_envs", tag, "env_type"),
+                f"what `{env.env_type}` needs is not installed: `{'`, `'.join(commands)}`",
+            )
+
+
+def _attention(config: RunConfig) -> Iterator[Problem]:
+    """Packages of kernels that are asked for by name. A cluster's machines may have them."""
+    key = "attn_implementation"
+    for section in plugins.settings_sections(config):
+        if key not in section.values or config.ray.address is not None:
+            continue
+        try:
+            settings = section.model.model_validate(dict(section.values))
+        except ValidationError:
+            continue  # `_plugin_settings` says so.
+        if isinstance(settings, plugins.ChoosesAttention) and (problem := settings.attention_problem()):
+            yield Problem(section.also.get(key, (*section.path, key)), problem)
+
+
+def _memory(config: RunConfig) -> Iterator[Problem]:
+    """What no machine like this one could hold, however small each piece is. A cluster is not judged."""
+    if config.ray.address is not None:
+        return
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    trajectories = (
+        f"trajectories at the same time ((1 + {config.largest_depth:g}) x "
+        f"rollout_batch_size={config.rollout_batch_size})"
+    )
+    pieces: list[tuple[KeyPath, str, int, int]] = [
+        (("async_generation_ratio",), trajectories, config.capacity, _KIB),
+        (("val_batch_size",), "trajectories of an evaluation", config.val_batch_size, _KIB),
+        (("actor_infer", "num_engines"), "engines", config.actor_infer.engines_between[1], 64 * _MIB),
+    ]
+    for name, manager in config.env_managers.items():
+        path: KeyPath = (name, "num_env_groups")
+        processes = _num_processes(config, manager)
+        pieces += [
+            (path, "environments in processes of their own", processes, 4 * _MIB),
+            (path, "environments", manager.max_envs, 8 * _KIB),
+            ((name, "max_env_num_per_worker"), "workers", manager.workers_between[1], 32 * _MIB),
+        ]
+    reported: set[str] = set()
+    for key, what, number, least_bytes in pieces:
+        if number * least_bytes > total and key[0] not in reported:
+            reported.add(str(key[0]))
+            yield Problem(
+                key,
+                f"{number} {what} take at least {number * least_bytes / 1024**3:,.0f} GiB, and this machine "
+                f"has {total / 1024**3:,.0f}: take fewer",
+            )
+
+
+def _most_envs_per_tag(manager: EnvManagerArgs) -> dict[str, int]:
+    weights = manager.groups_per_tag
+    shares = split_evenly(manager.max_envs, list(weights.values()))
+    return dict(zip(weights, shares, strict=True))
+
+
+def _num_processes(config: RunConfig, manager: EnvManagerArgs) -> int:
+    """Environments in processes of their own; 0 where tags and partition do not fit (see `_partition`)."""
+    if len(manager.num_groups_partition or manager.tags) != len(manager.tags):
+        return 0
+    return sum(
+        num_envs
+        for tag, num_envs in _most_envs_per_tag(manager).items()
+        if tag in config.custom_envs and _isolation(config.custom_envs[tag]) == Isolation.PROCESS
+    )
+
+
+def _isolation(env: CustomEnv) -> str | None:
+    """Where the tag's environments run; None when that cannot be found out."""
+    try:
+        return env.isolation or plugins.environment_spec(env.env_type).isolation
+    except ConfigurationError:
+        return None  # `_tags` says so.
+
+
+def _devices(config: RunConfig) -> Iterator[Problem]:
+    """Devices by name, checked before a process that would use them is started."""
+    for section in plugins.settings_sections(config):
+        if "device" not in section.model.model_fields:
+            continue
+        device = section.values.get("device", "cpu")
+        if not isinstance(device, str) or device == "cpu":
+            continue
+        problem = _device_problem(device, is_here=config.ray.address is None)
+        if problem is not None:
+            yield Problem((*section.path, "device"), problem)
+
+
+def _device_problem(device: str, *, is_here: bool) -> str | None:
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return None  # What needs torch says so.
+    try:
+        parsed = torch.device(device)
+    except RuntimeError:
+        return f"`{device}` is no device of PyTorch; write cpu, cuda or cuda:0"
+    if is_here and parsed.type == "cuda" and (parsed.index or 0) >= torch.cuda.device_count():
+        return f"`{device}`, but PyTorch finds {torch.cuda.device_count()} GPUs on this machine"
+    return None

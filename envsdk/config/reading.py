@@ -1,0 +1,235 @@
+"""Reads a file and those it extends, and remembers where each key was written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from envsdk.config.foreign.others import said_of_other_project
+from envsdk.config.hydra_defaults import DEFAULTS, files_of
+from envsdk.failures import ConfigurationError
+from envsdk.settings.nearest import nearest
+from envsdk.settings.problems import KeyPath
+
+EXTENDS = "extends"
+"""Key of a file that names the file it starts from."""
+
+OVERRIDE = "override"
+
+
+def find_config(source: str | Path) -> Path:
+    """The file that `source` means.
+
+    A path is taken as it is. A bare file name is looked up in the working directory, then among the
+    shipped examples; `.yaml` may be left out. Raises ConfigurationError.
+    """
+    path = Path(source).expanduser()
+    for candidate in (path, path.with_name(f"{path.name}.yaml") if path.name else path):
+        if candidate.is_file():
+            return candidate
+        if candidate.parent == Path() and (examples_folder() / candidate.name).is_file():
+            return examples_folder() / candidate.name
+    if path.is_dir():
+        raise ConfigurationError(f"{source} is a folder; name a YAML file")
+    if path.parent != Path():
+        raise ConfigurationError(f"there is no file {source}")
+    examples = {example.stem: example.name for example in examples_folder().glob("*.yaml")}
+    match = nearest(path.stem, examples)
+    hint = (
+        f"did you mean `{examples[match]}`?"
+        if match
+        else f"shipped examples: {', '.join(sorted(examples.values()))}"
+    )
+    raise ConfigurationError(
+        f"there is no file {source} in {Path.cwd()}, and no shipped example of that name; {hint}"
+    )
+
+
+def examples_folder() -> Path:
+    """The shipped examples: inside the package when installed, next to it in a checkout."""
+    package = Path(str(files("envsdk")))
+    installed = package / "examples"
+    return installed if installed.is_dir() else package.parent / "examples"
+
+
+class Reading:
+    """Files and overrides read so far, and where each key was last written."""
+
+    def __init__(self) -> None:
+        self.sources: dict[Path, str] = {}
+        self._origins: dict[KeyPath, str] = {}
+        self.shared_keys: set[str] = set()
+        """Top-level keys of files that are named under `defaults`."""
+
+    def origin(self, path: KeyPath) -> str:
+        """Where the key, or else the innermost written section around it, was written; empty if nowhere."""
+        for end in range(len(path), 0, -1):
+            if path[:end] in self._origins:
+                return self._origins[path[:end]]
+        return ""
+
+    def written_at(self, path: KeyPath) -> str:
+        """Where the key itself was written; empty if nowhere."""
+        return self._origins.get(path, "").partition(" as ")[0]
+
+    def added(self, origins: Mapping[KeyPath, str]) -> None:
+        """Remember keys that follow from others."""
+        self._origins |= origins
+
+    def read(self, path: Path) -> DictConfig:
+        """The file merged over what it extends."""
+        resolved = path.resolve()
+        if resolved in self.sources:
+            chain = " -> ".join(source.name for source in (*self.sources, resolved))
+            raise ConfigurationError(f"{_display(path)}: `{EXTENDS}` goes in a circle: {chain}")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(
+                f"{path} is no UTF-8 text: {error.reason} at byte {error.start}"
+            ) from error
+        if not self.sources and (said := said_of_other_project(path.suffix, text)):
+            raise ConfigurationError(f"{_display(path)} {said}")
+        self.sources[resolved] = text
+        own, tree = _parse(text, path)
+        base = self._read_base(own, path)
+        self._record(tree, (), _display(path))
+        for key in [each for each in self._origins if each[0] in (EXTENDS, DEFAULTS)]:
+            del self._origins[key]
+        try:
+            merged = OmegaConf.merge(base, own) if base is not None else own
+        except OmegaConfBaseException as error:
+            raise ConfigurationError(f"{_display(path)}: {first_line(error)}") from error
+        assert isinstance(merged, DictConfig)
+        return merged
+
+    def _read_base(self, own: DictConfig, path: Path) -> DictConfig | None:
+        if DEFAULTS in own:
+            return self._read_defaults(own, path)
+        if EXTENDS not in own:
+            return None
+        name = own.pop(EXTENDS)
+        if not isinstance(name, str) or not name:
+            raise ConfigurationError(f"{_display(path)}: `{EXTENDS}` must be the name of one YAML file")
+        neighbor = path.parent / name
+        try:
+            return self.read(neighbor if neighbor.is_file() else find_config(name))
+        except ConfigurationError as error:
+            if neighbor.is_file() or Path(name).parent == Path():
+                raise ConfigurationError(f"{_display(path)}: `{EXTENDS}: {name}`: {error}") from error
+            raise ConfigurationError(
+                f"{_display(path)}: `{EXTENDS}: {name}`: there is no file {neighbor}"
+            ) from error
+
+    def _read_defaults(self, own: DictConfig, path: Path) -> DictConfig | None:
+        try:
+            names = files_of(OmegaConf.to_container(own.pop(DEFAULTS), resolve=False))
+        except ValueError as error:
+            raise ConfigurationError(f"{_display(path)}: `{DEFAULTS}`: {error}") from error
+        if EXTENDS in own:
+            raise ConfigurationError(
+                f"{_display(path)}: has both `{EXTENDS}` and `{DEFAULTS}`, which do the same; keep one"
+            )
+        merged: Any = OmegaConf.create()
+        for name in names:
+            neighbor = path.parent / name
+            if not neighbor.is_file():
+                raise ConfigurationError(
+                    f"{_display(path)}: `{DEFAULTS}`: there is no file {_display(neighbor)}; put it there,"
+                    " or leave the entry out"
+                )
+            shared = self.read(neighbor)
+            self.shared_keys |= {str(key) for key in shared}
+            merged = OmegaConf.merge(merged, shared)
+        assert isinstance(merged, DictConfig)
+        return merged
+
+    def _record(self, node: yaml.Node | None, path: KeyPath, file: str) -> None:
+        if isinstance(node, yaml.MappingNode):
+            for key_node, value_node in node.value:
+                if key_node.tag == "tag:yaml.org,2002:merge":
+                    anchored = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
+                    for each in anchored:
+                        self._record(each, path, file)
+            for key_node, value_node in node.value:
+                if isinstance(key_node, yaml.ScalarNode) and key_node.tag != "tag:yaml.org,2002:merge":
+                    self._set((*path, key_node.value), f"{file}:{key_node.start_mark.line + 1}", value_node)
+                    self._record(value_node, (*path, key_node.value), file)
+        elif isinstance(node, yaml.SequenceNode):
+            for i, item in enumerate(node.value):
+                self._origins[(*path, i)] = f"{file}:{item.start_mark.line + 1}"
+                self._record(item, (*path, i), file)
+
+    def _set(self, path: KeyPath, origin: str, value: object) -> None:
+        """What is no section replaces all that was written below the key."""
+        if not isinstance(value, Mapping | yaml.MappingNode):
+            for below in [each for each in self._origins if each[: len(path)] == path]:
+                del self._origins[below]
+        self._origins[path] = origin
+
+    def override(self, merged: DictConfig, override: str) -> None:
+        """Apply one `key=value`."""
+        key, separator, _ = override.partition("=")
+        if not separator or not key.strip() or key != key.strip():
+            raise ConfigurationError(
+                f"override `{override}`: write it as key=value, without spaces around `=`"
+            )
+        if key.startswith(("+", "~", "-")):
+            raise ConfigurationError(
+                f"override `{override}`: a key starts with a letter; options go before FILE"
+            )
+        if key == EXTENDS:
+            raise ConfigurationError(f"override `{override}`: `{EXTENDS}` only works in a file")
+        try:
+            single = OmegaConf.to_container(OmegaConf.from_dotlist([override]), resolve=False)
+            merged.merge_with_dotlist([override])
+        except (OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError) as error:
+            raise ConfigurationError(f"override `{override}`: {first_line(error)}") from error
+        assert isinstance(single, dict)
+        self._record_override(single, ())
+
+    def _record_override(self, data: Mapping[Any, Any], prefix: KeyPath) -> None:
+        for key, value in data.items():
+            path = (*prefix, key)
+            self._set(path, OVERRIDE, value)
+            if isinstance(value, Mapping):
+                self._record_override(value, path)
+
+
+def _parse(text: str, path: Path) -> tuple[DictConfig, yaml.Node | None]:
+    """The text as OmegaConf and as a tree that knows its lines."""
+    try:
+        tree = yaml.compose(text, Loader=yaml.SafeLoader)
+        if tree is None:
+            return OmegaConf.create(), None
+        parsed = OmegaConf.create(text) if isinstance(tree, yaml.MappingNode) else None
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        tab = "; indent with spaces" if "'\\t'" in (error.problem or "") else ""
+        raise ConfigurationError(f"{_display(path)}{line}: {error.problem or error.context}{tab}") from error
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigurationError(f"{_display(path)}: {first_line(error)}") from error
+    if not isinstance(parsed, DictConfig) or not all(isinstance(key, str) for key in parsed):
+        raise ConfigurationError(
+            f"{_display(path)}: the file must be a mapping of keys, such as `max_steps: 100`"
+        )
+    return parsed, tree
+
+
+def _display(path: Path) -> str:
+    """Short enough to read: relative to the working directory where it is below it."""
+    resolved = path.resolve()
+    return str(resolved.relative_to(Path.cwd())) if resolved.is_relative_to(Path.cwd()) else str(path)
+
+
+def first_line(error: Exception) -> str:
+    """Of a message of several lines."""
+    return next(iter(str(error).splitlines()), type(error).__name__)

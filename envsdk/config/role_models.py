@@ -1,0 +1,126 @@
+"""The keys of the three roles, typed: the policy that learns, the one that plays, and the frozen one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from envsdk.config.ranges import parse_index_list
+from envsdk.config.rlvr_models import DataArgs
+from envsdk.config.section import GeneratingArgs, Section, distinct
+
+DeviceMapping = Annotated[
+    list[NonNegativeInt] | None,
+    BeforeValidator(parse_index_list),
+    AfterValidator(lambda v: v and distinct(v)),
+]
+
+
+class StrategyArgs(Section):
+    """Which plug-in does the work, and its own settings."""
+
+    strategy_name: str
+    """Entry point, or `package.module:Class`."""
+    strategy_config: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the plug-in, which checks them."""
+
+
+class TrainerStrategy(StrategyArgs):
+    """Which trainer does the work, and its own settings."""
+
+    strategy_name: str = "torch"
+    """Entry point in `envsdk.trainers`, or `package.module:Class`."""
+
+
+class EngineStrategy(StrategyArgs):
+    """Which engine does the work, and its own settings."""
+
+    strategy_name: str = "embedded"
+    """Entry point in `envsdk.engines`, or `package.module:Class`."""
+
+
+class Role(Section):
+    """What the three roles share."""
+
+    model_args: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the plug-in that are about the model; joined with `strategy_config`."""
+    device_mapping: DeviceMapping = None
+    """Accelerators of a plug-in that runs on several, as a list or as `list(range(0,4))`."""
+    strategy_args: StrategyArgs
+    """Which plug-in, and its own settings."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the plug-in is given: `model_args` and `strategy_config` together."""
+        return {**self.model_args, **self.strategy_args.strategy_config}
+
+
+class TrainerRole(Role):
+    """What the two roles of a trainer share."""
+
+    device_mapping: DeviceMapping = None
+    """One process per entry, on that accelerator where there are any, as a list or as
+    `list(range(0,4))`; one process when absent."""
+    strategy_args: TrainerStrategy = Field(default_factory=TrainerStrategy)
+    """Which trainer, and its own settings."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes of the trainer."""
+        return len(self.device_mapping) if self.device_mapping else 1
+
+
+class ActorTrain(TrainerRole):
+    """The policy that learns."""
+
+    data_args: DataArgs | None = None
+    """Files of prompts that the domains of `rewards` take their rows from."""
+
+    training_args: dict[str, Any] = Field(default_factory=dict)
+    """Optimizer and step size: settings of the trainer, which checks them."""
+
+
+class ActorInfer(Role):
+    """The policy that plays."""
+
+    strategy_args: EngineStrategy = Field(default_factory=EngineStrategy)
+    """Which engine, and its own settings."""
+    generating_args: GeneratingArgs = Field(default_factory=GeneratingArgs)
+    """How replies are sampled."""
+    infer_batch_size: PositiveInt = 128
+    """Requests one engine decodes together."""
+    device_mapping: DeviceMapping = None
+    """Accelerators, shared out evenly between `max_engines` engines in their order, as a list or as
+    `list(range(0,4))`; absent, each engine chooses its own."""
+    num_engines: PositiveInt = 1
+    """Copies of the model that answer side by side."""
+    min_engines: PositiveInt | None = None
+    """Fewest of them when there is little to do; `num_engines` when absent."""
+    max_engines: PositiveInt | None = None
+    """Most of them when requests queue up; `num_engines` when absent."""
+    max_queued_per_engine: Annotated[float, Field(gt=0, lt=16)] = 8.0
+    """With more requests waiting per engine for ten seconds, one more is started, up to `max_engines`. Below
+    16: no more wait at an engine whose KV cache is full."""
+    engine_idle_s: PositiveFloat = 300.0
+    """When for so many seconds all requests would have filled less than half of one engine fewer, one is
+    drained and ended, down to `min_engines`."""
+    max_engine_restarts: NonNegativeInt = 3
+    """How often in a row an engine that died, broke or hung is started again. Five minutes of service
+    clear the count; the run continues while one engine is left."""
+    engine_timeout_s: PositiveFloat = 60.0
+    """An engine that shows no sign of life for so many seconds hangs, and is replaced."""
+    engine_stall_s: PositiveFloat = 300.0
+    """The same for one that has requests and computes nothing."""
+    slow_engine_ratio: Annotated[float, Field(ge=0)] = 10.0
+    """An engine that is so many times slower than the others for two minutes, whatever its load, is drained
+    and started again; 0: none is."""
+
+    @property
+    def engines_between(self) -> tuple[int, int]:
+        """Fewest and most engines."""
+        return self.min_engines or self.num_engines, self.max_engines or self.num_engines
+
+
+class Reference(TrainerRole):
+    """The frozen policy that KL terms compare with; loaded only when one is asked for."""
