@@ -2,14 +2,16 @@
 
     python -m tests.mutations                    # all: `make test-mutations`
     python -m tests.mutations buffer ledger.py   # of these wings and files
+    python -m tests.mutations --jobs 2           # two at a time
     python -m tests.mutations --list
 
-Each fault is planted in a copy of the working tree, in which its test files run. They run once without a fault
-first: a test that fails anyway finds nothing. The exit code is 0 when every fault is found.
+Each fault is planted in a copy of the working tree, in which its test files run. Without a fault they run
+too: a test that fails anyway finds nothing. The exit code is 0 when every fault is found.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -18,8 +20,10 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 ROOT = Path(__file__).parents[1]
 FAULTS = ROOT / "tests/mutations.toml"
@@ -153,28 +157,54 @@ def table(outcomes: Sequence[Outcome]) -> str:
     )
 
 
-def main(arguments: Sequence[str]) -> int:
-    faults = read_faults()
-    if list(arguments) == ["--list"]:
-        print("\n".join(f"{each.wing}: {each.what} ({each.file})" for each in faults))
-        return 0
-    planted = chosen(faults, arguments)
-    if not planted:
-        print(f"no such wing or file: {' '.join(arguments)}", file=sys.stderr)
-        return 2
+def try_out(faults: Sequence[Fault], num_jobs: int) -> list[Outcome]:
+    """The outcome of each fault, in order; each job has a copy of its own."""
+    with (
+        tempfile.TemporaryDirectory(prefix="envsdk-mutations-") as folder,
+        ThreadPoolExecutor(num_jobs) as jobs,
+    ):
+        copies = SimpleQueue[Copy]()
+        for number in range(num_jobs):
+            copies.put(Copy(Path(folder) / str(number)))
+
+        def one(fault: Fault) -> Outcome:
+            copy = copies.get()
+            try:
+                outcome = copy.try_out(fault)
+            finally:
+                copies.put(copy)
+            print(f"{fault.wing}: {fault.what}: {outcome.said}, {outcome.seconds:.0f} s", flush=True)
+            return outcome
+
+        return list(jobs.map(one, faults))
+
+
+def without_fault(faults: Sequence[Fault]) -> str:
+    """What fails without any fault; empty where nothing does."""
     with tempfile.TemporaryDirectory(prefix="envsdk-mutations-") as folder:
-        copy = Copy(Path(folder))
-        code, said = copy.run(sorted({test for each in planted for test in each.tests}))
-        if code != _PASSED:
-            print(f"the tests fail without a fault: {said}", file=sys.stderr)
-            return 1
-        outcomes = []
-        for fault in planted:
-            outcomes.append(copy.try_out(fault))
-            print(
-                f"{fault.wing}: {fault.what}: {outcomes[-1].said}, {outcomes[-1].seconds:.0f} s", flush=True
-            )
+        code, said = Copy(Path(folder)).run(sorted({test for each in faults for test in each.tests}))
+    return "" if code == _PASSED else said
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutations")
+    parser.add_argument("words", nargs="*", help="wings, and parts of files' paths; all faults without one")
+    parser.add_argument("--jobs", type=int, default=1, help="faults that are tried at a time")
+    parser.add_argument("--list", action="store_true", help="name the faults")
+    parser.add_argument("--only-faults", action="store_true", help="where the tests are known to pass")
+    options = parser.parse_args(arguments)
+    planted = chosen(read_faults(), options.words)
+    if not planted:
+        print(f"no such wing or file: {' '.join(options.words)}", file=sys.stderr)
+        return 2
+    if options.list:
+        print("\n".join(f"{each.wing}: {each.what} ({each.file})" for each in planted))
+        return 0
+    outcomes = try_out(planted, options.jobs)
     print(f"\n{table(outcomes)}")
+    if not options.only_faults and (said := without_fault(planted)):
+        print(f"tests fail without a fault too: {said}", file=sys.stderr)
+        return 1
     return int(any(each.said != "found" for each in outcomes))
 
 
