@@ -43,7 +43,7 @@ class Fault:
     """Occurs once in the file."""
     new: str
     tests: Sequence[str]
-    """Files of which one fails at least."""
+    """Files of which one fails at least; `FILE::TEST` where the others of its file take long."""
 
     def problem(self, root: Path = ROOT) -> str:
         """Why the fault cannot be planted; empty where it can."""
@@ -52,8 +52,11 @@ class Fault:
             return f"there is no {self.file}"
         if (count := file.read_text(encoding="utf-8").count(self.old)) != 1:
             return f"{self.file} has {count} times, not once: {self.old!r}"
-        missing = [test for test in self.tests if not (root / test).is_file()]
-        return f"there is no {missing[0]}" if missing else ""
+        for test in self.tests:
+            path, _, name = test.partition("::")
+            if not (root / path).is_file() or f"def {name}" not in (root / path).read_text(encoding="utf-8"):
+                return f"there is no {test}"
+        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

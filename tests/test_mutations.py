@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ FAULTS = read_faults()
 
 def planted(tmp_path: Path, text: str) -> Fault:
     (tmp_path / "sums.py").write_text(text)
-    (tmp_path / "test_sums.py").touch()
+    (tmp_path / "test_sums.py").write_text("def test_it_adds() -> None: ...")
     return Fault(wing="base", file="sums.py", what="wrong sign", old="+ b", new="- b", tests=["test_sums.py"])
 
 
@@ -40,9 +41,12 @@ def test_a_text_that_does_not_occur_once_is_named_with_its_file(
     assert planted(tmp_path, text).problem(tmp_path) == f"sums.py has {times} times, not once: '+ b'"
 
 
-def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
+def test_a_file_or_a_test_that_is_gone_is_named(tmp_path: Path) -> None:
     fault = planted(tmp_path, "a + b")
     assert fault.problem(tmp_path) == ""
+    assert replace(fault, tests=["test_sums.py::test_it_adds"]).problem(tmp_path) == ""
+    other = "test_sums.py::test_it_subtracts"
+    assert replace(fault, tests=[other]).problem(tmp_path) == f"there is no {other}"
     (tmp_path / "test_sums.py").unlink()
     assert fault.problem(tmp_path) == "there is no test_sums.py"
     (tmp_path / "sums.py").unlink()
