@@ -180,6 +180,10 @@ collect: install
 test-nightly: install ## Everything that `make test` leaves out, to its end whatever fails, and one table; hours
 	$(BIN)/python -m tests.nightly
 
+.PHONY: test-mutations
+test-mutations: install ## Plant the faults of tests/mutations.toml and see that the tests find each: some 15 minutes
+	$(BIN)/python -m tests.mutations
+
 .PHONY: test-times
 test-times: install ## Where the last `make test` spent its time: files, then tests
 	@$(BIN)/python -m tests.times build/times/*.xml

@@ -74,3 +74,16 @@ def test_a_reply_that_does_not_fit_its_spans_leaves_the_log_as_it_was(
     with pytest.raises(ValueError, match=r"version spans|log-probabilities"):
         log.append_sampled([2, 3], logprobs, of_lengths(parts))
     assert (list(log.ids), log.arrays().oldest_version) == ([1], None)
+
+
+@pytest.mark.parametrize(
+    "starts", [(0, 3), (0, 1), (1, 3), (2, 0)], ids=["gap", "overlap", "late", "backwards"]
+)
+def test_spans_that_do_not_follow_on_each_other_are_refused_also_where_their_lengths_fit(
+    starts: tuple[int, int],
+) -> None:
+    log = TokenLog()
+    spans = [VersionSpan(version=0, start=start, end=start + 2) for start in starts]
+    with pytest.raises(ValueError, match="do not cover the reply in order"):
+        log.append_sampled([1, 2, 3, 4], [-0.5] * 4, spans)
+    assert len(log) == 0

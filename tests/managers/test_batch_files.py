@@ -86,3 +86,17 @@ async def test_what_a_killed_run_discarded_does_not_stay_beside_the_batch_that_i
     resumed.begin(7)
     await resumed.write_batch(RolloutBatch(version=0, groups=[[trajectory(9)]]), 7, STATE)
     assert os.listdir(tmp_path) == ["step_000007.parquet"]
+
+
+async def test_what_is_thrown_away_behind_a_batch_belongs_to_the_next_one(tmp_path: Path) -> None:
+    files = BatchFiles(tmp_path, prefix="step", group_size=1, discarded_per_file=1)
+    files.begin(7)
+    for number in (1, 2):
+        write = files.add_discarded(trajectory(number), "stale")
+        assert write is not None
+        await write
+        await files.write_batch(RolloutBatch(version=0, groups=[[trajectory(9)]]), 6 + number, STATE)
+    assert sorted(os.listdir(tmp_path)) == [
+        *(f"discarded_step_00000{step}.parquet" for step in (7, 8)),
+        *(f"step_00000{step}.parquet" for step in (7, 8)),
+    ]

@@ -244,3 +244,22 @@ def test_every_scenario_replays(scenario: Any) -> None:
         assert replay(_from_zero(read_log(recorder.folder))).difference is None
     finally:
         shutil.rmtree(recorder.folder)
+
+
+def test_an_episode_on_a_lost_worker_is_told_and_plays_no_more(tmp_path: Path) -> None:
+    config = LedgerConfig(batch_size=2, group_size=2, alpha=0, tag_weights={"maze": 1})
+    log = LedgerLog(tmp_path, config, None)
+    ledger = recorded(RolloutLedger(config), log)
+    ledger.add_slots({"slot0": "maze", "slot1": "maze"}, log.clock(0))
+    ledger.remove_slots(["slot1"], log.clock(1_000))
+    log.mark("asked", log.clock(2_000), 0)
+    ledger.finished(0, log.clock(3_000), oldest_version=0)
+    ledger.finished(2, log.clock(5_000), oldest_version=0)
+    batch, _ = ledger.take(2, log.clock(5_000))
+    assert batch is not None
+    log.mark("wrote", log.clock(5_000), 0)
+    log.flush()
+    history = replay(read_log(tmp_path))
+    assert history.difference is None
+    assert "1 of 1 environments were playing" in history.why_step(0)[0]
+    assert any("member 1 was lost with its worker" in moment for moment in history.why_group(0))

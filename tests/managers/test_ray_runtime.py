@@ -202,7 +202,10 @@ with ray_runtime(RayArgs(num_cpus=1), if_lost=if_lost):
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(("part", "told"), [("raylet", "node manager"), ("gcs_server", "control process")])
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [("raylet", "node manager"), pytest.param("gcs_server", "control process", marks=pytest.mark.slow)],
+)
 def test_where_ray_dies_another_program_takes_over_and_nothing_stays_behind(part: str, told: str) -> None:
     run = subprocess.run([sys.executable, "-c", KILLED, part], capture_output=True, text=True, timeout=300)
     assert run.returncode == 7, run.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -68,6 +69,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder, tokenizer, hidden_size=32, num_layers=1, num_heads=4, sequence_length=256, seed=0
     )
     return folder
+
+
+RunHere = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def run_here(capsys: pytest.CaptureFixture[str]) -> RunHere:
+    """`run_here(main, *arguments)`: a command line in this process, for what needs no new interpreter."""
+
+    def run(main: Callable[[list[str]], int], *arguments: object) -> subprocess.CompletedProcess[str]:
+        capsys.readouterr()
+        argv = [*map(str, arguments)]
+        code = main(argv)
+        return subprocess.CompletedProcess(argv, code, *capsys.readouterr())
+
+    return run
 
 
 def toy_tag(

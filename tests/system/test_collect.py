@@ -24,6 +24,7 @@ from envsdk.store.shards import MANIFEST, Manifest, file_sha256
 from envsdk.store.tally import Tally
 from envsdk.store.trajectories import read_trajectories
 from envsdk.trajectory import Trajectory
+from tests.system.conftest import RunHere
 
 pytestmark = pytest.mark.system
 
@@ -88,7 +89,7 @@ def assert_sound(folder: Path, num_episodes: int) -> None:
     assert {path.name for path in folder.iterdir()} == names | {MANIFEST, CARD, ".lock", ".workers.lock"}
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_killed_again_and_again_it_ends_with_every_episode_exactly_once(
     tmp_path: Path, num_workers: int
 ) -> None:
@@ -139,17 +140,17 @@ def test_a_deleted_shard_is_collected_anew_with_the_same_episodes(tmp_path: Path
     assert_sound(tmp_path, 60)
 
 
-def test_a_shard_that_was_changed_is_named_and_left_alone(tmp_path: Path) -> None:
+def test_a_shard_that_was_changed_is_named_and_left_alone(tmp_path: Path, run_here: RunHere) -> None:
     collect("toys/Fast-v1", tmp_path, num_episodes=40, shard_size=20)
     shard = tmp_path / "part-00001.parquet"
     shard.write_bytes(shard.read_bytes() + b"x")
-    done = run_collect("toys/Fast-v1", "--out", tmp_path, "-n", 40, "--shard-size", 20)
+    done = run_here(main, "toys/Fast-v1", "--out", tmp_path, "-n", 40, "--shard-size", 20)
     assert done.returncode == 1
     assert f"{shard} is not the file" in done.stderr
     assert "Delete it" in done.stderr
 
 
-def test_a_shard_of_another_collection_is_named(tmp_path: Path) -> None:
+def test_a_shard_of_another_collection_is_named(tmp_path: Path, run_here: RunHere) -> None:
     collect("toys/Fast-v1", tmp_path / "one", num_episodes=40, shard_size=20)
     collect("toys/Fast-v1", tmp_path / "two", num_episodes=40, shard_size=20, seed=7)
     manifest = Manifest.load(tmp_path / "one")
@@ -157,15 +158,15 @@ def test_a_shard_of_another_collection_is_named(tmp_path: Path) -> None:
     del manifest.shards[1]
     manifest.save(tmp_path / "one")
     (tmp_path / "two" / "part-00001.parquet").rename(tmp_path / "one" / "part-00001.parquet")
-    done = run_collect("toys/Fast-v1", "--out", tmp_path / "one", "-n", 40, "--shard-size", 20)
+    done = run_here(main, "toys/Fast-v1", "--out", tmp_path / "one", "-n", 40, "--shard-size", 20)
     assert done.returncode == 1
     assert "part-00001.parquet belongs to another collection" in done.stderr
 
 
-def test_another_configuration_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+def test_another_configuration_in_the_same_folder_is_refused(tmp_path: Path, run_here: RunHere) -> None:
     collect("toys/Fast-v1", tmp_path, num_episodes=40)
-    done = run_collect(
-        "toys/Fast-v1", "--out", tmp_path, "-n", 40, "--policy", "random", "--seed", 7, "sleep_s=0.001"
+    done = run_here(
+        main, "toys/Fast-v1", "--out", tmp_path, "-n", 40, "--policy", "random", "--seed", 7, "sleep_s=0.001"
     )
     assert done.returncode == 2
     assert 'policy: "oracle" there, "random" now' in done.stderr
@@ -213,7 +214,7 @@ def test_worker_processes_collect_what_one_process_does(tmp_path: Path) -> None:
     assert what_was_played(episodes_in(one.folder)) == what_was_played(episodes_in(tmp_path / "three"))
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_environment_that_takes_its_process_along_gets_one_of_its_own(
     tmp_path: Path, num_workers: int
 ) -> None:
@@ -226,7 +227,12 @@ def test_an_environment_that_takes_its_process_along_gets_one_of_its_own(
 
 
 @pytest.mark.parametrize(
-    ("how", "where", "num_workers"), [("sleep", "reset", 1), ("count", "step", 1), ("backtrack", "step", 2)]
+    ("how", "where", "num_workers"),
+    [
+        pytest.param("sleep", "reset", 1, marks=pytest.mark.slow),
+        pytest.param("count", "step", 1, marks=pytest.mark.slow),
+        ("backtrack", "step", 2),
+    ],
 )
 def test_an_environment_that_never_returns_costs_its_own_episodes_and_nothing_stays_behind(
     tmp_path: Path, how: str, where: str, num_workers: int
@@ -257,7 +263,7 @@ def test_ctrl_c_is_answered_while_an_environment_holds_the_interpreter_s_lock(tm
     wait_until(lambda: not any(is_alive(player.pid) for player in players))
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_disk_that_takes_no_more_is_reported_and_nothing_is_half_written(
     tmp_path: Path, num_workers: int
 ) -> None:
@@ -294,8 +300,8 @@ def test_a_configuration_in_hand_is_collected_for_its_training_tags(tmp_path: Pa
     assert all(t.seed == t.task.seed(3) and t.task.split == "demonstrations" for t in episodes_in(tmp_path))
 
 
-def test_failed_episodes_are_data_and_counted_by_boundary_and_kind(tmp_path: Path) -> None:
-    done = run_collect("toys/Flaky-v1", "--out", tmp_path, "-n", 100)
+def test_failed_episodes_are_data_and_counted_by_boundary_and_kind(tmp_path: Path, run_here: RunHere) -> None:
+    done = run_here(main, "toys/Flaky-v1", "--out", tmp_path, "-n", 100)
     assert done.returncode == 0, done.stderr
     assert_sound(tmp_path, 100)
     counts = manifest_of(tmp_path)["counts"]
@@ -308,18 +314,18 @@ def test_failed_episodes_are_data_and_counted_by_boundary_and_kind(tmp_path: Pat
     assert "environment/reset_raised" in done.stdout
 
 
-def test_when_every_episode_fails_the_exit_code_says_so(tmp_path: Path) -> None:
+def test_when_every_episode_fails_the_exit_code_says_so(tmp_path: Path, run_here: RunHere) -> None:
     for _ in range(2):
-        done = run_collect("toys/Broken-v1", "--out", tmp_path, "-n", 30)
+        done = run_here(main, "toys/Broken-v1", "--out", tmp_path, "-n", 30)
         assert done.returncode == 1
         assert "all 30 episodes failed" in done.stderr
         assert "no such level" in done.stderr
         assert_sound(tmp_path, 30)
 
 
-def test_hundreds_of_episodes_are_awaited_at_the_same_time(tmp_path: Path) -> None:
+def test_hundreds_of_episodes_are_awaited_at_the_same_time(tmp_path: Path, run_here: RunHere) -> None:
     options = ("--policy", "oracle", "--concurrency", 200)
-    done = run_collect("toys/Awaited-v1", "num_envs=200", "--out", tmp_path, "-n", 300, *options)
+    done = run_here(main, "toys/Awaited-v1", "num_envs=200", "--out", tmp_path, "-n", 300, *options)
     assert done.returncode == 0, done.stderr
     assert_sound(tmp_path, 300)
     assert all(episode.success for episode in episodes_in(tmp_path))
@@ -342,8 +348,9 @@ def test_a_turn_of_an_oracle_costs_less_than_a_millisecond_of_cpu(tmp_path: Path
     assert cpu_s / collection.manifest.tally.num_turns < 1e-3
 
 
-def test_tags_of_a_yaml_are_played_in_the_parts_asked_for(tmp_path: Path) -> None:
-    done = run_collect(
+def test_tags_of_a_yaml_are_played_in_the_parts_asked_for(tmp_path: Path, run_here: RunHere) -> None:
+    done = run_here(
+        main,
         *("agentic_async.yaml", "--out", tmp_path, "-n", 30, "--tags", "SimpleSokoban,FrozenLake"),
         *("custom_envs.FrozenLake.max_steps=3", "seed=5"),
     )
@@ -423,8 +430,8 @@ def test_the_name_of_an_environment_does_for_its_id_and_its_data_set(
     assert len(trajectories) == 20
 
 
-def test_an_out_that_is_a_file_is_refused(tmp_path: Path) -> None:
+def test_an_out_that_is_a_file_is_refused(tmp_path: Path, run_here: RunHere) -> None:
     (tmp_path / "out").touch()
-    done = run_collect("toys/Fast-v1", "--out", tmp_path / "out")
+    done = run_here(main, "toys/Fast-v1", "--out", tmp_path / "out")
     assert done.returncode == 1
     assert f"Cannot write into {tmp_path / 'out'}: it is a file, not a folder" in done.stderr

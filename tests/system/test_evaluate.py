@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,17 +15,9 @@ from envsdk.store.tally import wilson_interval
 from envsdk.store.trajectories import read_trajectories
 from envsdk.trajectory import Task
 from envsdk.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
+from tests.system.conftest import RunHere
 
 pytestmark = pytest.mark.system
-
-ROOT = Path(__file__).parents[2]
-
-
-def run_evaluate(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from tests.system.toy_envs import run; run('evaluate')"]
-    return subprocess.run(
-        [*command, *map(str, arguments)], capture_output=True, text=True, cwd=ROOT, check=False
-    )
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +34,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_an_oracle_solves_what_it_can_and_the_json_says_how_sure_that_is(tmp_path: Path) -> None:
-    done = run_evaluate("toys/Flaky-v1", "--policy", "oracle", "-n", 60, "--json", tmp_path / "result.json")
+def test_an_oracle_solves_what_it_can_and_the_json_says_how_sure_that_is(
+    run_here: RunHere, tmp_path: Path
+) -> None:
+    done = run_here(main, "toys/Flaky-v1", "--policy", "oracle", "-n", 60, "--json", tmp_path / "result.json")
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "result.json").read_text())
     total, episodes = result["total"], result["episodes"]
@@ -68,9 +60,11 @@ def test_an_oracle_solves_what_it_can_and_the_json_says_how_sure_that_is(tmp_pat
         assert shown in done.stdout
 
 
-def test_more_failures_than_the_configuration_allows_are_an_error_after_the_results(tmp_path: Path) -> None:
+def test_more_failures_than_the_configuration_allows_are_an_error_after_the_results(
+    run_here: RunHere, tmp_path: Path
+) -> None:
     options = ("-n", 60, "--json", tmp_path / "result.json", "max_failed_share=0.1")
-    done = run_evaluate("toys/Flaky-v1", "--policy", "oracle", *options)
+    done = run_here(main, "toys/Flaky-v1", "--policy", "oracle", *options)
     failed = json.loads((tmp_path / "result.json").read_text())["total"]["failed"]
     assert done.returncode == 1
     assert f"{failed} of 60 episodes failed, more than max_failed_share=0.1 allows" in done.stderr
@@ -89,9 +83,9 @@ def test_every_policy_plays_the_same_frozen_tasks() -> None:
     assert not {t.seed for t in oracle.trajectories} & {t.seed for t in other.trajectories}
 
 
-def test_a_yaml_is_evaluated_by_tag_with_a_total() -> None:
+def test_a_yaml_is_evaluated_by_tag_with_a_total(run_here: RunHere) -> None:
     limits = ("custom_envs.FrozenLake.max_steps=30", "custom_envs.FrozenLake.env_config.max_steps=30")
-    done = run_evaluate("agentic_async", "--policy", "oracle", "-n", 20, *limits)
+    done = run_here(main, "agentic_async", "--policy", "oracle", "-n", 20, *limits)
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()]
     by_name = {row[0]: row for row in rows if row}
@@ -108,8 +102,10 @@ def test_without_episodes_the_yamls_val_batch_size_counts() -> None:
     }
 
 
-def test_when_every_episode_fails_the_exit_code_says_so_and_the_json_is_written(tmp_path: Path) -> None:
-    done = run_evaluate("toys/Broken-v1", "--policy", "oracle", "-n", 9, "--json", tmp_path / "result.json")
+def test_when_every_episode_fails_the_exit_code_says_so_and_the_json_is_written(
+    run_here: RunHere, tmp_path: Path
+) -> None:
+    done = run_here(main, "toys/Broken-v1", "--policy", "oracle", "-n", 9, "--json", tmp_path / "result.json")
     assert done.returncode == 1
     assert "all 9 episodes failed: 9 x environment/reset_raised" in done.stderr
     result = json.loads((tmp_path / "result.json").read_text())
@@ -160,9 +156,19 @@ def test_another_model_in_the_same_collection_is_refused(checkpoint: Path, tmp_p
         settings.write_text(before)
 
 
-def test_a_prompt_longer_than_the_sequence_names_the_key_to_change(checkpoint: Path) -> None:
-    done = run_evaluate(
-        "agentic_async.yaml", "--model", checkpoint, "-n", 4, "sequence_length=40", "--tags", "FrozenLake"
+def test_a_prompt_longer_than_the_sequence_names_the_key_to_change(
+    run_here: RunHere, checkpoint: Path
+) -> None:
+    done = run_here(
+        main,
+        "agentic_async.yaml",
+        "--model",
+        checkpoint,
+        "-n",
+        4,
+        "sequence_length=40",
+        "--tags",
+        "FrozenLake",
     )
     assert done.returncode == 1
     assert "configuration/prompt_too_long" in done.stderr

@@ -20,6 +20,7 @@ TOKEN = "a-token-that-is-long-enough"
 NUM_STEPS = 2
 
 
+@pytest.mark.slow
 def test_the_programs_of_a_job_do_their_parts_and_end(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

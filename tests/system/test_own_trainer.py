@@ -35,6 +35,7 @@ def checkpoint_of(job: Job) -> dict[str, Any]:
     return saved
 
 
+@pytest.mark.slow
 def test_a_loop_that_is_killed_goes_on_as_if_nothing_had_happened(tmp_path: Path, model: Path) -> None:
     outputs, jobs = {}, {}
     for name in ("undisturbed", "killed"):

@@ -28,6 +28,7 @@ from envsdk.trajectory import Outcome, Task
 from tests.system.conftest import Rollouts, StartRollouts, toy_tag, troublesome, wait_until, worker_processes
 
 pytestmark = pytest.mark.system
+slow = pytest.mark.slow
 
 SLOW_REPLIES = {"latency": {"kind": "lognormal", "mean_s": 0.05, "sigma": 1.0}}
 
@@ -99,7 +100,7 @@ def test_without_asynchrony_nothing_is_sampled_between_a_batch_and_the_next_publ
         rollouts.advance(version)
 
 
-@pytest.mark.parametrize("alpha", [0.5, 2])
+@pytest.mark.parametrize("alpha", [pytest.param(0.5, marks=slow), 2])
 def test_no_sample_is_older_than_alpha_allows_whatever_the_latencies(
     start_rollouts: StartRollouts, alpha: float
 ) -> None:
@@ -121,10 +122,10 @@ def test_no_sample_is_older_than_alpha_allows_whatever_the_latencies(
     ("isolation", "how", "kind"),
     [
         (Isolation.THREAD, "hang", "step_timeout"),
-        (Isolation.ASYNC, "hang", "step_timeout"),
-        (Isolation.PROCESS, "hang", "step_timeout"),
+        pytest.param(Isolation.ASYNC, "hang", "step_timeout", marks=slow),
+        pytest.param(Isolation.PROCESS, "hang", "step_timeout", marks=slow),
         (Isolation.PROCESS, "die", "process_died"),
-        (Isolation.INLINE, "raise", "step_raised"),
+        pytest.param(Isolation.INLINE, "raise", "step_raised", marks=slow),
     ],
 )
 def test_a_bad_environment_never_holds_a_batch_back_and_fails_alone(
@@ -197,10 +198,10 @@ def test_a_reply_that_never_comes_fails_its_turn_alone(start_rollouts: StartRoll
 @pytest.mark.parametrize(
     ("isolation", "how"),
     [
-        (Isolation.INLINE, "hang"),
+        pytest.param(Isolation.INLINE, "hang", marks=slow),
         (Isolation.INLINE, "hog"),
-        (Isolation.THREAD, "hog"),
-        (Isolation.ASYNC, "block"),
+        pytest.param(Isolation.THREAD, "hog", marks=slow),
+        pytest.param(Isolation.ASYNC, "block", marks=slow),
     ],
 )
 def test_an_environment_that_holds_up_its_worker_costs_its_own_episode_and_no_other(
@@ -329,6 +330,7 @@ def test_every_evaluation_plays_the_same_tasks_and_the_same_weights_the_same_epi
     assert seen[0] == seen[1] == seen[2]
 
 
+@pytest.mark.slow
 def test_an_evaluation_begun_while_an_environment_hangs_waits_for_no_one(
     start_rollouts: StartRollouts,
 ) -> None:
@@ -375,7 +377,7 @@ def test_when_everything_fails_the_run_ends_and_says_what_failed(start_rollouts:
         rollouts.next_batch()
 
 
-@pytest.mark.parametrize("alpha", [0, 1])
+@pytest.mark.parametrize("alpha", [pytest.param(0, marks=slow), 1])
 def test_a_group_that_a_filter_drops_is_replaced_and_the_batch_stays_whole(
     start_rollouts: StartRollouts, tmp_path: Path, alpha: float
 ) -> None:
@@ -412,12 +414,14 @@ def test_what_is_thrown_away_is_written_as_it_comes_and_does_not_wait_for_a_batc
         assert ends == ["filtered: zero_variance: every reward is 1"] * 4
 
 
+@pytest.mark.slow
 def test_a_filter_that_drops_everything_ends_the_run_and_is_named(start_rollouts: StartRollouts) -> None:
     rollouts = start_rollouts(group_filters=["zero_variance"], max_filtered_groups=6)
     with pytest.raises(RolloutStalled, match=r"dropped 6 groups.*every reward is 1.*max_filtered_groups 6"):
         rollouts.next_batch()
 
 
+@pytest.mark.slow
 def test_a_first_prompt_over_the_sequence_length_names_the_keys_to_change(
     start_rollouts: StartRollouts,
 ) -> None:
@@ -438,6 +442,7 @@ def test_with_two_engines_losing_one_costs_nothing_but_time(start_rollouts: Star
         assert not batch.failures
 
 
+@pytest.mark.slow
 def test_an_engine_that_comes_back_answers_all_workers_and_those_that_are_replaced(
     start_rollouts: StartRollouts,
 ) -> None:

@@ -63,6 +63,7 @@ def test_every_evaluation_plays_the_same_held_out_tasks_under_one_version(finish
         assert train_seeds.isdisjoint(t.seed for t in evaluation)
 
 
+@pytest.mark.slow
 def test_batches_on_disk_train_to_the_same_weights_bit_for_bit(
     finished: tuple[Job, str], tmp_path: Path, model: Path
 ) -> None:
@@ -78,10 +79,13 @@ def test_batches_on_disk_train_to_the_same_weights_bit_for_bit(
     again.assert_each_step_once(5)
 
 
-def test_a_killed_run_continues_where_it_was(tmp_path: Path, model: Path) -> None:
+@pytest.mark.parametrize("last_batches", [(3,), pytest.param((1, 3), marks=pytest.mark.slow)])
+def test_a_killed_run_continues_where_it_was(
+    tmp_path: Path, model: Path, last_batches: tuple[int, ...]
+) -> None:
     job = Job(tmp_path, model)
-    # Once before the first checkpoint, once between a batch reaching the disk and its training.
-    for last_batch in (1, 3):
+    # The first checkpoint is behind batch 1; a batch reaches the disk before it is trained.
+    for last_batch in last_batches:
         process = job.start()
         wait_until(job.batch(last_batch).is_file, process)
         process.kill()
@@ -173,6 +177,7 @@ def test_a_finished_run_is_not_overwritten(finished: tuple[Job, str]) -> None:
     assert (job.run / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_the_command_of_a_run_whose_last_evaluation_failed_evaluates_again(
     finished: tuple[Job, str], tmp_path: Path, model: Path
 ) -> None:

@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_a_run_learns_from_what_an_outside_agent_was_answered(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,10 +13,10 @@ import pytest
 
 from tests.system.jobs import Job, rows, stop_and_check, wait_until
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-@pytest.mark.parametrize("num_engines", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("num_engines", [1, 2])
 def test_a_killed_engine_comes_back_and_no_trajectory_is_lost(
     num_engines: int, tmp_path: Path, model: Path
 ) -> None:
@@ -44,7 +44,6 @@ def test_a_killed_engine_comes_back_and_no_trajectory_is_lost(
     assert "engine restarts" in (job.run / "report.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_engines", "keys"),
     [

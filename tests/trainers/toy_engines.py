@@ -1,28 +1,43 @@
-"""An engine that writes down the weights it gets, and does as it is told when they come."""
+"""Engines that write down the weights they get, and do as they are told.
+
+Each engine is a process that imports this module, so it imports nothing heavy.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
-import torch
 from numpy.typing import NDArray
 
 from envsdk.failures import EngineError
-from envsdk.inference.engine import EngineConfig, WeightReference
+from envsdk.inference.engine import EngineConfig, EngineHealth, WeightReference
 from envsdk.inference.engine_host import EngineHost
 from envsdk.inference.mock import MockEngine
+from envsdk.inference.weight_buckets import UpdateInterrupted
 from envsdk.inference.weight_transport import Transport
-from envsdk.pipeline.trainer_group import TrainerGroup
-from envsdk.pipeline.weight_update import TransferReport, update_engines
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from envsdk.inference.device_memory import Handle
+    from envsdk.inference.weight_group import WeightGroup
+    from envsdk.pipeline.trainer_group import TrainerGroup
+    from envsdk.pipeline.weight_update import TransferReport
 
 NAME = "tests.trainers.toy_engines:ToyEngine"
+BREAKING = "tests.trainers.toy_engines:BreakingEngine"
+BLIND = "tests.trainers.toy_engines:BlindEngine"
+BUSY = "tests.trainers.toy_engines:BusyEngine"
+SEEING = "tests.trainers.toy_engines:SeeingEngine"
 
 
 class ToyEngine(MockEngine):
@@ -51,13 +66,65 @@ class ToyEngine(MockEngine):
 
     def _read(self, weights: Iterable[Any], version: int) -> Iterator[tuple[str, NDArray[Any]]]:
         for index, (name, array) in enumerate(weights):
-            if isinstance(array, torch.Tensor):
-                array = (array.float() if array.dtype is torch.bfloat16 else array).numpy()
+            if not isinstance(array, np.ndarray):
+                array = (array.float() if str(array.dtype) == "torch.bfloat16" else array).numpy()
             yield name, array.copy()
             if index == 2 and self.deeds.get(str(version)) == "die":
                 os.kill(os.getpid(), signal.SIGKILL)
             if index == 2 and self.deeds.get(str(version)) == "refuse":
                 raise EngineError(f"weight `{name}` is not one of the model's")
+
+
+class BreakingEngine(ToyEngine):
+    """Is broken while there is a file `broken` in its folder."""
+
+    def health(self) -> EngineHealth:
+        error = "out of memory" if (self.folder / "broken").exists() else ""
+        return replace(super().health(), error=error)
+
+
+class BlindEngine(ToyEngine):
+    """Cannot open memory of other processes' devices, nor send between cards."""
+
+    @classmethod
+    def create(cls, config: EngineConfig) -> ToyEngine:
+        def refuse(handle: Handle, device: str) -> Tensor:
+            raise RuntimeError("invalid resource handle")
+
+        def fail(group: WeightGroup, num_bytes: int) -> Tensor:
+            raise UpdateInterrupted("unhandled system error")
+
+        from envsdk.inference import weight_transport
+        from envsdk.inference.weight_group import WeightGroup
+
+        weight_transport.open_handle = refuse
+        WeightGroup.receive_on_device = fail  # type: ignore[method-assign]
+        return super().create(config)
+
+
+class BusyEngine(ToyEngine):
+    """Says that it has one request and samples 100 tokens/s; files in its folder make it say otherwise."""
+
+    def health(self) -> EngineHealth:
+        tokens_per_s = 0 if self._is("stalled") else 1 if self._is("slow") else 100
+        return replace(
+            super().health(),
+            num_running=0 if self._is("idle") else 1,
+            num_queued=9 if self._is("crowded") else 0,
+            num_tokens_sampled=int(time.monotonic() * tokens_per_s),
+        )
+
+    def _is(self, what: str) -> bool:
+        return (self.folder / what).exists()
+
+
+class SeeingEngine(ToyEngine):
+    """Leaves the accelerators it sees in its folder."""
+
+    async def start(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "sees").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
+        await super().start()
 
 
 async def start_engine(folder: Path, **deeds: str) -> Any:
@@ -80,6 +147,8 @@ async def update(
     delta: bool = False,
     dtype: str = "float32",
 ) -> TransferReport | None:
+    from envsdk.pipeline.weight_update import update_engines
+
     return await update_engines(
         engines,
         group.send_weights,

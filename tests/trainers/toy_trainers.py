@@ -1,4 +1,7 @@
-"""A trainer without a model, whose ranks do as they are told; for what a group of ranks must bear."""
+"""A trainer without a model, whose ranks do as they are told; for what a group of ranks must bear.
+
+Each rank is a process that imports this module, so it imports nothing heavy.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from envsdk.failures import StorageError
 from envsdk.trainer import TrainBatch, Trainer, TrainerConfig
 
 NAME = "tests.trainers.toy_trainers:ToyTrainer"
+WEIGHING = "tests.trainers.toy_trainers:WeighingTrainer"
 
 
 class ToyTrainer(Trainer):
@@ -65,3 +69,30 @@ class ToyTrainer(Trainer):
 
     def save_pretrained(self, folder: Path) -> None:
         self.save(folder)
+
+
+def weights_at(step: int) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Some buckets' worth: small tensors, one larger than a bucket, a scalar and an empty one."""
+    rng = np.random.default_rng(step)
+    for index in range(30):
+        yield f"layer.{index}", rng.standard_normal((50, index + 1)).astype(np.float32)
+    yield "large", rng.standard_normal(60_000).astype(np.float32)
+    yield "scalar", np.array(step, np.float32)
+    yield "empty", np.zeros((0, 3), np.float16)
+    yield "last", rng.integers(0, 9, 5)
+
+
+class WeighingTrainer(ToyTrainer):
+    """Its weights follow from the steps it took. `die` as `weights`: rank 0 dies while it sends."""
+
+    num_steps = 0
+
+    def train_step(self, batch: TrainBatch) -> dict[str, float]:
+        self.num_steps += 1
+        return {}
+
+    def weights(self) -> Iterable[tuple[str, NDArray[Any]]]:
+        for index, weight in enumerate(weights_at(self.num_steps)):
+            if index == 30 and self.deed == "die" and self.num_steps == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield weight

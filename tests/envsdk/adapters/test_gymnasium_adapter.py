@@ -142,6 +142,19 @@ def test_success_is_what_the_configuration_says(success, expected):
     assert info["success"] is expected
 
 
+@pytest.mark.parametrize(
+    ("moves", "success"),
+    [(["down", "right"], False), (["right", "right", "down", "down", "down", "right"], True)],
+)
+def test_an_episode_that_ends_without_a_reward_is_not_solved(moves, success):
+    env = make_gymnasium_env(**LAKE)
+    env.reset(seed=0)
+    for move in moves:
+        _, reward, terminated, _, info = env.step(tagged(move))
+    assert terminated
+    assert info["success"] is success is (reward > 0)
+
+
 def test_what_the_environment_says_of_success_counts_where_nothing_else_is_said():
     env = make_gymnasium_env(id="envsdk/Sokoban-v1")
     ours = envsdk.make("envsdk/Sokoban-v1")

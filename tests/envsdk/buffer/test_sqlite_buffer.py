@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from hypothesis import settings
 
 from envsdk.buffer.connecting import open_engine
-from envsdk.buffer.contract import LeaseLost, Role, Terms
+from envsdk.buffer.contract import FinishedGroup, LeaseLost, Role, Terms
 from envsdk.buffer.sql_buffer import SqlBuffer
 from envsdk.failures import ConfigurationError
 from tests.envsdk.buffer.buffer_machine import BufferMachine
@@ -101,3 +101,28 @@ def test_a_clock_that_goes_back_keeps_no_dead_explorer_alive(tmp_path: Path) -> 
     assert claimed.group_id in {
         group.group_id for group in buffer.claim(living, ["lake"] * 4, version=0, token="two")
     }
+
+
+def test_a_group_that_another_explorer_plays_by_now_is_not_taken_from_the_one_that_lost_it(
+    tmp_path: Path,
+) -> None:
+    now = [1000.0]
+    buffer = SqlBuffer(open_engine(str(tmp_path / "b.db")), lease_s=30, clock=lambda connection: now[0])
+    buffer.create("job", TERMS)
+    trainer, silent = buffer.join(Role.TRAINER, "trainer"), buffer.join(Role.EXPLORER, "silent")
+    buffer.begin(trainer, 0)
+    buffer.publish(trainer, 0, 0, {})
+    (lost,) = buffer.claim(silent, ["lake"], version=0, token="one")
+    for _ in range(4):
+        now[0] += 10
+        buffer.renew(trainer)
+    other = buffer.join(Role.EXPLORER, "other")
+    (again,) = buffer.claim(other, ["lake"], version=0, token="two")
+    assert again.group_id == lost.group_id
+    finished = FinishedGroup(
+        group_id=lost.group_id, payload=b"x", num_trajectories=2, num_tokens=4, oldest_version=0
+    )
+    assert buffer.put(silent, [finished]) == [lost.group_id]
+    assert buffer.num_ready() == 0
+    assert buffer.put(other, [finished]) == []
+    assert buffer.num_ready() == 1

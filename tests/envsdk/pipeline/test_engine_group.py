@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,25 +16,21 @@ from typing import Any
 import psutil
 import pytest
 import ray
-from torch import Tensor
 
 from envsdk.config import RayArgs
 from envsdk.failures import ConfigurationError, EngineError
-from envsdk.inference import weight_transport
-from envsdk.inference.device_memory import Handle
-from envsdk.inference.engine import EngineConfig, EngineHealth
+from envsdk.inference.engine import EngineConfig
 from envsdk.inference.engine_demand import DemandConfig
 from envsdk.inference.engine_pool import PoolConfig
-from envsdk.inference.weight_buckets import UpdateInterrupted
-from envsdk.inference.weight_group import WeightGroup
 from envsdk.inference.weight_transport import Transport
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.pipeline.engine_group import EngineGroup, EngineGroupSpec
 from envsdk.pipeline.trainer_group import TrainerGroup, TrainerSpec
 from envsdk.trainer import TrainBatch, TrainerConfig
 from tests.trainers.counted_gpus import REPOSITORY, counted_gpus
+from tests.trainers.toy_engines import BLIND, BREAKING, BUSY, SEEING, read
 from tests.trainers.toy_engines import NAME as TOY_ENGINE
-from tests.trainers.toy_engines import ToyEngine, read
+from tests.trainers.toy_trainers import WEIGHING
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
@@ -65,55 +60,6 @@ class Group(EngineGroup):
             self.joined.append((name, (await actor.health.remote()).version))
 
 
-class BreakingEngine(ToyEngine):
-    """Is broken while there is a file `broken` in its folder."""
-
-    def health(self) -> EngineHealth:
-        error = "out of memory" if (self.folder / "broken").exists() else ""
-        return replace(super().health(), error=error)
-
-
-class BlindEngine(ToyEngine):
-    """Cannot open memory of other processes' devices, nor send between cards."""
-
-    @classmethod
-    def create(cls, config: EngineConfig) -> ToyEngine:
-        def refuse(handle: Handle, device: str) -> Tensor:
-            raise RuntimeError("invalid resource handle")
-
-        def fail(group: WeightGroup, num_bytes: int) -> Tensor:
-            raise UpdateInterrupted("unhandled system error")
-
-        weight_transport.open_handle = refuse
-        WeightGroup.receive_on_device = fail  # type: ignore[method-assign]
-        return super().create(config)
-
-
-class BusyEngine(ToyEngine):
-    """Says that it has one request and samples 100 tokens/s; files in its folder make it say otherwise."""
-
-    def health(self) -> EngineHealth:
-        tokens_per_s = 0 if self._is("stalled") else 1 if self._is("slow") else 100
-        return replace(
-            super().health(),
-            num_running=0 if self._is("idle") else 1,
-            num_queued=9 if self._is("crowded") else 0,
-            num_tokens_sampled=int(time.monotonic() * tokens_per_s),
-        )
-
-    def _is(self, what: str) -> bool:
-        return (self.folder / what).exists()
-
-
-class SeeingEngine(ToyEngine):
-    """Leaves the accelerators it sees in its folder."""
-
-    async def start(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "sees").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
-        await super().start()
-
-
 @asynccontextmanager
 async def engine_group(
     folder: Path,
@@ -128,7 +74,7 @@ async def engine_group(
     trainer = TrainerGroup(
         TrainerSpec(
             key="actor_train",
-            strategy_name="tests.envsdk.pipeline.test_weight_update:WeighingTrainer",
+            strategy_name=WEIGHING,
             config=TrainerConfig(model=Path(), sequence_length=8, seed=0),
             device_mapping=None,
             uses_accelerators=False,
@@ -229,6 +175,7 @@ async def test_an_engine_that_comes_back_while_the_trainer_learns_waits_for_its_
         await until(lambda: group.joined == [("one", 1)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [ray.exceptions.RayActorError(), ray.exceptions.OutOfMemoryError("low")])
 async def test_an_engine_that_dies_before_it_says_where_it_runs_is_started_again(
     tmp_path: Path, error: Exception
@@ -263,6 +210,7 @@ async def test_an_engine_that_dies_before_it_says_where_it_runs_is_started_again
         assert group.num_restarts == 2
 
 
+@pytest.mark.slow
 async def test_weights_stay_on_the_card_that_all_share(tmp_path: Path) -> None:
     async with engine_group(tmp_path, "one", "two") as group:
         await put_on_cards(group, "GPU-1", one="GPU-1", two="GPU-1")
@@ -276,6 +224,7 @@ async def test_weights_stay_on_the_card_that_all_share(tmp_path: Path) -> None:
         assert len(set(group._cards.values())) == 2
 
 
+@pytest.mark.slow
 async def test_weights_go_from_card_to_card_where_each_has_its_own(tmp_path: Path) -> None:
     async with engine_group(tmp_path, "one", "two") as group:
         await put_on_cards(group, "GPU-1", one="GPU-2", two="GPU-3")
@@ -285,6 +234,7 @@ async def test_weights_go_from_card_to_card_where_each_has_its_own(tmp_path: Pat
         assert sorted(report.engines) == ["one", "two"]
 
 
+@pytest.mark.slow
 async def test_weights_go_through_main_memory_where_cards_are_shared_by_some(tmp_path: Path) -> None:
     async with engine_group(tmp_path, "one", "two") as group:
         await put_on_cards(group, "GPU-1", one="GPU-1", two="GPU-2")
@@ -300,9 +250,9 @@ async def test_a_way_that_does_not_exist_is_refused(tmp_path: Path) -> None:
             await group.choose_transport()
 
 
+@pytest.mark.slow
 async def test_where_the_card_cannot_be_shared_weights_go_through_main_memory(tmp_path: Path) -> None:
-    strategy = "tests.envsdk.pipeline.test_engine_group:BlindEngine"
-    async with engine_group(tmp_path, "one", strategy=strategy) as group:
+    async with engine_group(tmp_path, "one", strategy=BLIND) as group:
         await put_on_cards(group, "GPU-1", one="GPU-1")
         group.said.clear()
         await group.publish(1)
@@ -315,8 +265,7 @@ async def test_where_the_card_cannot_be_shared_weights_go_through_main_memory(tm
 
 
 async def test_where_nccl_fails_weights_go_through_main_memory(tmp_path: Path) -> None:
-    strategy = "tests.envsdk.pipeline.test_engine_group:BlindEngine"
-    async with engine_group(tmp_path, "one", "two", strategy=strategy) as group:
+    async with engine_group(tmp_path, "one", "two", strategy=BLIND) as group:
         await put_on_cards(group, "GPU-1", one="GPU-2", two="GPU-3")
         group.said.clear()
         await group.publish(1)
@@ -326,6 +275,7 @@ async def test_where_nccl_fails_weights_go_through_main_memory(tmp_path: Path) -
         assert {look.version for look in (await group.health()).values()} == {1}
 
 
+@pytest.mark.slow
 async def test_an_engine_that_dies_in_a_broadcast_between_cards_leaves_the_others_on_them(
     tmp_path: Path,
 ) -> None:
@@ -339,9 +289,9 @@ async def test_an_engine_that_dies_in_a_broadcast_between_cards_leaves_the_other
         assert not any("cannot go" in line for line in group.said)
 
 
+@pytest.mark.slow
 async def test_an_engine_that_says_that_it_is_broken_is_ended_and_started_again(tmp_path: Path) -> None:
-    strategy = "tests.envsdk.pipeline.test_engine_group:BreakingEngine"
-    async with engine_group(tmp_path, "one", strategy=strategy) as group:
+    async with engine_group(tmp_path, "one", strategy=BREAKING) as group:
         await group.publish(0)
         (tmp_path / "one" / "broken").touch()
         await until(lambda: group.num_running == 0)
@@ -371,6 +321,7 @@ async def test_the_end_of_the_last_engine_says_how_often_and_why(tmp_path: Path)
         assert group.joined == []
 
 
+@pytest.mark.slow
 async def test_an_engine_that_refuses_the_weights_when_it_comes_back_is_lost_again(tmp_path: Path) -> None:
     async with engine_group(tmp_path, "one", deeds={"0": "refuse"}, max_restarts=1) as group:
         os.kill(min(engine_processes()), signal.SIGKILL)
@@ -378,9 +329,6 @@ async def test_an_engine_that_refuses_the_weights_when_it_comes_back_is_lost_aga
         assert await group.publish(0) is None
         with pytest.raises(EngineError, match="is not one of the model's"):
             await asyncio.wait_for(group.failed, timeout=60)
-
-
-BUSY = "tests.envsdk.pipeline.test_engine_group:BusyEngine"
 
 
 async def test_an_engine_that_answers_but_computes_nothing_is_started_again(tmp_path: Path) -> None:
@@ -395,6 +343,7 @@ async def test_an_engine_that_answers_but_computes_nothing_is_started_again(tmp_
         assert stalled not in engine_processes()
 
 
+@pytest.mark.slow
 async def test_a_slow_engine_is_drained_and_comes_back_with_the_weights_of_the_others(tmp_path: Path) -> None:
     limits = {"slow_s": 2.0, "stretch_s": 2.0}
     async with engine_group(tmp_path, "one", "two", strategy=BUSY, **limits) as group:
@@ -438,11 +387,11 @@ def four_counted_gpus() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("four_counted_gpus")
 async def test_each_engine_sees_the_accelerators_mapped_to_it_also_when_it_comes_back(tmp_path: Path) -> None:
-    strategy = "tests.envsdk.pipeline.test_engine_group:SeeingEngine"
     async with engine_group(
-        tmp_path, "one", "two", strategy=strategy, device_mapping=[3, 1, 0, 2], num_started=1
+        tmp_path, "one", "two", strategy=SEEING, device_mapping=[3, 1, 0, 2], num_started=1
     ) as group:
         await group.publish(0)
         assert (tmp_path / "one" / "sees").read_text() == "3,1"

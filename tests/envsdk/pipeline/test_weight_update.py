@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ import numpy as np
 import pytest
 import ray
 import torch
-from numpy.typing import NDArray
 
 from envsdk.config import RayArgs
 from envsdk.failures import ConfigurationError, EngineError, TrainerError
@@ -28,7 +25,7 @@ from envsdk.pipeline.trainer_group import TrainerGroup, TrainerSpec
 from envsdk.pipeline.weight_update import TransferReport
 from envsdk.trainer import TrainBatch, TrainerConfig, TrainSequence
 from tests.trainers.toy_engines import read, start_engine, update
-from tests.trainers.toy_trainers import ToyTrainer
+from tests.trainers.toy_trainers import WEIGHING, weights_at
 
 system = [
     pytest.mark.system,
@@ -38,34 +35,14 @@ system = [
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 BUCKET_BYTES = 1 << 16
-EACH = pytest.mark.parametrize("transport", list(Transport))
 
 
-def weights_at(step: int) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Some buckets' worth: small tensors, one larger than a bucket, a scalar and an empty one."""
-    rng = np.random.default_rng(step)
-    for index in range(30):
-        yield f"layer.{index}", rng.standard_normal((50, index + 1)).astype(np.float32)
-    yield "large", rng.standard_normal(60_000).astype(np.float32)
-    yield "scalar", np.array(step, np.float32)
-    yield "empty", np.zeros((0, 3), np.float16)
-    yield "last", rng.integers(0, 9, 5)
-
-
-class WeighingTrainer(ToyTrainer):
-    """Its weights follow from the steps it took. `die` as `weights`: rank 0 dies while it sends."""
-
-    num_steps = 0
-
-    def train_step(self, batch: TrainBatch) -> dict[str, float]:
-        self.num_steps += 1
-        return {}
-
-    def weights(self) -> Iterable[tuple[str, NDArray[Any]]]:
-        for index, weight in enumerate(weights_at(self.num_steps)):
-            if index == 30 and self.deed == "die" and self.num_steps == 2:
-                os.kill(os.getpid(), signal.SIGKILL)
-            yield weight
+def one_of(*transports: Transport) -> pytest.MarkDecorator:
+    """Each way a test of its own, of which all but the first run at night."""
+    first, *others = transports
+    return pytest.mark.parametrize(
+        "transport", [first, *(pytest.param(each, marks=pytest.mark.slow) for each in others)]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +55,7 @@ def cluster() -> Iterator[None]:
 
 @asynccontextmanager
 async def trainer(
-    strategy: str = "tests.envsdk.pipeline.test_weight_update:WeighingTrainer",
+    strategy: str = WEIGHING,
     *,
     ranks: list[int] | None = None,
     config: TrainerConfig | None = None,
@@ -126,22 +103,27 @@ def assert_has(folder: Path, version: int, *, step: int) -> None:
 class TestUpdates:
     pytestmark = system
 
-    @EACH
-    async def test_every_engine_gets_all_weights_and_the_version(
-        self, transport: Transport, tmp_path: Path
+    async def test_every_engine_gets_all_weights_and_the_version_whatever_the_way(
+        self, tmp_path: Path
     ) -> None:
         async with trainer(ranks=[0, 1]) as group, engines(tmp_path) as hosts:
-            for version in (1, 2):
+            for version, transport in enumerate([way for way in Transport for _ in range(2)], start=1):
                 await group.train_step(TrainBatch(step=0, sequences=[]))
                 report = await update(group, hosts, version, transport, bucket_bytes=BUCKET_BYTES)
                 assert report is not None
-                assert report.num_bytes == sum(array.nbytes for _, array in weights_at(version))
+                assert report.num_bytes == sum(array.nbytes for _, array in weights_at(version)), transport
                 assert report.num_buckets > 5
                 assert await versions(hosts) == [version, version]
                 for name in hosts:
                     assert_has(tmp_path / name, version, step=version)
 
-    @EACH
+    @one_of(
+        Transport.BROADCAST,
+        Transport.SHARED_MEMORY,
+        Transport.OBJECT_STORE,
+        Transport.CUDA_IPC,
+        Transport.NCCL,
+    )
     async def test_an_engine_that_dies_in_an_update_does_not_stop_the_others(
         self, transport: Transport, tmp_path: Path
     ) -> None:
@@ -156,7 +138,13 @@ class TestUpdates:
             # With nobody left there is nothing to send.
             assert await update(group, {"two": hosts["two"]}, 2, transport) is None
 
-    @EACH
+    @one_of(
+        Transport.SHARED_MEMORY,
+        Transport.BROADCAST,
+        Transport.OBJECT_STORE,
+        Transport.CUDA_IPC,
+        Transport.NCCL,
+    )
     async def test_a_trainer_that_dies_in_an_update_leaves_the_old_weights_and_the_next_one_goes_on(
         self, transport: Transport, tmp_path: Path
     ) -> None:
@@ -176,22 +164,22 @@ class TestUpdates:
             assert await versions(hosts) == [3, 3]
             assert_has(tmp_path / "two", 3, step=0)
 
-    @pytest.mark.parametrize(
-        "transport", [Transport.SHARED_MEMORY, Transport.BROADCAST, Transport.CUDA_IPC, Transport.NCCL]
-    )
     async def test_an_engine_that_refuses_the_weights_says_why_and_keeps_its_own(
-        self, transport: Transport, tmp_path: Path
+        self, tmp_path: Path
     ) -> None:
-        async with trainer() as group, engines(tmp_path, one={"1": "refuse"}) as hosts:
-            with pytest.raises(EngineError, match=r"`layer\.2` is not one of the model's"):
-                await asyncio.wait_for(
-                    update(group, hosts, 1, transport, bucket_bytes=BUCKET_BYTES), timeout=60
-                )
-            assert await versions({"one": hosts["one"]}) == [0]
-            await update(group, hosts, 2, transport, bucket_bytes=BUCKET_BYTES)
-            assert await versions(hosts) == [2, 2]
+        ways = (Transport.SHARED_MEMORY, Transport.BROADCAST, Transport.CUDA_IPC, Transport.NCCL)
+        deeds = {str(version): "refuse" for version in range(1, 2 * len(ways), 2)}
+        async with trainer() as group, engines(tmp_path, one=deeds) as hosts:
+            for version, transport in zip(range(1, 2 * len(ways), 2), ways, strict=True):
+                with pytest.raises(EngineError, match=r"`layer\.2` is not one of the model's"):
+                    await asyncio.wait_for(
+                        update(group, hosts, version, transport, bucket_bytes=BUCKET_BYTES), timeout=60
+                    )
+                assert await versions({"one": hosts["one"]}) == [version - 1], transport
+                await update(group, hosts, version + 1, transport, bucket_bytes=BUCKET_BYTES)
+                assert await versions(hosts) == [version + 1, version + 1]
 
-    @pytest.mark.parametrize("transport", [Transport.SHARED_MEMORY, Transport.BROADCAST])
+    @one_of(Transport.SHARED_MEMORY, Transport.BROADCAST)
     async def test_engines_that_have_the_update_before_get_differences(
         self, transport: Transport, tmp_path: Path
     ) -> None:
@@ -226,23 +214,27 @@ class TestUpdates:
             for name in ("one", "new"):
                 assert_has(tmp_path / name, 6, step=2)
 
-    @pytest.mark.parametrize("delta", [False, True])
-    async def test_weights_may_be_sent_in_half_the_bytes(self, delta: bool, tmp_path: Path) -> None:
-        names = {f"layer.{index}" for index in range(30)}
+    async def test_weights_may_be_sent_in_half_the_bytes_also_as_differences(self, tmp_path: Path) -> None:
         async with trainer() as group, engines(tmp_path) as hosts:
             one = {"one": hosts["one"]}
             whole = await update(group, one, 1, Transport.SHARED_MEMORY)
-            half = await update(group, one, 2, Transport.SHARED_MEMORY, dtype="bfloat16", delta=delta)
             assert whole is not None
-            assert half is not None
-            assert half.num_bytes < 0.52 * whole.num_bytes
-            found, sent = read(tmp_path / "one", 2), dict(weights_at(0))
-            for name in names:
-                expected = torch.from_numpy(sent[name]).bfloat16().float().numpy()
-                np.testing.assert_array_equal(found[name], expected)
-            np.testing.assert_array_equal(found["last"], sent["last"])  # whole numbers stay as they are
+            for version, delta in ((2, False), (3, True)):
+                half = await update(
+                    group, one, version, Transport.SHARED_MEMORY, dtype="bfloat16", delta=delta
+                )
+                assert half is not None
+                assert half.num_bytes < 0.52 * whole.num_bytes
+                found, sent = read(tmp_path / "one", version), dict(weights_at(0))
+                for name in (f"layer.{index}" for index in range(30)):
+                    expected = torch.from_numpy(sent[name]).bfloat16().float().numpy()
+                    np.testing.assert_array_equal(found[name], expected)
+                # Whole numbers stay as they are.
+                np.testing.assert_array_equal(found["last"], sent["last"])
 
-    @pytest.mark.parametrize("folder", ["model_folder", "untied_model_folder"])
+    @pytest.mark.parametrize(
+        "folder", ["model_folder", pytest.param("untied_model_folder", marks=pytest.mark.slow)]
+    )
     async def test_the_embedded_engine_means_what_the_trainer_means_after_each_update(
         self,
         folder: str,

@@ -48,6 +48,11 @@ def test_a_synchronous_step_takes_the_longest_episode_and_the_training() -> None
     assert (found.staleness_max, found.waste, found.tokens_per_step) == (0, 0.0, 80)
 
 
+def test_a_reset_takes_its_time_before_the_first_reply() -> None:
+    slow = simulate(simulated(draw=lambda lease: replace(constant(), reset_s=3.0)), num_steps=2)
+    assert slow.step_s == pytest.approx(3.0 + 1.0 + 2.0)
+
+
 @pytest.mark.parametrize(("reply_s", "step_s"), [(1.0, 2.0), (5.0, 5.0)])
 def test_an_asynchronous_step_takes_the_longer_of_playing_and_training(reply_s: float, step_s: float) -> None:
     found = simulate(

@@ -72,6 +72,7 @@ async def test_cancelling_interrupts_also_the_code_of_a_plug_in(caplog: pytest.L
     assert "envsdk-interruptible" not in [thread.name for thread in threading.enumerate()]
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_ctrl_c_ends_rollouts_that_make_the_tiny_policy(tmp_path: Path) -> None:
     small = ["num_episodes=40", "hidden_size=16", "num_layers=1", "epochs=10000000"]
