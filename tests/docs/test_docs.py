@@ -32,9 +32,7 @@ PAGES = [
 OPTIONAL = {
     "gem": "gem",
     "reasoning_gym": "reasoning_gym",
-    "verifiers": "verifiers",
     "envsdk.adapters.gem": "gem",
-    "envsdk.adapters.verifiers": "verifiers",
 }
 """Packages that `make install` leaves out, by what a block imports: `make test-adapters` runs it."""
 
