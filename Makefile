@@ -234,13 +234,13 @@ $(VLLM_INSTALLED): pyproject.toml constraints-vllm.txt
 
 .PHONY: test-openenv
 test-openenv: $(OPENENV_INSTALLED) ## Run the tests that need OpenEnv's own package, in .venv-openenv, which takes 0.7 GB
-	$(OPENENV_BIN)/python -m pytest -m openenv tests/openenv_package
+	$(OPENENV_BIN)/python -m pytest -m "openenv or adapters" tests/openenv_package tests/docs
 
 # Its package asks for gradio and fastmcp, of other versions than the project's.
 $(OPENENV_INSTALLED): pyproject.toml constraints-openenv.txt
 	@$(OPENENV_BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(OPENENV_VENV)
 	$(OPENENV_BIN)/python -m pip install -c constraints-openenv.txt -e '.[openenv,testing]' \
-		openenv pytest-asyncio pytest-timeout
+		pytest-asyncio pytest-timeout
 	@touch $@
 
 .PHONY: test-adapters
