@@ -35,7 +35,10 @@ OPTIONAL = {
     "envsdk.adapters.gem": "gem",
     "envsdk.adapters.openenv": "openenv",
 }
-"""Packages that `make install` leaves out, by what a block imports: `make test-adapters` and `make test-openenv` run it."""
+"""Packages that `make install` leaves out, by what a block imports.
+
+`make test-adapters` and `make test-openenv` run it.
+"""
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 

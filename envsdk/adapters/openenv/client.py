@@ -72,12 +72,14 @@ _RULES = ("description", "enum", "examples", "pattern", "maxLength")
 """Keys of a text field's schema that tell which texts are actions."""
 
 _PROMPT_TIMEOUT_S = 5.0
+_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
+"""Errors over an answer that is not as it should be."""
 
 
 def _unreadable() -> tuple[type[Exception], ...]:
     """What comes of a page that is not there, or not as it should be."""
     httpx2 = import_extra("httpx2", extra="openenv")
-    return httpx2.HTTPError, ValueError, LookupError, TypeError, AttributeError
+    return (*_UNREADABLE, httpx2.HTTPError)
 
 
 def _page(url: str, name: str, headers: Mapping[str, str], *, timeout_s: float) -> Any:
@@ -256,14 +258,7 @@ class OpenEnvClientEnv(HostedEnv):
             return getattr(self._connection, kind)(*action, **options)
         except TimeoutError as error:
             raise self._lost(f"no answer to {kind} within {self._message_timeout_s:g} s") from error
-        except (
-            OSError,
-            ValueError,
-            LookupError,
-            TypeError,
-            AttributeError,
-            _openenv().WebSocketException,
-        ) as error:
+        except (*_UNREADABLE, OSError, _openenv().WebSocketException) as error:
             raise self._lost(f"{kind}: {type(error).__name__}: {error}") from error
 
     def _connected(self) -> Any:
