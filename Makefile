@@ -246,25 +246,25 @@ $(VLLM_INSTALLED): pyproject.toml constraints-vllm.txt
 
 .PHONY: test-openenv
 test-openenv: $(OPENENV_INSTALLED) ## Run the tests that need OpenEnv's own package, in .venv-openenv, which takes 0.7 GB
-	$(OPENENV_BIN)/python -m pytest -m openenv tests/openenv_package
+	$(OPENENV_BIN)/python -m pytest -m "openenv or adapters" tests/openenv_package tests/docs
 
 # Its package asks for gradio and fastmcp, of other versions than the project's.
 $(OPENENV_INSTALLED): pyproject.toml constraints-openenv.txt
 	@$(OPENENV_BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(OPENENV_VENV)
 	$(OPENENV_BIN)/python -m pip install -c constraints-openenv.txt -e '.[openenv,testing]' \
-		openenv pytest-asyncio pytest-timeout
+		pytest-asyncio pytest-timeout
 	@touch $@
 
 .PHONY: test-adapters
 test-adapters: $(ADAPTERS_INSTALLED) ## Run the tests of adapters with the real packages, in .venv-adapters, 1 GB
 	$(ADAPTERS_BIN)/python -m pytest -m "adapters and not slow" --timeout 600 $(wildcard tests/envsdk/adapters/test_*_adapter.py) tests/docs
 
-# verifiers pins other versions than the tests of the rest; reasoning-gym builds pycosat in C.
+# reasoning-gym builds pycosat in C.
 $(ADAPTERS_INSTALLED): pyproject.toml constraints-adapters.txt
 	@command -v $(CC) > /dev/null || { \
 		echo "make: there is no C compiler '$(CC)'. On Debian and Ubuntu: apt-get install gcc" >&2; exit 1; }
 	@$(ADAPTERS_BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(ADAPTERS_VENV)
-	$(ADAPTERS_BIN)/python -m pip install -c constraints-adapters.txt -e '.[reasoning-gym,gem,verifiers,testing]' \
+	$(ADAPTERS_BIN)/python -m pip install -c constraints-adapters.txt -e '.[reasoning-gym,gem,testing]' \
 		pytest-asyncio pytest-timeout
 	@touch $@
 
@@ -280,7 +280,7 @@ $(TRACKERS_INSTALLED): pyproject.toml constraints-trackers.txt
 	@touch $@
 
 .PHONY: test-verifiers
-test-verifiers: $(VERIFIERS_INSTALLED) ## Run the tests that need verifiers 0.4, in .venv-verifiers, which takes 0.6 GB
+test-verifiers: $(VERIFIERS_INSTALLED) ## Run the tests that need verifiers, in .venv-verifiers, which takes 0.6 GB
 	$(VERIFIERS_BIN)/python -m pytest -m verifiers tests/verifiers_package
 
 # It asks for openai below 3 and mcp of another version than the rest.

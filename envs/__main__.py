@@ -11,46 +11,39 @@ import textwrap
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-import typer
+from pydantic import Field
 
 from envsdk import registry
 from envsdk.config.env_arguments import env_config_from, spec_named
 from envsdk.config.env_defaults import turn_limit
-from envsdk.display.command_line import run_app
+from envsdk.display.model_command import command_of
 from envsdk.display.terminal import say
 from envsdk.env import EnvSpec, TextEnv
 from envsdk.envs.play import HELP, play
 from envsdk.failures import ConfigurationError
+from envsdk.settings.options import Argument, Option, Options
 
-app = typer.Typer(add_completion=False)
+
+class EnvsOptions(Options):
+    """What `envsdk envs` takes."""
+
+    arguments: Annotated[tuple[str, ...], Argument("KEY=VALUE")] = ()
+    """With --play: arguments of the environment, such as size=6."""
+    environment: Annotated[str | None, Option("--play", "-p", metavar="ENV_ID")] = None
+    """Play this one in the terminal; package.module:Class works too."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """With --play: which task."""
+    as_json: Annotated[bool, Option("--json")] = False
+    """Print the list as JSON."""
 
 
-@app.command()
-def command(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE", help="With --play: arguments of the environment, such as size=6."
-        ),
-    ] = None,
-    environment: Annotated[
-        str | None,
-        typer.Option(
-            "--play",
-            "-p",
-            metavar="ENV_ID",
-            help="Play this one in the terminal; package.module:Class works too.",
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="With --play: which task.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
-) -> None:
+def command(options: EnvsOptions) -> None:
     """List the environments that are installed, or play one of them by hand."""
-    if environment is not None:
-        _play(environment, env_config_from(arguments or ()), seed)
-    elif arguments:
-        raise ConfigurationError(f"{arguments[0]!r}: to play an environment, write --play ENV_ID")
-    elif as_json:
+    if options.environment is not None:
+        _play(options.environment, env_config_from(options.arguments), options.seed)
+    elif options.arguments:
+        raise ConfigurationError(f"{options.arguments[0]!r}: to play an environment, write --play ENV_ID")
+    elif options.as_json:
         say(json.dumps([described(spec) for spec in _installed()], indent=2))
     else:
         _print_table()
@@ -165,9 +158,7 @@ def _typed() -> Iterator[str]:
             return
 
 
-def main(argv: list[str] | None = None) -> int:
-    return run_app(app, argv, name="envsdk envs")
-
+app, main = command_of(EnvsOptions, command, name="envsdk envs")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""`envsdk serve-env ENV_ID`: an environment behind OpenEnv's protocol, for training elsewhere.
+"""`envsdk serve-env ENV_ID`: an environment on OpenEnv's server, for training elsewhere.
 
 The token is taken from the environment variable `ENVSDK_ENV_TOKEN`, or made up and printed once.
 """
@@ -44,7 +44,7 @@ class ServeEnvOptions(Options):
 
 
 def command(options: ServeEnvOptions) -> None:
-    """Serve an environment over OpenEnv's protocol: a WebSocket or HTTP session each.
+    """Serve an environment on OpenEnv's server: one session for each WebSocket.
 
     Clients need the token: from the environment variable ENVSDK_ENV_TOKEN, or made up and shown once.
     """

@@ -5,47 +5,28 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from envsdk.display.command_line import run_app
+from envsdk.display.model_command import command_of
 from envsdk.display.terminal import say
+from envsdk.settings.options import Argument, Option, Options
 
 if TYPE_CHECKING:
     from envsdk.config import RunConfig
 
-app = typer.Typer(add_completion=False)
+
+class TrainOptions(Options):
+    """What `envsdk train` takes."""
+
+    source: Annotated[str, Argument("FILE")]
+    """YAML file. A bare name is looked up here, then among the shipped examples."""
+    overrides: Annotated[tuple[str, ...], Argument("KEY=VALUE")] = ()
+    """Replace single keys: max_steps=20 actor_infer.num_engines=2 ..."""
+    preset: Annotated[str | None, Option(metavar="NAME")] = None
+    """Replace what FILE says: `tiny` runs it with the tiny policy and small batches, on a CPU."""
+    explain: Annotated[bool, Option("--explain")] = False
+    """Print every value, where it comes from and what follows from it; start nothing."""
 
 
-@app.command()
-def train(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE",
-            help="YAML file. A bare name is looked up here, then among the shipped examples.",
-        ),
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE", help="Replace single keys: max_steps=20 actor_infer.num_engines=2 ..."
-        ),
-    ] = None,
-    preset: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Replace what FILE says: `tiny` runs it with the tiny policy and small batches, on a CPU.",
-        ),
-    ] = None,
-    explain: Annotated[
-        bool,
-        typer.Option(
-            "--explain",
-            help="Print every value, where it comes from and what follows from it; start nothing.",
-        ),
-    ] = False,
-) -> None:
+def command(options: TrainOptions) -> None:
     """Train a policy by reinforcement learning on the environments that FILE names.
 
     Everything the run writes goes to the folder OUTPUT_DIR/EXP_NAME named in FILE.
@@ -53,8 +34,8 @@ def train(
     from envsdk.config import explain as explain_config
     from envsdk.config import load_config
 
-    loaded = load_config(source, overrides or [], preset=preset, to_explain=explain)
-    if explain:
+    loaded = load_config(options.source, options.overrides, preset=options.preset, to_explain=options.explain)
+    if options.explain:
         say(explain_config(loaded))
         return
 
@@ -65,7 +46,7 @@ def train(
     from envsdk.job.start import run
 
     if loaded.preset_notes:
-        say("\n".join([f"preset {preset}:", *(f"- {note}" for note in loaded.preset_notes)]))
+        say("\n".join([f"preset {options.preset}:", *(f"- {note}" for note in loaded.preset_notes)]))
     run(loaded)
 
 
@@ -83,9 +64,7 @@ def _needed_modules(config: RunConfig) -> list[str]:
     return ["ray", "torch", "transformers", "safetensors", *sorted(more)]
 
 
-def main(argv: list[str] | None = None) -> int:
-    return run_app(app, argv, name="envsdk train")
-
+app, main = command_of(TrainOptions, command, name="envsdk train")
 
 if __name__ == "__main__":
     sys.exit(main())

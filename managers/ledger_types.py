@@ -335,5 +335,5 @@ class LedgerState:
                 "resume with the version that wrote it, or start a new run"
             )
         values["unfinished"] = tuple(UnfinishedGroup(**group) for group in values["unfinished"])
-        values["dropped"] = tuple(DroppedGroup(**group) for group in values.get("dropped", ()))
+        values["dropped"] = tuple(DroppedGroup(**group) for group in values["dropped"])
         return cls(**values)

@@ -18,18 +18,17 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from envsdk import __version__
 from envsdk.datasets.formats import ExportFormat
 from envsdk.datasets.reading import DataSet, TagRecord, open_dataset
-from envsdk.display.command_line import run_app
+from envsdk.display.model_command import command_of
 from envsdk.display.terminal import say
 from envsdk.envs.swe import SPEC
 from envsdk.envs.swe.observations import Ending, read_ending
 from envsdk.envs.swe.replies import ACTION_FORMATS, ActionFormat, parse_reply
 from envsdk.envs.swe.task_list import TaskList, task_list
 from envsdk.failures import ConfigurationError
+from envsdk.settings.options import Argument, Option, Options
 from envsdk.store.atomic import make_folder, write_atomically
 from envsdk.store.trajectories import DISCARDED_PREFIX, iter_trajectories
 from envsdk.trajectory import Outcome, Trajectory
@@ -252,52 +251,38 @@ def _check_tags(wanted: ExportFormat, tags: Mapping[str, TagRecord]) -> None:
         raise ConfigurationError(f"--format {wanted.name}: is of {SPEC.id}, not of {others[0]}")
 
 
-app = typer.Typer(add_completion=False)
+class ExportOptions(Options):
+    """What `python -m envsdk.envs.swe.export` takes."""
+
+    source: Annotated[Path, Argument("DIR")]
+    """A data set of `envsdk collect`, or the folder of a run of `envsdk train`."""
+    out: Annotated[Path, Option("--out", "-o", metavar="PATH")]
+    """The JSONL file of predictions, or the folder of trajectories."""
+    format: Annotated[Format, Option("--format", "-f")] = Format.PREDICTIONS
+    """What to write."""
 
 
-@app.command()
-def command(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR",
-            help="A data set of `envsdk collect`, or the folder of a run of `envsdk train`.",
-        ),
-    ],
-    out: Annotated[
-        Path,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="PATH",
-            help="The JSONL file of predictions, or the folder of trajectories.",
-        ),
-    ],
-    format: Annotated[Format, typer.Option("--format", "-f", help="What to write.")] = Format.PREDICTIONS,
-) -> int:
+def command(options: ExportOptions) -> None:
     """Write episodes of SWE as predictions for SWE-bench's evaluation, or as mini-swe-agent's trajectories.
 
     Episodes that failed are left out. Where an instance was played several times, the first episodes are in
     PATH, the second ones next to it under the number 1, and so on.
     """
-    episodes = read_episodes(source)
+    episodes = read_episodes(options.source)
     if not episodes:
-        raise ConfigurationError(f"{source}: not one episode of SWE has an outcome")
-    write = write_predictions if format is Format.PREDICTIONS else write_trajectories
-    written = write(episodes, out)
+        raise ConfigurationError(f"{options.source}: not one episode of SWE has an outcome")
+    write = write_predictions if options.format is Format.PREDICTIONS else write_trajectories
+    written = write(episodes, options.out)
     submitted = sum(bool(episode.submission.strip()) for episode in episodes)
     resolved = sum(episode.trajectory.success for episode in episodes)
     say(f"{len(episodes)} episodes, {submitted} with a patch, {resolved} resolved; wrote {_listed(written)}")
-    return 0
 
 
 def _listed(paths: Sequence[Path]) -> str:
     return str(paths[0]) if len(paths) == 1 else f"{len(paths)} files, the first of them {paths[0]}"
 
 
-def main(argv: list[str] | None = None) -> int:
-    return run_app(app, argv, name="envsdk.envs.swe.export")
-
+app, main = command_of(ExportOptions, command, name="envsdk.envs.swe.export")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -13,63 +13,54 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from envsdk.display.command_line import run_app
+from envsdk.display.model_command import command_of
 from envsdk.display.terminal import say
+from envsdk.failures import ConfigurationError
+from envsdk.settings.options import Option, Options
 
-app = typer.Typer(add_completion=False)
+
+class BuildStoreOptions(Options):
+    """What `python -m envsdk.envs.webshop.build` takes."""
+
+    data: Annotated[Path | None, Option(metavar="DIR")] = None
+    """Folder with items_shuffle*.json, items_ins_v2*.json and items_human_ins.json."""
+    out: Annotated[Path | None, Option("--out", "-o", metavar="STORE")] = None
+    """The store; DIR/store when absent."""
+    items: Annotated[str | None, Option(metavar="FILE")] = None
+    """Which items_shuffle*.json, where there are several."""
+    tagger: str = "auto"
+    """Who finds the nouns of titles: spacy (as upstream), spacy:MODEL, rules, or auto: spacy where it is
+    installed."""
+    num_products: int | None = None
+    """Only the first records, before any is left out."""
+    skip_bad: Annotated[bool, Option("--skip-bad")] = False
+    """Leave out records that cannot be loaded, and count them."""
+    check: Annotated[Path | None, Option(metavar="STORE")] = None
+    """Build nothing; verify a store's checksums."""
 
 
-@app.command()
-def command(
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Folder with items_shuffle*.json, items_ins_v2*.json and items_human_ins.json.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="STORE", help="The store; DIR/store when absent.")
-    ] = None,
-    items: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Which items_shuffle*.json, where there are several.")
-    ] = None,
-    tagger: Annotated[
-        str,
-        typer.Option(
-            help="Who finds the nouns of titles: spacy (as upstream), spacy:MODEL, rules, or auto: "
-            "spacy where it is installed."
-        ),
-    ] = "auto",
-    num_products: Annotated[
-        int | None, typer.Option(help="Only the first records, before any is left out.")
-    ] = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out records that cannot be loaded, and count them.")
-    ] = False,
-    check: Annotated[
-        Path | None, typer.Option(metavar="STORE", help="Build nothing; verify a store's checksums.")
-    ] = None,
-) -> None:
+def command(options: BuildStoreOptions) -> None:
     """Make a store of WebShop's official files, for `data_dir: STORE` in an `env_config`."""
     from envsdk.display.console import TerminalConsole
     from envsdk.envs.webshop.build_progress import BuildProgress
     from envsdk.envs.webshop.builder import BuildOptions, build
     from envsdk.envs.webshop.store import open_store, verify
-    from envsdk.failures import ConfigurationError
 
-    if check is not None:
-        verify(check)
-        say(f"{check}: every checksum is right")
+    if options.check is not None:
+        verify(options.check)
+        say(f"{options.check}: every checksum is right")
         return
-    if data is None:
+    if options.data is None:
         raise ConfigurationError("--data: name the folder with the raw files")
-    out = out or data / "store"
-    options = BuildOptions(items=items, tagger=tagger, num_products=num_products, skip_bad=skip_bad)
+    out = options.out or options.data / "store"
+    how = BuildOptions(
+        items=options.items,
+        tagger=options.tagger,
+        num_products=options.num_products,
+        skip_bad=options.skip_bad,
+    )
     with BuildProgress(TerminalConsole(file=sys.stderr)) as progress:
-        build(data, out, options, progress=progress)
+        build(options.data, out, how, progress=progress)
     manifest = open_store(out).manifest
     goals = manifest["num_goals"]
     skipped = manifest["skipped"]
@@ -81,9 +72,7 @@ def command(
     )
 
 
-def main(argv: list[str] | None = None) -> int:
-    return run_app(app, argv, name="python -m envsdk.envs.webshop.build")
-
+app, main = command_of(BuildStoreOptions, command, name="python -m envsdk.envs.webshop.build")
 
 if __name__ == "__main__":
     sys.exit(main())

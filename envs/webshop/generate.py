@@ -20,12 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from envsdk.display.command_line import run_app
+from envsdk.display.model_command import command_of
 from envsdk.display.terminal import say
 from envsdk.envs.webshop import vocabulary as words
 from envsdk.envs.webshop.store import FORMAT, is_complete
+from envsdk.settings.options import Option, Options
 from envsdk.store.atomic import make_folder
 from envsdk.store.cache import cache_folder
 
@@ -192,23 +191,24 @@ def _pricing(rng: random.Random) -> str | None:
     return f"${price:,.2f}" if kind < 0.85 else f"${price:,.2f} - ${price + rng.uniform(1, 40):,.2f}"
 
 
-app = typer.Typer(add_completion=False)
+class CatalogueOptions(Options):
+    """What `python -m envsdk.envs.webshop.generate` takes."""
+
+    out: Annotated[Path, Option("--out", "-o", metavar="DIR")]
+    """Where the three files go."""
+    products: int = NUM_PRODUCTS
+    """How many."""
+    seed: int = 0
+    """Another seed is another catalogue."""
 
 
-@app.command()
-def command(
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Where the three files go.")],
-    products: Annotated[int, typer.Option(help="How many.")] = NUM_PRODUCTS,
-    seed: Annotated[int, typer.Option(help="Another seed is another catalogue.")] = 0,
-) -> None:
+def command(options: CatalogueOptions) -> None:
     """Write a generated catalogue as WebShop's raw files."""
-    write_catalogue(out, num_products=products, seed=seed)
-    say(f"{products:,} products in {out}")
+    write_catalogue(options.out, num_products=options.products, seed=options.seed)
+    say(f"{options.products:,} products in {options.out}")
 
 
-def main(argv: list[str] | None = None) -> int:
-    return run_app(app, argv, name="python -m envsdk.envs.webshop.generate")
-
+app, main = command_of(CatalogueOptions, command, name="python -m envsdk.envs.webshop.generate")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -75,9 +75,9 @@ def _differing(held: pa.Table, group_id: int, data: bytes) -> list[str]:
 def _checkpoints(folder: Path) -> Iterator[str]:
     for checkpoint in sorted(folder.glob("step_*")):
         try:
-            files = json.loads((checkpoint / "run.json").read_text()).get("files", {})
+            files = json.loads((checkpoint / "run.json").read_text())["files"]
             problems = damaged(checkpoint, files)
-        except (OSError, ValueError, AttributeError, TypeError) as error:
+        except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
             problems = [f"run.json cannot be read: {error}"]
         if checkpoint.is_dir():  # a trainer that runs removes old ones
             yield from (f"checkpoints/{checkpoint.name}: {problem}" for problem in problems)

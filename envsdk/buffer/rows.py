@@ -113,9 +113,7 @@ def count_dropped(connection: Connection, of: str, tokens: Mapping[str, int], *,
 
 
 def dropped_by_tag(connection: Connection) -> dict[str, int]:
-    """Sampled tokens that were thrown away; none in a buffer of an earlier version of envsdk."""
-    if not sa.inspect(connection).has_table(dropped_tokens.name):
-        return {}
+    """Sampled tokens that were thrown away."""
     table = dropped_tokens
     query = sa.select(table.c.tag, sa.func.sum(table.c.num_tokens)).group_by(table.c.tag)
     return {tag: int(number) for tag, number in connection.execute(query.order_by(table.c.tag))}

@@ -62,7 +62,6 @@ class SamplingShape:
 
 
 SHAPE = tuple(field.name for field in fields(SamplingShape))
-_ALWAYS_RECORDED = ("temperature", "top_p", "top_k")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,10 +169,8 @@ _SEED = _PARAMS.names.index("seed")
 
 
 def recorded(params: SamplingParams) -> dict[str, Any]:
-    """What a run's sampling is, as its files record it; parameters added after the format are left out while
-    they are off, so that files written before still match."""
-    shape = {name: value for name, value in params.shape().items() if value or name in _ALWAYS_RECORDED}
-    return {"max_new_tokens": params.max_new_tokens, **shape}
+    """What a run's sampling is, as its files record it."""
+    return {"max_new_tokens": params.max_new_tokens, **params.shape()}
 
 
 @cache

@@ -156,9 +156,9 @@ class Bench:
         weights = found.weights
         if isinstance(weights, Path):
             weights = await asyncio.to_thread(self._weights.checked, weights)
-        async with self._cluster.engines.weights_moving():
+        async with self._cluster.weights_moving():
             self._weights.hold(weights)
-        await self._cluster.publish(found.version)
+        await self._cluster.give_weights(found.version)
         batch = await self._cluster.validate(found.version, step)
         metrics = validation_metrics(batch) | {
             "version": float(found.version),

@@ -159,9 +159,9 @@ class Explorer:
         weights = fetched.weights
         if isinstance(weights, Path):  # tensors are checked on their way to the engines, and not copied here
             weights = await asyncio.to_thread(self._weights.checked, weights)
-        async with self._cluster.engines.weights_moving():
+        async with self._cluster.weights_moving():
             self._weights.hold(weights)
-        await self._cluster.publish(fetched.version)
+        await self._cluster.give_weights(fetched.version)
         if self._version < 0:
             self._display.phase(f"playing, with version {fetched.version} of the weights")
         self._log_version()

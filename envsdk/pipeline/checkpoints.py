@@ -42,7 +42,7 @@ class RunState:
     number: int = field(default=0, compare=False)
     """Counts the checkpoints of a run. The highest is the newest, whatever its step: a run may go back."""
     files: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """`file_digests.describe` of everything beside this file; empty in checkpoints of an earlier envsdk."""
+    """`file_digests.describe` of everything beside this file; empty until it is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Everything that rollouts need running: engines and schedulers. Wired here, top to bottom.
 
-    start -> (publish | get_batch | validate ...)* -> close
+    start -> (give_weights | new_batch | validate ...)* -> close
 
 Whatever is waited for, the end of the engines is waited for too: when the last one cannot come back, the run
 ends with its error instead of a silent wait.
@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import ray
 
@@ -28,17 +29,16 @@ from envsdk.managers.ray_nodes import MANY_CALLS, check_placement, on_this_node
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.wiring import VAL_SPLIT, train_ledger, validation_ledger, worker_pool, worker_setups
+from envsdk.pipeline.batch_source import EngineLook, Result
 from envsdk.pipeline.engine_group import HEALTH_CHECK_S, EngineGroup, EngineGroupSpec, Say
 from envsdk.pipeline.node_watch import NodeWatch, address_of
 from envsdk.pipeline.weight_source import WeightSource
 from envsdk.processes.actor_death import ACTOR_DIED, reason_of_death
 from envsdk.store.travel import Parcels
 
-Result = TypeVar("Result")
-
 
 class RolloutCluster:
-    """The actors that play, of one run. Owner: `AsyncRollouts`."""
+    """The actors that play, of one run. Owner: an explorer or a bench; `PlayedBatches` is one."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class RolloutCluster:
 
         `parcels` has what other machines may lack; found out when it is not given.
         """
-        self._config = config
+        self.config = config
         placement = config.ray.placement
         check_placement("workers", placement.workers)
         check_placement("engines", placement.engines)
@@ -118,7 +118,7 @@ class RolloutCluster:
         starting = [scheduler.start.remote() for scheduler in self._schedulers]
         await self.call(asyncio.gather(*starting, *(start() for start in also)))
         await self.call(self.engines.choose_transport())
-        config = self._config
+        config = self.config
         if config.ray.address is not None:
             self._watching.append(asyncio.ensure_future(NodeWatch(self._node_leaves).run()))
         if any(manager.has_worker_range for manager in (config.train_env_manager, config.val_env_manager)):
@@ -157,7 +157,7 @@ class RolloutCluster:
                 raise as_envsdk_error(died, "a part of the run cannot be started") from died
             raise EnvsdkError(
                 f"{self._name_of(died)} died ({reason_of_death(died)}). The checkpoints and batches in "
-                f"{self._config.run_folder} are whole: the same command continues from them"
+                f"{self.config.run_folder} are whole: the same command continues from them"
             ) from died
         except (EnvsdkError, ray.exceptions.RayError) as error:
             raise as_envsdk_error(error, "a part of the run failed") from error
@@ -169,7 +169,7 @@ class RolloutCluster:
                 return name
         return "a process of the run"
 
-    async def publish(self, version: int, *, to_rollouts: bool = True) -> dict[str, float]:
+    async def give_weights(self, version: int, *, to_rollouts: bool = True) -> dict[str, float]:
         """The trainer's weights to every engine, then the new version to the scheduler; metrics.
 
         Rollouts begin with the first version they are told of.
@@ -183,7 +183,7 @@ class RolloutCluster:
         """Tell the scheduler that all engines have this version."""
         await self.call(self.rollout_scheduler.publish.remote(version))
 
-    async def get_batch(self, batch_size: int, step: int) -> RolloutBatch:
+    async def new_batch(self, batch_size: int, step: int) -> RolloutBatch:
         """The next complete groups of the training split; on disk as batch `step` when this returns."""
         batch: RolloutBatch = await self.call(self.rollout_scheduler.get_batch.remote(batch_size, step))
         return batch
@@ -192,6 +192,21 @@ class RolloutCluster:
         """Trajectories that are ready for the next batch."""
         num_ready: int = await self.call(self.rollout_scheduler.num_ready.remote())
         return num_ready
+
+    def weights_moving(self) -> AbstractAsyncContextManager[None]:
+        """No engine is given weights meanwhile."""
+        return self.engines.weights_moving()
+
+    async def look_at_engines(self) -> EngineLook:
+        """One look at all of them."""
+        engines = self.engines
+        return EngineLook(
+            busy=await self.call(engines.busy_stretches()),
+            health=await self.call(engines.health()),
+            num_engines=engines.num_engines,
+            num_serving=engines.num_serving,
+            num_restarts=engines.num_restarts,
+        )
 
     async def suspend(self) -> None:
         """Hold up episodes of the training split."""
@@ -206,7 +221,7 @@ class RolloutCluster:
         assert self.validation_scheduler is not None
         await self.call(self.validation_scheduler.begin_again.remote(version))
         batch: RolloutBatch = await self.call(
-            self.validation_scheduler.get_batch.remote(self._config.val_batch_size, step)
+            self.validation_scheduler.get_batch.remote(self.config.val_batch_size, step)
         )
         return batch
 

@@ -19,8 +19,8 @@ import asyncio
 import logging
 import time
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -36,182 +36,24 @@ from envsdk.config.start_checks import check_start, prompt_notes
 from envsdk.display.terminal import say
 from envsdk.failures import ConfigurationError, StorageError
 from envsdk.inference.engine import EngineHealth
-from envsdk.managers.batch_files import read_batch
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.managers.wiring import tag_setups
-from envsdk.pipeline.batch_source import EngineLook, Result
-from envsdk.pipeline.engine_group import Say
 from envsdk.pipeline.lost_runtime import lost_runtime
 from envsdk.pipeline.opening import begin, only_run_in
-from envsdk.pipeline.rollout_cluster import RolloutCluster, engines_and_workers
+from envsdk.pipeline.played_batches import PlayedBatches
+from envsdk.pipeline.rollout_cluster import engines_and_workers
 from envsdk.pipeline.rollout_metrics import rollout_metrics, validation_metrics, validation_problem
 from envsdk.pipeline.rollout_state import STATE_FORMAT, checked_state
-from envsdk.pipeline.run_folder import TRAJECTORIES, RunFolder
-from envsdk.pipeline.trainers import trainer_mappings
-from envsdk.pipeline.weight_source import GivenWeights, WeightSource
+from envsdk.pipeline.run_folder import RunFolder
+from envsdk.pipeline.weight_source import GivenWeights
 from envsdk.play.local_engine import whole_version
 from envsdk.processes.background_loop import on_background_loop
 from envsdk.processes.interruptible import interruptible
 from envsdk.prompts import TagPrompts
 from envsdk.results.trajectories import Batch
-from envsdk.store.travel import Parcels
 
 _LOG = logging.getLogger("envsdk")
-
-
-class PlayedBatches:
-    """Batches of a run in their order: those that an earlier process left on disk, then new ones.
-
-    A `BatchSource`: what `envsdk train` and `AsyncRollouts` have in common. Owner: one of them.
-    """
-
-    def __init__(
-        self,
-        config: RunConfig,
-        folder: RunFolder,
-        *,
-        model: Path,
-        weights: WeightSource,
-        say: Say,
-        parcels: Parcels | None = None,
-    ) -> None:
-        """`parcels` has what other machines may lack; found out when it is not given."""
-        self._config = config
-        self._folder = folder
-        self.cluster = RolloutCluster(
-            config,
-            model=model,
-            trajectories=(folder.path / TRAJECTORIES).resolve(),
-            state=folder.state,
-            weights=weights,
-            trainer_mappings=trainer_mappings(config),
-            say=say,
-            parcels=parcels,
-        )
-        self._request: tuple[int, int, asyncio.Future[RolloutBatch]] | None = None
-        self.is_suspended = False
-        """Whether `suspend` was called last, not `resume`."""
-        self._untold: int | None = None
-        """A version that engines have and the scheduler does not, because batches on disk come first."""
-
-    @property
-    def played_version(self) -> int:
-        """The newest version that an earlier process of the run had played batches under."""
-        return 0 if self._folder.state is None else self._folder.state.version
-
-    async def publish(self, version: int, *, step: int) -> dict[str, float]:
-        """The source's weights to every engine, as `version`; metrics of the transfer.
-
-        Episodes are played under it, unless the batch of `step` is on disk: they wait until those are used.
-        """
-        is_on_disk = step in self._folder.batches
-        metrics = await self.cluster.publish(version, to_rollouts=not is_on_disk)
-        self._untold = version if is_on_disk else None
-        return metrics
-
-    async def get_batch(self, step: int, batch_size: int | None = None) -> RolloutBatch:
-        """Batch `step`, from disk or of new episodes: `batch_size` trajectories in complete groups.
-
-        Whoever gives up waiting and asks again waits for the same batch.
-        """
-        on_disk = self._folder.batches.get(step)
-        if on_disk is not None:
-            batch = await asyncio.to_thread(read_batch, on_disk)
-            del self._folder.batches[step]
-            return batch
-        size = batch_size or self._config.train_batch_size
-        if self._untold is not None:  # a part of its batches was on disk
-            await self.cluster.tell(self._untold)
-            self._untold = None
-        if self._request is None:
-            self._request = (step, size, asyncio.ensure_future(self.cluster.get_batch(size, step)))
-        asked_step, asked_size, answer = self._request
-        if (asked_step, asked_size) != (step, size):
-            raise ConfigurationError(
-                f"get_batch({asked_size}) was given up before its batch came: ask for as many again"
-            )
-        try:
-            batch = await asyncio.shield(answer)
-        finally:
-            if answer.done():
-                self._request = None
-        return batch
-
-    @property
-    def validates(self) -> bool:
-        """Whether there are held-out tasks."""
-        return self._config.val_batch_size > 0
-
-    async def start(self, *also: Callable[[], Awaitable[None]]) -> None:
-        """Start engines and workers, and what `also` starts."""
-        await self.cluster.start(*also)
-
-    async def call(self, awaitable: Awaitable[Result]) -> Result:
-        """Wait for an actor's answer, or for the end of the engines."""
-        return await self.cluster.call(awaitable)
-
-    async def num_ready(self) -> int:
-        """Trajectories that are ready for the next batch."""
-        return await self.cluster.num_ready()
-
-    def weights_moving(self) -> AbstractAsyncContextManager[None]:
-        """No engine is given weights meanwhile."""
-        return self.cluster.engines.weights_moving()
-
-    async def look_at_engines(self) -> EngineLook:
-        """One look at all of them."""
-        engines = self.cluster.engines
-        busy = await self.call(engines.busy_stretches())
-        health = await self.call(engines.health())
-        return EngineLook(
-            busy=busy,
-            health=health,
-            num_engines=engines.num_engines,
-            num_serving=engines.num_serving,
-            num_restarts=engines.num_restarts,
-        )
-
-    async def checkpointed(self, step: int) -> None:
-        """The batch files hold the ledger."""
-
-    async def finished(self) -> None:
-        """Nobody else waits for the end."""
-
-    async def close(self, *also: Callable[[], Awaitable[None]], patience_s: float = 5.0) -> None:
-        """End everything, and what `also` ends."""
-        await self.cluster.close(*also, patience_s=patience_s)
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether a batch was asked for that nobody has got."""
-        return self._request is not None
-
-    async def validate(self, version: int, step: int) -> RolloutBatch:
-        """Play the held-out tasks under the engines' weights; training episodes wait, if configured so."""
-        if self._config.validation_overlaps:
-            return await self.cluster.validate(version, step)
-        async with self._held_up():
-            return await self.cluster.validate(version, step)
-
-    async def suspend(self) -> None:
-        """Hold up episodes of the training split until `resume`, also across evaluations."""
-        self.is_suspended = True
-        await self.cluster.suspend()
-
-    async def resume(self) -> None:
-        """Let them continue."""
-        self.is_suspended = False
-        await self.cluster.resume()
-
-    @asynccontextmanager
-    async def _held_up(self) -> AsyncIterator[None]:
-        await self.cluster.suspend()
-        try:
-            yield
-        finally:
-            if not self.is_suspended:
-                await self.cluster.resume()
 
 
 class AsyncRollouts:
@@ -318,7 +160,7 @@ class AsyncRollouts:
         for note in (*(f"other settings than before: {change}" for change in changes), *prompt_notes(config)):
             _LOG.warning(note)
         _say(f"starting {engines_and_workers(config)}")
-        await batches.cluster.start()
+        await batches.start()
         if self._state is None:
             await self._send(0)
         _say(f"ready after {time.monotonic() - began:.0f} s; batches go to {folder.path}")
@@ -328,7 +170,7 @@ class AsyncRollouts:
         self._is_closed = True
         batches, self._batches = self._batches, None
         if batches is not None:
-            await batches.cluster.close()
+            await batches.close()
         await asyncio.to_thread(self._stack.close)
 
     async def __aenter__(self) -> AsyncRollouts:
@@ -341,27 +183,24 @@ class AsyncRollouts:
     async def get_batch(self, num_trajectories: int | None = None) -> Batch:
         """See `Rollouts.get_batch`."""
         async with self._taking:
-            return await self._next_batch(num_trajectories)
-
-    async def _next_batch(self, num_trajectories: int | None) -> Batch:
-        batches = self._started()
-        size = self.config.train_batch_size if num_trajectories is None else num_trajectories
-        if not self._is_on_disk:
-            self._check_published("get_batch")
-            self._check_size(size)
-            if self._version < batches.played_version:
-                raise ConfigurationError(
-                    f"the engines have version {self._version}, but batches of the run were played under "
-                    f"versions up to {batches.played_version}: publish before the next get_batch"
-                )
-            if batches.is_suspended:
-                raise ConfigurationError(
-                    "get_batch after suspend(): call resume() first, or it waits for ever"
-                )
-        batch = await batches.get_batch(self._step, size)
-        self._num_taken += len(batch.trajectories)
-        self._step += 1
-        return self._batch(batch, self._step - 1, rollout_metrics(batch))
+            batches = self._started()
+            size = self.config.train_batch_size if num_trajectories is None else num_trajectories
+            if not self._is_on_disk:
+                self._check_published("get_batch")
+                self._check_size(size)
+                if self._version < batches.played_version:
+                    raise ConfigurationError(
+                        f"the engines have version {self._version}, but batches of the run were played under "
+                        f"versions up to {batches.played_version}: publish before the next get_batch"
+                    )
+                if batches.is_suspended:
+                    raise ConfigurationError(
+                        "get_batch after suspend(): call resume() first, or it waits for ever"
+                    )
+            batch = await batches.get_batch(self._step, size)
+            self._num_taken += len(batch.trajectories)
+            self._step += 1
+            return self._batch(batch, self._step - 1, rollout_metrics(batch))
 
     async def publish(self, weights: Mapping[str, Any] | str | Path, version: int | None = None) -> int:
         """See `Rollouts.publish`."""
@@ -382,7 +221,7 @@ class AsyncRollouts:
             )
         assert self._weights is not None
         checked = await asyncio.to_thread(self._weights.checked, weights)
-        async with batches.cluster.engines.weights_moving():
+        async with batches.weights_moving():
             former = self._weights.hold(checked)
         try:
             await self._send(number)
@@ -418,8 +257,8 @@ class AsyncRollouts:
 
     async def engines(self) -> dict[str, EngineHealth]:
         """See `Rollouts.engines`."""
-        cluster = self._started().cluster
-        return await cluster.call(cluster.engines.health())
+        batches = self._started()
+        return await batches.call(batches.engines.health())
 
     def state(self) -> dict[str, Any]:
         """See `Rollouts.state`."""

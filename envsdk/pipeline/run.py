@@ -29,7 +29,7 @@ from envsdk.pipeline.engine_group import Say
 from envsdk.pipeline.lost_runtime import lost_runtime
 from envsdk.pipeline.node_watch import watch_nodes
 from envsdk.pipeline.opening import begin, only_run_in
-from envsdk.pipeline.rollouts import PlayedBatches
+from envsdk.pipeline.played_batches import PlayedBatches
 from envsdk.pipeline.run_end import close, ending_of, success_before_and_after
 from envsdk.pipeline.run_folder import RunFolder, lacks_last_evaluation
 from envsdk.pipeline.trainers import Trainers

@@ -1,4 +1,4 @@
-"""An environment behind OpenEnv's protocol, for training elsewhere.
+"""An environment on OpenEnv's server, for training elsewhere.
 
 server = env_server(registry.spec("envsdk/FrozenLake-v1"), {"size": 6}, port=8000)
 await server.start()
@@ -28,8 +28,7 @@ def env_server(
 
     Raises ConfigurationError for arguments that the environment refuses, and without the extra `openenv`.
     """
-    for module in ("uvicorn", "starlette", "websockets"):
-        import_extra(module, extra="openenv")
+    import_extra("openenv.core", extra="openenv", shown_as="openenv")
     from envsdk.adapters.openenv.server import OpenEnvServer, ServerConfig
     from envsdk.managers.env_host import EnvBlueprint
     from envsdk.managers.hosts import open_host

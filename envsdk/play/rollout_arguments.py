@@ -120,7 +120,9 @@ def prepared(
     model: str | Path | None,
     sampling: Mapping[str, Any] | None,
     retries: int,
-    limits: TimeLimits,
+    turn_timeout_s: float | None,
+    episode_timeout_s: float | None,
+    timeout_s: float | None,
     progress: bool,
 ) -> Play:
     """The rollout; ConfigurationError for what is wrong. The arguments are those of `rollout`."""
@@ -132,9 +134,9 @@ def prepared(
     ):
         _whole_number(name, number, least)
     for name, seconds in (
-        ("turn_timeout_s", limits.turn_s),
-        ("episode_timeout_s", limits.episode_s),
-        ("timeout_s", limits.rollout_s),
+        ("turn_timeout_s", turn_timeout_s),
+        ("episode_timeout_s", episode_timeout_s),
+        ("timeout_s", timeout_s),
     ):
         is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
         if seconds is not None and not (is_number and seconds > 0):
@@ -164,6 +166,7 @@ def prepared(
             )
     except ConfigurationError as error:
         raise in_python(error) from error
+    limits = TimeLimits(turn_s=turn_timeout_s, episode_s=episode_timeout_s, rollout_s=timeout_s)
     if limits and player.manager_classes:
         raise ConfigurationError(
             "turn_timeout_s, episode_timeout_s, timeout_s: an agent asks the engine in its own way "

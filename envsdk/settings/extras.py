@@ -36,7 +36,6 @@ EXTRA_OF = {
     "uvicorn": "view",
     "vllm": "vllm",
     "wandb": "wandb",
-    "websockets": "openenv",
 }
 """By importable module: an extra with all that a command needs which imports it."""
 

@@ -31,7 +31,7 @@ from envsdk.store.atomic import atomic_file, storage_error
 from envsdk.trajectory import FinishReason, Outcome, Task, TokenArrays, Trajectory, Turn
 
 SCHEMA_VERSION = 2
-"""Raised when earlier versions of envsdk can no longer read the files. Version 1 had `metrics` as a map."""
+"""Raised when earlier versions of envsdk can no longer read the files."""
 
 _SCHEMA_VERSION_KEY = "envsdk.schema_version"
 _NUM_TRAJECTORIES_KEY = "envsdk.num_trajectories"
@@ -107,7 +107,6 @@ def _offsets(lengths: Iterable[int]) -> pa.Array:
 _METRIC = (_each("name", pa.string(), itemgetter(0)), _each("value", pa.float64(), itemgetter(1)))
 _METRICS = _list(_struct(_METRIC))
 """Not a map, for which Hugging Face datasets has no type."""
-_EARLIER_METRICS = pa.map_(pa.string(), pa.float64())
 
 
 def _metric_lists(turns: Rows) -> pa.Array:
@@ -126,7 +125,6 @@ _TURN = (
     Column("metrics", _METRICS, _metric_lists),
 )
 _TURNS = _list(_struct(_TURN))
-_EARLIER_TURNS = _list(_struct([*_TURN[:-1], _TURN[-1]._replace(type=_EARLIER_METRICS)]))
 
 
 def _turn_lists(trajectories: Rows) -> pa.Array:
@@ -152,8 +150,8 @@ def _texts_of_turns(attribute: str) -> Callable[[Rows], pa.Array]:
     return array
 
 
-_LATER_COLUMNS = {"state_hashes": "state_hash", "details": "details"}
-"""Columns that files of the present version may lack: the attribute of a turn that each one holds."""
+_TURN_TEXTS = {"state_hashes": "state_hash", "details": "details"}
+"""Columns with a text or null for each turn: the attribute of a turn that each one holds."""
 
 
 _FAILURE = (
@@ -214,7 +212,7 @@ COLUMNS = (
     Column("turns", _TURNS, _turn_lists),
     *(
         Column(name, _TEXTS_OF_TURNS, _texts_of_turns(attribute), is_nullable=True)
-        for name, attribute in _LATER_COLUMNS.items()
+        for name, attribute in _TURN_TEXTS.items()
     ),
     _each("final_observation", pa.string()),
     Column("failure", _struct(_FAILURE), _failures, is_nullable=True),
@@ -353,10 +351,7 @@ def _open(path: Path) -> pq.ParquetFile:
             raise ValueError("its footer does not know how many trajectories it holds")
         schema = file.schema_arrow
         for field in SCHEMA:
-            if field.name in _LATER_COLUMNS and field.name not in schema.names:
-                continue
-            earlier = _EARLIER_TURNS if field.name == "turns" and int(version) == 1 else field.type
-            if schema.field(field.name).type not in (field.type, earlier):
+            if schema.field(field.name).type != field.type:
                 raise ValueError(f"column {field.name!r} has another type")
     except FileNotFoundError:
         raise StorageError(f"There is no trajectory file {path}.") from None
@@ -406,16 +401,11 @@ def _turns_from_batch(batch: pa.RecordBatch) -> list[Turn]:
     lengths, flat = turns.value_lengths().to_pylist(), turns.flatten()
     fields = {field.name: column for field, column in zip(flat.type, flat.flatten(), strict=True)}
     metrics = fields.pop("metrics")
-    if isinstance(metrics, pa.MapArray):
-        pairs = list(zip(metrics.keys.to_pylist(), metrics.items.to_pylist(), strict=True))
-    else:
-        pairs = list(zip(*(part.to_pylist() for part in metrics.values.flatten()), strict=True))
+    pairs = list(zip(*(part.to_pylist() for part in metrics.values.flatten()), strict=True))
     columns = {name: column.to_pylist() for name, column in fields.items()}
-    for name, attribute in _LATER_COLUMNS.items():
-        columns[attribute] = [None] * len(flat)
-        if name in batch.schema.names:
-            lists = zip(batch.column(name).to_pylist(), lengths, strict=True)
-            columns[attribute] = [text for found, length in lists for text in found or [None] * length]
+    for name, attribute in _TURN_TEXTS.items():
+        lists = zip(batch.column(name).to_pylist(), lengths, strict=True)
+        columns[attribute] = [text for found, length in lists for text in found or [None] * length]
     columns["finish_reason"] = [FinishReason(reason) for reason in columns["finish_reason"]]
     rows = zip(zip(*columns.values(), strict=True), pairwise(metrics.offsets.to_pylist()), strict=True)
     return [

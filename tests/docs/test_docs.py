@@ -32,11 +32,13 @@ PAGES = [
 OPTIONAL = {
     "gem": "gem",
     "reasoning_gym": "reasoning_gym",
-    "verifiers": "verifiers",
     "envsdk.adapters.gem": "gem",
-    "envsdk.adapters.verifiers": "verifiers",
+    "envsdk.adapters.openenv": "openenv",
 }
-"""Packages that `make install` leaves out, by what a block imports: `make test-adapters` runs it."""
+"""Packages that `make install` leaves out, by what a block imports.
+
+`make test-adapters` and `make test-openenv` run it.
+"""
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -75,7 +77,7 @@ def _marked(block: Block) -> object:
     missing = [name for name in _needed(block) if importlib.util.find_spec(name) is None]
     marks = [pytest.mark.adapters] if _needed(block) else []
     if missing:
-        marks.append(pytest.mark.skip(reason=f"needs {missing[0]}: make test-adapters"))
+        marks.append(pytest.mark.skip(reason=f"needs {missing[0]}: make test-adapters, or test-openenv"))
     return pytest.param(block, marks=marks, id=str(block))
 
 

@@ -63,7 +63,6 @@ PURE_CORES = {
     "envsdk/datasets/differences.py",
     "envsdk/datasets/selection.py",
     "envsdk/datasets/tool_messages.py",
-    "envsdk/adapters/openenv/messages.py",
     "envsdk/adapters/tools/answers.py",
     "envsdk/seeds.py",
     "envsdk/trajectory.py",

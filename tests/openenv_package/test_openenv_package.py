@@ -15,11 +15,11 @@ import pytest
 
 import envsdk
 from envsdk.adapters.openenv.client import OpenEnvClientEnv, OpenEnvFailed
-from envsdk.adapters.openenv.messages import TextAction, TextObservation
-from tests.envsdk.adapters.open_servers import TOKEN, served
 
 openenv = pytest.importorskip("openenv.core")
 pytestmark = pytest.mark.openenv
+
+from tests.openenv_package.open_servers import TOKEN, served  # noqa: E402
 
 SERVER = Path(__file__).with_name("guessing_server.py")
 
@@ -121,7 +121,7 @@ def test_a_full_server_and_a_dead_one_fail_the_episode() -> None:
         process.wait()
         with pytest.raises(OpenEnvFailed, match="step"):
             first.step("1")
-        with pytest.raises(OpenEnvFailed, match="ConnectionRefusedError"):
+        with pytest.raises(OpenEnvFailed, match="cannot connect"):
             second.reset(seed=0)
 
 
@@ -197,10 +197,3 @@ def test_a_client_without_the_token_is_turned_away() -> None:
         theirs = openenv.GenericEnvClient(base_url=server.url).sync()
         with pytest.raises(ConnectionError, match="403"):
             theirs.connect()
-
-
-def test_our_schemas_describe_what_their_base_classes_have() -> None:
-    action, observation = TextAction.model_json_schema(), TextObservation.model_json_schema()
-    assert set(openenv.Action.model_json_schema()["properties"]) <= set(action["properties"])
-    assert set(openenv.Observation.model_json_schema()["properties"]) <= set(observation["properties"])
-    openenv.SchemaResponse(**__import__("envsdk.adapters.openenv.messages", fromlist=["schemas"]).schemas())

@@ -1,4 +1,4 @@
-"""Tasksets of verifiers 0.4 here, and our environments as tasksets there, with the real package."""
+"""Tasksets of verifiers here, and our environments as tasksets there, with the real package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import envsdk
 from envsdk.failures import ConfigurationError
 from envsdk.testing import TextEnvSuite
 
-pytest.importorskip("verifiers", minversion="0.4", reason="needs verifiers 0.4: make test-verifiers")
+pytest.importorskip("verifiers", minversion="0.4", reason="needs verifiers: make test-verifiers")
 pytestmark = pytest.mark.verifiers
 
 import toy_tasksets as toys  # noqa: E402
@@ -83,7 +83,7 @@ def test_what_breaks_in_the_taskset_is_raised_and_not_scored() -> None:
         ({"id": "no-such-taskset"}, "id: no-such-taskset: taskset 'no-such-taskset' not found"),
         ({"id": "toy-sums", "args": {"num_task": 3}}, "num_task"),
         ({"id": "toy-sums", "args": {"num_tasks": 0}}, "id: toy-sums has no tasks"),
-        ({"id": "toy-sums", "split": "eval"}, "split: tasksets of verifiers 0.4"),
+        ({"id": "toy-sums", "split": "eval"}, "split: tasksets of verifiers"),
         ({"id": TASKSET_ID, "args": {"env": "envsdk/FrozenLak-v1"}}, "Did you mean 'envsdk/FrozenLake-v1'"),
     ],
     ids=str,

@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from envsdk.display.console import TerminalConsole
 from envsdk.display.terminal import say
@@ -31,21 +32,10 @@ from envsdk.failures import ConfigurationError
 from envsdk.sandbox import SandboxBackend, SandboxError, open_backend
 from envsdk.store.atomic import make_folder, write_atomically, write_json_atomically
 
+if TYPE_CHECKING:
+    from envsdk.envs.swe.grade.__main__ import GradeOptions
+
 SHIPPED = "shipped"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arguments:
-    """As on the command line."""
-
-    source: Path
-    tasks: str
-    out: Path
-    repositories: Path | None
-    instance_ids: tuple[str, ...]
-    workers: int
-    backend: str
-    validates: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +49,7 @@ class Graded:
     """One line for a person."""
 
 
-async def run(arguments: Arguments) -> bool:
+async def run(arguments: GradeOptions) -> bool:
     """Grade everything and write the reports; whether all patches could be graded."""
     tasks = _tasks(arguments)
     wanted = arguments.instance_ids or tuple(tasks)
@@ -71,7 +61,8 @@ async def run(arguments: Arguments) -> bool:
     ]
     tasks = {name: tasks[name] for name in wanted}
     make_folder(arguments.out)
-    backend = open_backend(arguments.backend, {"commands_at_once": arguments.workers})
+    workers = arguments.workers or os.cpu_count() or 1
+    backend = open_backend(arguments.backend, {"commands_at_once": workers})
     console = TerminalConsole(file=sys.stderr)
     graded: list[Graded] = []
     with console.status(f"0 of {len(predictions)} graded") as status:
@@ -84,7 +75,7 @@ async def run(arguments: Arguments) -> bool:
 
         try:
             await backend.probe()
-            slots = asyncio.Semaphore(arguments.workers)
+            slots = asyncio.Semaphore(workers)
             await asyncio.gather(
                 *(
                     _one(tasks[prediction.instance_id], prediction, backend, arguments, slots, show)
@@ -98,7 +89,7 @@ async def run(arguments: Arguments) -> bool:
     return not report["error_ids"]
 
 
-def _tasks(arguments: Arguments) -> dict[str, Task]:
+def _tasks(arguments: GradeOptions) -> dict[str, Task]:
     path = Path(arguments.tasks)
     if arguments.tasks == SHIPPED and not path.exists():
         loaded: Sequence[Task] = shipped_tasks()
@@ -116,7 +107,7 @@ async def _one(
     task: Task,
     prediction: Prediction,
     backend: SandboxBackend,
-    arguments: Arguments,
+    arguments: GradeOptions,
     slots: asyncio.Semaphore,
     show: Any,
 ) -> None:
@@ -127,7 +118,8 @@ async def _one(
         show(Graded(prediction=prediction, resolved=kept["resolved"], told=f"{kept['told']} (kept)"))
         return
     async with slots:
-        verdict, problem = await _verdict(task, prediction, backend, validates=arguments.validates)
+        validates = arguments.validates and arguments.tasks != SHIPPED
+        verdict, problem = await _verdict(task, prediction, backend, validates=validates)
     if problem:
         show(Graded(prediction=prediction, resolved=None, told=f"not graded: {problem}"))
         return

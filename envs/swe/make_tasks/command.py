@@ -7,8 +7,8 @@ import os
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from envsdk.display.console import TerminalConsole
 from envsdk.display.terminal import say
@@ -21,28 +21,11 @@ from envsdk.envs.swe.make_tasks.package import fetch
 from envsdk.sandbox import open_backend
 from envsdk.store.atomic import make_folder
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arguments:
-    """As on the command line."""
-
-    packages: tuple[str, ...]
-    out: Path
-    num_tasks: int
-    needs: tuple[str, ...]
-    source: str | None
-    tests: tuple[str, ...]
-    plugins: tuple[str, ...]
-    options: tuple[str, ...]
-    seed: int
-    per_function: int
-    max_test_s: float
-    memory_mb: int
-    jobs: int | None
-    backend: str
+if TYPE_CHECKING:
+    from envsdk.envs.swe.make_tasks.__main__ import MakeTasksOptions
 
 
-async def run(arguments: Arguments) -> None:
+async def run(arguments: MakeTasksOptions) -> None:
     """Make the tasks and say what was made."""
     out = arguments.out.absolute()
     make_folder(out)
@@ -69,7 +52,7 @@ async def run(arguments: Arguments) -> None:
                     tests=arguments.tests,
                 )
                 status.update(f"{requirement}: tests of the unchanged package")
-                plan = plan_of(package, plugins=arguments.plugins, options=arguments.options)
+                plan = plan_of(package, plugins=arguments.plugins, options=arguments.pytest_options)
 
                 def show(progress: Progress, label: str = package.label) -> None:
                     status.update(_line(label, progress, options.num_tasks))
@@ -81,10 +64,21 @@ async def run(arguments: Arguments) -> None:
     say(f"{out / 'tasks.jsonl'}")
 
 
-async def run_of_commits(clone: Path, out: Path, options: CommitOptions, backend: str) -> None:
+async def run_of_commits(clone: Path, arguments: MakeTasksOptions) -> None:
     """Make tasks of the commits of `clone`; say what becomes of each, and what was made."""
+    out = arguments.out.absolute()
     make_folder(out)
-    sandboxes = open_backend(backend)
+    sandboxes = open_backend(arguments.backend)
+    options = CommitOptions(
+        num_tasks=arguments.num_tasks,
+        num_commits=arguments.num_commits,
+        site=arguments.site,
+        python_path=arguments.python_path,
+        plugins=arguments.plugins,
+        options=arguments.pytest_options,
+        memory_mb=arguments.memory_mb,
+        jobs=arguments.jobs or os.cpu_count() or 1,
+    )
     started = time.monotonic()
     with TerminalConsole(file=sys.stderr).status(f"{clone}: reads the log") as status:
         try:

@@ -10,50 +10,53 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from pydantic import Field
 
-from envsdk.display.command_line import run_app
 from envsdk.display.console import TerminalConsole
+from envsdk.display.model_command import command_of
 from envsdk.display.terminal import say
+from envsdk.failures import ConfigurationError
+from envsdk.settings.options import Argument, Option, Options
 
 if TYPE_CHECKING:
     from envsdk.envs.swe.evaluator import Validation
     from envsdk.envs.swe.tasks import Task
 
-app = typer.Typer(add_completion=False)
+
+class TasksOptions(Options):
+    """What `python -m envsdk.envs.swe.tasks` takes."""
+
+    data: Annotated[Path | None, Argument("[FILE]")] = None
+    """JSONL or Parquet; absent, the tasks that ship."""
+    repositories: Annotated[Path | None, Option(metavar="DIR")] = None
+    """Clones named owner__name; beside the file if absent."""
+    split: str | None = None
+    """`train` or `held_out` only."""
+    backend: str = "bubblewrap"
+    """The sandbox."""
+    jobs: Annotated[int | None, Field(ge=1)] = None
+    """Tasks at once; the number of cores if absent."""
 
 
-@app.command()
-def command(
-    data: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="JSONL or Parquet; absent, the tasks that ship.")
-    ] = None,
-    repositories: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Clones named owner__name; beside the file if absent.")
-    ] = None,
-    split: Annotated[str | None, typer.Option(help="`train` or `held_out` only.")] = None,
-    backend: Annotated[str, typer.Option(help="The sandbox.")] = "bubblewrap",
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Tasks at once; the number of cores if absent.")
-    ] = None,
-) -> None:
+def command(options: TasksOptions) -> int:
     """Grade the gold patch and an empty one of every task, and look for copies of its solution."""
     from envsdk.envs.swe.evaluator.validation import tasks_by_id
     from envsdk.envs.swe.tasks.loaders import load_tasks
     from envsdk.envs.swe.tasks.shipped import shipped_tasks
-    from envsdk.failures import ConfigurationError
 
+    split = options.split
     if split not in (None, "train", "held_out"):
         raise ConfigurationError(f"--split: must be train or held_out, not {split!r}")
-    tasks = shipped_tasks(split) if data is None else load_tasks(data, repositories=repositories, split=split)
-
+    if options.data is None:
+        tasks: Sequence[Task] = shipped_tasks(split)
+    else:
+        tasks = load_tasks(options.data, repositories=options.repositories, split=split)
     tasks_by_id(tasks)
-    found = asyncio.run(_validate(tasks, backend, jobs or os.cpu_count() or 1))
+    found = asyncio.run(_validate(tasks, options.backend, options.jobs or os.cpu_count() or 1))
     sound = sum(validation is not None and validation.sound for validation in found)
     weak = sum(validation is not None and validation.sound and validation.weak for validation in found)
     say(f"{sound} of {len(found)} tasks are sound" + (f", {weak} of them weak" if weak else ""))
-    if sound < len(found):
-        raise typer.Exit(1)
+    return 0 if sound == len(found) else 1
 
 
 async def _validate(tasks: Sequence[Task], backend: str, jobs: int) -> list[Validation | None]:
@@ -101,9 +104,7 @@ def _told(validation: Validation) -> str:
     return validation.problem or hidden
 
 
-def main(argv: list[str] | None = None) -> int:
-    return run_app(app, argv, name="python -m envsdk.envs.swe.tasks")
-
+app, main = command_of(TasksOptions, command, name="python -m envsdk.envs.swe.tasks")
 
 if __name__ == "__main__":
     sys.exit(main())

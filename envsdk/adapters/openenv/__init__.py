@@ -1,4 +1,4 @@
-"""OpenEnv: a running OpenEnv server as an environment here, and our environments behind its protocol."""
+"""OpenEnv: a running OpenEnv server as an environment here, and our environments on its server."""
 
 from envsdk.env import EnvSpec, Isolation
 
@@ -11,7 +11,7 @@ SPEC = EnvSpec(
     description="An environment behind a running OpenEnv server (url=http://HOST:PORT).",
     action_format="As the server's environment wants it: text, or a JSON object that agrees with its schema.",
     prompt="envsdk.adapters.openenv.client:openenv_prompt",
-    needs=dict.fromkeys(("httpx2", "websockets"), "pip install 'envsdk[openenv]'"),
+    needs={"openenv": "pip install 'envsdk[openenv]'"},
 )
 
 __all__ = ["SPEC"]

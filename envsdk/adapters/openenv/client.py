@@ -6,23 +6,31 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from types import ModuleType
+from typing import Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
 from envsdk.adapters.hosted import Answer, HostedEnv
 from envsdk.adapters.missing import import_extra
-from envsdk.adapters.openenv.messages import ErrorCode, ProtocolError, own_fields, text_field
 from envsdk.adapters.text import REPLY_FORMATS, ReplyFormat, tagged_answer
 from envsdk.failures import ConfigurationError
 
-if TYPE_CHECKING:
-    from websockets.sync.client import ClientConnection
-
-_SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
+_SCHEMES = ("http", "https", "ws", "wss")
 
 
 class OpenEnvFailed(Exception):
     """The server is gone or full, or its environment failed: the episode has no outcome and is masked."""
+
+
+class ServerError(Exception):
+    """An error message of the server. The session is still open."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self.code = str(data.get("code", ""))
+        self.message = str(data.get("message", ""))
+        self.errors = data.get("errors")
+        """What is wrong with the action, as pydantic says it."""
+        super().__init__(f"{self.message} ({self.code})")
 
 
 def openenv_prompt(
@@ -64,12 +72,14 @@ _RULES = ("description", "enum", "examples", "pattern", "maxLength")
 """Keys of a text field's schema that tell which texts are actions."""
 
 _PROMPT_TIMEOUT_S = 5.0
+_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
+"""Errors over an answer that is not as it should be."""
 
 
 def _unreadable() -> tuple[type[Exception], ...]:
     """What comes of a page that is not there, or not as it should be."""
     httpx2 = import_extra("httpx2", extra="openenv")
-    return httpx2.HTTPError, ValueError, LookupError, TypeError, AttributeError
+    return (*_UNREADABLE, httpx2.HTTPError)
 
 
 def _page(url: str, name: str, headers: Mapping[str, str], *, timeout_s: float) -> Any:
@@ -92,7 +102,7 @@ def _headers(token_variable: str) -> dict[str, str]:
 
 
 class OpenEnvClientEnv(HostedEnv):
-    """One session of a running OpenEnv server, over a WebSocket of its own.
+    """One session of a running OpenEnv server, over a WebSocket of OpenEnv's own client.
 
         reset -> connect, if it is not connected -> reset message -> text
         step  -> step message -> text, reward, done
@@ -157,38 +167,31 @@ class OpenEnvClientEnv(HostedEnv):
         self._reset_options = dict(reset_options or {})
         self._connect_timeout_s = connect_timeout_s
         self._message_timeout_s = message_timeout_s
-        self._max_message_bytes = int(max_message_mb * 1024**2)
-        self._connection: ClientConnection | None = None
-        self._connected = contextlib.ExitStack()
-        """Closes the connection."""
+        self._max_message_mb = max_message_mb
+        self._connection: Any = None
+        """A `Connection` that waits for its answers."""
         self._return = 0.0
 
     def _start(self, seed: int) -> object:
         self._return = 0.0
-        try:
-            data = self._ask("reset", {**self._reset_options, "seed": seed})
-        except ProtocolError as error:
-            self._disconnect()
-            raise OpenEnvFailed(f"{self.url}: reset: {error.message} ({error.code})") from error
-        return self._text(data)
+        return self._text(self._asked("reset", **self._reset_options, seed=seed).observation)
 
     def _answer(self, reply: str) -> Answer:
         action, why = self._action(reply)
         if action is None:
             return Answer(note=why)
         try:
-            data = self._ask("step", action)
-        except ProtocolError as error:
-            if error.code == ErrorCode.VALIDATION_ERROR:
+            result = self._ask("step", action)
+        except ServerError as error:
+            if error.code == "VALIDATION_ERROR":
                 return Answer(note=f"Invalid action: {_refusal(error)}")
-            self._disconnect()
-            raise OpenEnvFailed(f"{self.url}: step: {error.message} ({error.code})") from error
-        said = {**_mapping(data.get("metadata")), **_mapping(data.get("observation"))}
-        reward, done = float(data.get("reward") or 0.0), bool(data.get("done", False))
+            raise self._failed("step", error) from error
+        said = {**_mapping(result.metadata), **_mapping(result.observation)}
+        reward, done = float(result.reward or 0.0), bool(result.done)
         self._return += reward
         truncated = done and said.get("truncated") is True
         return Answer(
-            observation=self._text(data),
+            observation=self._text(result.observation),
             reward=reward,
             terminated=done and not truncated,
             truncated=truncated,
@@ -198,17 +201,14 @@ class OpenEnvClientEnv(HostedEnv):
 
     def state(self) -> dict[str, Any]:
         """What the server tells of the episode's state. Raises OpenEnvFailed."""
-        try:
-            return self._ask("state", None)
-        except ProtocolError as error:
-            raise OpenEnvFailed(f"{self.url}: state: {error.message} ({error.code})") from error
+        state: dict[str, Any] = self._asked("state")
+        return state
 
     def close(self) -> None:
-        connection = self._connection
+        connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(Exception):
-                connection.send(json.dumps({"type": "close"}))
-        self._disconnect()
+                connection.close()
 
     def _solved(self, reward: float, said: Mapping[str, Any]) -> bool:
         match self._is_solved:
@@ -235,8 +235,7 @@ class OpenEnvClientEnv(HostedEnv):
             return None, "Invalid action: not a JSON object."
         return (action, "") if isinstance(action, dict) else (None, "Invalid action: not a JSON object.")
 
-    def _text(self, data: Mapping[str, Any]) -> object:
-        observation = data.get("observation")
+    def _text(self, observation: Any) -> object:
         if not isinstance(observation, Mapping):
             return json.dumps(observation, ensure_ascii=False)
         if self._observation_field:
@@ -244,49 +243,49 @@ class OpenEnvClientEnv(HostedEnv):
         shown = {name: value for name, value in observation.items() if name != "metadata"}
         return json.dumps(shown, ensure_ascii=False)
 
-    def _ask(self, kind: str, data: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Send one message; the `data` of its answer.
-
-        Raises ProtocolError for an error message, OpenEnvFailed when there is no answer.
-        """
-        connection = self._connection or self._connect()
-        message: dict[str, Any] = {"type": kind} if data is None else {"type": kind, "data": data}
+    def _asked(self, kind: str, *action: Any, **options: Any) -> Any:
+        """As `_ask`; an error message fails the episode, too."""
         try:
-            # A server that is full says so and closes: what it said can still be read.
-            with contextlib.suppress(_websocket_error()):
-                connection.send(json.dumps(message))
-            answer = json.loads(connection.recv(timeout=self._message_timeout_s))
-            payload = answer["data"]
+            return self._ask(kind, *action, **options)
+        except ServerError as error:
+            raise self._failed(kind, error) from error
+
+    def _ask(self, kind: str, *action: Any, **options: Any) -> Any:
+        """The answer to one message. Raises ServerError, and OpenEnvFailed when there is no answer."""
+        if self._connection is None:
+            self._connection = self._connected()
+        try:
+            return getattr(self._connection, kind)(*action, **options)
         except TimeoutError as error:
             raise self._lost(f"no answer to {kind} within {self._message_timeout_s:g} s") from error
-        except (OSError, ValueError, LookupError, TypeError, _websocket_error()) as error:
+        except (*_UNREADABLE, OSError, _openenv().WebSocketException) as error:
             raise self._lost(f"{kind}: {type(error).__name__}: {error}") from error
-        if answer.get("type") == "error":
-            raise ProtocolError(str(payload.get("code", "")), str(payload.get("message", "")), payload)
-        if not isinstance(payload, dict):
-            raise self._lost(f"{kind}: its answer has no data")
-        return payload
 
-    def _connect(self) -> ClientConnection:
+    def _connected(self) -> Any:
         headers = _headers(self._token_variable)
         if self._action_field is None or self._observation_field is None:
             self._read_schema(headers)
-        parts = urlsplit(self.url)
-        address = urlunsplit((_SCHEMES[parts.scheme], parts.netloc, f"{parts.path}/ws", "", ""))
-        try:
-            opening = import_extra("websockets.sync.client", extra="openenv").connect(
-                address,
-                additional_headers=headers,
-                open_timeout=self._connect_timeout_s,
-                max_size=self._max_message_bytes,
-                # A proxy cannot reach this machine's own servers.
-                proxy=None if parts.hostname in ("localhost", "127.0.0.1", "::1") else True,
+        connection = (
+            _openenv()
+            .Connection(
+                base_url=self.url,
+                headers=headers,
+                connect_timeout_s=self._connect_timeout_s,
+                message_timeout_s=self._message_timeout_s,
+                max_message_size_mb=self._max_message_mb,
+                mode="simulation",
             )
-            self._connection = self._connected.enter_context(opening)
-        except (OSError, _websocket_error()) as error:
-            raise self._lost(f"cannot connect: {type(error).__name__}: {error}") from error
-        assert self._connection is not None
-        return self._connection
+            .sync()
+        )
+        try:
+            return connection.connect()
+        except OSError as error:
+            connection.close()
+            raise self._lost(f"cannot connect: {error}") from error
+
+    def _failed(self, kind: str, error: ServerError) -> OpenEnvFailed:
+        self.close()
+        return OpenEnvFailed(f"{self.url}: {kind}: {error}")
 
     def _read_schema(self, headers: Mapping[str, str]) -> None:
         """Find out which fields hold the texts."""
@@ -301,18 +300,36 @@ class OpenEnvClientEnv(HostedEnv):
             self._observation_field = observation or ""
 
     def _lost(self, what: str) -> OpenEnvFailed:
-        self._disconnect()
+        self.close()
         return OpenEnvFailed(f"OpenEnv server {self.url}: {what}")
 
-    def _disconnect(self) -> None:
-        self._connection = None
-        with contextlib.suppress(Exception):
-            self._connected.close()
+
+def _openenv() -> ModuleType:
+    """The module that needs OpenEnv's package. ConfigurationError when that is not installed."""
+    module: ModuleType = import_extra(
+        "envsdk.adapters.openenv.connection", extra="openenv", shown_as="openenv"
+    )
+    return module
 
 
-def _websocket_error() -> type[Exception]:
-    error: type[Exception] = import_extra("websockets.exceptions", extra="openenv").WebSocketException
-    return error
+def own_fields(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Properties of an action's or an observation's schema that are not common to all of them."""
+    properties = schema.get("properties", {})
+    common = ("metadata", "done", "reward")
+    return {name: field for name, field in properties.items() if name not in common}
+
+
+def text_field(schema: Mapping[str, Any]) -> str | None:
+    """The field of an action or an observation that holds its text; None when it is more than a text.
+
+    It is the one named `text`, when it is a string and no other field is required; else the only one.
+    """
+    fields = own_fields(schema)
+    required = set(schema.get("required", ())) & fields.keys()
+    strings = [name for name, field in fields.items() if field.get("type") == "string"]
+    if "text" in strings and required <= {"text"}:
+        return "text"
+    return strings[0] if len(fields) == 1 and strings else None
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
@@ -320,10 +337,11 @@ def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _refusal(error: ProtocolError) -> str:
+def _refusal(error: ServerError) -> str:
     """Why the server refused an action, in one line."""
-    errors = error.details.get("errors")
-    if isinstance(errors, list) and errors and isinstance(errors[0], Mapping):
-        where = ".".join(map(str, errors[0].get("loc", ())))
-        return f"{where}: {errors[0].get('msg', error.message)}" if where else str(errors[0].get("msg"))
+    match error.errors:
+        case [{"loc": where, "msg": why}, *_] if where:
+            return f"{'.'.join(map(str, where))}: {why}"
+        case [{"msg": why}, *_]:
+            return str(why)
     return error.message

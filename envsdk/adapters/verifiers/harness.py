@@ -1,4 +1,4 @@
-"""`TextHarness`: the harness of verifiers (0.4 and later) for a policy that reads and writes text.
+"""`TextHarness`: the harness of verifiers for a policy that reads and writes text.
 
 It runs in this process and asks the model once per turn, so it needs no sandbox, no uv and no network.
 """

@@ -1,4 +1,4 @@
-"""Tasksets of verifiers 0.4 and later as hosts of episodes.
+"""Tasksets of verifiers as hosts of episodes.
 
 verifiers plays an episode of its environment with `TextHarness` as the agent's program. The model that is
 asked is a server of this process, behind which a `Rollout` waits for its reply.
@@ -128,7 +128,7 @@ def _ended(episode: Any) -> Ended:
         reward=float(trace.reward),
         metrics=signals,
         last_messages=after_last_reply(trace.messages),
-        stop_condition="cut_short" if trace.is_truncated else "",
+        was_cut_short=trace.is_truncated,
     )
 
 

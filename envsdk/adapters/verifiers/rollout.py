@@ -33,8 +33,8 @@ class Ended:
     metrics: Mapping[str, float] = field(default_factory=dict)
     last_messages: Sequence[Any] = ()
     """Those after the last reply."""
-    stop_condition: str = ""
-    """`cut_short`, or verifiers' name, such as `max_turns_reached`."""
+    was_cut_short: bool = False
+    """It ended at a limit."""
     error: str = ""
     """What broke; then the rest says nothing."""
 
@@ -47,8 +47,6 @@ class Rollout(ABC):
         self._waiting: asyncio.Future[str] | None = None
         """For the reply."""
         self._task: asyncio.Task[None] | None = None
-        self._is_over = False
-        """No further question is answered."""
 
     @abstractmethod
     async def _play(self) -> Ended:
@@ -59,13 +57,8 @@ class Rollout(ABC):
         self._task = asyncio.create_task(self._run())
         return await self._next()
 
-    async def reply(self, text: str, *, is_last: bool = False) -> Asked | Ended:
-        """Answer, and run until the next question or the end. Raises what the rollout raises.
-
-        Args:
-            is_last: No further question is answered: the rollout ends as one that was cut short.
-        """
-        self._is_over = is_last
+    async def reply(self, text: str) -> Asked | Ended:
+        """Answer, and run until the next question or the end. Raises what the rollout raises."""
         assert self._waiting is not None
         self._waiting.set_result(text)
         return await self._next()

@@ -1,4 +1,4 @@
-"""Environments of envsdk as a taskset of verifiers 0.4 and later. A module of your own, such as `my_lake.py`:
+"""Environments of envsdk as a taskset of verifiers. A module of your own, such as `my_lake.py`:
 
     from envsdk.adapters.verifiers.taskset import TextEnvTasks, TextEnvPlay, TextHarness
 

@@ -11,7 +11,6 @@ from envsdk.buffer.connecting import open_engine
 from envsdk.buffer.contract import FinishedGroup, Member, Role
 from envsdk.buffer.inspection import inspect
 from envsdk.buffer.sql_buffer import SqlBuffer
-from envsdk.buffer.tables import dropped_tokens
 from envsdk.buffer.upkeep import Which
 from tests.envsdk.buffer.buffer_jobs import TERMS
 
@@ -75,10 +74,3 @@ def test_each_tag_has_its_share_of_the_batches_and_of_what_was_thrown_away(job: 
     assert (use.num_tokens, use.dropped_tokens, use.dropped_share) == (40, 10, 0.2)
     some = inspect(job.buffer.engine, Which(states=("taken",)))
     assert some.used_by_tag() == []  # what was thrown away is not known by group
-
-
-def test_a_buffer_of_an_earlier_envsdk_is_read(job: Job) -> None:
-    dropped_tokens.drop(job.buffer.engine)
-    assert inspect(job.buffer.engine).dropped_tokens == {}
-    job.buffer.create("job", TERMS)
-    assert job.buffer.dropped_tokens() == {}

@@ -17,7 +17,7 @@ KEPT = Path(__file__).with_name("trajectories_2.parquet")
 
 
 def kept_trajectories() -> list[Trajectory]:
-    """With and without tokens, turns, metrics, hashes and a failure."""
+    """With and without tokens, turns, metrics, hashes, details and a failure."""
     tokens = TokenArrays(
         ids=np.array([5, 6, 7, 2**31 - 1], np.int32),
         response_mask=np.array([0, 1, 1, 0], np.int8),
@@ -34,6 +34,7 @@ def kept_trajectories() -> list[Trajectory]:
         finish_reason=FinishReason.LENGTH,
         metrics={"action_is_valid": 1.0, "": -2.5},
         state_hash="a1b2",
+        details='{"hint": "é"}',
     )
     failure = Failure(boundary=Boundary.ENVIRONMENT, kind="step_timeout", message="waited 30 s")
     task = Task(tag="FrozenLake", split="train", index=2**40)

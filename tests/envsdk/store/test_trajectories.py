@@ -120,9 +120,8 @@ def test_a_file_that_was_written_before_reads_equal_and_has_the_same_columns(tmp
     assert all(map(same, written, kept_trajectories()))
     write_trajectories(tmp_path / "new.parquet", kept_trajectories(), metadata={"step": "7"})
     new, old = pq.ParquetFile(tmp_path / "new.parquet"), pq.ParquetFile(KEPT)
-    added = new.schema_arrow.get_field_index("details")
-    assert new.schema_arrow.remove(added).equals(old.schema_arrow)
-    assert new.read().drop_columns(["details"]).equals(old.read())
+    assert new.schema_arrow.equals(old.schema_arrow)
+    assert new.read().equals(old.read())
     assert {**new.metadata.metadata, b"ARROW:schema": b""} == {**old.metadata.metadata, b"ARROW:schema": b""}
 
 
@@ -144,52 +143,11 @@ def test_every_field_of_a_trajectory_has_a_column() -> None:
         assert spread.get(field.name, {field.name}) <= set(SCHEMA.names)
     turn = SCHEMA.field("turns").type.value_type
     beside = {"state_hash", "details"}
-    """In columns of their own, which earlier files lack."""
+    """In columns of their own."""
     not_kept = {"generate_s", "env_s"}
     """Times of one machine: the same episode is the same file wherever it is played."""
     names = {field.name for field in dataclasses.fields(Turn)}
     assert names - beside - not_kept == {field.name for field in turn}
-
-
-@pytest.mark.parametrize("column", ["state_hashes", "details"])
-def test_a_file_from_before_a_later_column_is_read(tmp_path: Path, column: str) -> None:
-    path = tmp_path / "some.parquet"
-    written = [an_episode(3), an_episode(4)]
-    write_trajectories(path, written)
-    table = pq.ParquetFile(path).read()
-    pq.write_table(table.drop_columns([column]), path)
-    assert read_trajectories(path) == written
-
-
-def test_a_file_of_the_first_version_with_metrics_as_a_map_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "some.parquet"
-    first, second = an_episode(3), an_episode(4, num_turns=3)
-    with_metrics = [dataclasses.replace(turn, metrics={"valid": 1.0, "far": 2.5}) for turn in second.turns]
-    written = [first, dataclasses.replace(second, turns=(second.turns[0], *with_metrics[1:]))]
-    write_trajectories(path, written)
-    table = pq.ParquetFile(path).read()
-    names = [field.name for field in SCHEMA.field("turns").type.value_type]
-    as_map = pa.map_(pa.string(), pa.float64())
-    earlier = pa.struct(
-        [
-            pa.field("metrics", as_map, nullable=False) if field.name == "metrics" else field
-            for field in SCHEMA.field("turns").type.value_type
-        ]
-    )
-    rows = [
-        [
-            {name: turn[name] for name in names}
-            | {"metrics": [(metric["name"], metric["value"]) for metric in turn["metrics"]]}
-            for turn in turns
-        ]
-        for turns in table.column("turns").to_pylist()
-    ]
-    column = pa.array(rows, pa.list_(pa.field("item", earlier, nullable=False)))
-    index = table.schema.get_field_index("turns")
-    table = table.set_column(index, pa.field("turns", column.type, nullable=False), column)
-    metadata = {**table.schema.metadata, b"envsdk.schema_version": b"1"}
-    pq.write_table(table.replace_schema_metadata(metadata), path)
-    assert read_trajectories(path) == written
 
 
 def test_no_column_has_a_type_that_hugging_face_datasets_lacks() -> None:
