@@ -32,11 +32,11 @@ from envsdk.pipeline.rollout_metrics import validation_metrics, validation_probl
 from envsdk.pipeline.run_end import ending_of, success_before_and_after
 from envsdk.pipeline.run_folder import CONFIG_FILE, TRAJECTORIES
 from envsdk.pipeline.run_origin import model_of_job
-from envsdk.pipeline.weight_source import GivenWeights
 from envsdk.store.atomic import make_folder, write_atomically
 from envsdk.tracking import BENCH, Ending, Tracker, open_trackers, read_metrics
 from envsdk.tracking.jsonl import FILE_NAME as METRICS_FILE
 from envsdk.view.export import write_report_of_job
+from envsdk.weights.source import GivenWeights
 
 
 def run(loaded: LoadedConfig) -> None:

@@ -36,9 +36,9 @@ from envsdk.pipeline.run_end import ending_of
 from envsdk.pipeline.run_folder import CONFIG_FILE, TRAJECTORIES, RunFolder
 from envsdk.pipeline.run_origin import model_of_job
 from envsdk.pipeline.trainers import Trainers
-from envsdk.pipeline.weight_source import GivenWeights
 from envsdk.store.atomic import make_folder, write_atomically
 from envsdk.tracking import Ending, open_trackers
+from envsdk.weights.source import GivenWeights
 
 EXPLORERS = "explorers"
 

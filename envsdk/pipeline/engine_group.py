@@ -33,20 +33,20 @@ from envsdk.inference.engine_pool import (
     Start,
     Update,
 )
-from envsdk.inference.weight_buckets import UpdateInterrupted
-from envsdk.inference.weight_transport import (
+from envsdk.managers.ray_nodes import MANY_CALLS, Placer
+from envsdk.pipeline.engine_placement import EnginePlace, device_bundle, engine_places
+from envsdk.pipeline.reservation import KEEP_DEVICES, Reservation, show_only
+from envsdk.processes.actor_death import ACTOR_DIED, reason_of_death
+from envsdk.store.travel import Parcels
+from envsdk.weights.buckets import UpdateInterrupted
+from envsdk.weights.source import WeightSource
+from envsdk.weights.transports import (
     Transport,
     can_share_memory,
     choose_transport,
     device_transport,
 )
-from envsdk.managers.ray_nodes import MANY_CALLS, Placer
-from envsdk.pipeline.engine_placement import EnginePlace, device_bundle, engine_places
-from envsdk.pipeline.reservation import KEEP_DEVICES, Reservation, show_only
-from envsdk.pipeline.weight_source import WeightSource
-from envsdk.pipeline.weight_update import TransferReport, update_engines
-from envsdk.processes.actor_death import ACTOR_DIED, reason_of_death
-from envsdk.store.travel import Parcels
+from envsdk.weights.update import TransferReport, update_engines
 
 _IN_MAIN_MEMORY = [each for each in Transport if not each.is_on_device]
 HEALTH_CHECK_S = 1.0

@@ -49,13 +49,13 @@ from envsdk.pipeline.rollout_metrics import rollout_metrics, validation_metrics,
 from envsdk.pipeline.rollout_state import STATE_FORMAT, checked_state
 from envsdk.pipeline.run_folder import TRAJECTORIES, RunFolder
 from envsdk.pipeline.trainers import trainer_mappings
-from envsdk.pipeline.weight_source import GivenWeights, WeightSource
 from envsdk.play.local_engine import whole_version
 from envsdk.processes.background_loop import on_background_loop
 from envsdk.processes.interruptible import interruptible
 from envsdk.prompts import TagPrompts
 from envsdk.results.trajectories import Batch
 from envsdk.store.travel import Parcels
+from envsdk.weights.source import GivenWeights, WeightSource
 
 _LOG = logging.getLogger("envsdk")
 

@@ -18,9 +18,9 @@ from envsdk.failures import EngineError
 from envsdk.inference.engine import EngineConfig, WeightReference
 from envsdk.inference.engine_host import EngineHost
 from envsdk.inference.mock import MockEngine
-from envsdk.inference.weight_transport import Transport
 from envsdk.pipeline.trainer_group import TrainerGroup
-from envsdk.pipeline.weight_update import TransferReport, update_engines
+from envsdk.weights.transports import Transport
+from envsdk.weights.update import TransferReport, update_engines
 
 NAME = "tests.trainers.toy_engines:ToyEngine"
 

@@ -48,10 +48,10 @@ from envsdk.inference.sglang.wire import (
     why_unended,
     why_unsupported,
 )
-from envsdk.inference.weight_shapes import shapes_in
 from envsdk.settings.validation import validated
 from envsdk.store.model_files import require_model_folder
 from envsdk.trajectory import FinishReason
+from envsdk.weights.shapes import shapes_in
 
 LOOK_S = 2.0
 """Between two looks at the server."""

@@ -12,11 +12,12 @@ from pathlib import Path
 from envsdk.failures import EngineError
 from envsdk.inference.engine import WeightReference
 from envsdk.inference.engine_support.failures import ReplyRefused, Unavailable
-from envsdk.inference.lora import Adapter, told_apart
 from envsdk.inference.sglang.connection import Connection
 from envsdk.inference.sglang.settings import SGLangSettings
-from envsdk.inference.weight_folder import copies, optional_head, write_adapter, write_folder
-from envsdk.inference.weight_shapes import Shape, checked, shapes_in
+from envsdk.weights.folders import optional_head, write_adapter, write_folder
+from envsdk.weights.lora import Adapter, told_apart
+from envsdk.weights.shapes import Shape, checked, shapes_in
+from envsdk.weights.tensors import copies
 
 
 @dataclass(frozen=True, slots=True)

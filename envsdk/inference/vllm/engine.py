@@ -25,7 +25,6 @@ from envsdk.inference.engine import (
     WeightReference,
 )
 from envsdk.inference.front import EngineFront
-from envsdk.inference.lora import Adapter, told_apart
 from envsdk.inference.refusals import bad_structure
 from envsdk.inference.vllm.adapter_folder import AdapterFolder, no_adapter
 from envsdk.inference.vllm.backend import AsyncLLMBackend, Backend
@@ -33,12 +32,13 @@ from envsdk.inference.vllm.settings import DEFAULT_MAX_LORA_RANK, VLLMSettings, 
 from envsdk.inference.vllm.staged_weights import StagedWeights, stage
 from envsdk.inference.vllm.translate import read_output, read_progress, sampling_options, why_refused
 from envsdk.inference.vllm.weight_transfer import WeightsOnCard
-from envsdk.inference.weight_folder import optional_head
-from envsdk.inference.weight_shapes import shapes_in
-from envsdk.inference.weight_tensors import as_tensors
 from envsdk.settings.validation import validated
 from envsdk.store.model_files import require_model_folder
 from envsdk.trajectory import FinishReason
+from envsdk.weights.folders import optional_head
+from envsdk.weights.lora import Adapter, told_apart
+from envsdk.weights.shapes import shapes_in
+from envsdk.weights.tensors import as_tensors
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,10 +25,10 @@ from envsdk.failures import ConfigurationError, EngineError
 from envsdk.inference.engine import EngineConfig, PauseMode, WeightReference
 from envsdk.inference.engine_host import EngineHost
 from envsdk.inference.sglang.engine import SGLangEngine
-from envsdk.inference.weight_buckets import fill_buckets
 from envsdk.testing.engine_structures import write_tokenizer
 from envsdk.testing.engines import CoreSuite, until
 from envsdk.trajectory import FinishReason, VersionSpan
+from envsdk.weights.buckets import fill_buckets
 
 
 @pytest.fixture(autouse=True)

@@ -19,10 +19,10 @@ from envsdk.config import load_config
 from envsdk.config.loading import LoadedConfig
 from envsdk.job.buffered_batches import BufferedBatches
 from envsdk.job.start import run
-from envsdk.job.version_folders import write_version
 from envsdk.job.weights import open_publisher
 from envsdk.pipeline.checkpoints import RunState, write_checkpoint
 from envsdk.pipeline.run_folder import RunFolder
+from envsdk.weights.versions import write_version
 from tests.envsdk.job.trainer_stand_in import TrainerStandIn
 from tests.envsdk.view.view_runs import make_trajectory
 

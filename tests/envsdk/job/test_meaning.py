@@ -18,9 +18,9 @@ from envsdk.failures import ConfigurationError
 from envsdk.job.meaning import meaning_of
 from envsdk.job.membership import Membership, open_buffer, terms_of
 from envsdk.job.start import run
-from envsdk.job.version_folders import write_version
 from envsdk.job.weights import open_reader
 from envsdk.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
+from envsdk.weights.versions import write_version
 
 RULES = """
 mode: explore

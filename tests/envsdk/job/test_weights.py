@@ -19,14 +19,13 @@ from transformers import AutoModelForCausalLM
 from envsdk.buffer.contract import PublishedVersion
 from envsdk.config.loading import load_config
 from envsdk.failures import ConfigurationError, EngineError, StorageError
-from envsdk.inference import weight_folder
 from envsdk.job import weight_outlets, weights
-from envsdk.job.version_folders import VersionGone
 from envsdk.job.weights import FetchedVersion, VersionReader, open_publisher, open_reader
 from envsdk.pipeline.trainer_host import TrainerHost
-from envsdk.pipeline.weight_outlet import OutletReport, WeightOutlet
-from envsdk.pipeline.weight_source import GivenWeights
 from envsdk.trainer import TrainerConfig, TrainerRank
+from envsdk.weights import folders
+from envsdk.weights.source import GivenWeights, OutletReport, WeightOutlet
+from envsdk.weights.versions import VersionGone
 from tests.trainers.toy_trainers import ToyTrainer
 
 EACH = pytest.mark.parametrize("method", ["checkpoint", "memory", "nccl"])
@@ -159,7 +158,7 @@ async def test_the_folder_is_a_model_that_transformers_loads_in_one_file_or_more
         for shard_bytes in (1 << 30, 1 << 14):
             folder = tmp_path / model.name / str(shard_bytes)
             folder.mkdir(parents=True)
-            monkeypatch.setattr(weight_folder, "SHARD_BYTES", shard_bytes)
+            monkeypatch.setattr(folders, "SHARD_BYTES", shard_bytes)
             job = Job(folder, monkeypatch, model, "checkpoint")
             row = await job.publish(2)
             loaded = AutoModelForCausalLM.from_pretrained(row.location["folder"]).state_dict()

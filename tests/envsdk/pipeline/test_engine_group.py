@@ -21,18 +21,18 @@ from torch import Tensor
 
 from envsdk.config import RayArgs
 from envsdk.failures import ConfigurationError, EngineError
-from envsdk.inference import weight_transport
-from envsdk.inference.device_memory import Handle
 from envsdk.inference.engine import EngineConfig, EngineHealth
 from envsdk.inference.engine_demand import DemandConfig
 from envsdk.inference.engine_pool import PoolConfig
-from envsdk.inference.weight_buckets import UpdateInterrupted
-from envsdk.inference.weight_group import WeightGroup
-from envsdk.inference.weight_transport import Transport
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.pipeline.engine_group import EngineGroup, EngineGroupSpec
 from envsdk.pipeline.trainer_group import TrainerGroup, TrainerSpec
 from envsdk.trainer import TrainBatch, TrainerConfig
+from envsdk.weights import receiver
+from envsdk.weights.buckets import UpdateInterrupted
+from envsdk.weights.device_memory import Handle
+from envsdk.weights.group import WeightGroup
+from envsdk.weights.transports import Transport
 from tests.trainers.counted_gpus import REPOSITORY, counted_gpus
 from tests.trainers.toy_engines import NAME as TOY_ENGINE
 from tests.trainers.toy_engines import ToyEngine, read
@@ -84,7 +84,7 @@ class BlindEngine(ToyEngine):
         def fail(group: WeightGroup, num_bytes: int) -> Tensor:
             raise UpdateInterrupted("unhandled system error")
 
-        weight_transport.open_handle = refuse
+        receiver.open_handle = refuse
         WeightGroup.receive_on_device = fail  # type: ignore[method-assign]
         return super().create(config)
 
@@ -128,7 +128,7 @@ async def engine_group(
     trainer = TrainerGroup(
         TrainerSpec(
             key="actor_train",
-            strategy_name="tests.envsdk.pipeline.test_weight_update:WeighingTrainer",
+            strategy_name="tests.envsdk.weights.test_weight_update:WeighingTrainer",
             config=TrainerConfig(model=Path(), sequence_length=8, seed=0),
             device_mapping=None,
             uses_accelerators=False,

@@ -13,9 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from envsdk.inference.weight_buckets import UpdateInterrupted
-from envsdk.inference.weight_group import WeightGroup
 from envsdk.net.rendezvous import join_store
+from envsdk.weights.buckets import UpdateInterrupted
+from envsdk.weights.group import WeightGroup
 
 HERE = "127.0.0.1"
 AN_HOUR = timedelta(hours=1)

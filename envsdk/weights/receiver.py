@@ -10,12 +10,87 @@ import asyncio
 import queue
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from envsdk.inference.device_memory import synchronize
-from envsdk.inference.weight_buckets import Bucket, Chunk, UpdateInterrupted, read_buckets
-from envsdk.inference.weight_delta import WeightBase
-from envsdk.inference.weight_transport import BucketReceiver, Payload
+from envsdk.weights.buckets import Bucket, Buffer, Chunk, Memory, UpdateInterrupted, read_buckets
+from envsdk.weights.delta import WeightBase
+from envsdk.weights.device_memory import open_handle, synchronize
+from envsdk.weights.shared_memory import SharedPlace, mapped
+from envsdk.weights.transports import BroadcastPayload, DevicePayload, Payload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from envsdk.weights.group import WeightGroup
+
+
+class BucketReceiver:
+    """An engine's end, for one update and any transport. Used from one thread."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        """`device`: where buckets come that are no business of main memory, as PyTorch names it here."""
+        self._device = device
+        self._opened: dict[int, Tensor] = {}
+        self._mapped: dict[SharedPlace, Buffer] = {}
+        self._group: WeightGroup | None = None
+
+    def read(self, chunks: tuple[Chunk, ...], num_bytes: int, payload: Payload) -> Bucket:
+        """The announced bucket; its data is valid until the next one is read. UpdateInterrupted."""
+        data: Memory
+        if isinstance(payload, SharedPlace):
+            data = self._map(payload)[:num_bytes]
+        elif isinstance(payload, BroadcastPayload):
+            group = self._join(payload)
+            data = group.receive_on_device(num_bytes) if payload.on_device else group.receive(num_bytes)
+        elif isinstance(payload, DevicePayload):
+            data = self._open(payload)[:num_bytes]
+        else:
+            data = payload
+        return Bucket(chunks, data)
+
+    def close(self) -> None:
+        """Idempotent. Memory that is still looked at stays mapped until it is not."""
+        self._mapped.clear()
+        self._opened.clear()
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+    def _open(self, payload: DevicePayload) -> Tensor:
+        if payload.buffer not in self._opened:
+            try:
+                self._opened[payload.buffer] = open_handle(payload.handle, self._device)
+            except RuntimeError as error:
+                raise UpdateInterrupted(
+                    f"the trainer's memory on {self._device} cannot be opened ({error}): the trainer ended, "
+                    "or is hidden from the engine; for the latter set model_update_transport: shared_memory"
+                ) from error
+        return self._opened[payload.buffer]
+
+    def _map(self, place: SharedPlace) -> Buffer:
+        if place not in self._mapped:
+            try:
+                self._mapped[place] = mapped(place)
+            except OSError as error:
+                raise UpdateInterrupted(
+                    f"the trainer's shared memory {place.path} cannot be opened ({error}): the trainer "
+                    "ended, or is hidden from the engine; for the latter set model_update_transport: "
+                    "object_store"
+                ) from error
+        return self._mapped[place]
+
+    def _join(self, payload: BroadcastPayload) -> WeightGroup:
+        if self._group is None:
+            from envsdk.weights.group import WeightGroup
+
+            self._group = WeightGroup.join(
+                payload.address,
+                payload.port,
+                rank=payload.rank,
+                world_size=payload.world_size,
+                device=self._device if payload.on_device else None,
+            )
+        return self._group
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import ProcessGroupGloo, Work
 
-from envsdk.inference.weight_buckets import Buffer, Memory, UpdateInterrupted
 from envsdk.net.rendezvous import address_towards, host_store, interface_of, join_store
+from envsdk.weights.buckets import Buffer, Memory, UpdateInterrupted
 
 TIMEOUT = timedelta(seconds=30)
 """How long a member waits for one that is there but does not answer; all members have the same."""
