@@ -287,16 +287,6 @@ def published_folder(config: RunConfig) -> Path:
     return (config.synchronizer.path or config.run_folder / WEIGHTS_FOLDER).expanduser().resolve()
 
 
-def open_publisher(config: RunConfig, trainer: GivesWeights, *, model: Path, say: Say) -> VersionPublisher:
-    """By the `sync_method`."""
-    return VersionPublisher(config, trainer, model=model, say=say)
-
-
-def open_reader(config: RunConfig, folder: Path, model: Path, *, say: Say) -> VersionReader:
-    """For a program with a folder of its own; how weights come is in each version's location."""
-    return VersionReader(config, folder, model, say=say)
-
-
 def _shared_folder(run_folder: Path) -> Path:
     """Of a job, in the machine's shared memory: for this user alone."""
     if not SHARED_MEMORY.is_dir():

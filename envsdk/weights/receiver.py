@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +116,7 @@ class WeightReceiver:
 
     def __init__(
         self,
-        before_end: Callable[[], Awaitable[None]],
+        before_end: Callable[[], Coroutine[Any, Any, None]],
         base: WeightBase | None = None,
         *,
         device: str = "cpu",
@@ -176,7 +176,7 @@ class WeightReceiver:
             self._base.begin()
             weights = self._base.decoded(weights)
         yield from weights
-        asyncio.run_coroutine_threadsafe(_awaited(self._before_end()), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._before_end(), self._loop).result()
 
     def _buckets(self) -> Iterator[Bucket]:
         while True:
@@ -189,10 +189,6 @@ class WeightReceiver:
             yield bucket
             synchronize(bucket.data)  # copies that were asked for are done
             self._loop.call_soon_threadsafe(_answer, item.read, True)
-
-
-async def _awaited(something: Awaitable[None]) -> None:
-    await something
 
 
 def _answer(read: asyncio.Future[bool], answer: bool) -> None:

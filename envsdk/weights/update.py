@@ -9,7 +9,6 @@ weights and the version they had.
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections import deque
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from envsdk.processes.actor_death import ACTOR_DIED
+from envsdk.processes.actor_death import ACTOR_DIED, on_the_living
 from envsdk.weights.buckets import Bucket, Memory, UpdateInterrupted, fill_buckets
 from envsdk.weights.delta import WeightBase
 from envsdk.weights.senders import (
@@ -104,7 +103,7 @@ async def update_engines(
     interruption = ""
     for _ in range(len(engines) + 1):
         update_id = uuid.uuid4().hex
-        bases = await _on_the_living(engines, "begin_update", update_id, version, mode, delta)
+        bases = await on_the_living(engines, "begin_update", update_id, version, mode, delta)
         engines = {name: engines[name] for name in bases}
         if not engines:
             return None
@@ -125,32 +124,15 @@ async def update_engines(
         finally:
             if report is None or report.interruption:
                 # An engine's own reason comes out here.
-                left = await _on_the_living(engines, "abandon_update", update_id)
+                left = await on_the_living(engines, "abandon_update", update_id)
         if not report.interruption:
-            updated = await _on_the_living(engines, "complete_update", update_id)
+            updated = await on_the_living(engines, "complete_update", update_id)
             return replace(report, engines=tuple(updated))
         interruption = "; ".join(dict.fromkeys([report.interruption, *filter(None, left.values())]))
         if transport.is_on_device and len(left) == len(engines):
             break  # none of them was lost: it would break off again
         engines = {name: engines[name] for name in left}
     raise UpdateInterrupted(f"the weights cannot be sent to the engines: {interruption}")
-
-
-async def _on_the_living(engines: Mapping[str, Any], method: str, *args: Any) -> dict[str, Any]:
-    """The answers, by engine. One that died is left out; whether one is left is the cluster's business.
-
-    Raises the first error of an engine that lives, when all have answered.
-    """
-    calls = [getattr(engine, method).remote(*args) for engine in engines.values()]
-    answers = await asyncio.gather(*calls, return_exceptions=True)
-    living = {}
-    for name, answer in zip(engines, answers, strict=True):
-        if isinstance(answer, ACTOR_DIED):
-            continue
-        if isinstance(answer, BaseException):
-            raise answer
-        living[name] = answer
-    return living
 
 
 def _rounded(weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:

@@ -20,7 +20,7 @@ from envsdk.buffer.contract import PublishedVersion
 from envsdk.config.loading import load_config
 from envsdk.failures import ConfigurationError, EngineError, StorageError
 from envsdk.job import weight_outlets, weights
-from envsdk.job.weights import FetchedVersion, VersionReader, open_publisher, open_reader
+from envsdk.job.weights import FetchedVersion, VersionPublisher, VersionReader
 from envsdk.pipeline.trainer_host import TrainerHost
 from envsdk.trainer import TrainerConfig, TrainerRank
 from envsdk.weights import folders
@@ -86,7 +86,7 @@ class Job:
         }
         given = [f"{key}={value}" for key, value in keys.items()]
         self.config = load_config("agentic_async.yaml", [*given, *overrides]).config
-        self.publisher = open_publisher(self.config, self.ranks, model=model, say=self.said.append)
+        self.publisher = VersionPublisher(self.config, self.ranks, model=model, say=self.said.append)
 
     async def publish(self, version: int) -> PublishedVersion:
         """The weights are those of the folder, times `version`."""
@@ -98,7 +98,7 @@ class Job:
     def reader(self, name: str = "a") -> VersionReader:
         """An explorer's."""
         folder = self.config.run_folder / "explorers" / name
-        return open_reader(self.config, folder, self.model, say=self.said.append)
+        return VersionReader(self.config, folder, self.model, say=self.said.append)
 
     def assert_holds(self, fetched: FetchedVersion, version: int) -> None:
         """Engines get these weights from it."""
@@ -233,7 +233,7 @@ async def test_shared_memory_is_for_one_machine_and_one_user(
         await job.reader().fetch(row)
     folder.symlink_to(tmp_path)
     with pytest.raises(ConfigurationError, match="belongs to another user"):
-        open_publisher(job.config, job.ranks, model=job.model, say=print)
+        VersionPublisher(job.config, job.ranks, model=job.model, say=print)
 
 
 async def test_a_trainer_that_is_gone_is_said_to_be(
