@@ -175,7 +175,7 @@ def receive_broadcasts(connection: Connection, port: int, device: str, num_bytes
     """An engine's process on its own device."""
     group = WeightGroup.join(HERE, port, rank=1, world_size=2, device=device)
     while connection.recv():
-        group.receive_on_device(num_bytes)
+        group.receive(num_bytes)
         connection.send(True)
     group.close()
 

@@ -40,8 +40,8 @@ class BucketReceiver:
         if isinstance(payload, SharedPlace):
             data = self._map(payload)[:num_bytes]
         elif isinstance(payload, BroadcastPayload):
-            group = self._join(payload)
-            data = group.receive_on_device(num_bytes) if payload.on_device else group.receive(num_bytes)
+            received = self._join(payload).receive(num_bytes)
+            data = received if payload.on_device else received.numpy()
         elif isinstance(payload, DevicePayload):
             data = self._open(payload)[:num_bytes]
         else:

@@ -85,7 +85,7 @@ class BlindEngine(ToyEngine):
             raise UpdateInterrupted("unhandled system error")
 
         receiver.open_handle = refuse
-        WeightGroup.receive_on_device = fail  # type: ignore[method-assign]
+        WeightGroup.receive = fail  # type: ignore[method-assign]
         return super().create(config)
 
 
