@@ -43,8 +43,8 @@ from envsdk.inference.sampling import SamplingParams
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.pipeline.engine_group import EngineGroup, EngineGroupSpec
 from envsdk.pipeline.trainer_group import TrainerGroup
-from envsdk.pipeline.weight_update import TransferReport, WeightSender, WeightTransfer
 from envsdk.trajectory import FinishReason
+from envsdk.weights.update import TransferReport, WeightSender, WeightTransfer
 
 NUM_ENGINES = 4
 PLACES = 16

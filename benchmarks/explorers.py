@@ -30,8 +30,8 @@ from envsdk.buffer.sql_buffer import SqlBuffer
 from envsdk.buffer.tables import groups
 from envsdk.config import load_config
 from envsdk.job.membership import buffer_path, terms_of
-from envsdk.job.version_folders import write_version
 from envsdk.pipeline.run_origin import initial_model
+from envsdk.weights.versions import write_version
 
 OVERRIDES = [
     "exp_name=explorers",

@@ -48,15 +48,15 @@ from envsdk.env import EnvSpec, Info, TextEnv
 from envsdk.inference.engine import EngineConfig
 from envsdk.inference.engine_host import EngineHost
 from envsdk.inference.sampling import SamplingParams
-from envsdk.inference.weight_transport import Transport, can_share_memory
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.env_worker import WorkerSetup
 from envsdk.managers.ledger_types import LedgerConfig
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.traj_env_manager import TagSetup
-from envsdk.pipeline.weight_update import TransferReport, WeightSender, WeightTransfer, update_engines
 from envsdk.warm_start.tiny_policy import build_tokenizer, write_tokenizer
+from envsdk.weights.transports import Transport, can_share_memory
+from envsdk.weights.update import TransferReport, WeightSender, WeightTransfer, update_engines
 
 NUM_TURNS = 5
 GROUP_SIZE = 8

@@ -33,7 +33,7 @@ from envsdk.buffer.contract import PublishedVersion
 from envsdk.config.loading import load_config
 from envsdk.config.models import RunConfig
 from envsdk.job.weights import VersionPublisher, VersionReader
-from envsdk.pipeline.weight_outlet import OutletReport, WeightOutlet
+from envsdk.weights.source import OutletReport, WeightOutlet
 
 MB = 1e6
 METHODS = ("checkpoint", "memory", "nccl")

@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.model_shapes import HALF_BILLION, write_model
 from benchmarks.training_load import make_batch
-from envsdk.inference.weight_buckets import as_bytes
-from envsdk.inference.weight_delta import WeightBase
+from envsdk.weights.buckets import as_bytes
+from envsdk.weights.delta import WeightBase
 
 LEARNING_RATE = 1e-6
 

@@ -29,9 +29,9 @@ from envsdk.config.ray_models import RayArgs
 from envsdk.inference.engine import EngineConfig, WeightReference
 from envsdk.inference.engine_host import EngineHost
 from envsdk.inference.mock import MockEngine
-from envsdk.inference.weight_transport import Transport
 from envsdk.managers.ray_runtime import ray_runtime
-from envsdk.pipeline.weight_update import TransferReport, WeightSender, WeightTransfer, update_engines
+from envsdk.weights.transports import Transport
+from envsdk.weights.update import TransferReport, WeightSender, WeightTransfer, update_engines
 
 IN_MAIN_MEMORY = [transport for transport in Transport if not transport.is_on_device]
 """The others are measured on cards: `python -m benchmarks.gpu --only transfer`."""

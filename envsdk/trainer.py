@@ -138,7 +138,7 @@ class Trainer(ABC):
         return False
 
     def adapter(self) -> Iterable[tuple[str, NDArray[Any]]]:
-        """The adapter now, as engines take it (`envsdk.inference.lora`). Asked when `has_adapter`."""
+        """The adapter now, as engines take it (`envsdk.weights.lora`). Asked when `has_adapter`."""
         raise NotImplementedError
 
     @abstractmethod

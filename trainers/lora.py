@@ -17,9 +17,9 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from envsdk.failures import ConfigurationError
-from envsdk.inference.lora import A_SUFFIX, B_SUFFIX
 from envsdk.trainers.sharded import full_tensor
 from envsdk.trainers.training_args import LoRAArgs
+from envsdk.weights.lora import A_SUFFIX, B_SUFFIX
 
 _NAME = "default"
 """PEFT's, of the one adapter there is."""
@@ -61,7 +61,7 @@ class LoRA:
                 )
 
     def halves(self) -> Iterator[tuple[str, Tensor]]:
-        """Under the names engines know (`envsdk.inference.lora`), the scaling multiplied into B."""
+        """Under the names engines know (`envsdk.weights.lora`), the scaling multiplied into B."""
         for name, layer in self._layers.items():
             half_a, half_b = self._pair(layer)
             yield name + A_SUFFIX, half_a

@@ -16,16 +16,12 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.gpu_parts.bench import Bench, Row, Skipped
 from benchmarks.gpu_parts.speed import embedded
-from envsdk.inference.device_memory import synchronize
-from envsdk.inference.weight_buckets import Bucket, Memory, UpdateInterrupted, fill_buckets, read_buckets
-from envsdk.inference.weight_group import WeightGroup
-from envsdk.inference.weight_transport import (
-    NUM_BUFFERS,
-    BucketReceiver,
-    BucketSender,
-    DeviceBucketSender,
-    SharedMemoryBucketSender,
-)
+from envsdk.weights.buckets import Bucket, Memory, UpdateInterrupted, fill_buckets, read_buckets
+from envsdk.weights.device_memory import synchronize
+from envsdk.weights.group import WeightGroup
+from envsdk.weights.receiver import BucketReceiver
+from envsdk.weights.senders import BucketSender, DeviceBucketSender, SharedMemoryBucketSender
+from envsdk.weights.transports import NUM_BUFFERS
 
 MIB = 1 << 20
 REPEATS = 5
@@ -179,7 +175,7 @@ def receive_broadcasts(connection: Connection, port: int, device: str, num_bytes
     """An engine's process on its own device."""
     group = WeightGroup.join(HERE, port, rank=1, world_size=2, device=device)
     while connection.recv():
-        group.receive_on_device(num_bytes)
+        group.receive(num_bytes)
         connection.send(True)
     group.close()
 

@@ -72,7 +72,7 @@ class SynchronizerArgs(Section):
 
     sync_method: Literal["checkpoint", "memory", "nccl"] = "checkpoint"
     """`checkpoint`: through a folder that all can read. `memory`: through shared memory, on one machine.
-    `nccl`: a collective broadcast to the programs that ask. Its bytes go by gloo, because trainers give their
+    `nccl`: over the network, to each program that asks. Its bytes go by TCP, because trainers give their
     weights in memory of the CPU."""
     sync_interval: PositiveInt = 1
     """Steps between two publications of weights. Versions, and with them staleness, count publications."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -221,6 +221,7 @@ class TaskCore(Core):
 
     def __init__(self) -> None:
         self.tasks: dict[Reply, asyncio.Task[None]] = {}
+        self._background: set[asyncio.Task[None]] = set()
 
     @abstractmethod
     async def sample(self, reply: Reply) -> None:
@@ -253,9 +254,16 @@ class TaskCore(Core):
         if task is not None and task is not asyncio.current_task():
             task.cancel()
 
+    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let it run, until `end_tasks` at the latest."""
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
     async def end_tasks(self) -> None:
         """Wait for all tasks: when the replies are ended or their tasks canceled."""
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+        await asyncio.gather(*self._background, return_exceptions=True)
 
 
 def result_of(

@@ -194,7 +194,7 @@ card) is valid until the next one is asked for. It ends when all weights have co
 not.
 
 For an engine with the ability `lora` a mapping or stream may be a LoRA adapter instead, its halves under
-names that end with `.lora_A.weight` and `.lora_B.weight` (`envsdk.inference.lora`). It is added to the
+names that end with `.lora_A.weight` and `.lora_B.weight` (`envsdk.weights.lora`). It is added to the
 weights of the model's folder, whatever was loaded before; full weights replace it.
 """
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from envsdk.inference.device_memory import card_of
 from envsdk.inference.engine import (
     Engine,
     EngineAbilities,
@@ -24,10 +23,6 @@ from envsdk.inference.engine import (
 )
 from envsdk.inference.partial_results import REPORT_S, STREAM_S, ProgressWatch
 from envsdk.inference.proxy import Deliver, EngineLink
-from envsdk.inference.weight_buckets import Chunk, UpdateInterrupted
-from envsdk.inference.weight_delta import WeightBase
-from envsdk.inference.weight_receiver import WeightReceiver
-from envsdk.inference.weight_transport import Payload
 from envsdk.inference.wire import (
     PackedRequests,
     PackedResults,
@@ -40,6 +35,11 @@ from envsdk.net.long_poll import LongPoll, Outbox
 from envsdk.plugins import load_plugin
 from envsdk.processes.garbage import collect_rarely, collect_when_grown
 from envsdk.store.travel import Parcels
+from envsdk.weights.buckets import Chunk, UpdateInterrupted
+from envsdk.weights.delta import WeightBase
+from envsdk.weights.device_memory import card_of
+from envsdk.weights.receiver import WeightReceiver
+from envsdk.weights.transports import Payload
 
 
 class BusyStretches:

@@ -149,6 +149,38 @@ class _Engine:
     returns: bool = False
     """When drained, it is started again."""
 
+    def next_life(self, now_s: float) -> _Engine:
+        """Its next incarnation, which is starting."""
+        return _Engine(
+            EngineIncarnation(self.incarnation.name, self.incarnation.number + 1),
+            num_losses=self.num_losses,
+            last_loss=self.last_loss,
+            num_slow_restarts=self.num_slow_restarts,
+            seen_at_s=now_s,
+        )
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the workers know this incarnation: the first ones from the beginning."""
+        is_first = self.state is EngineState.WAITING and self.incarnation.number == 0
+        return is_first or self.state in {EngineState.SERVING, EngineState.DRAINING}
+
+    def serve(self) -> list[PoolCommand]:
+        if self.state is not EngineState.WAITING:
+            return []
+        self.state = EngineState.SERVING
+        return [Join(self.incarnation)] if self.incarnation.number else []
+
+    def drain(self, *, returns: bool) -> list[PoolCommand]:
+        self.state = EngineState.DRAINING
+        self.returns = returns
+        return [Leave(self.incarnation)]
+
+    def end_drained(self, *, is_well: bool) -> list[PoolCommand]:
+        self.state = EngineState.DOWN if self.returns else EngineState.RESTING
+        self.backoff_s = 0.0
+        return [End(self.incarnation, is_well)]
+
 
 class EnginePool:
     """Owner: the shell that has the engines' processes. Events of an ended incarnation are ignored.
@@ -243,7 +275,7 @@ class EnginePool:
         if engine.state is EngineState.DRAINING:
             engine.empty_s = 0.0 if num_open(health) else engine.empty_s + elapsed_s
             if engine.empty_s >= DRAINED_S:
-                return self._end_drained(engine, is_well=True)
+                return engine.end_drained(is_well=True)
         return []
 
     def heard(self, incarnation: EngineIncarnation) -> None:
@@ -260,7 +292,7 @@ class EnginePool:
         if engine is None:
             return []
         if engine.state is EngineState.DRAINING and not engine.returns:
-            return self._end_drained(engine, is_well=False)
+            return engine.end_drained(is_well=False)
         engine.num_losses += 1
         engine.last_loss = why
         engine.served_s = 0.0
@@ -283,14 +315,14 @@ class EnginePool:
             if engine is None:
                 continue
             if engine.state is EngineState.SERVING:
-                commands += self._drain(engine, returns=True)
+                commands += engine.drain(returns=True)
                 self._news.append(
                     f"{incarnation.name} leaves its node, which goes away in {grace_s:.0f} s, and is started "
                     "elsewhere"
                 )
             elif engine.state is not EngineState.DRAINING:
                 engine.returns = True
-                commands += self._end_drained(engine, is_well=False)
+                commands += engine.end_drained(is_well=False)
             engine.drain_limit_s = min(engine.drain_limit_s, engine.drained_s + MOST_DRAINED * grace_s)
         return commands
 
@@ -308,10 +340,8 @@ class EnginePool:
         commands: list[PoolCommand] = []
         for engine in self._engines.values():
             if engine.incarnation in given:
-                commands += self._serve(engine)
-            elif engine.state in {EngineState.SERVING, EngineState.DRAINING} or self._waits_in_its_first_life(
-                engine
-            ):
+                commands += engine.serve()
+            elif engine.is_known:
                 commands += self.lost(engine.incarnation, f"it did not get the weights of version {version}")
         return commands + self._updates()
 
@@ -325,7 +355,7 @@ class EnginePool:
         engine = self._living(incarnation)
         if engine is None or engine.state is not EngineState.WAITING or self._version is None:
             return []
-        return self._serve(engine) if version == self._version else [Update(incarnation)]
+        return engine.serve() if version == self._version else [Update(incarnation)]
 
     def tick(self, elapsed_s: float) -> list[PoolCommand]:
         """So much time passed in which engines were listened to."""
@@ -350,7 +380,7 @@ class EnginePool:
         if engine.state is EngineState.DRAINING:
             engine.drained_s += elapsed_s
             if engine.drained_s > min(engine.drain_limit_s, self._config.drain_s):
-                return self._end_drained(engine, is_well=False)
+                return engine.end_drained(is_well=False)
         starts = engine.state is EngineState.STARTING
         limit_s = self._config.start_s if starts else self._config.silence_s
         if engine.silence_s <= limit_s:
@@ -371,7 +401,12 @@ class EnginePool:
         slow = slow_engines(rates, self._config.slow_ratio)
         for name, engine in serving.items():
             engine.slow_s = engine.slow_s + stretch_s if name in slow else 0.0
-        due = [engine for engine in serving.values() if engine.slow_s >= self._slow_limit_s(engine)]
+        first_s = self._config.slow_s
+        due = [
+            engine
+            for engine in serving.values()
+            if engine.slow_s >= first_s * 2.0 ** min(engine.num_slow_restarts, 32)
+        ]
         if not due or self._in({EngineState.DRAINING, *_COMING}):
             return []
         slowest = max(due, key=lambda engine: engine.slow_s)
@@ -380,10 +415,7 @@ class EnginePool:
             f"{slowest.incarnation.name} was over {self._config.slow_ratio:g} times as slow as the others "
             f"for {slowest.slow_s:g} s; it is started again"
         )
-        return self._drain(slowest, returns=True)
-
-    def _slow_limit_s(self, engine: _Engine) -> float:
-        return self._config.slow_s * 2.0 ** min(engine.num_slow_restarts, 32)
+        return slowest.drain(returns=True)
 
     def _follow_demand(self, elapsed_s: float) -> list[PoolCommand]:
         resting = self._in({EngineState.RESTING})
@@ -403,36 +435,13 @@ class EnginePool:
             return [self._start(resting[0])]
         if self._demand.wants_fewer and len(serving) > self._min_engines:
             self._demand.begin_again()
-            return self._drain(serving[-1], returns=False)
+            return serving[-1].drain(returns=False)
         return []
 
     def _start(self, engine: _Engine) -> PoolCommand:
         """Begin its next incarnation."""
-        kept = (engine.num_losses, engine.last_loss, engine.num_slow_restarts)
-        incarnation = EngineIncarnation(engine.incarnation.name, engine.incarnation.number + 1)
-        begun = _Engine(incarnation, seen_at_s=self._now_s)
-        begun.num_losses, begun.last_loss, begun.num_slow_restarts = kept
-        self._engines[incarnation.name] = begun
-        return Start(incarnation)
-
-    def _drain(self, engine: _Engine, *, returns: bool) -> list[PoolCommand]:
-        engine.state = EngineState.DRAINING
-        engine.returns = returns
-        return [Leave(engine.incarnation)]
-
-    def _end_drained(self, engine: _Engine, *, is_well: bool) -> list[PoolCommand]:
-        engine.state = EngineState.DOWN if engine.returns else EngineState.RESTING
-        engine.backoff_s = 0.0
-        return [End(engine.incarnation, is_well)]
-
-    def _serve(self, engine: _Engine) -> list[PoolCommand]:
-        if engine.state is not EngineState.WAITING:
-            return []
-        engine.state = EngineState.SERVING
-        return [Join(engine.incarnation)] if engine.incarnation.number else []
-
-    def _waits_in_its_first_life(self, engine: _Engine) -> bool:
-        return engine.state is EngineState.WAITING and engine.incarnation.number == 0
+        begun = self._engines[engine.incarnation.name] = engine.next_life(self._now_s)
+        return Start(begun.incarnation)
 
     def _updates(self) -> list[PoolCommand]:
         if self._version is None:

@@ -1,7 +1,7 @@
-"""Requests and results as columns, for the way between processes.
+"""Requests and results as plain rows and flat arrays, for the way between processes.
 
 Pickling a thousand small arrays one by one costs more than sampling them with a small model does;
-a handful of flat arrays and lists costs next to nothing.
+rows of plain values and a few flat arrays cost next to nothing.
 """
 
 from __future__ import annotations
@@ -33,18 +33,12 @@ _SEED = _SAMPLING.names.index("seed")
 class PackedRequests:
     """`n` requests; prompts lie end to end in `prompt_ids`."""
 
-    request_ids: list[str]
-    session_ids: list[str]
-    prompt_groups: list[int | None]
-    priorities: list[int]
-    watched: list[bool]
-    lasting: list[bool]
-    seeds: list[int | None]
-    sampling: list[int]
-    """Of each, the position of its parameters in `all_sampling`, which lists different ones once."""
+    rows: list[tuple[str, str, int | None, int, bool, bool, int | None, int, int]]
+    """Of each: request id, session id, prompt group, priority, `stream`, `survives_weight_update`, seed, the
+    position of its parameters in `all_sampling`, number of prompt tokens."""
     all_sampling: list[tuple[Any, ...]]
-    """The fields of `SamplingParams` in their order; the seed is that of some request."""
-    num_prompt_tokens: list[int]
+    """Different parameters once: the fields of `SamplingParams` in their order; the seed is that of some
+    request."""
     prompt_ids: NDArray[np.int32]
 
 
@@ -52,13 +46,8 @@ class PackedRequests:
 class PackedResults:
     """`n` results and deltas; tokens and log-probabilities lie end to end. `health` rides along."""
 
-    request_ids: list[str]
-    finish_reasons: list[str]
-    """Empty for a delta."""
-    errors: list[str]
-    error_kinds: list[str]
-    spans: list[tuple[tuple[int, int, int], ...]]
-    num_tokens: list[int]
+    rows: list[tuple[str, str, str, str, tuple[tuple[int, int, int], ...], int]]
+    """Of each: request id, finish reason (empty for a delta), error, its kind, spans, number of tokens."""
     extras: dict[int, tuple[TopTokens | None, PromptScores | None]]
     """By position among the results, of the few that have some."""
     token_ids: NDArray[np.int32]
@@ -71,49 +60,46 @@ def _joined(arrays: list[NDArray[np.generic]], dtype: type[np.generic]) -> NDArr
 
 
 def pack_requests(requests: Sequence[GenerationRequest]) -> PackedRequests:
-    seeds: list[int | None] = []
-    sampling: list[int] = []
+    rows = []
     all_sampling: list[tuple[Any, ...]] = []
     known: dict[tuple[Any, ...], int] = {}
     for request in requests:
-        row = _SAMPLING.row(request.sampling)
-        shape = row[:_SEED] + row[_SEED + 1 :]
-        number = known.setdefault(shape, len(known))
+        sampling = _SAMPLING.row(request.sampling)
+        number = known.setdefault(sampling[:_SEED] + sampling[_SEED + 1 :], len(known))
         if number == len(all_sampling):
-            all_sampling.append(row)
-        seeds.append(row[_SEED])
-        sampling.append(number)
-    return PackedRequests(
-        request_ids=[request.request_id for request in requests],
-        session_ids=[request.session_id for request in requests],
-        prompt_groups=[request.prompt_group for request in requests],
-        priorities=[request.priority for request in requests],
-        watched=[request.stream for request in requests],
-        lasting=[request.survives_weight_update for request in requests],
-        seeds=seeds,
-        sampling=sampling,
-        all_sampling=all_sampling,
-        num_prompt_tokens=[len(request.prompt_ids) for request in requests],
-        prompt_ids=_joined([request.prompt_ids for request in requests], np.int32),  # type: ignore[arg-type]
-    )
+            all_sampling.append(sampling)
+        rows.append(
+            (
+                request.request_id,
+                request.session_id,
+                request.prompt_group,
+                request.priority,
+                request.stream,
+                request.survives_weight_update,
+                request.sampling.seed,
+                number,
+                len(request.prompt_ids),
+            )
+        )
+    prompt_ids = _joined([request.prompt_ids for request in requests], np.int32)  # type: ignore[arg-type]
+    return PackedRequests(rows, all_sampling, prompt_ids)  # type: ignore[arg-type]
 
 
 def unpack_requests(packed: PackedRequests) -> list[GenerationRequest]:
     all_sampling = [_SAMPLING.make(row) for row in packed.all_sampling]
     requests: list[GenerationRequest] = []
     start = 0
-    for request_id, session_id, prompt_group, priority, stream, is_lasting, seed, sampling, count in zip(
-        packed.request_ids,
-        packed.session_ids,
-        packed.prompt_groups,
-        packed.priorities,
-        packed.watched,
-        packed.lasting,
-        packed.seeds,
-        packed.sampling,
-        packed.num_prompt_tokens,
-        strict=True,
-    ):
+    for (
+        request_id,
+        session_id,
+        prompt_group,
+        priority,
+        stream,
+        is_lasting,
+        seed,
+        sampling,
+        count,
+    ) in packed.rows:
         requests.append(
             GenerationRequest(
                 request_id=request_id,
@@ -134,21 +120,20 @@ def pack_results(
     results: Sequence[GenerationResult | TokenDelta], health: EngineHealth | None
 ) -> PackedResults:
     """Their order stays."""
+    rows = []
+    extras: dict[int, tuple[TopTokens | None, PromptScores | None]] = {}
+    for number, result in enumerate(results):
+        ending, scores = ("", "", ""), None
+        if isinstance(result, GenerationResult):
+            ending = (result.finish_reason.value, result.error, result.error_kind.value)
+            scores = result.prompt_scores
+        spans = tuple(map(_SPAN.row, result.version_spans))
+        rows.append((result.request_id, *ending, spans, len(result.token_ids)))
+        if result.top is not None or scores is not None:
+            extras[number] = (result.top, scores)
     return PackedResults(
-        request_ids=[result.request_id for result in results],
-        finish_reasons=[
-            "" if isinstance(result, TokenDelta) else result.finish_reason.value for result in results
-        ],
-        errors=["" if isinstance(result, TokenDelta) else result.error for result in results],
-        error_kinds=["" if isinstance(result, TokenDelta) else result.error_kind.value for result in results],
-        spans=[tuple(map(_SPAN.row, result.version_spans)) for result in results],
-        num_tokens=[len(result.token_ids) for result in results],
-        extras={
-            number: (result.top, None if isinstance(result, TokenDelta) else result.prompt_scores)
-            for number, result in enumerate(results)
-            if result.top is not None
-            or (not isinstance(result, TokenDelta) and result.prompt_scores is not None)
-        },
+        rows,  # type: ignore[arg-type]
+        extras,
         token_ids=_joined([result.token_ids for result in results], np.int32),  # type: ignore[arg-type]
         logprobs=_joined([result.logprobs for result in results], np.float32),  # type: ignore[arg-type]
         health=health,
@@ -158,36 +143,13 @@ def pack_results(
 def unpack_results(packed: PackedResults) -> list[GenerationResult | TokenDelta]:
     results: list[GenerationResult | TokenDelta] = []
     start = 0
-    for number, (request_id, finish_reason, error, error_kind, packed_spans, count) in enumerate(
-        zip(
-            packed.request_ids,
-            packed.finish_reasons,
-            packed.errors,
-            packed.error_kinds,
-            packed.spans,
-            packed.num_tokens,
-            strict=True,
-        )
-    ):
+    for number, (request_id, finish_reason, error, error_kind, packed_spans, count) in enumerate(packed.rows):
         top, prompt_scores = packed.extras.get(number, (None, None))
         token_ids = packed.token_ids[start : start + count]
         logprobs = packed.logprobs[start : start + count]
         spans = tuple(VersionSpan(version=v, start=a, end=b) for v, a, b in packed_spans)
-        if finish_reason:
-            results.append(
-                GenerationResult(
-                    request_id=request_id,
-                    token_ids=token_ids,
-                    logprobs=logprobs,
-                    version_spans=spans,
-                    finish_reason=FinishReason(finish_reason),
-                    error=error,
-                    error_kind=ErrorKind(error_kind),
-                    top=top,
-                    prompt_scores=prompt_scores,
-                )
-            )
-        else:
+        start += count
+        if not finish_reason:
             results.append(
                 TokenDelta(
                     request_id=request_id,
@@ -197,5 +159,18 @@ def unpack_results(packed: PackedResults) -> list[GenerationResult | TokenDelta]
                     top=top,
                 )
             )
-        start += count
+            continue
+        results.append(
+            GenerationResult(
+                request_id=request_id,
+                token_ids=token_ids,
+                logprobs=logprobs,
+                version_spans=spans,
+                finish_reason=FinishReason(finish_reason),
+                error=error,
+                error_kind=ErrorKind(error_kind),
+                top=top,
+                prompt_scores=prompt_scores,
+            )
+        )
     return results

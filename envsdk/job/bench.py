@@ -23,7 +23,7 @@ from envsdk.display.terminal import say
 from envsdk.failures import EnvsdkError, Interrupted, RolloutStalled
 from envsdk.job.evaluation_plan import EvaluationPlan
 from envsdk.job.published import PublishedVersions, Standing, done_before
-from envsdk.job.weights import FetchedVersion, open_reader
+from envsdk.job.weights import FetchedVersion, VersionReader
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.pipeline.lost_runtime import lost_runtime
 from envsdk.pipeline.opening import only_run_in
@@ -32,11 +32,11 @@ from envsdk.pipeline.rollout_metrics import validation_metrics, validation_probl
 from envsdk.pipeline.run_end import ending_of, success_before_and_after
 from envsdk.pipeline.run_folder import CONFIG_FILE, TRAJECTORIES
 from envsdk.pipeline.run_origin import model_of_job
-from envsdk.pipeline.weight_source import GivenWeights
 from envsdk.store.atomic import make_folder, write_atomically
 from envsdk.tracking import BENCH, Ending, Tracker, open_trackers, read_metrics
 from envsdk.tracking.jsonl import FILE_NAME as METRICS_FILE
 from envsdk.view.export import write_report_of_job
+from envsdk.weights.source import GivenWeights
 
 
 def run(loaded: LoadedConfig) -> None:
@@ -74,7 +74,7 @@ async def _run(config: RunConfig, folder: Path, model: Path) -> None:
         trainer_mappings=(),
         say=_note,
     )
-    reader = open_reader(config, folder, model, say=_note)
+    reader = VersionReader(config, folder, model, say=_note)
     versions = PublishedVersions(config, reader, say=_note, model=model)
     with ExitStack() as stack:
         tracker = open_trackers(config.trackers, folder, config.tracker_args)

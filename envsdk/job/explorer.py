@@ -31,13 +31,13 @@ from envsdk.config.models import RunConfig
 from envsdk.display.explorer_progress import ExplorerProgress
 from envsdk.failures import EngineError, EnvsdkError, Interrupted
 from envsdk.job.membership import Membership
-from envsdk.job.version_folders import VersionGone
 from envsdk.job.weights import VersionReader
 from envsdk.managers.explorer_scheduler import ExplorerReport
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.pipeline.rollout_cluster import RolloutCluster
-from envsdk.pipeline.weight_source import GivenWeights
 from envsdk.tracking.tracker import Tracker
+from envsdk.weights.source import GivenWeights
+from envsdk.weights.versions import VersionGone
 
 LOOK_AGAIN_S = 5.0
 """How long a signal is waited for before the buffer is asked without one."""

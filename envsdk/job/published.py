@@ -16,9 +16,9 @@ from envsdk.buffer.contract import JobStatus, PublishedVersion, Signal
 from envsdk.config.models import RunConfig
 from envsdk.job.meaning import meaning_of
 from envsdk.job.membership import open_buffer, terms_of
-from envsdk.job.version_folders import VersionGone
 from envsdk.job.weights import FetchedVersion
 from envsdk.pipeline.checkpoints import FOLDER as CHECKPOINTS
+from envsdk.weights.versions import VersionGone
 
 LOOK_AGAIN_S = 5.0
 """How long a signal is waited for before the buffer is asked without one."""

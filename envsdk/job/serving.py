@@ -23,7 +23,7 @@ from envsdk.display.terminal import say
 from envsdk.failures import ConfigurationError, EngineError
 from envsdk.inference.engine import Engine
 from envsdk.job.published import PublishedVersions, done_before
-from envsdk.job.weights import open_reader
+from envsdk.job.weights import VersionReader
 from envsdk.pipeline.opening import only_run_in
 from envsdk.pipeline.run_origin import model_of_job
 from envsdk.play.model import ModelSource, load_weights, model_source, open_engine
@@ -64,7 +64,7 @@ async def _serve(config: RunConfig, folder: Path, model: ModelSource) -> None:
     async with AsyncExitStack() as stack:
         engine, proxy, chat = await stack.enter_async_context(open_engine(model))
         versions = PublishedVersions(
-            config, open_reader(config, folder, model.folder, say=_note), say=_note, model=model.folder
+            config, VersionReader(config, folder, model.folder, say=_note), say=_note, model=model.folder
         )
         stack.push_async_callback(versions.close)
         await versions.open()

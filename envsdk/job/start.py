@@ -22,7 +22,7 @@ from envsdk.job import bench, serving
 from envsdk.job.buffered_batches import BufferedBatches
 from envsdk.job.explorer import Explorer
 from envsdk.job.membership import Membership
-from envsdk.job.weights import open_publisher, open_reader, published_folder
+from envsdk.job.weights import VersionPublisher, VersionReader, published_folder
 from envsdk.managers.ray_nodes import this_node
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.pipeline import run as single_program
@@ -36,9 +36,9 @@ from envsdk.pipeline.run_end import ending_of
 from envsdk.pipeline.run_folder import CONFIG_FILE, TRAJECTORIES, RunFolder
 from envsdk.pipeline.run_origin import model_of_job
 from envsdk.pipeline.trainers import Trainers
-from envsdk.pipeline.weight_source import GivenWeights
 from envsdk.store.atomic import make_folder, write_atomically
 from envsdk.tracking import Ending, open_trackers
+from envsdk.weights.source import GivenWeights
 
 EXPLORERS = "explorers"
 
@@ -163,7 +163,7 @@ async def _explore(config: RunConfig, folder: Path, model: Path) -> None:
             config,
             cluster,
             membership=Membership(config, Role.EXPLORER, config.explorer.name, say=display.note, model=model),
-            reader=open_reader(config, folder, model, say=display.note),
+            reader=VersionReader(config, folder, model, say=display.note),
             weights=weights,
             tracker=tracker,
             display=display,
@@ -194,5 +194,5 @@ def _stop(explorer: Explorer, say: Say, why: str) -> None:
 
 def _buffered(config: RunConfig, folder: RunFolder, model: Path, trainers: Trainers, say: Say) -> BatchSource:
     _check_no_ledger(folder)
-    publisher = open_publisher(config, trainers.actor, model=model, say=say)
+    publisher = VersionPublisher(config, trainers.actor, model=model, say=say)
     return BufferedBatches(config, folder, publisher=publisher, say=say, model=model)

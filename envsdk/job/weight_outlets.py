@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from envsdk.failures import EngineError, StorageError
-from envsdk.inference.weight_folder import optional_head, write_folder
-from envsdk.inference.weight_shapes import shapes_in
-from envsdk.job.version_folders import KEEP_LAST, write_version
-from envsdk.job.weight_server import WeightServer
+from envsdk.weights.folders import optional_head, write_folder
+from envsdk.weights.server import WeightServer
+from envsdk.weights.shapes import shapes_in
+from envsdk.weights.versions import KEEP_LAST, write_version
 
 _INDEX = "model.safetensors.index.json"
 

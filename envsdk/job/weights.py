@@ -24,7 +24,10 @@ from envsdk.buffer.contract import PublishedVersion, other_tokens
 from envsdk.chat import digests
 from envsdk.config.models import RunConfig
 from envsdk.failures import ConfigurationError, StorageError
-from envsdk.job.version_folders import (
+from envsdk.job.weight_outlets import BroadcastOutlet, FolderOutlet, machine_id
+from envsdk.weights.server import WeightReader
+from envsdk.weights.source import OutletReport, WeightOutlet, Weights
+from envsdk.weights.versions import (
     KEEP_LAST,
     Manifest,
     VersionGone,
@@ -33,10 +36,6 @@ from envsdk.job.version_folders import (
     read_manifest,
     remove_version,
 )
-from envsdk.job.weight_outlets import BroadcastOutlet, FolderOutlet, machine_id
-from envsdk.job.weight_server import WeightReader
-from envsdk.pipeline.weight_outlet import OutletReport, WeightOutlet
-from envsdk.pipeline.weight_source import Weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -286,16 +285,6 @@ class VersionReader:
 def published_folder(config: RunConfig) -> Path:
     """Where `sync_method: checkpoint` has its versions on this machine."""
     return (config.synchronizer.path or config.run_folder / WEIGHTS_FOLDER).expanduser().resolve()
-
-
-def open_publisher(config: RunConfig, trainer: GivesWeights, *, model: Path, say: Say) -> VersionPublisher:
-    """By the `sync_method`."""
-    return VersionPublisher(config, trainer, model=model, say=say)
-
-
-def open_reader(config: RunConfig, folder: Path, model: Path, *, say: Say) -> VersionReader:
-    """For a program with a folder of its own; how weights come is in each version's location."""
-    return VersionReader(config, folder, model, say=say)
 
 
 def _shared_folder(run_folder: Path) -> Path:

@@ -103,14 +103,14 @@ class LongPoll(Generic[Sent, Reply]):
 
     async def run(self) -> None:
         """Exchange messages until cancelled or until a call fails."""
-        calls: deque[asyncio.Task[Reply]] = deque()
+        calls: deque[asyncio.Future[Reply]] = deque()
         sending = asyncio.ensure_future(self._something_to_send.wait())
         try:
             while True:
                 if (self._items and len(calls) < 2) or not calls:
                     items, self._items = self._items, []
                     self._something_to_send.clear()
-                    calls.append(asyncio.ensure_future(_awaited(self._call(self.num_calls, items))))
+                    calls.append(asyncio.ensure_future(self._call(self.num_calls, items)))
                     self.num_calls += 1
                 if sending.done():
                     sending = asyncio.ensure_future(self._something_to_send.wait())
@@ -133,7 +133,3 @@ class LongPoll(Generic[Sent, Reply]):
             sending.cancel()
             for call in calls:
                 call.cancel()
-
-
-async def _awaited(awaitable: Awaitable[Reply]) -> Reply:
-    return await awaitable

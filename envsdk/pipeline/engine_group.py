@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,20 +33,20 @@ from envsdk.inference.engine_pool import (
     Start,
     Update,
 )
-from envsdk.inference.weight_buckets import UpdateInterrupted
-from envsdk.inference.weight_transport import (
+from envsdk.managers.ray_nodes import MANY_CALLS, Placer
+from envsdk.pipeline.engine_placement import EnginePlace, device_bundle, engine_places
+from envsdk.pipeline.reservation import KEEP_DEVICES, Reservation, show_only
+from envsdk.processes.actor_death import ACTOR_DIED, on_the_living, reason_of_death
+from envsdk.store.travel import Parcels
+from envsdk.weights.buckets import UpdateInterrupted
+from envsdk.weights.source import WeightSource
+from envsdk.weights.transports import (
     Transport,
     can_share_memory,
     choose_transport,
     device_transport,
 )
-from envsdk.managers.ray_nodes import MANY_CALLS, Placer
-from envsdk.pipeline.engine_placement import EnginePlace, device_bundle, engine_places
-from envsdk.pipeline.reservation import KEEP_DEVICES, Reservation, show_only
-from envsdk.pipeline.weight_source import WeightSource
-from envsdk.pipeline.weight_update import TransferReport, update_engines
-from envsdk.processes.actor_death import ACTOR_DIED, reason_of_death
-from envsdk.store.travel import Parcels
+from envsdk.weights.update import TransferReport, update_engines
 
 _IN_MAIN_MEMORY = [each for each in Transport if not each.is_on_device]
 HEALTH_CHECK_S = 1.0
@@ -227,11 +227,11 @@ class EngineGroup:
 
     async def health(self) -> dict[str, EngineHealth]:
         """One look at every engine that runs."""
-        return await self._from_the_living("health")
+        return await on_the_living(self._started_actors(), "health")
 
     async def busy_stretches(self) -> list[tuple[float, float]]:
         """When any engine had requests, since the last call; Unix seconds."""
-        found = await self._from_the_living("busy_stretches")
+        found = await on_the_living(self._started_actors(), "busy_stretches")
         return [stretch for stretches in found.values() for stretch in stretches]
 
     def node_leaves(self, node: str, grace_s: float) -> None:
@@ -422,21 +422,11 @@ class EngineGroup:
         """The card's name in the cluster: handles mean nothing on another node."""
         return card and f"{self._nodes[name]} {card}"
 
-    async def _from_the_living(self, method: str) -> dict[str, Any]:
-        names = [incarnation.name for incarnation in self._pool.incarnations]
-        calls = [getattr(self.actors[name], method).remote() for name in names]
-        answers = await asyncio.gather(*calls, return_exceptions=True)
-        found = {}
-        for name, answer in zip(names, answers, strict=True):
-            if isinstance(answer, BaseException):
-                if not isinstance(answer, ACTOR_DIED):
-                    raise answer
-                continue
-            found[name] = answer
-        return found
+    def _started_actors(self) -> dict[str, Any]:
+        return {each.name: self.actors[each.name] for each in self._pool.incarnations}
 
-    def _in_background(self, work: Awaitable[None]) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(_awaited(work))
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._background_ended)
         return task
@@ -460,9 +450,5 @@ def _reason(error: BaseException) -> str:
 
 async def _close_and_kill(actor: Any) -> None:
     with suppress(ray.exceptions.RayError, TimeoutError):
-        await asyncio.wait_for(_awaited(actor.close.remote()), CLOSE_TIMEOUT_S)
+        await asyncio.wait_for(actor.close.remote(), CLOSE_TIMEOUT_S)
     ray.kill(actor)
-
-
-async def _awaited(work: Awaitable[None]) -> None:
-    await work

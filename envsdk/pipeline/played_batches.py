@@ -15,8 +15,8 @@ from envsdk.pipeline.engine_group import Say
 from envsdk.pipeline.rollout_cluster import RolloutCluster
 from envsdk.pipeline.run_folder import TRAJECTORIES, RunFolder
 from envsdk.pipeline.trainers import trainer_mappings
-from envsdk.pipeline.weight_source import WeightSource
 from envsdk.store.travel import Parcels
+from envsdk.weights.source import WeightSource
 
 
 class PlayedBatches(RolloutCluster):

@@ -32,9 +32,9 @@ from envsdk.managers.wiring import VAL_SPLIT, train_ledger, validation_ledger, w
 from envsdk.pipeline.batch_source import EngineLook, Result
 from envsdk.pipeline.engine_group import HEALTH_CHECK_S, EngineGroup, EngineGroupSpec, Say
 from envsdk.pipeline.node_watch import NodeWatch, address_of
-from envsdk.pipeline.weight_source import WeightSource
 from envsdk.processes.actor_death import ACTOR_DIED, reason_of_death
 from envsdk.store.travel import Parcels
+from envsdk.weights.source import WeightSource
 
 
 class RolloutCluster:

@@ -46,12 +46,12 @@ from envsdk.pipeline.rollout_cluster import engines_and_workers
 from envsdk.pipeline.rollout_metrics import rollout_metrics, validation_metrics, validation_problem
 from envsdk.pipeline.rollout_state import STATE_FORMAT, checked_state
 from envsdk.pipeline.run_folder import RunFolder
-from envsdk.pipeline.weight_source import GivenWeights
 from envsdk.play.local_engine import whole_version
 from envsdk.processes.background_loop import on_background_loop
 from envsdk.processes.interruptible import interruptible
 from envsdk.prompts import TagPrompts
 from envsdk.results.trajectories import Batch
+from envsdk.weights.source import GivenWeights
 
 _LOG = logging.getLogger("envsdk")
 

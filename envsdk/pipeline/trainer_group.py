@@ -31,12 +31,12 @@ from envsdk.managers.ray_nodes import check_placement, resources_for
 from envsdk.pipeline.rank_placement import RankPlace, num_ranks_of, rank_resources
 from envsdk.pipeline.reservation import KEEP_DEVICES, PLACEMENT_TIMEOUT_S, Reservation
 from envsdk.pipeline.trainer_host import TrainerHost
-from envsdk.pipeline.weight_outlet import OutletReport, WeightOutlet
-from envsdk.pipeline.weight_update import TransferReport, WeightTransfer
 from envsdk.processes.actor_death import ACTOR_DIED, reason_of_death
 from envsdk.store.atomic import storage_error
 from envsdk.store.travel import CHUNK_BYTES, Parcels
 from envsdk.trainer import TrainBatch, TrainerConfig, TrainerRank
+from envsdk.weights.source import OutletReport, WeightOutlet
+from envsdk.weights.update import TransferReport, WeightTransfer
 
 CAUSE_GRACE_S = 5.0
 """A rank that lost its peer may say so before Ray notices that the peer died."""

@@ -12,17 +12,17 @@ import ray
 from numpy.typing import NDArray
 
 from envsdk.failures import StorageError
-from envsdk.inference.device_memory import card_of
-from envsdk.inference.weight_delta import WeightBase
 from envsdk.net.rendezvous import free_port
 from envsdk.pipeline.reservation import show_only
-from envsdk.pipeline.weight_outlet import OutletReport, WeightOutlet
-from envsdk.pipeline.weight_update import TransferReport, WeightSender, WeightTransfer
 from envsdk.plugins import load_plugin
 from envsdk.store.atomic import storage_error
 from envsdk.store.cache import cache_folder
 from envsdk.store.travel import Parcels
 from envsdk.trainer import TrainBatch, Trainer, TrainerConfig, TrainerRank
+from envsdk.weights.delta import WeightBase
+from envsdk.weights.device_memory import card_of
+from envsdk.weights.source import OutletReport, WeightOutlet
+from envsdk.weights.update import TransferReport, WeightSender, WeightTransfer
 
 Scores = list[NDArray[np.float32]]
 

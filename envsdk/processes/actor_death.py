@@ -1,4 +1,4 @@
-"""How an actor of Ray's ended.
+"""How an actor of Ray's ended, and the answers of those that live.
 
 except ACTOR_DIED as error:
     say(f"the engine died: {reason_of_death(error)}")
@@ -6,7 +6,10 @@ except ACTOR_DIED as error:
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from ray.exceptions import OutOfMemoryError, RayActorError
 
@@ -31,3 +34,20 @@ def reason_of_death(error: BaseException) -> str:
     if "connection error code" in detail:
         detail = "it was killed, ran out of memory, or crashed"
     return f"{pid.replace(':', '')}: {detail}".removeprefix(": ")
+
+
+async def on_the_living(actors: Mapping[str, Any], method: str, *args: Any) -> dict[str, Any]:
+    """What each actor's `method` answers, by name; those that died are left out.
+
+    Raises the first error of an actor that lives, when all have answered.
+    """
+    calls = [getattr(actor, method).remote(*args) for actor in actors.values()]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    living = {}
+    for name, answer in zip(actors, answers, strict=True):
+        if isinstance(answer, ACTOR_DIED):
+            continue
+        if isinstance(answer, BaseException):
+            raise answer
+        living[name] = answer
+    return living

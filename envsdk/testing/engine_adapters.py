@@ -11,8 +11,8 @@ import pytest
 
 from envsdk.failures import EngineError
 from envsdk.inference.engine import Engine, GenerationResult, WeightReference
-from envsdk.inference.lora import A_SUFFIX, B_SUFFIX
 from envsdk.testing.engine_harness import EngineHarness, check_result, gather
+from envsdk.weights.lora import A_SUFFIX, B_SUFFIX
 
 
 class AdapterTests(EngineHarness):

@@ -16,9 +16,9 @@ import ray
 
 from benchmarks.weight_update import CopyingHost, Sender
 from envsdk.inference.engine import EngineConfig
-from envsdk.inference.weight_transport import choose_transport
 from envsdk.managers.ray_nodes import NODE_LABEL, cluster_nodes, this_node
-from envsdk.pipeline.weight_update import TransferReport, WeightTransfer, update_engines
+from envsdk.weights.transports import choose_transport
+from envsdk.weights.update import TransferReport, WeightTransfer, update_engines
 
 MB = 1024**2
 NUM_UPDATES = 3

@@ -67,6 +67,7 @@ PURE_CORES = {
     "envsdk/seeds.py",
     "envsdk/trajectory.py",
     "envsdk/inference/endpoint/bodies.py",
+    "envsdk/inference/endpoint/messages.py",
     "envsdk/inference/endpoint/record.py",
     "envsdk/inference/endpoint/reply_text.py",
     "envsdk/inference/endpoint/sampling.py",

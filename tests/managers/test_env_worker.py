@@ -124,7 +124,7 @@ async def test_a_slot_asks_a_silent_engine_for_one_reply(model: Path) -> None:
     asked: list[str] = []
 
     async def exchange(client: str, number: int, packed: Any, aborts: Sequence[str]) -> Any:
-        asked.extend(packed.request_ids)
+        asked.extend(row[0] for row in packed.rows)
         await never()
 
     scheduler = SilentScheduler()

@@ -12,10 +12,10 @@ from ranks import run_ranks
 
 from envsdk.inference.embedded import EmbeddedEngine
 from envsdk.inference.engine import EngineConfig, GenerationRequest, GenerationResult
-from envsdk.inference.lora import A_SUFFIX
 from envsdk.inference.sampling import SamplingParams
 from envsdk.trainer import TrainBatch, TrainerConfig, TrainerRank
 from envsdk.trainers.fsdp2_trainer import Fsdp2Trainer
+from envsdk.weights.lora import A_SUFFIX
 
 LORA = {"lora": {"rank": 4}}
 TRAINING = {"learning_rate": 3e-2, "adam_epsilon": 1e-5, "max_tokens_per_microbatch": 100}

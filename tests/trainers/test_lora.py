@@ -12,12 +12,12 @@ import transformers
 from envsdk.failures import ConfigurationError
 from envsdk.inference.embedded import EmbeddedEngine
 from envsdk.inference.engine import EngineConfig, GenerationRequest
-from envsdk.inference.lora import A_SUFFIX, B_SUFFIX
 from envsdk.inference.sampling import SamplingParams
 from envsdk.settings.validation import validated
 from envsdk.trainer import TrainBatch
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
 from envsdk.trainers.torch_trainer import TorchTrainer
+from envsdk.weights.lora import A_SUFFIX, B_SUFFIX
 
 LORA = {"lora": {"rank": 4}}
 

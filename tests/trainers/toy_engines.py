@@ -22,16 +22,16 @@ from envsdk.failures import EngineError
 from envsdk.inference.engine import EngineConfig, EngineHealth, WeightReference
 from envsdk.inference.engine_host import EngineHost
 from envsdk.inference.mock import MockEngine
-from envsdk.inference.weight_buckets import UpdateInterrupted
-from envsdk.inference.weight_transport import Transport
+from envsdk.weights.buckets import UpdateInterrupted
+from envsdk.weights.transports import Transport
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from envsdk.inference.device_memory import Handle
-    from envsdk.inference.weight_group import WeightGroup
     from envsdk.pipeline.trainer_group import TrainerGroup
-    from envsdk.pipeline.weight_update import TransferReport
+    from envsdk.weights.device_memory import Handle
+    from envsdk.weights.group import WeightGroup
+    from envsdk.weights.update import TransferReport
 
 NAME = "tests.trainers.toy_engines:ToyEngine"
 BREAKING = "tests.trainers.toy_engines:BreakingEngine"
@@ -94,11 +94,11 @@ class BlindEngine(ToyEngine):
         def fail(group: WeightGroup, num_bytes: int) -> Tensor:
             raise UpdateInterrupted("unhandled system error")
 
-        from envsdk.inference import weight_transport
-        from envsdk.inference.weight_group import WeightGroup
+        from envsdk.weights import receiver
+        from envsdk.weights.group import WeightGroup
 
-        weight_transport.open_handle = refuse
-        WeightGroup.receive_on_device = fail  # type: ignore[method-assign]
+        receiver.open_handle = refuse
+        WeightGroup.receive = fail  # type: ignore[method-assign]
         return super().create(config)
 
 
@@ -147,7 +147,7 @@ async def update(
     delta: bool = False,
     dtype: str = "float32",
 ) -> TransferReport | None:
-    from envsdk.pipeline.weight_update import update_engines
+    from envsdk.weights.update import update_engines
 
     return await update_engines(
         engines,

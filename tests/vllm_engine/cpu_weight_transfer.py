@@ -16,10 +16,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from envsdk.inference.device_memory import Handle
 from envsdk.inference.vllm import weight_transfer
 from envsdk.inference.vllm import worker as own_worker
 from envsdk.inference.vllm.settings import OWNER
+from envsdk.weights.device_memory import Handle
 
 CARD = "GPU-none"
 

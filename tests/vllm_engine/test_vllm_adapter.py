@@ -26,18 +26,18 @@ from envsdk.inference.engine import (
     PauseMode,
     WeightReference,
 )
-from envsdk.inference.lora import A_SUFFIX, B_SUFFIX
 from envsdk.inference.refusals import why_impossible
 from envsdk.inference.sampling import LogitChanges, OutputStructure, SamplingParams, TaggedJson
 from envsdk.inference.vllm.engine import VLLMEngine
 from envsdk.inference.vllm.settings import SET_BY_ENGINE, VLLMSettings, end_token, engine_args
 from envsdk.inference.vllm.staged_weights import StagedWeights, read_staged, stage
 from envsdk.inference.vllm.translate import read_output, sampling_options, why_refused
-from envsdk.inference.weight_shapes import shapes_in
 from envsdk.settings.validation import validated
 from envsdk.testing.engine_structures import END_TOKEN, write_tokenizer
 from envsdk.testing.engines import CoreSuite, until
 from envsdk.trajectory import FinishReason
+from envsdk.weights.lora import A_SUFFIX, B_SUFFIX
+from envsdk.weights.shapes import shapes_in
 
 
 @pytest.fixture(scope="module")

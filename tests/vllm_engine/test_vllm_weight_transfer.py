@@ -25,7 +25,7 @@ from envsdk.inference.vllm.backend import AsyncLLMBackend
 from envsdk.inference.vllm.engine import VLLMEngine
 from envsdk.inference.vllm.settings import VLLMSettings
 from envsdk.inference.vllm.weight_transfer import ALLOW_HANDLES, CONFIG, WeightsOnCard, is_there
-from envsdk.inference.weight_buckets import UpdateInterrupted
+from envsdk.weights.buckets import UpdateInterrupted
 
 HERE = Path(__file__).parent
 KIND = "qwen3"

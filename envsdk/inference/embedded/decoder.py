@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from envsdk.failures import EngineError
-from envsdk.inference.weight_shapes import checked as checked
-from envsdk.inference.weight_tensors import as_tensors as as_tensors
+from envsdk.weights.shapes import checked as checked
+from envsdk.weights.tensors import as_tensors as as_tensors
 
 Tensors = Iterable[tuple[str, Tensor]]
 """Weights by Hugging Face name, in any order."""

@@ -41,9 +41,9 @@ from envsdk.inference.engine import (
     WeightReference,
 )
 from envsdk.inference.front import EngineFront
-from envsdk.inference.lora import Adapter, told_apart
 from envsdk.settings.validation import validated
 from envsdk.store.model_files import require_model_folder
+from envsdk.weights.lora import Adapter, told_apart
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -21,12 +21,13 @@ import numpy as np
 from envsdk.chat import ChatTokenizer, TooManyTokens
 from envsdk.inference.continuation import rows_of
 from envsdk.inference.endpoint.errors import ApiError, invalid, unsupported
+from envsdk.inference.endpoint.messages import template_messages
 from envsdk.inference.endpoint.record import RecordedReply, message_keys, next_key
 from envsdk.inference.endpoint.reply_text import ReplyText
 from envsdk.inference.endpoint.sampling import ContextFull, SamplingRules, sampling_params
 from envsdk.inference.endpoint.sessions import Session
 from envsdk.inference.endpoint.tool_calls import OPENING, ToolCall, find_tool_calls
-from envsdk.inference.endpoint.wire import ChatFields, CompletionFields, SamplingFields, template_messages
+from envsdk.inference.endpoint.wire import ChatFields, CompletionFields, SamplingFields
 from envsdk.inference.engine import (
     ErrorKind,
     GenerationRequest,

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import logging
 import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.applications import Starlette
@@ -26,9 +25,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from envsdk.failures import Boundary, Failure, StorageError
-from envsdk.inference.endpoint.answering import Answer, Answerer, OnPiece, Piece, Prompt
+from envsdk.inference.endpoint.answering import Answer, Answerer, OnPiece, Prompt
 from envsdk.inference.endpoint.bodies import Writer
 from envsdk.inference.endpoint.errors import ApiError, invalid
+from envsdk.inference.endpoint.replying import all_of, events, unless_disconnected
 from envsdk.inference.endpoint.sampling import SamplingRules
 from envsdk.inference.endpoint.sessions import Session, SessionBook, SessionEnvironment, idle_failure
 from envsdk.inference.endpoint.trajectories import Episode, trajectories
@@ -47,7 +47,6 @@ _logger = logging.getLogger(__name__)
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 OnEnded = Callable[[list[Trajectory]], Awaitable[None]]
 """What becomes of an ended session's trajectories; the client is answered when it is done."""
-Result = TypeVar("Result")
 
 BODY_TIMEOUT_S = 120
 MAX_BYTES_PER_TOKEN = 64
@@ -289,12 +288,12 @@ class EndpointApp:
             return await self._answerer.answer(session, fields, prompt, sampling, on_piece)
 
         if fields.stream:
-            events = _events(writer, prompts, [prompt for prompt, _ in orders], answer)
+            chunks = events(writer, prompts, [prompt for prompt, _ in orders], answer)
             return StreamingResponse(
-                events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
+                chunks, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
             )
-        work = _all([answer(number) for number in range(len(orders))])
-        answers = await _unless_disconnected(request, work)
+        work = all_of([answer(number) for number in range(len(orders))])
+        answers = await unless_disconnected(request, work)
         prompt_of = [prompt for prompt, _ in orders]
         return JSONResponse(writer.whole(prompts, list(zip(prompt_of, answers, strict=True))))
 
@@ -443,81 +442,3 @@ _OTHER_PROTOCOLS = {
 async def _is_a_bug(request: Request, error: Exception) -> Response:
     """The error itself goes to the log of uvicorn."""
     return JSONResponse(ApiError(500, f"internal error: {type(error).__name__}").body(), 500)
-
-
-class _Answers(Protocol):
-    def __call__(self, number: int, on_piece: OnPiece | None = None) -> Coroutine[Any, Any, Answer]: ...
-
-
-async def _events(
-    writer: Writer, prompts: Sequence[Prompt], prompt_of: Sequence[Prompt], answer: _Answers
-) -> AsyncIterator[str]:
-    """Server-sent events of all choices, as their pieces come."""
-    chunks: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue()
-
-    def send(chunk: Mapping[str, Any] | None) -> None:
-        if chunk is not None:
-            chunks.put_nowait(chunk)
-
-    async def choice(index: int) -> Answer:
-        send(writer.first(index, prompt_of[index]))
-        waiting: list[Piece] = []
-        """Pieces before which the prompt has to come, which is scored when the reply has ended."""
-        if writer.scores_prompt:
-            whole = await answer(index, waiting.append)
-            send(writer.echo(index, prompt_of[index], whole.prompt_scores))
-            for piece in waiting if whole.token_ids else ():
-                send(writer.piece(index, piece))
-        else:
-            if writer.echoes:
-                send(writer.echo(index, prompt_of[index], None))
-            whole = await answer(index, lambda piece: send(writer.piece(index, piece)))
-        send(writer.last(index, whole))
-        return whole
-
-    answering = asyncio.ensure_future(_all([choice(index) for index in range(len(prompt_of))]))
-    answering.add_done_callback(lambda _: chunks.put_nowait(None))
-    try:
-        while (chunk := await chunks.get()) is not None:
-            yield _event(chunk)
-        answers = answering.result()
-        if writer.fields.includes_usage:
-            yield _event(writer.usage_chunk(prompts, answers))
-    except ApiError as error:
-        yield _event(error.body())
-    finally:
-        answering.cancel()
-    yield "data: [DONE]\n\n"
-
-
-def _event(content: Mapping[str, Any]) -> str:
-    return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'), allow_nan=False)}\n\n"
-
-
-async def _all(answers: Sequence[Coroutine[Any, Any, Answer]]) -> list[Answer]:
-    """All of them; when one fails its error, and none of the others goes on."""
-    tasks = [asyncio.ensure_future(answer) for answer in answers]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result; when the client goes away first, the work is canceled and ClientDisconnect raised."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(request))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
-    finally:
-        gone.cancel()
-        task.cancel()
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -14,10 +14,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, PrivateAttr, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
 
 from envsdk.failures import without_lone_surrogates
 from envsdk.inference.endpoint.errors import ApiError, invalid, unsupported
+from envsdk.inference.endpoint.messages import FIRST, MessageFields, ignored_in
 from envsdk.inference.endpoint.tool_calls import call_of
 from envsdk.inference.sampling import LogitChanges, MinP, OutputStructure, Temperature, TopK, TopP
 from envsdk.settings.nearest import suggest
@@ -73,12 +74,6 @@ _WITHOUT_EFFECT = frozenset(
      "request_id", "safety_identifier", "service_tier", "store", "user"}
 )  # fmt: skip
 """Fields that never change a reply."""
-_CARRIES_CONTENT = frozenset(
-    {"audio", "file", "files", "function_call", "image", "image_url", "images", "input_audio", "refusal",
-     "video", "videos"}
-)  # fmt: skip
-"""Fields of a message that hold a part of it. Of the others that are not known nothing reaches the policy."""
-
 _SEVERAL_TYPES = {
     "prompt": "text, a list of token ids, or a list of either",
     "stop": f"a string or a list of at most {MAX_STOPS} strings",
@@ -88,18 +83,6 @@ _SEVERAL_TYPES = {
 
 Model = TypeVar("Model", bound=BaseModel)
 Parsed = TypeVar("Parsed", bound="SamplingFields")
-
-
-class _FirstProblem(FailFast):
-    """Ends a list's validation at its first problem: a list of a million would take seconds to name.
-
-    Hashable, as what stands in a union must be.
-    """
-
-    __hash__ = object.__hash__
-
-
-_FIRST = _FirstProblem()
 
 
 class StreamOptions(BaseModel):
@@ -139,7 +122,7 @@ class StructuredOutputs(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     regex: Annotated[str, Field(max_length=MAX_REGEX_CHARS)] | None = None
-    choice: Annotated[list[str], Field(min_length=1), _FIRST] | None = None
+    choice: Annotated[list[str], Field(min_length=1), FIRST] | None = None
     json_: Annotated[str | dict[str, Any] | None, Field(alias="json")] = None
 
 
@@ -166,9 +149,9 @@ class SamplingFields(BaseModel):
     seed: int | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS), _FIRST] | None = None
+    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS), FIRST] | None = None
     stop_token_ids: (
-        Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=MAX_STOP_TOKENS), _FIRST]
+        Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=MAX_STOP_TOKENS), FIRST]
         | None
     ) = None
     ignore_eos: bool | None = None
@@ -280,9 +263,9 @@ class CompletionFields(SamplingFields):
 
     prompt: (
         str
-        | Annotated[list[int], _FIRST]
-        | Annotated[list[str], _FIRST]
-        | Annotated[list[Annotated[list[int], _FIRST]], _FIRST]
+        | Annotated[list[int], FIRST]
+        | Annotated[list[str], FIRST]
+        | Annotated[list[Annotated[list[int], FIRST]], FIRST]
     )
     max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -326,39 +309,6 @@ class CompletionFields(SamplingFields):
         return self.logprobs is not None
 
 
-class FunctionCall(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    name: str
-    arguments: str = "{}"
-
-
-class ToolCallFields(BaseModel):
-    """A call that an assistant's message holds."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    id: str | None = None
-    type: Literal["function"] = "function"
-    function: FunctionCall
-
-
-class MessageFields(BaseModel):
-    """One message of a conversation. Clients repeat those that they got, with fields of their own."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Any = None
-    name: str | None = None
-    tool_calls: Annotated[list[ToolCallFields], _FIRST] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
-    """Of an assistant's message: what it wrote between `<think>` and `</think>`, before its content."""
-    reasoning: str | None = None
-    """The same, by another name."""
-
-
 class NamedFunction(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -377,11 +327,11 @@ class NamedTool(BaseModel):
 class ChatFields(SamplingFields):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[MessageFields], Field(min_length=1), _FIRST]
+    messages: Annotated[list[MessageFields], Field(min_length=1), FIRST]
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    tools: Annotated[list[dict[str, Any]], _FIRST] | None = None
+    tools: Annotated[list[dict[str, Any]], FIRST] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
 
@@ -450,29 +400,9 @@ def read_chat(body: bytes) -> ChatFields:
         raise invalid("tool_choice", "`required` needs `tools`")
     if fields.top_logprobs and not fields.logprobs:
         raise invalid("top_logprobs", "`top_logprobs` needs `logprobs: true`")
-    names_of_messages = [_ignored_in(message, number) for number, message in enumerate(fields.messages)]
+    names_of_messages = [ignored_in(message, number) for number, message in enumerate(fields.messages)]
     fields._ignored += tuple(name for names in names_of_messages for name in names)
     return fields
-
-
-def _ignored_in(message: MessageFields, number: int) -> list[str]:
-    """Raises ApiError for an unknown field that holds a part of the message."""
-    given = _unknown("", message.model_extra)
-    for name in given:
-        if name in _CARRIES_CONTENT:
-            where = f"messages[{number}].{name}"
-            raise unsupported(where, "is not supported: messages hold text and `tool_calls`")
-    for part in message.content if isinstance(message.content, list) else ():
-        if isinstance(part, dict):
-            given += _unknown("content[].", {name: part[name] for name in part.keys() - {"type", "text"}})
-    for call in message.tool_calls or ():
-        given += _unknown("tool_calls[].", call.model_extra)
-        given += _unknown("tool_calls[].function.", call.function.model_extra)
-    return [f"messages[].{name}" for name in given]
-
-
-def _unknown(where: str, fields: Mapping[str, Any] | None) -> list[str]:
-    return [f"{where}{name}" for name, value in (fields or {}).items() if value]
 
 
 def read_completion(body: bytes) -> CompletionFields:
@@ -546,60 +476,3 @@ def _first_problem(model: type[BaseModel], error: ValidationError) -> ApiError:
     if problem["type"] == "missing":
         return ApiError(400, f"`{path}` is missing", code="missing_required_parameter", param=path)
     return invalid(path, f"`{path}`: {problem['msg']}")
-
-
-def template_messages(messages: Sequence[MessageFields]) -> list[dict[str, Any]]:
-    """The messages as chat templates read them. Raises ApiError for what is not text."""
-    return [_template_message(message, number) for number, message in enumerate(messages)]
-
-
-def _template_message(message: MessageFields, number: int) -> dict[str, Any]:
-    role = "system" if message.role == "developer" else message.role
-    plain: dict[str, Any] = {"role": role, "content": _text(message, number)}
-    if message.name is not None:
-        plain["name"] = message.name
-    if message.tool_call_id is not None:
-        plain["tool_call_id"] = message.tool_call_id
-    reasoning = message.reasoning_content or message.reasoning
-    if reasoning and role == "assistant":
-        plain["reasoning_content"] = reasoning
-    if message.tool_calls:
-        if role != "assistant":
-            raise invalid(f"messages[{number}].tool_calls", "only an assistant's message calls tools")
-        plain["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
-            }
-            for call in message.tool_calls
-        ]
-    return plain
-
-
-def _arguments(text: str) -> Any:
-    """Templates write arguments as JSON themselves."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def _text(message: MessageFields, number: int) -> str:
-    content = message.content
-    where = f"messages[{number}].content"
-    if content is None:
-        if message.role == "assistant":
-            return ""
-        raise invalid(where, f"`{where}` is missing")
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise invalid(where, f"`{where}` must be text or a list of parts")
-    texts: list[str] = []
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise unsupported(where, f"has a part of type `{kind}`; only `text` is supported")
-        texts.append(part["text"])
-    return "".join(texts)

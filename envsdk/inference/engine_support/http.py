@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 import httpx2
@@ -23,6 +23,7 @@ from envsdk.inference.engine_support.failures import (
 
 ReplyT = TypeVar("ReplyT")
 
+_END = "[DONE]"
 _MESSAGES = ("error", "detail", "error_message")
 """Where servers say what is wrong."""
 
@@ -49,6 +50,27 @@ async def post_json(http: httpx2.AsyncClient, url: str, body: Mapping[str, Any])
     return response.text
 
 
+async def events(
+    http: httpx2.AsyncClient, url: str, body: Mapping[str, Any], *, limits: httpx2.Timeout | None = None
+) -> AsyncGenerator[str, None]:
+    """`data` of each server-sent event of one answer; closing the iterator ends the request on the server.
+
+    Raises Unavailable or ReplyRefused.
+    """
+    try:
+        async with http.stream("POST", url, json=dict(body), timeout=limits or http.timeout) as response:
+            if response.status_code != httpx2.codes.OK:
+                raise await refusal(response)
+            # An event may hold the full prompt: no limit on its size.
+            async for event in httpx2.EventSource(response, max_event_size=None):
+                if event.data != _END:  # but read on, so that the connection can be used again
+                    yield event.data
+    except httpx2.SSEError as error:
+        raise ReplyRefused(f"{url} does not stream: {error}") from error
+    except httpx2.TransportError as error:
+        raise unavailable(url, error) from error
+
+
 async def with_retries(
     ask: Callable[[], Awaitable[ReplyT]], *, max_retries: int, backoff_s: float, draw: random.Random
 ) -> ReplyT:
@@ -59,10 +81,15 @@ async def with_retries(
         except Unavailable as error:
             if attempt == max_retries:
                 raise Unavailable(f"{error} (asked {attempt + 1} times)") from error
-            await asyncio.sleep(
-                wait_s(attempt, backoff_s=backoff_s, at_least_s=error.retry_after_s, uniform=draw.random())
-            )
+            await back_off(error, attempt, backoff_s=backoff_s, draw=draw)
     raise AssertionError("unreachable")
+
+
+async def back_off(error: Unavailable, attempt: int, *, backoff_s: float, draw: random.Random) -> None:
+    """Wait before retry number `attempt`, from 0."""
+    await asyncio.sleep(
+        wait_s(attempt, backoff_s=backoff_s, at_least_s=error.retry_after_s, uniform=draw.random())
+    )
 
 
 def unavailable(url: str, error: httpx2.RequestError) -> Unavailable:

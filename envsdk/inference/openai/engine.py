@@ -32,7 +32,8 @@ from envsdk.inference.engine import (
     GenerationResult,
     WeightReference,
 )
-from envsdk.inference.engine_support.failures import ReplyRefused, Unavailable, wait_s
+from envsdk.inference.engine_support.failures import ReplyRefused, Unavailable
+from envsdk.inference.engine_support.http import back_off
 from envsdk.inference.front import EngineFront
 from envsdk.inference.openai.client import CompletionsClient
 from envsdk.inference.openai.settings import OpenAISettings
@@ -191,14 +192,7 @@ class OpenAICore(TaskCore):
                 # The server forgets a request whose connection broke, so the reply cannot continue under
                 # the same seed.
                 reply.forget()
-                await asyncio.sleep(
-                    wait_s(
-                        attempt,
-                        backoff_s=settings.backoff_s,
-                        at_least_s=error.retry_after_s,
-                        uniform=self._draw.random(),
-                    )
-                )
+                await back_off(error, attempt, backoff_s=settings.backoff_s, draw=self._draw)
 
     async def _ask(self, reply: Reply) -> None:
         """One request to the server. Ends `reply`, or raises Unavailable or ReplyRefused."""

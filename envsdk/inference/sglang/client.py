@@ -8,10 +8,8 @@ from typing import Any
 import httpx2
 
 from envsdk.inference.engine_support.failures import ReplyRefused
-from envsdk.inference.engine_support.http import http_client, refusal, unavailable
+from envsdk.inference.engine_support.http import events, http_client, refusal, unavailable
 from envsdk.inference.sglang.settings import SGLangSettings
-
-_END = "[DONE]"
 
 
 class SGLangClient:
@@ -30,22 +28,11 @@ class SGLangClient:
             silence_timeout_s=settings.silence_timeout_s,
         )
 
-    async def messages(self, body: Mapping[str, Any]) -> AsyncGenerator[str, None]:
-        """`data` of each message of one reply; closing the iterator ends the request on the server."""
-        url = self._base_url + "/generate"
-        try:
-            # A request waits in silence for its turn; whether the server is alive is asked elsewhere.
-            timeout = httpx2.Timeout(None, connect=self._connect_timeout_s)
-            async with self._http.stream("POST", url, json=dict(body), timeout=timeout) as response:
-                if response.status_code != httpx2.codes.OK:
-                    raise await refusal(response)
-                async for event in httpx2.EventSource(response, max_event_size=None):
-                    if event.data != _END:  # but read on, so that the connection can be used again
-                        yield event.data
-        except httpx2.SSEError as error:
-            raise ReplyRefused(f"{url} does not stream: {error}") from error
-        except httpx2.TransportError as error:
-            raise unavailable(url, error) from error
+    def messages(self, body: Mapping[str, Any]) -> AsyncGenerator[str, None]:
+        """`data` of each message of one reply; see `http.events`."""
+        # A request waits in silence for its turn; whether the server is alive is asked elsewhere.
+        limits = httpx2.Timeout(None, connect=self._connect_timeout_s)
+        return events(self._http, self._base_url + "/generate", body, limits=limits)
 
     async def post(
         self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float | None = None

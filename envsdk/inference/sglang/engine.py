@@ -18,11 +18,11 @@ import asyncio
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from envsdk.failures import ConfigurationError, EngineError
 from envsdk.inference.core import Counters, Reply, TaskCore
@@ -34,10 +34,12 @@ from envsdk.inference.engine import (
     TokenDelta,
     WeightReference,
 )
-from envsdk.inference.engine_support.failures import ReplyRefused, Unavailable, wait_s
+from envsdk.inference.engine_support.failures import ReplyRefused, Unavailable
+from envsdk.inference.engine_support.http import back_off
 from envsdk.inference.front import EngineFront
 from envsdk.inference.settings import api_key_of
 from envsdk.inference.sglang.connection import Connection
+from envsdk.inference.sglang.requests import ServerRequests
 from envsdk.inference.sglang.server_weights import NewWeights, ServerWeights
 from envsdk.inference.sglang.settings import SGLangSettings
 from envsdk.inference.sglang.wire import (
@@ -48,17 +50,13 @@ from envsdk.inference.sglang.wire import (
     why_unended,
     why_unsupported,
 )
-from envsdk.inference.weight_shapes import shapes_in
 from envsdk.settings.validation import validated
 from envsdk.store.model_files import require_model_folder
 from envsdk.trajectory import FinishReason
+from envsdk.weights.shapes import shapes_in
 
 LOOK_S = 2.0
 """Between two looks at the server."""
-_AGAIN_S = 0.1
-"""Between two requests to abort: an abort that arrives before its request has no effect."""
-_ABORT_GRACE_S = 5.0
-"""For the server to end one request; then the connection is closed."""
 _CLOSE_GRACE_S = 2.0
 
 
@@ -86,8 +84,7 @@ class SGLangCore(TaskCore):
         )
         self.max_open = config.max_running
         self.connection = Connection(config, settings, api_key)
-        self.on_server: dict[Reply, str] = {}
-        """The name there of each reply that the server samples."""
+        self.requests = ServerRequests(self.connection)
         self._config = config
         self._settings = settings
         self._weights = ServerWeights(self.connection, config.model, settings)
@@ -95,14 +92,9 @@ class SGLangCore(TaskCore):
         self._broken: Callable[[str], None] = lambda why: None
         self._watching: asyncio.Task[None] | None = None
         self._draw = random.Random(config.seed)
-        self._version = 0
-        self._background: set[asyncio.Task[None]] = set()
         self._is_updating = False
-        self._is_clearing = False
         self._flowing = asyncio.Event()
         self._flowing.set()
-        self._changed = asyncio.Event()
-        self._num_clearings = 0
         self._counters = Counters()
 
     async def start(self, broken: Callable[[str], None]) -> None:
@@ -115,7 +107,7 @@ class SGLangCore(TaskCore):
             facts = await self.connection.check()
             model = self._config.model
             if self._settings.base_url and self._settings.load_at_start and model and shapes_in(model):
-                await self._weights.swap(NewWeights(model.resolve()), self.connection.stamp(self._version))
+                await self._weights.swap(NewWeights(model.resolve()), 0)
         except (Unavailable, ReplyRefused) as error:
             raise EngineError(f"engine `sglang` cannot use its server: {error}") from error
         self.abilities = replace(
@@ -130,15 +122,14 @@ class SGLangCore(TaskCore):
     async def close(self) -> None:
         if self._watching is not None:
             self._watching.cancel()
-        for reply in self.on_server:
+        for reply in self.requests.names:
             reply.is_ending = True
-        if self.on_server:
+        if self.requests.names:
             with suppress(Unavailable, ReplyRefused, TimeoutError):
-                await asyncio.wait_for(self._clear_server(), _CLOSE_GRACE_S)
+                await self.requests.clear(_CLOSE_GRACE_S)
         for reply in list(self.tasks):
             reply.end(FinishReason.ABORT)
         await self.end_tasks()
-        await asyncio.gather(*self._background, return_exceptions=True)
         await self.connection.close()
 
     async def _watch(self) -> None:
@@ -168,11 +159,11 @@ class SGLangCore(TaskCore):
             if reason := self._why_complete(reply):
                 reply.end(reason)
                 return
-            num_clearings = self._num_clearings
+            num_clearings = self.requests.num_clearings
             failure: Unavailable | None = None
-            self.on_server[reply] = self.connection.new_name()
             try:
-                last = await self._ask(reply)
+                with self.requests.named(reply) as name:
+                    last = await self._ask(reply, name)
             except Unavailable as error:
                 failure = error
             else:
@@ -180,11 +171,8 @@ class SGLangCore(TaskCore):
                     assert last.finish_reason is not None
                     reply.end(last.finish_reason)
                     return
-                if not reply.is_ending and num_clearings == self._num_clearings:
+                if not reply.is_ending and num_clearings == self.requests.num_clearings:
                     failure = Unavailable(f"the server ended the request by itself: {last.told}")
-            finally:
-                del self.on_server[reply]
-                self._changed.set()
             if failure is not None:
                 _begin_again_if_bound(reply, failure)
                 await self._back_off(failure, num_failures)
@@ -201,13 +189,13 @@ class SGLangCore(TaskCore):
         context = self._config.sequence_length - len(request.prompt_ids)
         return min(request.sampling.max_new_tokens, context) - len(reply.token_ids)
 
-    async def _ask(self, reply: Reply) -> Delta:
+    async def _ask(self, reply: Reply, name: str) -> Delta:
         """One request to the server; the last message of its answer."""
-        version = self._version
+        version = self._weights.version
         stamp = self.connection.stamp(version)
         body = generate_body(
             self._settings,
-            rid=self.on_server[reply],
+            rid=name,
             input_ids=[*reply.request.prompt_ids.tolist(), *reply.token_ids],
             sampling=reply.request.sampling,
             max_new_tokens=self._room(reply),
@@ -230,30 +218,17 @@ class SGLangCore(TaskCore):
         settings = self._settings
         if num_before == settings.max_retries:
             raise ReplyRefused(f"{failure} (asked {num_before + 1} times)") from failure
-        await asyncio.sleep(
-            wait_s(
-                num_before,
-                backoff_s=settings.backoff_s,
-                at_least_s=failure.retry_after_s,
-                uniform=self._draw.random(),
-            )
-        )
+        await back_off(failure, num_before, backoff_s=settings.backoff_s, draw=self._draw)
 
     def abort(self, replies: Collection[Reply]) -> None:
         for reply in replies:
-            if reply not in self.on_server:
+            if reply not in self.requests.names:
                 reply.end(FinishReason.ABORT)
             else:
-                self._in_background(self._end_on_server(reply))
+                self.in_background(self._end_on_server(reply))
 
     async def _end_on_server(self, reply: Reply) -> None:
-        await self._until(lambda: not self._is_clearing)  # one request ends all of them
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + _ABORT_GRACE_S
-        while (name := self.on_server.get(reply)) and loop.time() < deadline:
-            with suppress(Unavailable, ReplyRefused):
-                await self.connection.client.post("/abort_request", {"rid": name}, timeout_s=_ABORT_GRACE_S)
-            await self._until(lambda: reply not in self.on_server, _AGAIN_S)
+        await self.requests.end(reply)
         reply.end(FinishReason.ABORT)
 
     async def progress(self, num_known: Mapping[Reply, int]) -> list[TokenDelta]:
@@ -268,39 +243,18 @@ class SGLangCore(TaskCore):
 
     async def freeze(self) -> None:
         self._flowing.clear()
-        await self._let_structures_end()
-        await self._clear()
+        await self.requests.let_end(lambda reply: _is_bound(reply) and not reply.is_ending)
+        try:
+            await self.requests.clear(self._settings.silence_timeout_s)
+        except (Unavailable, ReplyRefused, TimeoutError) as error:
+            self._fail(f"SGLang's server does not end its requests: {error or 'it does not answer'}")
 
     async def thaw(self) -> None:
         self._flowing.set()
-        self._changed.set()
-
-    async def _let_structures_end(self) -> None:
-        """Those on the server, while nothing more is sent there."""
-        bound = {reply for reply in self.on_server if _is_bound(reply) and not reply.is_ending}
-        await self._until(lambda: not bound & self.on_server.keys())
-
-    async def _clear(self) -> None:
-        self._is_clearing = True
-        try:
-            await asyncio.wait_for(self._clear_server(), self._settings.silence_timeout_s)
-        except (Unavailable, ReplyRefused, TimeoutError) as error:
-            self._fail(f"SGLang's server does not end its requests: {error or 'it does not answer'}")
-        finally:
-            self._is_clearing = False
-            self._changed.set()
 
     def _fail(self, why: str) -> None:
         self._error = why
         self._broken(why)
-
-    async def _clear_server(self) -> None:
-        """Until the server samples nothing of what it was given before."""
-        self._num_clearings += 1
-        there = set(self.on_server)
-        while there & self.on_server.keys():
-            await self.connection.client.post("/abort_request", {"abort_all": True})
-            await self._until(lambda: not there & self.on_server.keys(), _AGAIN_S)
 
     async def prepare(self, weights: WeightReference) -> _Prepared:
         folder = tempfile.TemporaryDirectory(prefix="envsdk-weights-", dir=self._settings.weights_folder)
@@ -321,8 +275,7 @@ class SGLangCore(TaskCore):
                 await self.freeze()
             if self.error:
                 raise EngineError(self.error)
-            await self._weights.swap(prepared.new, self.connection.stamp(version))
-            self._version = version
+            await self._weights.swap(prepared.new, version)
             if not is_frozen:
                 await self.thaw()
         finally:
@@ -333,19 +286,6 @@ class SGLangCore(TaskCore):
 
     def counters(self) -> Counters:
         return self._counters
-
-    async def _until(self, is_so: Callable[[], bool], timeout_s: float | None = None) -> None:
-        """Returns when it is so, or the time is over."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while not is_so():
-                    self._changed.clear()
-                    await self._changed.wait()
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
 
 
 class SGLangEngine(EngineFront):

@@ -12,11 +12,12 @@ from pathlib import Path
 from envsdk.failures import EngineError
 from envsdk.inference.engine import WeightReference
 from envsdk.inference.engine_support.failures import ReplyRefused, Unavailable
-from envsdk.inference.lora import Adapter, told_apart
 from envsdk.inference.sglang.connection import Connection
 from envsdk.inference.sglang.settings import SGLangSettings
-from envsdk.inference.weight_folder import copies, optional_head, write_adapter, write_folder
-from envsdk.inference.weight_shapes import Shape, checked, shapes_in
+from envsdk.weights.folders import optional_head, write_adapter, write_folder
+from envsdk.weights.lora import Adapter, told_apart
+from envsdk.weights.shapes import Shape, checked, shapes_in
+from envsdk.weights.tensors import copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class ServerWeights:
         self._connection = connection
         self._model = model
         self._settings = settings
+        self.version = 0
         self.lora_name: str | None = None
         """What requests name to be sampled with the newest adapter; None while there is none."""
         self._announced: str | None = None
@@ -87,8 +89,9 @@ class ServerWeights:
             raise EngineError(f"SGLang's server does not take the adapter: {error}") from error
         self._announced = name
 
-    async def swap(self, new: NewWeights, stamp: str) -> None:
+    async def swap(self, new: NewWeights, version: int) -> None:
         """Raises Unavailable or ReplyRefused: the server's weights are then unknown."""
+        stamp = self._connection.stamp(version)
         client = self._connection.client
         if new.full is not None:
             await self._read_full(new.full, stamp)
@@ -98,6 +101,7 @@ class ServerWeights:
         former, self.lora_name = self.lora_name, self._announced
         if former is not None:
             await client.post("/unload_lora_adapter", {"lora_name": former})
+        self.version = version
 
     async def _read_full(self, folder: Path, stamp: str) -> None:
         # Right after a request's end the scheduler may still be at its last step, and an update that finds it

@@ -7,9 +7,9 @@ import tempfile
 from pathlib import Path
 
 from envsdk.failures import EngineError
-from envsdk.inference.lora import Adapter
-from envsdk.inference.weight_folder import write_adapter
-from envsdk.inference.weight_shapes import Shapes
+from envsdk.weights.folders import write_adapter
+from envsdk.weights.lora import Adapter
+from envsdk.weights.shapes import Shapes
 
 _MEMORY = Path("/dev/shm")
 _ADAPTED = ("q_proj.weight", "qkv_proj.weight", "query_key_value.weight", "o_proj.weight")

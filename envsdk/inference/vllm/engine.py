@@ -9,10 +9,10 @@ vLLM computes in processes of its own and stamps each token with the version of 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from envsdk.failures import ConfigurationError, EngineError
 from envsdk.inference.core import Counters, Reply, TaskCore
@@ -25,7 +25,6 @@ from envsdk.inference.engine import (
     WeightReference,
 )
 from envsdk.inference.front import EngineFront
-from envsdk.inference.lora import Adapter, told_apart
 from envsdk.inference.refusals import bad_structure
 from envsdk.inference.vllm.adapter_folder import AdapterFolder, no_adapter
 from envsdk.inference.vllm.backend import AsyncLLMBackend, Backend
@@ -33,12 +32,13 @@ from envsdk.inference.vllm.settings import DEFAULT_MAX_LORA_RANK, VLLMSettings, 
 from envsdk.inference.vllm.staged_weights import StagedWeights, stage
 from envsdk.inference.vllm.translate import read_output, read_progress, sampling_options, why_refused
 from envsdk.inference.vllm.weight_transfer import WeightsOnCard
-from envsdk.inference.weight_folder import optional_head
-from envsdk.inference.weight_shapes import shapes_in
-from envsdk.inference.weight_tensors import as_tensors
 from envsdk.settings.validation import validated
 from envsdk.store.model_files import require_model_folder
 from envsdk.trajectory import FinishReason
+from envsdk.weights.folders import optional_head
+from envsdk.weights.lora import Adapter, told_apart
+from envsdk.weights.shapes import shapes_in
+from envsdk.weights.tensors import as_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,6 @@ class VLLMCore(TaskCore):
         self._version = 0
         self._in_vllm: set[Reply] = set()
         """Replies that vLLM can be asked to abort."""
-        self._aborts: set[asyncio.Task[None]] = set()
         self._broken: Callable[[str], None]
 
     @property
@@ -131,7 +130,7 @@ class VLLMCore(TaskCore):
             if reply not in self._in_vllm:
                 reply.end(FinishReason.ABORT)
         if doomed := [reply.request.request_id for reply in replies if reply in self._in_vllm]:
-            self._in_background(self._backend.abort(doomed))
+            self.in_background(self._backend.abort(doomed))
 
     async def progress(self, num_known: Mapping[Reply, int]) -> list[TokenDelta]:
         found = []
@@ -207,15 +206,9 @@ class VLLMCore(TaskCore):
     async def close(self) -> None:
         self.abort([reply for reply in self.tasks if reply.is_open])
         await self.end_tasks()
-        await asyncio.gather(*self._aborts, return_exceptions=True)
         await self._backend.close()
         if self._adapter_folder is not None:
             self._adapter_folder.close()
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._aborts.add(task)
-        task.add_done_callback(self._aborts.discard)
 
 
 class VLLMEngine(EngineFront):

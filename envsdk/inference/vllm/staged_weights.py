@@ -1,16 +1,12 @@
 """New weights on their way into vLLM's processes, through memory they share.
 
-    engine's process: stage -> buckets in anonymous memory, while replies are sampled
-    vLLM's workers:   read_staged -> the weights, while nothing is sampled
-
-The memory has no name in the file system (memfd): the last process that has it open ends it.
+engine's process: stage -> buckets in anonymous memory, while replies are sampled
+vLLM's workers:   read_staged -> the weights, while nothing is sampled
 """
 
 from __future__ import annotations
 
 import itertools
-import mmap
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -19,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envsdk.failures import EngineError
 from envsdk.inference.engine import WeightReference
 from envsdk.inference.vllm.weight_transfer import WeightsOnCard
-from envsdk.inference.weight_buckets import Bucket, Buffer, Chunk, fill_buckets, read_buckets
-from envsdk.inference.weight_shapes import Shapes, checked
+from envsdk.weights.buckets import Bucket, fill_buckets, read_buckets
+from envsdk.weights.shapes import Shapes, checked
+from envsdk.weights.shared_memory import SharedMemory, SharedPlace, mapped
+from envsdk.weights.tensors import tensors_in
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,50 +35,30 @@ class StagedWeights:
     """A copy of all weights. Owner: the engine; `close` when vLLM has read it."""
 
     def __init__(self, bucket_bytes: int = BUCKET_BYTES) -> None:
-        self._capacity = -(-bucket_bytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-        self._fd = os.memfd_create("envsdk-vllm-weights", os.MFD_CLOEXEC)
-        self._num_buffers = 0
+        self._memory = SharedMemory(bucket_bytes)
         self._buckets: list[dict[str, Any]] = []
 
     def fill(self, weights: Iterable[tuple[str, Any]]) -> None:
         """Copy `weights`, each as it comes; raises what reading them raises."""
-        for bucket in fill_buckets(weights, self._next_buffer):
-            chunks = [asdict(chunk) for chunk in bucket.chunks]
-            self._buckets.append({"num_bytes": len(bucket.data), "chunks": chunks})
-
-    def _next_buffer(self) -> Buffer:
-        offset = self._num_buffers * self._capacity
-        self._num_buffers += 1
-        os.ftruncate(self._fd, offset + self._capacity)  # takes no memory before it is written to
-        return np.frombuffer(mmap.mmap(self._fd, self._capacity, offset=offset), np.uint8)
+        for bucket in fill_buckets(weights, lambda: self._memory.buffer(len(self._buckets))):
+            place = self._memory.place(len(self._buckets))
+            self._buckets.append({"place": asdict(place), "index": bucket.index})
 
     @property
     def handle(self) -> Handle:
         """For `read_staged` in a process of this machine."""
-        return {
-            "path": f"/proc/{os.getpid()}/fd/{self._fd}",
-            "capacity": self._capacity,
-            "buckets": self._buckets,
-        }
+        return {"buckets": self._buckets}
 
     def close(self) -> None:
         """Idempotent. Readers keep what they have mapped."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._memory.close()
 
 
 def read_staged(handle: Handle) -> Iterator[tuple[str, NDArray[Any] | Tensor]]:
     """The staged weights: views of the shared memory, valid for as long as they are held."""
-    buckets, capacity = handle["buckets"], handle["capacity"]
-    with open(handle["path"], "r+b") as file:
-        memory = np.frombuffer(mmap.mmap(file.fileno(), len(buckets) * capacity), np.uint8)
-    yield from read_buckets(
-        Bucket(
-            tuple(Chunk(**(chunk | {"shape": tuple(chunk["shape"])})) for chunk in bucket["chunks"]),
-            memory[number * capacity : number * capacity + bucket["num_bytes"]],
-        )
-        for number, bucket in enumerate(buckets)
+    return read_buckets(
+        Bucket.of(bucket["index"], mapped(SharedPlace(**bucket["place"]), writable=True))
+        for bucket in handle["buckets"]
     )
 
 
@@ -113,23 +90,3 @@ def stage(
 def _is_on(weight: Any, device: str) -> bool:
     """A tensor on a device of this kind."""
     return not isinstance(weight, np.ndarray) and weight.device.type == device.partition(":")[0]
-
-
-def tensors_in(folder: Path) -> Iterator[tuple[str, Any]]:
-    """Every tensor of a Hugging Face folder's safetensors files, one at a time."""
-    from safetensors import SafetensorError, safe_open
-
-    for file in _weight_files(folder):
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 - it is no mapping
-                    yield name, tensors.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise EngineError(f"{file} cannot be read: {error}") from error
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise EngineError(f"{folder} holds no *.safetensors file; save the model with save_pretrained")
-    return files

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from envsdk.inference.device_memory import card_of, collect, share, synchronize
-from envsdk.inference.weight_buckets import UpdateInterrupted
+from envsdk.weights.buckets import UpdateInterrupted
+from envsdk.weights.device_memory import card_of, collect, share, synchronize
 
 if TYPE_CHECKING:
     from torch import Tensor

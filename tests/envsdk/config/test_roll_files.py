@@ -487,7 +487,7 @@ def test_two_limits_of_requests_are_a_problem_where_they_differ(tmp_path: Path) 
     path = tmp_path / "limits.yaml"
     path.write_text("extends: agentic_async.yaml\nactor_infer: {infer_batch_size: 4}\n")
     assert load_config(path, ["max_running_requests=4"]).config.actor_infer.infer_batch_size == 4
-    with pytest.raises(ConfigurationError, match="means the same as actor_infer.infer_batch_size"):
+    with pytest.raises(ConfigurationError, match=r"means the same as actor_infer\.infer_batch_size"):
         load_config(path, ["max_running_requests=8"])
 
 

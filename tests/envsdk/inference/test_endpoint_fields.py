@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.inference.endpoint import wire
+from envsdk.inference.endpoint import messages, wire
 from envsdk.inference.endpoint.errors import ApiError
+from envsdk.inference.endpoint.messages import template_messages
 from envsdk.inference.endpoint.record import message_keys
 from envsdk.inference.endpoint.sampling import SamplingRules, sampling_params
-from envsdk.inference.endpoint.wire import ChatFields, read_chat, read_completion, template_messages
+from envsdk.inference.endpoint.wire import ChatFields, read_chat, read_completion
 from envsdk.inference.sampling import SamplingParams
 from tests.envsdk.inference.endpoint_models import CHATS
 
@@ -53,8 +54,8 @@ json_values = st.recursive(
 )
 names = st.text("abcdefghijklmnopqrstuvwxyz_", min_size=1, max_size=12)
 KNOWN = {
-    *wire.MessageFields.model_fields,
-    *wire._CARRIES_CONTENT,
+    *messages.MessageFields.model_fields,
+    *messages.CARRIES_CONTENT,
     "type",
     "text",
     "id",
@@ -132,7 +133,9 @@ def test_a_field_that_would_change_the_reply_is_refused_by_its_name(name: str, v
         assert f"`{name}`" in refused.value.message
 
 
-@given(name=st.sampled_from(sorted(wire._CARRIES_CONTENT)), number=st.integers(0, 2), value=st.just({"x": 1}))
+@given(
+    name=st.sampled_from(sorted(messages.CARRIES_CONTENT)), number=st.integers(0, 2), value=st.just({"x": 1})
+)
 def test_a_part_of_a_message_that_the_policy_cannot_see_is_refused_by_its_name(
     name: str, number: int, value: Any
 ) -> None:

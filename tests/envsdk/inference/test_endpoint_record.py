@@ -188,7 +188,7 @@ def test_a_tool_call_is_the_same_whatever_its_id_and_the_spaces_in_its_arguments
         message = {"role": "assistant", "content": None}
         return [{**message, "tool_calls": [{"id": call_id, "type": "function", "function": function}]}]
 
-    from envsdk.inference.endpoint.wire import template_messages
+    from envsdk.inference.endpoint.messages import template_messages
 
     def key(messages: Messages) -> str:
         return message_keys(template_messages(asked(messages).messages))[-1]

@@ -14,10 +14,10 @@ from envsdk.inference.continuation import joined
 from envsdk.inference.engine import EngineConfig, GenerationRequest, GenerationResult, TokenDelta
 from envsdk.inference.engine_host import BusyStretches, EngineHost
 from envsdk.inference.sampling import SamplingParams
-from envsdk.inference.weight_buckets import Bucket, fill_buckets
 from envsdk.inference.wire import PackedResults, pack_requests
 from envsdk.inference.wire import unpack_results as unpack
 from envsdk.trajectory import FinishReason, VersionSpan
+from envsdk.weights.buckets import Bucket, fill_buckets
 
 NOTHING = pack_requests([])
 

@@ -25,10 +25,10 @@ from envsdk.failures import ConfigurationError, EngineError
 from envsdk.inference.engine import EngineConfig, PauseMode, WeightReference
 from envsdk.inference.engine_host import EngineHost
 from envsdk.inference.sglang.engine import SGLangEngine
-from envsdk.inference.weight_buckets import fill_buckets
 from envsdk.testing.engine_structures import write_tokenizer
 from envsdk.testing.engines import CoreSuite, until
 from envsdk.trajectory import FinishReason, VersionSpan
+from envsdk.weights.buckets import fill_buckets
 
 
 @pytest.fixture(autouse=True)
@@ -145,8 +145,8 @@ def test_a_reply_interrupted_at_its_stop_token_does_not_go_on(
     async def interrupt(engine: SGLangEngine) -> None:
         slowly(server)
         running = engine.submit(request(max_new_tokens=20, stop_token_ids=(stop,)))
-        await until(lambda: bool(engine.core.on_server))
-        reply = next(iter(engine.core.on_server))
+        await until(lambda: bool(engine.core.requests.names))
+        reply = next(iter(engine.core.requests.names))
         await until(lambda: len(reply.token_ids) >= 1)
         await engine.pause(PauseMode.KEEP)
         # SGLang looks at an abort first, so that an aborted reply may end with its stop token.

@@ -17,11 +17,11 @@ from sglang_server import TABLE, Array, FakeSGLang, read_table, write_model
 
 from envsdk.failures import ConfigurationError, EngineError
 from envsdk.inference.engine import EngineConfig, ErrorKind, GenerationRequest, GenerationResult
-from envsdk.inference.lora import A_SUFFIX, B_SUFFIX
 from envsdk.inference.sampling import OutputStructure
 from envsdk.inference.sglang.engine import SGLangEngine
 from envsdk.testing.engine_structures import END_TOKEN, text_of, write_tokenizer
 from envsdk.trajectory import FinishReason
+from envsdk.weights.lora import A_SUFFIX, B_SUFFIX
 
 
 @pytest.fixture

@@ -18,10 +18,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from envsdk.failures import ConfigurationError, EngineError
-from envsdk.inference import weight_folder
 from envsdk.inference.engine import EngineConfig
 from envsdk.inference.engine_support.failures import ReplyRefused, Unavailable
-from envsdk.inference.lora import Adapter
 from envsdk.inference.sampling import LogitChanges, OutputStructure, SamplingParams
 from envsdk.inference.sglang.server_weights import ServerWeights
 from envsdk.inference.sglang.settings import COMMON_ARGUMENTS, SET_BY_ENGINE, SGLangSettings, server_arguments
@@ -32,10 +30,12 @@ from envsdk.inference.sglang.wire import (
     read_message,
     why_unsupported,
 )
-from envsdk.inference.weight_folder import optional_head, write_folder
-from envsdk.inference.weight_shapes import shapes_in
 from envsdk.settings.validation import validated
 from envsdk.trajectory import FinishReason
+from envsdk.weights import folders
+from envsdk.weights.folders import optional_head, write_folder
+from envsdk.weights.lora import Adapter
+from envsdk.weights.shapes import shapes_in
 
 STAMP = "me-3"
 
@@ -281,7 +281,7 @@ def test_what_decides_the_replies_is_told_without_what_does_not() -> None:
 def test_weights_of_all_types_are_written_in_shards_that_others_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weight_folder, "SHARD_BYTES", 100)
+    monkeypatch.setattr(folders, "SHARD_BYTES", 100)
     draw = torch.Generator().manual_seed(0)
     weights: dict[str, torch.Tensor] = {
         "a": torch.randn(7, 5, generator=draw),

@@ -19,10 +19,10 @@ from envsdk.config import load_config
 from envsdk.config.loading import LoadedConfig
 from envsdk.job.buffered_batches import BufferedBatches
 from envsdk.job.start import run
-from envsdk.job.version_folders import write_version
-from envsdk.job.weights import open_publisher
+from envsdk.job.weights import VersionPublisher
 from envsdk.pipeline.checkpoints import RunState, write_checkpoint
 from envsdk.pipeline.run_folder import RunFolder
+from envsdk.weights.versions import write_version
 from tests.envsdk.job.trainer_stand_in import TrainerStandIn
 from tests.envsdk.view.view_runs import make_trajectory
 
@@ -143,7 +143,7 @@ def test_a_trainer_killed_after_its_last_checkpoint_still_ends_the_job(loaded: L
 
 
 def test_weights_that_are_gone_are_published_again(loaded: LoadedConfig) -> None:
-    publisher = open_publisher(loaded.config, None, model=Path("unused"), say=print)  # type: ignore[arg-type]
+    publisher = VersionPublisher(loaded.config, None, model=Path("unused"), say=print)  # type: ignore[arg-type]
     assert not publisher.still_has(3)
     folder = write_version(
         loaded.config.run_folder / "weights", 3, 3, lambda into: (into / "config.json").touch() or None

@@ -19,9 +19,9 @@ from envsdk.failures import ConfigurationError
 from envsdk.job.meaning import meaning_of
 from envsdk.job.membership import Membership, open_buffer, terms_of
 from envsdk.job.start import run
-from envsdk.job.version_folders import write_version
-from envsdk.job.weights import open_reader
+from envsdk.job.weights import VersionReader
 from envsdk.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
+from envsdk.weights.versions import write_version
 
 RULES = """
 mode: explore
@@ -243,8 +243,8 @@ async def test_weights_published_with_another_tokenizer_are_not_loaded(
     folder = write_version(config.run_folder / "weights", 0, 0, fill)
     location = {"method": "checkpoint", "folder": str(folder)}
     published = PublishedVersion(version=0, step=0, location=location, published_at=0.0)
-    reader = open_reader(config, config.run_folder / "explorers" / "a", model, say=print)
+    reader = VersionReader(config, config.run_folder / "explorers" / "a", model, say=print)
     with pytest.raises(ConfigurationError, match="the tokenizer in"):
         await reader.fetch(published)
-    same = open_reader(config, config.run_folder / "explorers" / "b", rotated, say=print)
+    same = VersionReader(config, config.run_folder / "explorers" / "b", rotated, say=print)
     assert (await same.fetch(published)).version == 0

@@ -19,7 +19,7 @@ from envsdk.inference.mock import MockEngine
 from envsdk.inference.proxy import InferenceProxy, LocalLink
 from envsdk.job.published import PublishedVersions
 from envsdk.job.serving import ServedVersion
-from envsdk.job.version_folders import VersionGone
+from envsdk.weights.versions import VersionGone
 from tests.envsdk.inference.endpoint_models import CHATS
 from tests.envsdk.job.trainer_stand_in import FolderReader, TrainerStandIn
 

@@ -19,14 +19,13 @@ from transformers import AutoModelForCausalLM
 from envsdk.buffer.contract import PublishedVersion
 from envsdk.config.loading import load_config
 from envsdk.failures import ConfigurationError, EngineError, StorageError
-from envsdk.inference import weight_folder
 from envsdk.job import weight_outlets, weights
-from envsdk.job.version_folders import VersionGone
-from envsdk.job.weights import FetchedVersion, VersionReader, open_publisher, open_reader
+from envsdk.job.weights import FetchedVersion, VersionPublisher, VersionReader
 from envsdk.pipeline.trainer_host import TrainerHost
-from envsdk.pipeline.weight_outlet import OutletReport, WeightOutlet
-from envsdk.pipeline.weight_source import GivenWeights
 from envsdk.trainer import TrainerConfig, TrainerRank
+from envsdk.weights import folders
+from envsdk.weights.source import GivenWeights, OutletReport, WeightOutlet
+from envsdk.weights.versions import VersionGone
 from tests.trainers.toy_trainers import ToyTrainer
 
 EACH = pytest.mark.parametrize("method", ["checkpoint", "memory", "nccl"])
@@ -87,7 +86,7 @@ class Job:
         }
         given = [f"{key}={value}" for key, value in keys.items()]
         self.config = load_config("agentic_async.yaml", [*given, *overrides]).config
-        self.publisher = open_publisher(self.config, self.ranks, model=model, say=self.said.append)
+        self.publisher = VersionPublisher(self.config, self.ranks, model=model, say=self.said.append)
 
     async def publish(self, version: int) -> PublishedVersion:
         """The weights are those of the folder, times `version`."""
@@ -99,7 +98,7 @@ class Job:
     def reader(self, name: str = "a") -> VersionReader:
         """An explorer's."""
         folder = self.config.run_folder / "explorers" / name
-        return open_reader(self.config, folder, self.model, say=self.said.append)
+        return VersionReader(self.config, folder, self.model, say=self.said.append)
 
     def assert_holds(self, fetched: FetchedVersion, version: int) -> None:
         """Engines get these weights from it."""
@@ -159,7 +158,7 @@ async def test_the_folder_is_a_model_that_transformers_loads_in_one_file_or_more
         for shard_bytes in (1 << 30, 1 << 14):
             folder = tmp_path / model.name / str(shard_bytes)
             folder.mkdir(parents=True)
-            monkeypatch.setattr(weight_folder, "SHARD_BYTES", shard_bytes)
+            monkeypatch.setattr(folders, "SHARD_BYTES", shard_bytes)
             job = Job(folder, monkeypatch, model, "checkpoint")
             row = await job.publish(2)
             loaded = AutoModelForCausalLM.from_pretrained(row.location["folder"]).state_dict()
@@ -234,7 +233,7 @@ async def test_shared_memory_is_for_one_machine_and_one_user(
         await job.reader().fetch(row)
     folder.symlink_to(tmp_path)
     with pytest.raises(ConfigurationError, match="belongs to another user"):
-        open_publisher(job.config, job.ranks, model=job.model, say=print)
+        VersionPublisher(job.config, job.ranks, model=job.model, say=print)
 
 
 async def test_a_trainer_that_is_gone_is_said_to_be(

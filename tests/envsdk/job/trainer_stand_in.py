@@ -8,8 +8,8 @@ from pathlib import Path
 from envsdk.buffer.contract import PublishedVersion, Role
 from envsdk.config.models import RunConfig
 from envsdk.job.membership import open_buffer, terms_of
-from envsdk.job.version_folders import VersionGone
 from envsdk.job.weights import FetchedVersion
+from envsdk.weights.versions import VersionGone
 
 
 class TrainerStandIn:

@@ -22,11 +22,11 @@ from envsdk.failures import ConfigurationError, EngineError
 from envsdk.inference.engine import EngineConfig
 from envsdk.inference.engine_demand import DemandConfig
 from envsdk.inference.engine_pool import PoolConfig
-from envsdk.inference.weight_transport import Transport
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.pipeline.engine_group import EngineGroup, EngineGroupSpec
 from envsdk.pipeline.trainer_group import TrainerGroup, TrainerSpec
 from envsdk.trainer import TrainBatch, TrainerConfig
+from envsdk.weights.transports import Transport
 from tests.trainers.counted_gpus import REPOSITORY, counted_gpus
 from tests.trainers.toy_engines import BLIND, BREAKING, BUSY, SEEING, read
 from tests.trainers.toy_engines import NAME as TOY_ENGINE

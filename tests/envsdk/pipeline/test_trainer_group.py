@@ -19,10 +19,10 @@ from safetensors.numpy import load_file
 from envsdk.config import RayArgs
 from envsdk.failures import ConfigurationError, StorageError, TrainerError
 from envsdk.job.weight_outlets import BroadcastOutlet, FolderOutlet
-from envsdk.job.weight_server import WeightReader
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.pipeline.trainer_group import TrainerGroup, TrainerSpec
 from envsdk.trainer import TrainBatch, TrainerConfig, TrainSequence
+from envsdk.weights.server import WeightReader
 from tests.trainers import toy_trainers
 from tests.trainers.counted_gpus import REPOSITORY, counted_gpus
 from tests.trainers.toy_engines import weights_of

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from envsdk.failures import EngineError
-from envsdk.inference.weight_shapes import Shapes
+from envsdk.weights.shapes import Shapes
 
 if TYPE_CHECKING:
     from torch import Tensor

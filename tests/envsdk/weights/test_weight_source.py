@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from envsdk.failures import ConfigurationError
-from envsdk.pipeline.weight_source import GivenWeights
 from envsdk.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
+from envsdk.weights.source import GivenWeights
 
 
 @pytest.fixture(scope="module")

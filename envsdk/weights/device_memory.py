@@ -19,7 +19,7 @@ import numpy as np
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from envsdk.inference.weight_buckets import Memory
+    from envsdk.weights.buckets import Memory
 
 _DEVICE, _COUNTER, _COUNTER_OFFSET = 6, 11, 12
 """Places among the arguments of PyTorch's `rebuild_cuda_tensor`."""

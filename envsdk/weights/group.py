@@ -25,8 +25,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import ProcessGroupGloo, Work
 
-from envsdk.inference.weight_buckets import Buffer, Memory, UpdateInterrupted
 from envsdk.net.rendezvous import address_towards, host_store, interface_of, join_store
+from envsdk.weights.buckets import Memory, UpdateInterrupted
 
 TIMEOUT = timedelta(seconds=30)
 """How long a member waits for one that is there but does not answer; all members have the same."""
@@ -128,15 +128,11 @@ class WeightGroup:
         work: Work = self._group.broadcast(tensor, 0)
         return work
 
-    def receive(self, num_bytes: int) -> Buffer:
-        """The next broadcast's `num_bytes`, in main memory; valid until the next call. UpdateInterrupted."""
-        return self._received(num_bytes).numpy()
+    def receive(self, num_bytes: int) -> Tensor:
+        """The next broadcast's `num_bytes`, on this member's device or else in main memory.
 
-    def receive_on_device(self, num_bytes: int) -> Tensor:
-        """The same in memory of this member's device."""
-        return self._received(num_bytes)
-
-    def _received(self, num_bytes: int) -> Tensor:
+        Valid until the next call. UpdateInterrupted.
+        """
         assert self._group is not None
         try:
             if len(self._buffer) < num_bytes:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envsdk.failures import StorageError
-from envsdk.job.version_folders import (
+from envsdk.weights.versions import (
     MANIFEST,
     VersionGone,
     folder_name,
@@ -123,7 +123,7 @@ def test_a_manifest_names_no_file_outside_its_folder(tmp_path: Path) -> None:
 _WRITER = """
 import itertools, sys
 from pathlib import Path
-from envsdk.job.version_folders import write_version
+from envsdk.weights.versions import write_version
 
 def fill(folder):
     for part in range(3):

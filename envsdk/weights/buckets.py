@@ -9,8 +9,8 @@ outgrows its buffer, whatever the model, and buffers can be made once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -59,6 +59,17 @@ class Bucket:
     chunks: tuple[Chunk, ...]
     data: Memory
     """`[num_bytes]`, the used part of the buffer."""
+
+    @property
+    def index(self) -> dict[str, Any]:
+        """All but the data, in plain values that any serializer takes; `of` is the inverse."""
+        return {"num_bytes": len(self.data), "chunks": [asdict(chunk) for chunk in self.chunks]}
+
+    @classmethod
+    def of(cls, index: Mapping[str, Any], data: Memory) -> Bucket:
+        """The bucket with this index, whose bytes are the first of `data`."""
+        chunks = (Chunk(**chunk | {"shape": tuple(chunk["shape"])}) for chunk in index["chunks"])
+        return cls(tuple(chunks), data[: index["num_bytes"]])
 
 
 def fill_buckets(

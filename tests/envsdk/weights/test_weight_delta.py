@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from envsdk.failures import EngineError
-from envsdk.inference.weight_buckets import Bucket, as_bytes, fill_buckets, read_buckets
-from envsdk.inference.weight_delta import WeightBase, decode, encode
+from envsdk.weights.buckets import Bucket, as_bytes, fill_buckets, read_buckets
+from envsdk.weights.delta import WeightBase, decode, encode
 
 BITS = {np.uint8: "uint8", np.uint16: "bfloat16", np.uint32: "float32", np.uint64: "float64"}
 

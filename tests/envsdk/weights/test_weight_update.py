@@ -18,12 +18,12 @@ from envsdk.failures import ConfigurationError, EngineError, TrainerError
 from envsdk.inference.engine import EngineConfig, GenerationRequest
 from envsdk.inference.engine_host import EngineHost
 from envsdk.inference.sampling import SamplingParams
-from envsdk.inference.weight_transport import Transport, choose_transport, device_transport
 from envsdk.inference.wire import pack_requests, unpack_results
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.pipeline.trainer_group import TrainerGroup, TrainerSpec
-from envsdk.pipeline.weight_update import TransferReport
 from envsdk.trainer import TrainBatch, TrainerConfig, TrainSequence
+from envsdk.weights.transports import Transport, choose_transport, device_transport
+from envsdk.weights.update import TransferReport
 from tests.trainers.toy_engines import read, start_engine, update
 from tests.trainers.toy_trainers import WEIGHING, weights_at
 

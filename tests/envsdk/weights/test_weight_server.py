@@ -1,14 +1,16 @@
-"""Weights go by broadcast between real processes that come, die and hang."""
+"""Weights go over the network between real processes that come, die and hang."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from envsdk.job.version_folders import VersionGone
-from envsdk.job.weight_server import WeightReader, WeightServer
+from envsdk.weights.server import WeightReader, WeightServer
+from envsdk.weights.versions import VersionGone
 
 ROOT = Path(__file__).parents[3]
 ADDRESS, KEY = "127.0.0.1", "a job"
@@ -43,10 +45,10 @@ def total(step: int) -> float:
 _READER = """
 import json, os, signal, sys
 import torch
-from envsdk.job import weight_server
-from envsdk.job.version_folders import VersionGone
+from envsdk.weights import server
+from envsdk.weights.versions import VersionGone
 
-original, deed = weight_server.read_buckets, ""
+original, deed = server.read_buckets, ""
 
 def read_buckets(buckets):
     def counted():
@@ -57,8 +59,8 @@ def read_buckets(buckets):
             yield bucket
     return original(counted())
 
-weight_server.read_buckets = read_buckets
-reader = weight_server.WeightReader(sys.argv[1])
+server.read_buckets = read_buckets
+reader = server.WeightReader(sys.argv[1])
 print(json.dumps("ready"), flush=True)
 for line in sys.stdin:
     port, key, deed = json.loads(line)
@@ -194,24 +196,64 @@ def test_one_that_hangs_or_dies_while_it_reads_is_named_and_the_other_gets_the_w
             bad.process.wait()
 
 
-def test_one_that_asks_and_ends_before_the_round_holds_up_nobody_for_long(explorers: Start) -> None:
+def test_those_that_end_before_there_are_weights_or_never_ask_hold_up_nobody(explorers: Start) -> None:
     a, gone = explorers("a", "c")
-    with serving(timeout_s=1) as server:
-        server._store.add("asks", 1)  # one that ended before it said who it is
+    with serving() as server, socket.create_connection((ADDRESS, server.port)) as silent:
+        silent.sendall(b"not JSON\n")
         gone.ask(server)
-        until(lambda: int(server._store.add("asks", 0)) == 2)
         gone.process.kill()
         gone.process.wait()
-        hold(server, 1)
-        a.ask(server)
-        assert_got(answer_in_the_end(a, server), 1)
+        with socket.create_connection((ADDRESS, server.port)):
+            hold(server, 1)
+            a.ask(server)
+            assert_got(a.answer(), 1)
 
 
 def test_a_reader_says_so_when_the_trainer_is_gone_or_another_job_is_in_its_place() -> None:
     with serving() as server:
+        with pytest.raises(VersionGone, match="did not send them within 0"):
+            WeightReader("a").read(ADDRESS, server.port, KEY, patience_s=0)
         hold(server, 1)
         with pytest.raises(VersionGone, match=r"at 127\.0\.0\.1:\d+ is another job's"):
             WeightReader("a").read(ADDRESS, server.port, "other", patience_s=5)
-        server._held = None
-        with pytest.raises(VersionGone, match="did not send them within 0"):
-            WeightReader("a").read(ADDRESS, server.port, KEY, patience_s=0)
+        port = server.port
+    with pytest.raises(VersionGone, match=rf"the trainer at 127\.0\.0\.1:{port} gave no weights"):
+        WeightReader("a").read(ADDRESS, port, KEY, patience_s=5)
+
+
+def test_a_trainer_that_ends_ends_those_that_wait_for_its_weights() -> None:
+    with serving() as server, ThreadPoolExecutor() as pool:
+        waiting = pool.submit(WeightReader("a").read, ADDRESS, server.port, KEY, patience_s=60)
+        with socket.create_connection((ADDRESS, server.port)):  # accepted after the one that waits
+            server.close()
+        with pytest.raises(VersionGone, match="gave no weights"):
+            waiting.result()
+
+
+def test_a_reader_that_is_closed_stops_waiting() -> None:
+    with serving() as server, ThreadPoolExecutor() as pool:
+        reader = WeightReader("a")
+        waiting = pool.submit(reader.read, ADDRESS, server.port, KEY, patience_s=60)
+        reader.close()
+        with pytest.raises(VersionGone, match="gave no weights"):
+            waiting.result()
+
+
+def test_bytes_that_are_not_what_the_trainer_sent_are_refused() -> None:
+    with serving() as server, socket.create_server((ADDRESS, 0)) as between:
+        hold(server, 1)
+
+        def damage() -> None:
+            reader, _ = between.accept()
+            with reader, socket.create_connection((ADDRESS, server.port)) as trainer:
+                trainer.sendall(reader.recv(4096))
+                with trainer.makefile("rb") as stream:
+                    head = stream.readline()
+                    data = bytearray(stream.read(json.loads(head)["buckets"][0]["num_bytes"]))
+                data[-1] ^= 1
+                reader.sendall(head + data)
+
+        with ThreadPoolExecutor() as pool:
+            pool.submit(damage)
+            with pytest.raises(VersionGone, match="bucket 0 is not what the trainer sent"):
+                WeightReader("a").read(ADDRESS, between.getsockname()[1], KEY, patience_s=5)

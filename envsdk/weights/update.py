@@ -9,32 +9,27 @@ weights and the version they had.
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import ray
 
-from envsdk.inference.weight_buckets import Bucket, Buffer, Memory, UpdateInterrupted, fill_buckets
-from envsdk.inference.weight_delta import WeightBase
-from envsdk.inference.weight_transport import (
-    NUM_BUFFERS,
-    BroadcastPayload,
+from envsdk.processes.actor_death import ACTOR_DIED, on_the_living
+from envsdk.weights.buckets import Bucket, Memory, UpdateInterrupted, fill_buckets
+from envsdk.weights.delta import WeightBase
+from envsdk.weights.senders import (
+    BroadcastBucketSender,
     BucketSender,
     DeviceBucketSender,
+    ObjectStoreBucketSender,
     SharedMemoryBucketSender,
-    Transport,
-    device_buffers,
 )
-from envsdk.processes.actor_death import ACTOR_DIED
-
-if TYPE_CHECKING:
-    from torch.distributed import Work
+from envsdk.weights.transports import NUM_BUFFERS, Transport
 
 LOOK_S = 0.01
 """How often a sender that waits for engines looks whether they are still there."""
@@ -108,7 +103,7 @@ async def update_engines(
     interruption = ""
     for _ in range(len(engines) + 1):
         update_id = uuid.uuid4().hex
-        bases = await _on_the_living(engines, "begin_update", update_id, version, mode, delta)
+        bases = await on_the_living(engines, "begin_update", update_id, version, mode, delta)
         engines = {name: engines[name] for name in bases}
         if not engines:
             return None
@@ -129,32 +124,15 @@ async def update_engines(
         finally:
             if report is None or report.interruption:
                 # An engine's own reason comes out here.
-                left = await _on_the_living(engines, "abandon_update", update_id)
+                left = await on_the_living(engines, "abandon_update", update_id)
         if not report.interruption:
-            updated = await _on_the_living(engines, "complete_update", update_id)
+            updated = await on_the_living(engines, "complete_update", update_id)
             return replace(report, engines=tuple(updated))
         interruption = "; ".join(dict.fromkeys([report.interruption, *filter(None, left.values())]))
         if transport.is_on_device and len(left) == len(engines):
             break  # none of them was lost: it would break off again
         engines = {name: engines[name] for name in left}
     raise UpdateInterrupted(f"the weights cannot be sent to the engines: {interruption}")
-
-
-async def _on_the_living(engines: Mapping[str, Any], method: str, *args: Any) -> dict[str, Any]:
-    """The answers, by engine. One that died is left out; whether one is left is the cluster's business.
-
-    Raises the first error of an engine that lives, when all have answered.
-    """
-    calls = [getattr(engine, method).remote(*args) for engine in engines.values()]
-    answers = await asyncio.gather(*calls, return_exceptions=True)
-    living = {}
-    for name, answer in zip(engines, answers, strict=True):
-        if isinstance(answer, ACTOR_DIED):
-            continue
-        if isinstance(answer, BaseException):
-            raise answer
-        living[name] = answer
-    return living
 
 
 def _rounded(weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
@@ -164,84 +142,6 @@ def _rounded(weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     for name, weight in weights:
         tensor = torch.from_numpy(weight) if isinstance(weight, np.ndarray) else weight
         yield name, tensor.bfloat16() if tensor.dtype is torch.float32 else weight
-
-
-class ObjectStoreBucketSender(BucketSender):
-    """Ray keeps each bucket until the last engine has let go of it."""
-
-    def __init__(self, capacity: int) -> None:
-        self._buffer = np.empty(capacity, np.uint8)
-
-    def buffer(self, number: int) -> Buffer:
-        return self._buffer  # the store has a copy of what was in it
-
-    def payloads(self, bucket: Bucket, number: int, engines: Sequence[str]) -> dict[str, Any]:
-        return dict.fromkeys(engines, ray.put(bucket.data))
-
-
-class BroadcastBucketSender(BucketSender):
-    """All engines receive one broadcast; an engine that leaves breaks it for all."""
-
-    def __init__(
-        self, capacity: int, address: str, engines: Sequence[str], *, device: str | None = None
-    ) -> None:
-        """`device`: where buckets lie, as PyTorch names it here; None: in main memory."""
-        from envsdk.inference.weight_group import WeightGroup
-
-        self._buffers: list[Memory] = []
-        if device is None:
-            self._buffers += [np.empty(capacity, np.uint8) for _ in range(NUM_BUFFERS)]
-        else:
-            self._buffers += device_buffers(capacity, device)
-        self._address = address
-        self._on_device = device is not None
-        self._ranks = {name: index + 1 for index, name in enumerate(engines)}
-        self._group = WeightGroup.host(address, world_size=len(engines) + 1, device=device)
-        self._works: list[tuple[Work, float]] = []
-        """With when each has to be done."""
-
-    def buffer(self, number: int) -> Memory:
-        return self._buffers[number % len(self._buffers)]
-
-    def payloads(self, bucket: Bucket, number: int, engines: Sequence[str]) -> dict[str, Any]:
-        return {
-            name: BroadcastPayload(
-                address=self._address,
-                port=self._group.port,
-                rank=rank,
-                world_size=len(self._ranks) + 1,
-                on_device=self._on_device,
-            )
-            for name, rank in self._ranks.items()
-        }
-
-    def announced(self, bucket: Bucket) -> bool:
-        if not self._group.gather():
-            return False
-        until = time.monotonic() + self._group.timeout.total_seconds()
-        self._works.append((self._group.broadcast(bucket.data), until))
-        return True
-
-    def lost(self, engine: str, *, died: bool) -> None:
-        raise UpdateInterrupted(f"{engine} left the group")
-
-    def check(self) -> None:
-        under_way = []
-        for work, until in self._works:
-            try:
-                if work.is_completed():
-                    work.wait()  # it raises what broke it
-                    continue
-            except RuntimeError as error:
-                raise UpdateInterrupted(f"the broadcast of weights broke: {error}") from error
-            if time.monotonic() > until:
-                raise UpdateInterrupted("an engine does not receive the broadcast of weights")
-            under_way.append((work, until))
-        self._works = under_way
-
-    def close(self) -> None:
-        self._works.clear()  # each keeps the connections of its group open
-        self._group.close()
 
 
 class WeightSender:

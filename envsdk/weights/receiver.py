@@ -8,14 +8,89 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from envsdk.inference.device_memory import synchronize
-from envsdk.inference.weight_buckets import Bucket, Chunk, UpdateInterrupted, read_buckets
-from envsdk.inference.weight_delta import WeightBase
-from envsdk.inference.weight_transport import BucketReceiver, Payload
+from envsdk.weights.buckets import Bucket, Buffer, Chunk, Memory, UpdateInterrupted, read_buckets
+from envsdk.weights.delta import WeightBase
+from envsdk.weights.device_memory import open_handle, synchronize
+from envsdk.weights.shared_memory import SharedPlace, mapped
+from envsdk.weights.transports import BroadcastPayload, DevicePayload, Payload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from envsdk.weights.group import WeightGroup
+
+
+class BucketReceiver:
+    """An engine's end, for one update and any transport. Used from one thread."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        """`device`: where buckets come that are no business of main memory, as PyTorch names it here."""
+        self._device = device
+        self._opened: dict[int, Tensor] = {}
+        self._mapped: dict[SharedPlace, Buffer] = {}
+        self._group: WeightGroup | None = None
+
+    def read(self, chunks: tuple[Chunk, ...], num_bytes: int, payload: Payload) -> Bucket:
+        """The announced bucket; its data is valid until the next one is read. UpdateInterrupted."""
+        data: Memory
+        if isinstance(payload, SharedPlace):
+            data = self._map(payload)[:num_bytes]
+        elif isinstance(payload, BroadcastPayload):
+            received = self._join(payload).receive(num_bytes)
+            data = received if payload.on_device else received.numpy()
+        elif isinstance(payload, DevicePayload):
+            data = self._open(payload)[:num_bytes]
+        else:
+            data = payload
+        return Bucket(chunks, data)
+
+    def close(self) -> None:
+        """Idempotent. Memory that is still looked at stays mapped until it is not."""
+        self._mapped.clear()
+        self._opened.clear()
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+    def _open(self, payload: DevicePayload) -> Tensor:
+        if payload.buffer not in self._opened:
+            try:
+                self._opened[payload.buffer] = open_handle(payload.handle, self._device)
+            except RuntimeError as error:
+                raise UpdateInterrupted(
+                    f"the trainer's memory on {self._device} cannot be opened ({error}): the trainer ended, "
+                    "or is hidden from the engine; for the latter set model_update_transport: shared_memory"
+                ) from error
+        return self._opened[payload.buffer]
+
+    def _map(self, place: SharedPlace) -> Buffer:
+        if place not in self._mapped:
+            try:
+                self._mapped[place] = mapped(place)
+            except OSError as error:
+                raise UpdateInterrupted(
+                    f"the trainer's shared memory {place.path} cannot be opened ({error}): the trainer "
+                    "ended, or is hidden from the engine; for the latter set model_update_transport: "
+                    "object_store"
+                ) from error
+        return self._mapped[place]
+
+    def _join(self, payload: BroadcastPayload) -> WeightGroup:
+        if self._group is None:
+            from envsdk.weights.group import WeightGroup
+
+            self._group = WeightGroup.join(
+                payload.address,
+                payload.port,
+                rank=payload.rank,
+                world_size=payload.world_size,
+                device=self._device if payload.on_device else None,
+            )
+        return self._group
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +116,7 @@ class WeightReceiver:
 
     def __init__(
         self,
-        before_end: Callable[[], Awaitable[None]],
+        before_end: Callable[[], Coroutine[Any, Any, None]],
         base: WeightBase | None = None,
         *,
         device: str = "cpu",
@@ -101,7 +176,7 @@ class WeightReceiver:
             self._base.begin()
             weights = self._base.decoded(weights)
         yield from weights
-        asyncio.run_coroutine_threadsafe(_awaited(self._before_end()), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._before_end(), self._loop).result()
 
     def _buckets(self) -> Iterator[Bucket]:
         while True:
@@ -114,10 +189,6 @@ class WeightReceiver:
             yield bucket
             synchronize(bucket.data)  # copies that were asked for are done
             self._loop.call_soon_threadsafe(_answer, item.read, True)
-
-
-async def _awaited(something: Awaitable[None]) -> None:
-    await something
 
 
 def _answer(read: asyncio.Future[bool], answer: bool) -> None:

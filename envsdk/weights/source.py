@@ -1,4 +1,5 @@
-"""Where the engines' weights come from: the run's own trainer, or weights that somebody gives.
+"""Where the engines' weights come from: the run's own trainer, or weights that somebody gives. And where a
+trainer's weights go when other programs are to have them.
 
     source = GivenWeights(model)                  # holds those of `model`
     source.hold(source.checked(my_model.state_dict()))   # or a folder: checked against the model's shapes
@@ -11,16 +12,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import ray
 
 from envsdk.failures import ConfigurationError, EngineError
-from envsdk.inference.weight_delta import WeightBase
-from envsdk.inference.weight_folder import copies, optional_head
-from envsdk.inference.weight_shapes import Shape, checked, shapes_in
-from envsdk.pipeline.weight_update import TransferReport, WeightSender, WeightTransfer
+from envsdk.weights.delta import WeightBase
+from envsdk.weights.folders import optional_head
+from envsdk.weights.shapes import Shape, checked, shapes_in
+from envsdk.weights.tensors import copies, tensors_in
+from envsdk.weights.update import TransferReport, WeightSender, WeightTransfer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,6 +53,24 @@ class WeightSource(Protocol):
     async def has_adapter(self) -> bool:
         """Whether a LoRA adapter is all that changes."""
         ...
+
+
+class WeightOutlet(Protocol):
+    """Travels to the process of the trainer's first rank and takes the weights there."""
+
+    def take(self, weights: Iterable[tuple[str, Any]]) -> Mapping[str, Any]:
+        """Go through all of them; returns where they are now. StorageError for what may work later."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutletReport:
+    """What became of the weights."""
+
+    location: Mapping[str, Any] | None
+    """As `take` returned it; None when it failed."""
+    problem: str = ""
+    """Why it failed, for the user."""
 
 
 class GivenWeights:
@@ -107,7 +128,7 @@ class GivenWeights:
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
         held = self._held
-        named = held.items() if isinstance(held, dict) else _read(held)
+        named = held.items() if isinstance(held, dict) else tensors_in(held)
         return checked(named, self._shapes, optional=self._optional)
 
     def _check(self, shapes: Iterable[tuple[str, Shape]]) -> None:
@@ -134,18 +155,6 @@ def _shape_of(name: str, value: Any) -> tuple[int, ...]:
         raise ConfigurationError(
             f"weight `{name}` is a {type(value).__name__}: give a tensor or an array"
         ) from None
-
-
-def _read(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    from safetensors import SafetensorError, safe_open
-
-    for file in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118
-                    yield name, tensors.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise EngineError(f"{file} cannot be read: {error}") from error
 
 
 def _model_folder(path: Path) -> Path:

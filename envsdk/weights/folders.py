@@ -7,15 +7,14 @@ a LoRA adapter -> a folder in PEFT's format
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from envsdk.failures import EngineError
-from envsdk.inference.lora import A_SUFFIX, B_SUFFIX, Adapter
-from envsdk.inference.weight_shapes import Shapes, checked
+from envsdk.weights.lora import A_SUFFIX, B_SUFFIX, Adapter
+from envsdk.weights.shapes import Shapes, checked
+from envsdk.weights.tensors import copies
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,21 +77,6 @@ def write_adapter(adapter: Adapter, folder: Path) -> None:
         "alpha_pattern": pattern,
     }
     (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
-
-
-def copies(weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors in main memory that stay when the next one is asked for. EngineError for what is none."""
-    import torch
-
-    for name, array in weights:
-        try:
-            if isinstance(array, torch.Tensor):
-                tensor = array.detach().to("cpu", copy=True)
-            else:
-                tensor = torch.from_numpy(np.array(array))
-            yield name, tensor.contiguous()
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise EngineError(f"weight `{name}` cannot be written: {error}") from error
 
 
 def _write(tensors: Mapping[str, Tensor], file: Path) -> None:

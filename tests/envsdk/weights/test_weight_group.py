@@ -13,9 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from envsdk.inference.weight_buckets import UpdateInterrupted
-from envsdk.inference.weight_group import WeightGroup
 from envsdk.net.rendezvous import join_store
+from envsdk.weights.buckets import UpdateInterrupted
+from envsdk.weights.group import WeightGroup
 
 HERE = "127.0.0.1"
 AN_HOUR = timedelta(hours=1)
@@ -47,10 +47,7 @@ def test_every_engine_receives_what_rank_0_broadcasts(device: str | None) -> Non
             )
             received = []
             for size in (1000, 10):
-                if device is None:
-                    received.append(engine.receive(size).tobytes())
-                else:
-                    received.append(engine.receive_on_device(size).numpy().tobytes())
+                received.append(engine.receive(size).numpy().tobytes())
             engine.close()
             return received
 
@@ -73,7 +70,7 @@ def test_an_engine_gives_up_when_nothing_comes(device: str | None) -> None:
         wait_for(group.gather)
         engine = joining.result()
         with pytest.raises(UpdateInterrupted, match="the broadcast of weights broke"):
-            engine.receive_on_device(10)
+            engine.receive(10)
         engine.close()
     group.close()
 
@@ -93,7 +90,7 @@ def engine_on_card(port: int, rank: int, sizes: list[int], results: Any) -> None
     torch.cuda.set_device(rank)
     group = WeightGroup.join(HERE, port, rank=rank, world_size=2, device=f"cuda:{rank}")
     for size in sizes:
-        results.put(group.receive_on_device(size).cpu().numpy().tobytes())
+        results.put(group.receive(size).cpu().numpy().tobytes())
     group.close()
 
 

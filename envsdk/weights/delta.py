@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envsdk.failures import EngineError
-from envsdk.inference.weight_buckets import Buffer, as_array, as_bytes
+from envsdk.weights.buckets import Buffer, as_array, as_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor

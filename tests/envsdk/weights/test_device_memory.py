@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from envsdk.inference.device_memory import Handle, card_of, collect, open_handle, share
-from envsdk.inference.weight_buckets import UpdateInterrupted, fill_buckets, read_buckets
-from envsdk.inference.weight_transport import BucketReceiver, DeviceBucketSender, DevicePayload
+from envsdk.weights.buckets import UpdateInterrupted, fill_buckets, read_buckets
+from envsdk.weights.device_memory import Handle, card_of, collect, open_handle, share
+from envsdk.weights.receiver import BucketReceiver
+from envsdk.weights.senders import DeviceBucketSender
+from envsdk.weights.transports import DevicePayload
 
 DEVICES = ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)]
 CAPACITY = 4096
@@ -115,7 +117,7 @@ def test_memory_that_cannot_be_shared_breaks_the_update_off(monkeypatch: pytest.
     def refuse(tensor: torch.Tensor) -> Handle:
         raise RuntimeError("operation not supported")
 
-    monkeypatch.setattr("envsdk.inference.weight_transport.share", refuse)
+    monkeypatch.setattr("envsdk.weights.senders.share", refuse)
     sender = DeviceBucketSender(CAPACITY, "cpu")
     [bucket] = fill_buckets([("a", torch.ones(3))], lambda: sender.buffer(0))
     with pytest.raises(UpdateInterrupted, match="cannot be shared: operation not supported"):
