@@ -67,28 +67,28 @@ class RolloutCluster:
 
         self.rollout_scheduler: Any = None
         if config.mode in ("both", "explore"):
-            scheduler = RolloutScheduler if config.mode == "both" else ExplorerScheduler
-            self.rollout_scheduler = _actor(scheduler).remote(
-                SchedulerSetup(
-                    ledger=train_ledger(config),
-                    workers=worker_setups(
-                        config,
-                        config.train_env_manager,
-                        split="train",
-                        model=model,
-                        engines=self.engines.actors,
-                        parcels=parcels,
-                    ),
-                    pool=worker_pool(config.train_env_manager),
-                    run_seed=config.seed,
-                    folder=trajectories,
-                    log_folder=trajectories.parent if config.mode == "both" else None,
-                    group_filters=config.group_filters,
-                    max_filtered_groups=config.filtered_groups_limit,
-                    placement=placement.workers,
+            setup = SchedulerSetup(
+                ledger=train_ledger(config),
+                workers=worker_setups(
+                    config,
+                    config.train_env_manager,
+                    split="train",
+                    model=model,
+                    engines=self.engines.actors,
+                    parcels=parcels,
                 ),
-                state,
+                pool=worker_pool(config.train_env_manager),
+                run_seed=config.seed,
+                folder=trajectories,
+                log_folder=trajectories.parent if config.mode == "both" else None,
+                group_filters=config.group_filters,
+                max_filtered_groups=config.filtered_groups_limit,
+                placement=placement.workers,
             )
+            if config.mode == "both":
+                self.rollout_scheduler = _actor(RolloutScheduler).remote(setup, state)
+            else:
+                self.rollout_scheduler = _actor(ExplorerScheduler).remote(setup)
         self._say = say
         self._watching: list[asyncio.Future[None]] = []
         self.validation_scheduler: Any = None

@@ -19,6 +19,7 @@ from ledger_scenarios import SCENARIOS
 
 LEDGER = "envsdk.managers.ledger"
 PARTS = "envsdk.managers.ledger_parts"
+GROUPS = "envsdk.managers.ledger_groups"
 
 
 @dataclass(frozen=True)
@@ -36,20 +37,23 @@ MUTATIONS = [
         "a failed episode that is leased again is counted a second time",
         "        elif member.status is Status.FAILED:\n            del",
         "        elif member.status is Status.FAILED:\n"
-        "            self._ends[LeaseEnd.FAILED] += 1\n            del",
+        "            self.ends[LeaseEnd.FAILED] += 1\n            del",
+        module=GROUPS,
     ),
     Mutation(
         1,
         "the leases of a lost worker vanish without an end",
         "                self._vacate(member, LeaseEnd.CANCELLED, CancelReason.WORKER_LOST)\n",
         "                self._leave_running(member)\n",
+        module=GROUPS,
     ),
     Mutation(
         1,
         "a slot is granted while its cancelled episode still runs",
-        "                self._commands.append(self._cancel(member, reason))\n",
-        "                self._commands.append(self._cancel(member, reason))\n"
-        "                self._pool.free(member.lease_id)\n",
+        "                self.commands.append(self._cancel(member, reason))\n",
+        "                self.commands.append(self._cancel(member, reason))\n"
+        "                self.pool.free(member.lease_id)\n",
+        module=GROUPS,
     ),
     Mutation(
         4,
@@ -62,31 +66,31 @@ MUTATIONS = [
     Mutation(
         2,
         "the batch in training takes no room",
-        "        return capacity - self._groups_in_training\n",
-        "        return capacity\n",
+        "config.num_groups_redundancy - self.num_in_training\n",
+        "config.num_groups_redundancy\n",
     ),
     Mutation(
         2,
         "the synchronous pipeline starts its spare groups during training",
-        "            return 0\n        capacity =",
-        "            pass\n        capacity =",
+        "            return 0\n        return self.capacity",
+        "            pass\n        return self.capacity",
     ),
     Mutation(
         2,
         "the share of a batch that alpha adds is rounded up",
-        "self._capacity_groups + self.config.num_groups_redundancy",
-        "self.config.groups_per_batch * math.ceil(1 + self.alpha) + self.config.num_groups_redundancy",
+        "self.capacity + config.num_groups_redundancy",
+        "config.groups_per_batch * math.ceil(1 + self.alpha) + config.num_groups_redundancy",
     ),
     Mutation(
         2,
         "groups are started at the depth of the start after the depth was reduced",
-        "        self._capacity_groups = self.config.capacity_groups(alpha)\n",
+        "        self._tasks.set_depth(alpha)\n",
         "",
     ),
     Mutation(
         3,
         "no sweep when a batch is taken",
-        "        self._sweep(self._ready.values(), self.version - self.config.staleness_bound)\n",
+        "        groups.sweep(groups.ready.values(), self.version - config.staleness_bound)\n",
         "",
     ),
     Mutation(
@@ -94,12 +98,14 @@ MUTATIONS = [
         "the version at the grant stands for the tokens' versions",
         "version = member.version if member.status is Status.RUNNING else member.oldest_version",
         "version = None if member.status is Status.PENDING else member.version",
+        module=GROUPS,
     ),
     Mutation(
         3,
         "the bound is off by one",
         "version is not None and version < min_version:",
         "version is not None and version < min_version - 1:",
+        module=GROUPS,
     ),
     Mutation(
         4,
@@ -107,26 +113,29 @@ MUTATIONS = [
         "                self._vacate(member, LeaseEnd.CANCELLED, CancelReason.SPARE)\n",
         "                if member.status in (Status.PENDING, Status.RUNNING):\n"
         "                    self._vacate(member, LeaseEnd.CANCELLED, CancelReason.SPARE)\n",
+        module=GROUPS,
     ),
     Mutation(
         4,
         "a group with too few valid members is delivered",
         "group.num_outstanding == 0 and group.num_valid >= config.min_valid",
         "group.num_outstanding == 0",
+        module=GROUPS,
     ),
     Mutation(
         5,
         "groups are delivered in the order they were started",
-        "        if len(self._ready) < num_groups:\n            return None, []\n",
-        "        if any(i not in self._ready for i in list(self._groups)[:num_groups]):\n"
+        "        if len(groups.ready) < num_groups:\n            return None, []\n",
+        "        if any(i not in groups.ready for i in list(groups.open)[:num_groups]):\n"
         "            return None, []\n"
-        "        if len(self._ready) < num_groups:\n            return None, []\n",
+        "        if len(groups.ready) < num_groups:\n            return None, []\n",
     ),
     Mutation(
         5,
         "deadlines are not checked",
-        "                if member.deadline > clock:\n",
-        "                if True:\n",
+        "            if member.deadline > clock:\n",
+        "            if True:\n",
+        module=GROUPS,
     ),
     Mutation(
         5,
@@ -137,19 +146,22 @@ MUTATIONS = [
     Mutation(
         5,
         "a member to be played again is never queued",
-        "        self._pool.queue(member, first=True)\n",
+        "        self.pool.queue(member, first=True)\n",
         "",
+        module=GROUPS,
     ),
     Mutation(
         6,
         "the cursor goes back to a delivered task",
-        "        return delivered\n",
-        "        self._task_sampler.cursors[group.task.tag] = group.task.index\n        return delivered\n",
+        "        batch = Batch(",
+        "        for group in chosen:\n"
+        "            self._tasks.sampler.cursors[group.task.tag] = group.task.index\n"
+        "        batch = Batch(",
     ),
     Mutation(
         6,
         "a resumed run starts at the first task",
-        "        self._task_sampler.restore(state.cursors, state.shares, state.tag_weights)\n",
+        "        tasks.sampler.restore(state.cursors, state.shares, state.tag_weights)\n",
         "",
     ),
     Mutation(
@@ -162,20 +174,23 @@ MUTATIONS = [
     Mutation(
         8,
         "a member is leased again without end",
-        "        if member.attempt >= self.config.max_group_attempts:\n",
+        "        if member.attempt >= self._config.max_group_attempts:\n",
         "        if False:\n",
+        module=GROUPS,
     ),
     Mutation(
         8,
         "an episode that is handed over uses up an attempt",
         "                self._queue_again(member)\n",
         "                self._lease_again(member)\n",
+        module=GROUPS,
     ),
     Mutation(
         8,
         "no stall is reported when everything is thrown away",
-        "            self._guard.waste(reason)\n",
+        "            self.guard.waste(reason)\n",
         "            pass\n",
+        module=GROUPS,
     ),
     Mutation(
         8,
@@ -191,7 +206,7 @@ MUTATIONS = [
 def broken_ledger(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> LedgerFactory:
     """The ledger with the mutation; the real modules are back in place afterwards."""
     source_of = {}
-    for name in (PARTS, LEDGER):
+    for name in (PARTS, GROUPS, LEDGER):
         spec = importlib.util.find_spec(name)
         assert spec is not None
         assert spec.loader is not None
@@ -200,7 +215,7 @@ def broken_ledger(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> Ledger
     source_of[mutation.module] = source_of[mutation.module].replace(mutation.old, mutation.new)
     source_of[PARTS] += "\nimport random\n"
     source_of[LEDGER] += "\nimport math\n"
-    for name in (PARTS, LEDGER):
+    for name in (PARTS, GROUPS, LEDGER):
         spec = importlib.util.find_spec(name)
         assert spec is not None
         module = importlib.util.module_from_spec(spec)
