@@ -84,7 +84,7 @@ class BufferedBatches:
         """Join the job, and start what `also` starts."""
         await self._membership.join()
         step = self._step
-        await self._ask(lambda me: self._membership.buffer.begin(me, step))
+        await self._ask(lambda me: self._membership.buffer.trainer.begin(me, step))
         self._living = asyncio.create_task(self._live())
         self._dropped_tokens = await self._dropped_so_far()
         await self.call(asyncio.gather(*(start() for start in also)))
@@ -126,8 +126,9 @@ class BufferedBatches:
             is_there = at_step == step and await asyncio.to_thread(self._publisher.still_has, number)
             if not is_there:
                 location = await self.call(self._publisher.publish(number))
+        selection = self._selection
         await self.call(
-            self._ask(lambda me: buffer.publish(me, step, number, location, selection=self._selection))
+            self._ask(lambda me: buffer.trainer.publish(me, step, number, location, selection=selection))
         )
         self._step = step
         if location is None:
@@ -149,7 +150,7 @@ class BufferedBatches:
                 )
             damaged = list(batch)
             await self.call(
-                self._ask(lambda me: self._membership.buffer.drop_damaged(me, step, damaged))  # noqa: B023
+                self._ask(lambda me: self._membership.buffer.trainer.drop_damaged(me, step, damaged))  # noqa: B023
             )
         await asyncio.to_thread(
             write_trajectories,
@@ -173,7 +174,7 @@ class BufferedBatches:
             waited_s = time.monotonic() - began
             taken = await self._ask(
                 partial(
-                    membership.buffer.take,
+                    membership.buffer.trainer.take,
                     step=step,
                     version=self._version,
                     selection=self._selection,
@@ -218,9 +219,9 @@ class BufferedBatches:
 
     async def checkpointed(self, step: int) -> None:
         """What was taken before `step` is trained."""
-        membership = self._membership
+        trainer = self._membership.buffer.trainer
         keep_from = await asyncio.to_thread(oldest_step, self._folder.path)
-        await self.call(self._ask(lambda me: membership.buffer.trained(me, step, keep_from=keep_from)))
+        await self.call(self._ask(lambda me: trainer.trained(me, step, keep_from=keep_from)))
 
     async def look_at_engines(self) -> None:
         """Explorers have them."""

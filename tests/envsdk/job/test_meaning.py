@@ -156,8 +156,8 @@ def trained(tmp_path: Path, model: Path) -> SqlBuffer:
     buffer = open_buffer(config)
     buffer.create(config.exp_name, terms_of(config))
     trainer = buffer.join(Role.TRAINER, "trainer", meaning_of(config, model, tags=["sums"]))
-    buffer.begin(trainer, 0)
-    buffer.publish(trainer, 0, 0, {})
+    buffer.trainer.begin(trainer, 0)
+    buffer.trainer.publish(trainer, 0, 0, {})
     return buffer
 
 
