@@ -229,7 +229,7 @@ class BufferedBatches:
     async def finished(self) -> None:
         """Explorers may end."""
         membership = self._membership
-        await self.call(self._ask(membership.buffer.finish))
+        await self.call(self._ask(membership.buffer.trainer.finish))
 
     async def close(self, *also: Callable[[], Awaitable[None]], patience_s: float = 5.0) -> None:
         """Leave the job, and end what `also` ends."""
