@@ -205,7 +205,8 @@ async def test_an_explorer_brings_a_tag_of_its_own(tmp_path: Path, trained: SqlB
     config = load_config(str(tmp_path / "own.yaml"), keys).config
     membership = Membership(config, Role.EXPLORER, "second", say=print)
     await membership.join()
-    assert trained.claim(membership.me, ["mine"], version=0, token="1")[0].task.tag == "mine"
+    claimed = trained.explorer.claim(membership.me, ["mine"], version=0, token="1")
+    assert claimed[0].task.tag == "mine"
     await membership.leave()
 
 
