@@ -21,14 +21,14 @@ import ray
 from envsdk.buffer.contract import JobView, LeaseLost, Member, Role, Signal, TakenBatch
 from envsdk.buffer.payload import from_all_bytes, from_bytes
 from envsdk.config.models import RunConfig
-from envsdk.failures import EnvsdkError, StorageError, as_envsdk_error
+from envsdk.failures import EnvsdkError, StorageError
 from envsdk.job.membership import Membership, selection_of
 from envsdk.job.weight_lag import WeightLag
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.pipeline.batch_source import Result
 from envsdk.pipeline.checkpoints import oldest_step
 from envsdk.pipeline.run_folder import TRAJECTORIES, RunFolder
-from envsdk.processes.actor_death import ACTOR_DIED, reason_of_death
+from envsdk.processes.actor_death import part_of_run
 from envsdk.store.trajectories import write_trajectories
 
 LOOK_AGAIN_S = 5.0
@@ -93,20 +93,13 @@ class BufferedBatches:
         """Wait for an answer, or for what ends the run."""
         answer = asyncio.ensure_future(awaitable)
         waited_for: set[asyncio.Future[Any]] = {answer, *([self._living] if self._living else [])}
+        checkpoints = f"The checkpoints in {self._config.run_folder}"
         try:
-            await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done() and self._living is not None:
-                self._living.result()
-            return await answer
-        except ACTOR_DIED as died:
-            if getattr(died, "actor_init_failed", False):
-                raise as_envsdk_error(died, "a part of the run cannot be started") from died
-            raise EnvsdkError(
-                f"a process of the run died ({reason_of_death(died)}). The checkpoints in "
-                f"{self._config.run_folder} are whole: the same command continues from them"
-            ) from died
-        except (EnvsdkError, ray.exceptions.RayError) as error:
-            raise as_envsdk_error(error, "a part of the run failed") from error
+            with part_of_run(lambda died: "a process of the run", checkpoints):
+                await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
+                if not answer.done() and self._living is not None:
+                    self._living.result()
+                return await answer
         finally:
             answer.cancel()
 
