@@ -136,8 +136,9 @@ class ExplorerSide:
             rows = _rows(tx, list(reasons))
             for group_id, reason in reasons.items():
                 row = rows.get(group_id)
-                held = row is not None and row["state"] == GroupState.LEASED
-                if held and row["incarnation"] == member.incarnation:
+                if row is None or row["incarnation"] != member.incarnation:
+                    continue
+                if row["state"] == GroupState.LEASED:
                     tx.drop([group_id], reason)
             tx.signal(Signal.PLACES)
 

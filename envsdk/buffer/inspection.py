@@ -284,8 +284,8 @@ def _counts(connection: Connection, chosen: sa.ColumnElement[bool]) -> list[Coun
     for row in connection.execute(query):
         state, tag, explorer, version, *numbers = row
         # PostgreSQL gives sums as decimals.
-        values = zip(Total.__slots__, (*map(int, numbers[:5]), *map(float, numbers[5:])), strict=True)
-        total = Total(**dict(values))
+        typed: list[Any] = [*map(int, numbers[:5]), *map(float, numbers[5:])]
+        total = Total(**dict(zip(Total.__slots__, typed, strict=True)))
         found.append(Count(state=GroupState(state), tag=tag, explorer=explorer, version=version, total=total))
     return found
 
