@@ -165,13 +165,13 @@ class Trainer:
     def run(self) -> Process:
         world, case, buffer = self.world, self.world.case, self.world.buffer
         me = buffer.join(Role.TRAINER, "trainer")
-        buffer.begin(me, 0)
+        buffer.trainer.begin(me, 0)
         for step in range(case.num_steps):
-            buffer.publish(me, step, step, {})
+            buffer.trainer.publish(me, step, step, {})
             asked_at = world.now
             while True:
                 seen = world.signal_number(Signal.BATCH)
-                taken = buffer.take(me, step, version=step)
+                taken = buffer.trainer.take(me, step, version=step)
                 if taken is not None:
                     break
                 yield Until(Signal.BATCH, seen, world.now + LOOK_AGAIN_S)
@@ -181,7 +181,7 @@ class Trainer:
                 self.waited_s += world.now - asked_at
             self.trained += [group.group_id for group in taken.groups]
             yield case.step_s
-            buffer.trained(me, step + 1, keep_from=step + 1)
+            buffer.trainer.trained(me, step + 1, keep_from=step + 1)
         self.ended_at = world.now
         world.is_over = True
 
@@ -236,7 +236,7 @@ class Explorer:
             if wanted:
                 self.num_calls += 1
                 token = f"{self.name} {self.num_calls}"
-                claimed = world.buffer.claim(self.member, wanted, version=version, token=token)
+                claimed = world.buffer.explorer.claim(self.member, wanted, version=version, token=token)
                 yield 0.002
                 if claimed:
                     self.execute(self.ledger.assign(claimed, world.now))
@@ -269,7 +269,7 @@ class Explorer:
             elif isinstance(command, GroupDropped):
                 dropped[command.group_id] = str(command.reason)
         if dropped:
-            self.world.buffer.drop(self.member, dropped)
+            self.world.buffer.explorer.drop(self.member, dropped)
         if idle:
             self.execute(self.ledger.slots_idle(idle, now))
         self.deliver()
@@ -299,7 +299,7 @@ class Explorer:
                 )
             )
         if groups:
-            self.world.buffer.put(self.member, groups)
+            self.world.buffer.explorer.put(self.member, groups)
         if commands:
             self.execute(commands)
 

@@ -86,21 +86,21 @@ class Job:
         )
         self.explorer = self.buffer.join(Role.EXPLORER, "explorer")
         self.trainer = self.buffer.join(Role.TRAINER, "trainer")
-        self.buffer.begin(self.trainer, 0)
-        self.buffer.publish(self.trainer, 0, 0, {})
+        self.buffer.trainer.begin(self.trainer, 0)
+        self.buffer.trainer.publish(self.trainer, 0, 0, {})
         self.step = 0
         self._calls = 0
 
     def claim(self) -> list[int]:
         self._calls += 1
-        claimed = self.buffer.claim(
+        claimed = self.buffer.explorer.claim(
             self.explorer, ["lake"] * GROUPS_PER_BATCH, version=self.step, token=f"{self._calls}"
         )
         return [group.group_id for group in claimed]
 
     def train(self) -> None:
         self.step += 1
-        self.buffer.publish(self.trainer, self.step, self.step, {})
+        self.buffer.trainer.publish(self.trainer, self.step, self.step, {})
 
 
 def finished(group_id: int, version: int, like: FinishedGroup) -> FinishedGroup:
@@ -123,9 +123,9 @@ def put_and_take(place: str, num_groups: int, like: FinishedGroup, *, one_by_one
         groups = [finished(group_id, job.step, like) for group_id in job.claim()]
         claimed = time.perf_counter()
         for part in [[group] for group in groups] if one_by_one else [groups]:
-            job.buffer.put(job.explorer, part)
+            job.buffer.explorer.put(job.explorer, part)
         put = time.perf_counter()
-        batch = job.buffer.take(job.trainer, job.step, version=job.step)
+        batch = job.buffer.trainer.take(job.trainer, job.step, version=job.step)
         assert batch is not None
         taken = time.perf_counter()
         job.train()
@@ -134,7 +134,7 @@ def put_and_take(place: str, num_groups: int, like: FinishedGroup, *, one_by_one
         ):
             seconds[name] += value
         if job.step % 20 == 0:
-            job.buffer.trained(job.trainer, job.step, keep_from=job.step)
+            job.buffer.trainer.trained(job.trainer, job.step, keep_from=job.step)
     total = sum(seconds.values())
     return {
         "groups/s": num_groups / total,
@@ -148,13 +148,13 @@ def _trainer(place: str, steps: int, ends: Any) -> None:
         buffer = SqlBuffer(open_engine(place), lease_s=1e9)
         client = BufferClient(buffer, retry_s=60, say=print)
         trainer = buffer.join(Role.TRAINER, "trainer")
-        buffer.begin(trainer, 0)
+        buffer.trainer.begin(trainer, 0)
         for step in range(steps):
-            buffer.publish(trainer, step, step, {})
+            buffer.trainer.publish(trainer, step, step, {})
             ends.put(("step", step))
             while True:
                 seen = await client.call(lambda: buffer.signal_number(Signal.BATCH))
-                batch = await client.call(lambda step=step: buffer.take(trainer, step, version=step))  # type: ignore[misc]
+                batch = await client.call(lambda step=step: buffer.trainer.take(trainer, step, version=step))  # type: ignore[misc]
                 if batch is not None:
                     break
                 await client.changed(Signal.BATCH, seen, timeout_s=60)
@@ -177,10 +177,10 @@ def delay(place: str, like: FinishedGroup, steps: int = 40) -> float:
         ends.get(timeout=60)
         job.step = step
         *first, last = [finished(group_id, step, like) for group_id in job.claim()]
-        job.buffer.put(job.explorer, first)
+        job.buffer.explorer.put(job.explorer, first)
         time.sleep(0.05)  # the trainer waits by now
         began = time.time()
-        job.buffer.put(job.explorer, [last])
+        job.buffer.explorer.put(job.explorer, [last])
         found.append(ends.get(timeout=60)[1] - began)
     trainer.join()
     return 1000 * statistics.median(found)
@@ -194,9 +194,9 @@ def after_history(place: str, num_groups: int, like: FinishedGroup) -> dict[str,
     def take_ms() -> float:
         times = []
         for _ in range(20):
-            job.buffer.put(job.explorer, [finished(each, job.step, like) for each in job.claim()])
+            job.buffer.explorer.put(job.explorer, [finished(each, job.step, like) for each in job.claim()])
             began = time.perf_counter()
-            assert job.buffer.take(job.trainer, job.step, version=job.step) is not None
+            assert job.buffer.trainer.take(job.trainer, job.step, version=job.step) is not None
             times.append(time.perf_counter() - began)
             job.train()
         return 1000 * statistics.median(times)
@@ -204,12 +204,12 @@ def after_history(place: str, num_groups: int, like: FinishedGroup) -> dict[str,
     done = 0
     for until in (1_250, num_groups):
         while done < until:
-            job.buffer.put(job.explorer, [finished(each, job.step, like) for each in job.claim()])
-            job.buffer.take(job.trainer, job.step, version=job.step)
+            job.buffer.explorer.put(job.explorer, [finished(each, job.step, like) for each in job.claim()])
+            job.buffer.trainer.take(job.trainer, job.step, version=job.step)
             job.train()
             done += GROUPS_PER_BATCH
             if job.step % 20 == 0:
-                job.buffer.trained(job.trainer, job.step, keep_from=max(0, job.step - 60))
+                job.buffer.trainer.trained(job.trainer, job.step, keep_from=max(0, job.step - 60))
         found[f"take after {until * GROUP_SIZE:,} trajectories, ms"] = take_ms()
         done += 20 * GROUPS_PER_BATCH
     if job.buffer.engine.dialect.name == "sqlite":

@@ -89,14 +89,14 @@ def measure(count: int, window_s: float) -> dict[str, Any]:
         buffer = SqlBuffer(open_engine(buffer_path(config)), lease_s=1e9)
         buffer.create(config.exp_name, terms_of(config))
         trainer = buffer.join(Role.TRAINER, "trainer")
-        buffer.begin(trainer, 0)
-        buffer.publish(trainer, 0, 0, {"method": "checkpoint", "folder": str(written)})
+        buffer.trainer.begin(trainer, 0)
+        buffer.trainer.publish(trainer, 0, 0, {"method": "checkpoint", "folder": str(written)})
         with explorers(folder, count) as started:
             step, first, until = 0, dict[str, float](), float("inf")
             while time.time() < until:
-                if buffer.take(trainer, step, version=0) is not None:
+                if buffer.trainer.take(trainer, step, version=0) is not None:
                     step += 1
-                    buffer.publish(trainer, step, 0, None)
+                    buffer.trainer.publish(trainer, step, 0, None)
                 with buffer.engine.connect() as connection:
                     by_name = sa.select(groups.c.explorer, sa.func.min(groups.c.ready_at)).group_by(
                         groups.c.explorer

@@ -3,7 +3,7 @@
     wanted -> (the buffer gives some) -> assign -> ... -> deliver
                                          unassign: another explorer plays them
 
-Members, slots, deadlines, versions and spares are as in the ledger. How many groups there are, which tasks
+Members, slots, deadlines, versions and spares are as in every ledger. How many groups there are, which tasks
 they play and which batch they end in is for the buffer to say.
 """
 
@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Iterable
 
 from envsdk.buffer.contract import ClaimedGroup
-from envsdk.managers.ledger import RolloutLedger
-from envsdk.managers.ledger_parts import Group
+from envsdk.managers.ledger import Ledger
+from envsdk.managers.ledger_parts import TaskSampler
 from envsdk.managers.ledger_types import (
     BatchGroup,
     CancelReason,
@@ -23,18 +23,18 @@ from envsdk.managers.ledger_types import (
     GroupDropped,
     LeaseEnd,
     LedgerConfig,
-    LedgerState,
 )
 
 MOST_OPEN_PER_SLOT = 2
 """Groups that an explorer holds at most, for each group that its slots can play at a time."""
 
 
-class AssignedLedger(RolloutLedger):
+class AssignedLedger(Ledger):
     """See the module."""
 
-    def __init__(self, config: LedgerConfig, state: LedgerState | None = None) -> None:
-        super().__init__(config, state)
+    def __init__(self, config: LedgerConfig) -> None:
+        super().__init__(config, start_groups=lambda groups: None)
+        self._sampler = TaskSampler(config.tag_weights, config.split)
         self._next_tags: deque[str] = deque()
         """Of the groups to be asked for, in the order of the tags' shares."""
 
@@ -43,18 +43,18 @@ class AssignedLedger(RolloutLedger):
 
         They are in the order of the tags' shares: a tag whose episodes are quick is not played more often.
         """
-        size = self.config.members_per_group
+        size, pool = self.config.members_per_group, self.groups.pool
+        num_slots = {tag: pool.num_slots(tag) for tag in self.config.tag_weights}
         lacking = {
             tag: math.ceil((room + size) / size)
-            for tag in self.config.tag_weights
-            if self._pool.num_slots(tag) and (room := self._pool.room(tag)) + size > 0
+            for tag, number in num_slots.items()
+            if number and (room := pool.room(tag)) + size > 0
         }
-        num_slots = sum(self._pool.num_slots(tag) for tag in self.config.tag_weights)
-        most = MOST_OPEN_PER_SLOT * max(1, num_slots // size) - len(self._groups)
+        most = MOST_OPEN_PER_SLOT * max(1, sum(num_slots.values()) // size) - len(self.groups.open)
         found: list[str] = []
         while len(found) < most and any(number > 0 for number in lacking.values()):
             if len(found) == len(self._next_tags):
-                self._next_tags.append(self._task_sampler.next_task().tag)
+                self._next_tags.append(self._sampler.next_task().tag)
             tag = self._next_tags[len(found)]
             found.append(tag)
             if tag in lacking:
@@ -62,12 +62,12 @@ class AssignedLedger(RolloutLedger):
         return found
 
     def publish(self, version: int, now: float) -> list[Command]:
-        """As `RolloutLedger.publish`. An earlier version: the trainer went back, and nothing counts that is
-        played now."""
+        """As `Ledger.publish`. An earlier version: the trainer went back, and nothing counts that is played
+        now."""
         stopped: list[Command] = []
         if version < self.version:
-            stopped = self.unassign(list(self._groups), now)
-            self.version = version
+            stopped = self.unassign(list(self.groups.open), now)
+            self.groups.version = version
         return [*stopped, *super().publish(version, now)]
 
     def assign(self, groups: Iterable[ClaimedGroup], now: float) -> list[Command]:
@@ -75,31 +75,31 @@ class AssignedLedger(RolloutLedger):
         for group in groups:
             if group.task.tag in self._next_tags:
                 self._next_tags.remove(group.task.tag)
-            if group.group_id not in self._groups:
-                self._add_group(group.group_id, group.task, attempt=0)
-        return self._advance(now)
+            if not self.is_open(group.group_id):
+                self.groups.add(group.group_id, group.task)
+        return self.advance(now)
 
     def unassign(self, group_ids: Iterable[int], now: float) -> list[Command]:
         """Play these groups no longer; unknown ones are ignored."""
         for group_id in group_ids:
-            group = self._groups.get(group_id)
-            if group is not None:
-                super()._drop_group(group, LeaseEnd.CANCELLED, CancelReason.UNASSIGNED)
-                self._dropped.clear()
-        return self._advance(now)
+            if (group := self.groups.open.get(group_id)) is not None:
+                self.groups.drop(group, LeaseEnd.CANCELLED, CancelReason.UNASSIGNED)
+        self.groups.take_dropped()
+        return self.advance(now)
 
     def deliver(self, now: float) -> tuple[list[BatchGroup], list[Command]]:
         """Every group that is ready, in the order of completion."""
-        self._sweep(self._ready.values(), self.version - self.config.staleness_bound)
-        delivered = [self._deliver(group) for group in list(self._ready.values())]
+        ready = self.groups.ready
+        self.groups.sweep(ready.values(), self.version - self.config.staleness_bound)
+        delivered = [self.groups.deliver(group) for group in list(ready.values())]
         if delivered:
-            self._guard.delivered()
-        return delivered, self._advance(now)
+            self.groups.guard.delivered()
+        return delivered, self.advance(now)
 
-    def _start_groups(self) -> None:
-        """Groups are assigned."""
-
-    def _drop_group(self, group: Group, finished_end: LeaseEnd, reason: CancelReason) -> None:
-        super()._drop_group(group, finished_end, reason)
-        self._dropped.clear()  # the buffer writes it down
-        self._commands.append(GroupDropped(group_id=group.group_id, reason=reason))
+    def advance(self, now: float) -> list[Command]:
+        """As `Ledger.advance`, with the groups that were dropped: the buffer writes them down."""
+        commands = super().advance(now)
+        dropped = self.groups.take_dropped()
+        return commands + [
+            GroupDropped(group_id=each.group_id, reason=CancelReason(each.reason)) for each in dropped
+        ]

@@ -6,16 +6,15 @@ start -> publish -> (report -> assign | unassign)* -> close
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from envsdk.buffer.contract import ClaimedGroup, FinishedGroup
 from envsdk.buffer.payload import pack_all
 from envsdk.managers.assigned_ledger import AssignedLedger
-from envsdk.managers.ledger_types import Command, GroupDropped, LedgerState
-from envsdk.managers.rollout_batch import RolloutBatch, RolloutTally
-from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
+from envsdk.managers.ledger_types import Command, GroupDropped
+from envsdk.managers.rollout_batch import RolloutBatch
+from envsdk.managers.scheduler import Scheduler, SchedulerSetup
 from envsdk.trajectory import Trajectory
 
 
@@ -36,78 +35,70 @@ class ExplorerReport:
     """Tags of the groups that could begin now."""
 
 
-class ExplorerScheduler(RolloutScheduler):
+class ExplorerScheduler(Scheduler[AssignedLedger]):
     """Body of the actor."""
 
-    _ledger: AssignedLedger
-
-    def __init__(self, setup: SchedulerSetup, state: LedgerState | None = None) -> None:
-        super().__init__(setup, state)
-        self._is_awaited = True  # by the buffer, which gives no more groups than it can use
-
-    def _new_ledger(self, state: LedgerState | None) -> AssignedLedger:
+    def __init__(self, setup: SchedulerSetup) -> None:
         self._dropped: dict[int, str] = {}
         self._num_reported = 0
         """Groups that the last report asked for."""
-        return AssignedLedger(self._setup.ledger, state)
+        super().__init__(setup, AssignedLedger(setup.ledger))
+        self.workforce.is_awaited = True  # by the buffer, which gives no more groups than it can use
 
     async def publish(self, version: int) -> None:
-        """As `RolloutScheduler.publish`. Trajectories discarded from now on are filed under this version."""
-        if self._files:
-            self._files.begin(version)
+        """As `Scheduler.publish`. Trajectories discarded from now on are filed under this version."""
+        if self.episodes.files:
+            self.episodes.files.begin(version)
         await super().publish(version)
 
     async def assign(self, groups: Sequence[ClaimedGroup]) -> None:
         """Play these groups."""
-        self._execute(self._ledger.assign(groups, time.monotonic()))
-        self._num_reported = len(self._ledger.wanted())
+        self.shell.execute(self.shell.ledger.assign(groups, self.shell.now()))
+        self._num_reported = len(self.shell.ledger.wanted())
 
     async def unassign(self, group_ids: Sequence[int]) -> None:
         """Play these groups no longer."""
-        self._execute(self._ledger.unassign(group_ids, time.monotonic()))
+        self.shell.execute(self.shell.ledger.unassign(group_ids, self.shell.now()))
 
     async def report(self) -> ExplorerReport:
         """Wait until groups are complete or dropped, or more could begin. Raises as `get_batch` does."""
+        ledger = self.shell.ledger
+        self.background.raise_if_failed()
         while True:
-            self._raise_if_fatal()
-            self._changed.clear()
-            delivered, commands = self._ledger.deliver(time.monotonic())
-            groups = [
-                (group.group_id, [self._delivered(group, lease) for lease in group.lease_ids])
-                for group in delivered
-            ]
-            self._execute(commands)
+            delivered, commands = ledger.deliver(self.shell.now())
+            counted = None
+            if delivered:
+                counted = self.episodes.batch(ledger.version, delivered, ledger.counts)
+            self.shell.execute(commands)
             dropped, self._dropped = self._dropped, {}
-            wanted = self._ledger.wanted()
-            if groups or dropped or len(wanted) > self._num_reported:
+            wanted = ledger.wanted()
+            if delivered or dropped or len(wanted) > self._num_reported:
                 break
-            await self._changed.wait()
+            await self.background.next_change()
         self._num_reported = len(wanted)
-        if groups:
-            self._restarts.reset()
+        groups: Sequence[Sequence[Trajectory]] = ()
+        if counted is not None:
+            self.workforce.restarts.reset()
+            groups = counted.groups
+            counted = replace(counted, groups=(), workers=self.workforce.pool.counts)
+        named = [(group.group_id, members) for group, members in zip(delivered, groups, strict=True)]
         return ExplorerReport(
-            finished=await asyncio.to_thread(_packed, groups),
-            counted=self._counted([members for _, members in groups]) if groups else None,
-            num_succeeded=sum(member.success for _, members in groups for member in members),
-            num_failed=sum(member.failure is not None for _, members in groups for member in members),
+            finished=await asyncio.to_thread(_packed, named),
+            counted=counted,
+            num_succeeded=sum(member.success for members in groups for member in members),
+            num_failed=sum(member.failure is not None for members in groups for member in members),
             dropped=dropped,
             wanted=wanted,
         )
 
-    def _counted(self, groups: Sequence[Sequence[Trajectory]]) -> RolloutBatch:
-        tally, self._tally = self._tally, RolloutTally()
-        counts, filtered = self._ledger.counts, self._filters.delivered()
-        batch = tally.batch(self._ledger.version, groups, counts, filtered)
-        return replace(batch, groups=(), workers=self._pool.counts)
+    def decided(self, command: Command) -> None:
+        if isinstance(command, GroupDropped):
+            self._dropped[command.group_id] = str(command.reason)
+        super().decided(command)
 
-    def _execute(self, commands: Iterable[Command]) -> None:
-        own = list(commands)
-        for command in own:
-            if isinstance(command, GroupDropped):
-                self._dropped[command.group_id] = str(command.reason)
-        super()._execute(own)
-        if self._dropped or len(self._ledger.wanted()) > self._num_reported:
-            self._changed.set()
+    def executed(self) -> None:
+        if self._dropped or len(self.shell.ledger.wanted()) > self._num_reported:
+            self.background.changed.set()
 
 
 def _packed(groups: Iterable[tuple[int, Sequence[Trajectory]]]) -> list[FinishedGroup]:

@@ -16,7 +16,8 @@ import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ from envsdk.managers.ledger_types import (
 from envsdk.store.appendfile import AppendFile
 
 LOG_NAME = "events/ledger.log"
-LOG_FORMAT = 2
+LOG_FORMAT = 3
 CHECK_BITS = 0xF
 _HEADER = struct.Struct("<4sIII")
 """Of a frame: magic, bytes stored, bytes of text, checksum of what is stored."""
@@ -112,24 +113,6 @@ def _signature(command: Command) -> tuple[object, ...]:
             return ("s",)
 
 
-@dataclass
-class _Columns:
-    """Events as columns of small numbers, which compress to a few bytes for each trajectory."""
-
-    c: list[int] = field(default_factory=list)
-    """Number of the event's name."""
-    t: list[int] = field(default_factory=list)
-    """Its time, less that of the event before."""
-    n: list[int] = field(default_factory=list)
-    """The argument of an event that has one; leases less the one before."""
-    a: list[int] = field(default_factory=list)
-    """Of finished episodes: 2 x (1 + versions behind), or 0 without a token; odd when it failed."""
-    x: list[Any] = field(default_factory=list)
-    """Arguments of events about slots."""
-    k: list[int] = field(default_factory=list)
-    """`Event.check`."""
-
-
 class LedgerLog:
     """Writes the log of one process. Owner: the scheduler."""
 
@@ -138,10 +121,9 @@ class LedgerLog:
         whole = self._file.read()
         self._file.truncate(sum(_HEADER.size + len(stored) for stored, _ in _frames(whole)))
         self._began_ms = int(time.monotonic() * 1000)
-        self._columns = _Columns()
-        self._slots: dict[str, int] = {}
-        self._last_ms = self._last_lease = self._checksum = 0
-        self._version = 0 if state is None else state.version
+        self._events: list[Event] = []
+        """Since the last `flush`."""
+        self._last_ms = self._checksum = 0
         section = {
             "format": LOG_FORMAT,
             "began_unix_s": time.time(),
@@ -168,33 +150,12 @@ class LedgerLog:
         batch: Batch | None = None,
     ) -> None:
         """Remember one event until the next `flush`."""
-        columns = self._columns
-        columns.c.append(EVENTS.index(name))
-        columns.t.append(at_ms - self._last_ms)
-        self._last_ms = at_ms
-        if name == "finished":
-            lease_id, oldest = args["lease_id"], args["oldest_version"]
-            columns.n.append(lease_id - self._last_lease)
-            self._last_lease = lease_id
-            age = 0 if oldest is None else 1 + self._version - oldest
-            columns.a.append(2 * age + args["failed"])
-        elif name == "add_slots":
-            for slot in args["slots"]:
-                self._slots.setdefault(slot, len(self._slots))
-            columns.x.append(dict(args["slots"]))
-        elif name in _OF_SLOTS:
-            columns.x.append([self._slots.get(slot, slot) for slot in args["slot_ids"]])
-        elif name == "set_depth":
-            columns.x.append(args["alpha"])
-        elif args:
-            (number,) = args.values()
-            columns.n.append(number)
-            if name == "publish":
-                self._version = number
+        self._last_ms, check = at_ms, 0
         if name not in _MARKS:
             after = checksum(commands, self._checksum, batch)
-            columns.k.append((after ^ self._checksum) & CHECK_BITS)
+            check = (after ^ self._checksum) & CHECK_BITS
             self._checksum = after
+        self._events.append(Event(name, at_ms, args, check))
 
     def mark(self, name: str, now: float, step: int) -> None:
         """A mark for readers: `asked` or `wrote`."""
@@ -202,9 +163,9 @@ class LedgerLog:
 
     def flush(self) -> None:
         """Write what was remembered. Raises StorageError."""
-        columns, self._columns = self._columns, _Columns()
-        if columns.c:
-            self._file.append(_frame(vars(columns)))
+        events, self._events = self._events, []
+        if events:
+            self._file.append(_frame(_columns(events)))
 
 
 def recorded(ledger: RolloutLedger, log: LedgerLog) -> RolloutLedger:
@@ -225,9 +186,8 @@ def _recording(
     }.get(name)
 
     def call(*positional: Any, **named: Any) -> Any:
-        args = dict(named)
         names = [argument, "now"] if argument else ["now"]
-        args.update(zip(names, positional, strict=False))
+        args = dict(zip(names, positional, strict=False)) | named
         at_ms = log.at(args.pop("now"))
         if argument == "slot_ids":
             args["slot_ids"] = list(args["slot_ids"])
@@ -290,53 +250,52 @@ def _sections(data: bytes, path: Path) -> list[Section]:
                     events=events,
                 )
             )
-            decoder = _Decoder(0 if state is None else state["version"])
         else:
-            events += decoder.events(_Columns(**content))
+            events += _events(content)
     return sections
 
 
-class _Decoder:
-    """The inverse of `LedgerLog.add`, over the frames of one section."""
+def _columns(events: Sequence[Event]) -> dict[str, Any]:
+    """Events as columns of small numbers, which compress to a few bytes for each trajectory."""
+    args: dict[str, dict[str, list[Any]]] = {}
+    for event in events:
+        for key, value in event.args.items():
+            args.setdefault(event.name, {}).setdefault(key, []).append(value)
+    return {
+        "names": [EVENTS.index(event.name) for event in events],
+        "times": _differences([event.at_ms for event in events]),
+        "checks": [event.check for event in events],
+        "args": {
+            name: {key: _differences(values) for key, values in columns.items()}
+            for name, columns in args.items()
+        },
+    }
 
-    def __init__(self, version: int) -> None:
-        self._slots: list[str] = []
-        self._ms = self._lease = 0
-        self._version = version
 
-    def events(self, columns: _Columns) -> Iterator[Event]:
-        """Of one frame."""
-        numbers, ages, extras = iter(columns.n), iter(columns.a), iter(columns.x)
-        checksums = iter(columns.k)
-        for code, passed_ms in zip(columns.c, columns.t, strict=True):
-            name = EVENTS[code]
-            self._ms += passed_ms
-            args = self._args(name, numbers, ages, extras)
-            yield Event(name, self._ms, args, 0 if name in _MARKS else next(checksums))
+def _events(content: Mapping[str, Any]) -> Iterator[Event]:
+    """The inverse of `_columns`."""
+    args = {
+        name: {key: iter(_sums(values)) for key, values in columns.items()}
+        for name, columns in content["args"].items()
+    }
+    times, checks = _sums(content["times"]), content["checks"]
+    for number, at_ms, check in zip(content["names"], times, checks, strict=True):
+        name = EVENTS[number]
+        yield Event(name, at_ms, {key: next(values) for key, values in args.get(name, {}).items()}, check)
 
-    def _args(
-        self, name: str, numbers: Iterator[int], ages: Iterator[int], extras: Iterator[Any]
-    ) -> dict[str, Any]:
-        if name == "finished":
-            self._lease += next(numbers)
-            age, failed = divmod(next(ages), 2)
-            oldest = None if age == 0 else 1 + self._version - age
-            return {"lease_id": self._lease, "oldest_version": oldest, "failed": bool(failed)}
-        if name == "add_slots":
-            slots = next(extras)
-            self._slots = list(dict.fromkeys([*self._slots, *slots]))
-            return {"slots": slots}
-        if name in _OF_SLOTS:
-            return {"slot_ids": [self._slots[s] if isinstance(s, int) else s for s in next(extras)]}
-        if name == "set_depth":
-            return {"alpha": next(extras)}
-        if name in ("tick", "suspend", "resume"):
-            return {}
-        number = next(numbers)
-        if name == "publish":
-            self._version = number
-            return {"version": number}
-        return {{"reject_group": "group_id", "take": "num_trajectories"}.get(name, "step"): number}
+
+def _differences(values: list[Any]) -> list[Any]:
+    """Of whole numbers each less the one before; other values as they are."""
+    return [after - before for before, after in pairwise([0, *values])] if _are_whole(values) else values
+
+
+def _sums(values: list[Any]) -> list[Any]:
+    """The inverse of `_differences`."""
+    return list(accumulate(values)) if _are_whole(values) else values
+
+
+def _are_whole(values: list[Any]) -> bool:
+    return all(type(value) is int for value in values)
 
 
 def _frame(content: Mapping[str, Any]) -> bytes:

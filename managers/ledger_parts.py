@@ -59,6 +59,11 @@ class Group:
         """Leases of the members with one of these statuses, in the order of members."""
         return tuple(member.lease_id for member in self.members if member.status in statuses)
 
+    def oldest_version(self, default: int) -> int:
+        """Of the finished members' tokens; `default` when none sampled one."""
+        versions = [member.oldest_version for member in self.members if member.oldest_version is not None]
+        return min(versions, default=default)
+
 
 class TaskSampler:
     """Chooses the next task: from the tag furthest behind its share, by index from 0 within each tag.

@@ -95,14 +95,14 @@ class WorkerGroup:
                 self._placer.landed(name, note_at[0])
                 await actor.run.remote(scheduler)
                 if not self._is_closing:
-                    self._forget(worker)
+                    self.forget(worker)
                 return
             except ACTOR_DIED as error:
                 if self._is_closing:
                     return
                 note = None if note_at is None else await _take_note(*note_at)
                 if not died(worker, reason_of_death(error), note):
-                    self._forget(worker)
+                    self.forget(worker)
                     return
                 # The process may only be out of reach; two of one name must not run.
                 ray.kill(actor)
@@ -120,7 +120,7 @@ class WorkerGroup:
         self.name_of_slot |= dict.fromkeys(slots, life.name)
         return slots
 
-    def _forget(self, worker: Worker) -> None:
+    def forget(self, worker: Worker) -> None:
         """This worker is gone for good."""
         worker.outbox.close()
         ray.kill(worker.actor)

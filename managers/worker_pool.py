@@ -101,9 +101,14 @@ class WorkerPool:
         return [life.name for life in self._lives]
 
     @property
+    def is_elastic(self) -> bool:
+        """Whether their number can change."""
+        return self._config.is_elastic
+
+    @property
     def counts(self) -> dict[str, int]:
         """For `RolloutBatch.workers`; empty while their number cannot change and none has left."""
-        if not (self._config.is_elastic or self.num_retired):
+        if not (self.is_elastic or self.num_retired):
             return {}
         playing = sum(name not in self._starting for name in self.names)
         return {"playing": playing, "added": self.num_added, "retired": self.num_retired}

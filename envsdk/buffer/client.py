@@ -1,7 +1,7 @@
 """The buffer as the programs of a job call it: in threads, tried again while the database is away, waking up.
 
 client = BufferClient(buffer, retry_s=300, say=print)
-groups = await client.call(lambda: buffer.claim(member, tags, version=3, token=token))
+groups = await client.call(lambda: buffer.explorer.claim(member, tags, version=3, token=token))
 await client.changed(Signal.BATCH, seen, timeout_s=1.0)
 """
 

@@ -99,6 +99,10 @@ class Terms:
         """`max_staleness`, or its default."""
         return run_limits.staleness_bound(self.alpha, self.max_staleness)
 
+    def min_version(self, version: int) -> int:
+        """The oldest that a token of a batch may have when the trainer is at `version`."""
+        return version - self.staleness_bound
+
     @property
     def capacity_groups(self) -> int:
         """Groups that may be leased, ready or in training at the same time."""

@@ -14,9 +14,9 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Engine
 
 from envsdk.buffer.contract import GroupState
-from envsdk.buffer.inspection import Step
+from envsdk.buffer.inspection import Step, taken_steps
 from envsdk.buffer.places import snapshot
-from envsdk.buffer.tables import batch_groups, batches, groups, job, members, versions
+from envsdk.buffer.tables import batches, groups, job, members, versions
 
 NUM_TIMES = 120
 RECENT_S = 300.0
@@ -78,7 +78,7 @@ def read_history(engine: Engine, *, num_times: int = NUM_TIMES) -> History:
                 bins.count(no_longer_ready, was_ready),
             ),
         }
-        steps = _steps(connection)
+        steps = taken_steps(connection)[::-1]
         return History(
             began_at=began_at,
             interval_s=interval_s,
@@ -186,17 +186,3 @@ def _brought(connection: Connection, bins: _Bins, recent_from: float) -> list[Br
         for explorer, num_ready, num_recent, num_dropped, lag in connection.execute(query)
         if explorer
     ]
-
-
-def _steps(connection: Connection) -> list[Step]:
-    held = (
-        sa.select(batch_groups.c.step, sa.func.count().label("num_groups"))
-        .group_by(batch_groups.c.step)
-        .subquery()
-    )
-    rows = connection.execute(
-        sa.select(batches, sa.func.coalesce(held.c.num_groups, 0).label("num_groups"))
-        .outerjoin(held, held.c.step == batches.c.step)
-        .order_by(batches.c.step)
-    )
-    return [Step(**{name: row[name] for name in Step.__slots__}) for row in rows.mappings()]

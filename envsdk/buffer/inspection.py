@@ -7,6 +7,7 @@ content.counted("explorer")["node7"][GroupState.READY].num_groups
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import reduce
@@ -18,8 +19,8 @@ from sqlalchemy import Connection, Engine
 from envsdk.buffer.contract import GroupState, Terms
 from envsdk.buffer.places import snapshot
 from envsdk.buffer.rows import dropped_by_tag
-from envsdk.buffer.sql_buffer import database_time
 from envsdk.buffer.tables import batch_groups, batches, groups, job, members, payloads, versions
+from envsdk.buffer.transaction import database_time
 from envsdk.buffer.upkeep import Which
 
 NEWEST = 5
@@ -30,38 +31,19 @@ Property = Literal["tag", "explorer", "version"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Count:
-    """Groups that have state, tag, explorer and version in common."""
-
-    state: str
-    tag: str
-    explorer: str
-    version: int | None
-    """Of the oldest token; None before the group is complete."""
-    num_groups: int
-    num_complete: int
-    """Groups that have trajectories, or had them."""
-    num_trajectories: int
-    num_tokens: int
-    num_bytes: int
-    reward: float
-    """The sum of the groups' mean rewards."""
-    first_at: float
-    """When the first of them came into its state, Unix time."""
-    last_at: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Total:
-    """Several counts together."""
+    """Numbers of some groups."""
 
     num_groups: int = 0
     num_complete: int = 0
+    """Groups that have trajectories, or had them."""
     num_trajectories: int = 0
     num_tokens: int = 0
     num_bytes: int = 0
     reward: float = 0.0
+    """The sum of the groups' mean rewards."""
     first_at: float = float("inf")
+    """When the first of them came into its state, Unix time."""
     last_at: float = 0.0
 
     @property
@@ -69,17 +51,27 @@ class Total:
         """Of complete groups."""
         return self.reward / self.num_complete if self.num_complete else None
 
-    def plus(self, count: Count | Total) -> Total:
+    def plus(self, other: Total) -> Total:
+        """Both together."""
+        combined = {"first_at": min, "last_at": max}
         return Total(
-            num_groups=self.num_groups + count.num_groups,
-            num_complete=self.num_complete + count.num_complete,
-            num_trajectories=self.num_trajectories + count.num_trajectories,
-            num_tokens=self.num_tokens + count.num_tokens,
-            num_bytes=self.num_bytes + count.num_bytes,
-            reward=self.reward + count.reward,
-            first_at=min(self.first_at, count.first_at),
-            last_at=max(self.last_at, count.last_at),
+            **{
+                name: combined.get(name, operator.add)(getattr(self, name), getattr(other, name))
+                for name in Total.__slots__
+            }
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """Groups that have state, tag, explorer and version in common."""
+
+    state: GroupState
+    tag: str
+    explorer: str
+    version: int | None
+    """Of the oldest token; None before the group is complete."""
+    total: Total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +167,7 @@ class Content:
         """In the order of a group's life."""
         found = {state: Total() for state in GroupState}
         for count in self.counts:
-            found[GroupState(count.state)] = found[GroupState(count.state)].plus(count)
+            found[count.state] = found[count.state].plus(count.total)
         return {state: total for state, total in found.items() if total.num_groups}
 
     def counted(self, by: Property) -> dict[Any, dict[GroupState, Total]]:
@@ -185,8 +177,7 @@ class Content:
             value = getattr(count, by)
             if value not in (None, ""):
                 totals = found.setdefault(value, {})
-                state = GroupState(count.state)
-                totals[state] = totals.get(state, Total()).plus(count)
+                totals[count.state] = totals.get(count.state, Total()).plus(count.total)
         return dict(sorted(found.items()))
 
     def used_by_tag(self) -> list[TagUse]:
@@ -260,7 +251,7 @@ def inspect(engine: Engine, which: Which | None = None, *, now: float | None = N
             payload_bytes=_payload_bytes(connection),
             programs=_programs(connection),
             newest_versions=_newest_versions(connection),
-            newest_steps=_newest_steps(connection),
+            newest_steps=taken_steps(connection, NEWEST),
         )
 
 
@@ -291,24 +282,11 @@ def _counts(connection: Connection, chosen: sa.ColumnElement[bool]) -> list[Coun
     )
     found = []
     for row in connection.execute(query):
-        state, tag, explorer, version, *numbers, reward, first, last = row
-        number, complete, trajectories, tokens, size = map(int, numbers)
-        found.append(
-            Count(
-                state=state,
-                tag=tag,
-                explorer=explorer,
-                version=version,
-                num_groups=number,
-                num_complete=complete,
-                num_trajectories=trajectories,
-                num_tokens=tokens,
-                num_bytes=size,
-                reward=float(reward),
-                first_at=float(first),
-                last_at=float(last),
-            )
-        )
+        state, tag, explorer, version, *numbers = row
+        # PostgreSQL gives sums as decimals.
+        typed: list[Any] = [*map(int, numbers[:5]), *map(float, numbers[5:])]
+        total = Total(**dict(zip(Total.__slots__, typed, strict=True)))
+        found.append(Count(state=GroupState(state), tag=tag, explorer=explorer, version=version, total=total))
     return found
 
 
@@ -358,7 +336,8 @@ def _newest_versions(connection: Connection) -> list[Published]:
     ]
 
 
-def _newest_steps(connection: Connection, limit: int | None = NEWEST) -> list[Step]:
+def taken_steps(connection: Connection, limit: int | None = None) -> list[Step]:
+    """The batches that were taken, the newest first."""
     number = sa.select(sa.func.count()).where(batch_groups.c.step == batches.c.step).scalar_subquery()
     rows = connection.execute(
         sa.select(batches, number.label("num_groups")).order_by(batches.c.step.desc()).limit(limit)

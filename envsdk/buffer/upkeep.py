@@ -18,8 +18,8 @@ from envsdk.buffer.living import has_ended
 from envsdk.buffer.payload import from_bytes
 from envsdk.buffer.places import snapshot
 from envsdk.buffer.rows import take_out
-from envsdk.buffer.sql_buffer import database_time
 from envsdk.buffer.tables import groups, job, members, payloads, signals
+from envsdk.buffer.transaction import database_time
 from envsdk.failures import StorageError
 from envsdk.trajectory import Trajectory
 

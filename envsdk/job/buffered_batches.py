@@ -21,14 +21,14 @@ import ray
 from envsdk.buffer.contract import JobView, LeaseLost, Member, Role, Signal, TakenBatch
 from envsdk.buffer.payload import from_all_bytes, from_bytes
 from envsdk.config.models import RunConfig
-from envsdk.failures import EnvsdkError, StorageError, as_envsdk_error
+from envsdk.failures import EnvsdkError, StorageError
 from envsdk.job.membership import Membership, selection_of
 from envsdk.job.weight_lag import WeightLag
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.pipeline.batch_source import Result
 from envsdk.pipeline.checkpoints import oldest_step
 from envsdk.pipeline.run_folder import TRAJECTORIES, RunFolder
-from envsdk.processes.actor_death import ACTOR_DIED, reason_of_death
+from envsdk.processes.actor_death import part_of_run
 from envsdk.store.trajectories import write_trajectories
 
 LOOK_AGAIN_S = 5.0
@@ -84,7 +84,7 @@ class BufferedBatches:
         """Join the job, and start what `also` starts."""
         await self._membership.join()
         step = self._step
-        await self._ask(lambda me: self._membership.buffer.begin(me, step))
+        await self._ask(lambda me: self._membership.buffer.trainer.begin(me, step))
         self._living = asyncio.create_task(self._live())
         self._dropped_tokens = await self._dropped_so_far()
         await self.call(asyncio.gather(*(start() for start in also)))
@@ -93,20 +93,13 @@ class BufferedBatches:
         """Wait for an answer, or for what ends the run."""
         answer = asyncio.ensure_future(awaitable)
         waited_for: set[asyncio.Future[Any]] = {answer, *([self._living] if self._living else [])}
+        checkpoints = f"The checkpoints in {self._config.run_folder}"
         try:
-            await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done() and self._living is not None:
-                self._living.result()
-            return await answer
-        except ACTOR_DIED as died:
-            if getattr(died, "actor_init_failed", False):
-                raise as_envsdk_error(died, "a part of the run cannot be started") from died
-            raise EnvsdkError(
-                f"a process of the run died ({reason_of_death(died)}). The checkpoints in "
-                f"{self._config.run_folder} are whole: the same command continues from them"
-            ) from died
-        except (EnvsdkError, ray.exceptions.RayError) as error:
-            raise as_envsdk_error(error, "a part of the run failed") from error
+            with part_of_run(lambda died: "a process of the run", checkpoints):
+                await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
+                if not answer.done() and self._living is not None:
+                    self._living.result()
+                return await answer
         finally:
             answer.cancel()
 
@@ -126,8 +119,9 @@ class BufferedBatches:
             is_there = at_step == step and await asyncio.to_thread(self._publisher.still_has, number)
             if not is_there:
                 location = await self.call(self._publisher.publish(number))
+        selection = self._selection
         await self.call(
-            self._ask(lambda me: buffer.publish(me, step, number, location, selection=self._selection))
+            self._ask(lambda me: buffer.trainer.publish(me, step, number, location, selection=selection))
         )
         self._step = step
         if location is None:
@@ -149,7 +143,7 @@ class BufferedBatches:
                 )
             damaged = list(batch)
             await self.call(
-                self._ask(lambda me: self._membership.buffer.drop_damaged(me, step, damaged))  # noqa: B023
+                self._ask(lambda me: self._membership.buffer.trainer.drop_damaged(me, step, damaged))  # noqa: B023
             )
         await asyncio.to_thread(
             write_trajectories,
@@ -173,7 +167,7 @@ class BufferedBatches:
             waited_s = time.monotonic() - began
             taken = await self._ask(
                 partial(
-                    membership.buffer.take,
+                    membership.buffer.trainer.take,
                     step=step,
                     version=self._version,
                     selection=self._selection,
@@ -218,9 +212,9 @@ class BufferedBatches:
 
     async def checkpointed(self, step: int) -> None:
         """What was taken before `step` is trained."""
-        membership = self._membership
+        trainer = self._membership.buffer.trainer
         keep_from = await asyncio.to_thread(oldest_step, self._folder.path)
-        await self.call(self._ask(lambda me: membership.buffer.trained(me, step, keep_from=keep_from)))
+        await self.call(self._ask(lambda me: trainer.trained(me, step, keep_from=keep_from)))
 
     async def look_at_engines(self) -> None:
         """Explorers have them."""
@@ -228,7 +222,7 @@ class BufferedBatches:
     async def finished(self) -> None:
         """Explorers may end."""
         membership = self._membership
-        await self.call(self._ask(membership.buffer.finish))
+        await self.call(self._ask(membership.buffer.trainer.finish))
 
     async def close(self, *also: Callable[[], Awaitable[None]], patience_s: float = 5.0) -> None:
         """Leave the job, and end what `also` ends."""

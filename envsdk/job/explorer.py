@@ -194,7 +194,7 @@ class Explorer:
                 continue
             try:
                 claimed = await self._membership.client.call(
-                    lambda me=me, wanted=wanted, version=version, token=token: buffer.claim(  # type: ignore[misc]
+                    lambda me=me, wanted=wanted, version=version, token=token: buffer.explorer.claim(  # type: ignore[misc]
                         me, wanted, version=version, token=token
                     )
                 )
@@ -246,10 +246,10 @@ class Explorer:
         if report.finished:
             tokens = dict(self._dropped_tokens)
             refused = await self._membership.client.call(
-                lambda: buffer.put(me, report.finished, dropped_tokens=tokens)
+                lambda: buffer.explorer.put(me, report.finished, dropped_tokens=tokens)
             )
         if report.dropped:
-            await self._membership.client.call(lambda: buffer.drop(me, report.dropped))
+            await self._membership.client.call(lambda: buffer.explorer.drop(me, report.dropped))
         waited_s, self._told_waited_s = self._waited["places"] - self._told_waited_s, self._waited["places"]
         counts: dict[str, float] = {
             "groups": len(report.finished),

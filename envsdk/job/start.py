@@ -117,8 +117,8 @@ async def _end_of_job(config: RunConfig) -> None:
             return
         with only_run_in(config.run_folder):
             await membership.join()
-            await call(lambda: buffer.trained(membership.me, folder.first_step))
-            await call(lambda: buffer.finish(membership.me))
+            await call(lambda: buffer.trainer.trained(membership.me, folder.first_step))
+            await call(lambda: buffer.trainer.finish(membership.me))
     finally:
         await membership.leave()
 

@@ -18,7 +18,6 @@ from typing import Any
 import ray
 
 from envsdk.config.models import RunConfig
-from envsdk.failures import EnvsdkError, as_envsdk_error
 from envsdk.inference.engine import EngineConfig
 from envsdk.inference.engine_demand import DemandConfig
 from envsdk.inference.engine_pool import PoolConfig
@@ -32,7 +31,7 @@ from envsdk.managers.wiring import VAL_SPLIT, train_ledger, validation_ledger, w
 from envsdk.pipeline.batch_source import EngineLook, Result
 from envsdk.pipeline.engine_group import HEALTH_CHECK_S, EngineGroup, EngineGroupSpec, Say
 from envsdk.pipeline.node_watch import NodeWatch, address_of
-from envsdk.processes.actor_death import ACTOR_DIED, reason_of_death
+from envsdk.processes.actor_death import part_of_run
 from envsdk.store.travel import Parcels
 from envsdk.weights.source import WeightSource
 
@@ -67,28 +66,28 @@ class RolloutCluster:
 
         self.rollout_scheduler: Any = None
         if config.mode in ("both", "explore"):
-            scheduler = RolloutScheduler if config.mode == "both" else ExplorerScheduler
-            self.rollout_scheduler = _actor(scheduler).remote(
-                SchedulerSetup(
-                    ledger=train_ledger(config),
-                    workers=worker_setups(
-                        config,
-                        config.train_env_manager,
-                        split="train",
-                        model=model,
-                        engines=self.engines.actors,
-                        parcels=parcels,
-                    ),
-                    pool=worker_pool(config.train_env_manager),
-                    run_seed=config.seed,
-                    folder=trajectories,
-                    log_folder=trajectories.parent if config.mode == "both" else None,
-                    group_filters=config.group_filters,
-                    max_filtered_groups=config.filtered_groups_limit,
-                    placement=placement.workers,
+            setup = SchedulerSetup(
+                ledger=train_ledger(config),
+                workers=worker_setups(
+                    config,
+                    config.train_env_manager,
+                    split="train",
+                    model=model,
+                    engines=self.engines.actors,
+                    parcels=parcels,
                 ),
-                state,
+                pool=worker_pool(config.train_env_manager),
+                run_seed=config.seed,
+                folder=trajectories,
+                log_folder=trajectories.parent if config.mode == "both" else None,
+                group_filters=config.group_filters,
+                max_filtered_groups=config.filtered_groups_limit,
+                placement=placement.workers,
             )
+            if config.mode == "both":
+                self.rollout_scheduler = _actor(RolloutScheduler).remote(setup, state)
+            else:
+                self.rollout_scheduler = _actor(ExplorerScheduler).remote(setup)
         self._say = say
         self._watching: list[asyncio.Future[None]] = []
         self.validation_scheduler: Any = None
@@ -147,20 +146,11 @@ class RolloutCluster:
         answer, failed = asyncio.ensure_future(awaitable), self.engines.failed
         waited_for: set[asyncio.Future[Any]] = {answer, failed}
         await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
-        try:
+        with part_of_run(self._name_of, f"The checkpoints and batches in {self.config.run_folder}"):
             if failed.done():
                 answer.cancel()
                 failed.result()
             return answer.result()
-        except ACTOR_DIED as died:
-            if getattr(died, "actor_init_failed", False):
-                raise as_envsdk_error(died, "a part of the run cannot be started") from died
-            raise EnvsdkError(
-                f"{self._name_of(died)} died ({reason_of_death(died)}). The checkpoints and batches in "
-                f"{self.config.run_folder} are whole: the same command continues from them"
-            ) from died
-        except (EnvsdkError, ray.exceptions.RayError) as error:
-            raise as_envsdk_error(error, "a part of the run failed") from error
 
     def _name_of(self, died: BaseException) -> str:
         names = ("the scheduler of rollouts", "the scheduler of evaluations")

@@ -14,6 +14,7 @@ from typing import Any
 from envsdk.display.terminal import say
 from envsdk.store.atomic import write_atomically
 from envsdk.tracking import jsonl
+from envsdk.view.columns import list_columns
 from envsdk.view.library import OpenSource
 from envsdk.view.page import exported_page, summary
 from envsdk.view.run_view import MAX_POINTS, is_of_one_engine, metrics_view, thinned
@@ -118,6 +119,7 @@ def export_data(source: OpenSource, detail: Detail, *, now: float) -> dict[str, 
         "timeline": source.timeline(detail.max_spans),
         "programs": programs,
         "failures": failures,
+        "columns": list_columns(),
         "rows": [row_view(row) for row in rows],
         "trajectories": {view["key"]: view for view in views},
         "groups": {group: _without_turns(group_view(own)) for group, own in by_group.items()},

@@ -14,15 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-SORTS = {
-    "id": "t.id",
-    "reward": "t.reward",
-    "turns": "t.turns",
-    "tokens": "t.sampled",
-    "seconds": "t.seconds",
-    "logprob": "t.logprob",
-    "version": "t.newest",
-}
+from envsdk.view.columns import COLUMNS
+
+SORTS = {"id": "t.id"} | {each.sort: f"t.{each.name}" for each in COLUMNS if each.sort}
 """Name in the URL and the column; a leading `-` reverses the order."""
 
 RESULTS = ("yes", "no", "failed")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,17 +27,17 @@ from envsdk.failures import EnvsdkError, StorageError
 from envsdk.store.atomic import make_folder
 from envsdk.store.cache import cache_folder
 from envsdk.store.file_lock import locked
+from envsdk.view.columns import COLUMNS
 from envsdk.view.filters import Filter, FilterError
-from envsdk.view.rows import COLUMNS, IndexRow, rows_of_file
+from envsdk.view.rows import IndexRow, rows_of_file
 from envsdk.view.sources import Source, file_role, spread
 
-_FORMAT = 1
-"""Raised when the tables change; an index of another format is deleted and built again."""
 SEARCH_LIMIT_S = 15.0
 """For one search."""
 _BUSY_S = 60
 """Another viewer of the same source may be writing."""
 
+_NAMES = ", ".join(each.name for each in COLUMNS)
 _TABLES = f"""
 CREATE TABLE files (
     id INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL,
@@ -44,19 +45,16 @@ CREATE TABLE files (
 );
 CREATE TABLE next (id INTEGER NOT NULL);
 INSERT INTO next VALUES (1);
-CREATE TABLE trajectories (id INTEGER PRIMARY KEY, file INTEGER NOT NULL, {", ".join(COLUMNS)});
+CREATE TABLE trajectories (id INTEGER PRIMARY KEY, file INTEGER NOT NULL, {_NAMES});
 CREATE INDEX by_group ON trajectories (origin, grp);
 CREATE INDEX by_task ON trajectories (split, task);
 CREATE INDEX by_failure ON trajectories (boundary, failure) WHERE boundary <> '';
 CREATE VIRTUAL TABLE texts USING fts5(text, content='', columnsize=0, tokenize="unicode61 tokenchars '_'");
-PRAGMA user_version = {_FORMAT};
 """
+_FORMAT = zlib.crc32(_TABLES.encode()) % 2**31
+"""An index of other tables is deleted and built again."""
 
-_LISTED = (
-    "t.id, f.name AS file, t.row, t.trajectory_id, t.use, t.step, t.origin, t.grp, t.tag, t.split, t.task,"
-    " t.outcome, t.success, t.turns, t.reward, t.boundary, t.failure, t.message, t.why, t.tokens, t.sampled,"
-    " t.oldest, t.newest, t.logprob, t.seconds"
-)
+_LISTED = f"t.id, f.name AS file, {', '.join(f't.{each.name}' for each in COLUMNS)}"
 
 _JOINED = "trajectories t JOIN files f ON f.id = t.file"
 
@@ -307,7 +305,7 @@ class TrajectoryIndex:
             if version != 0 or db.execute("SELECT 1 FROM sqlite_master").fetchone():
                 raise sqlite3.DatabaseError(f"index of format {version}")
             db.execute("PRAGMA journal_mode = WAL")
-            db.executescript(_TABLES)
+            db.executescript(f"{_TABLES} PRAGMA user_version = {_FORMAT};")
 
     @contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:

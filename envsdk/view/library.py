@@ -29,6 +29,7 @@ from envsdk.store.trajectories import read_rows
 from envsdk.tracking import jsonl, timeline
 from envsdk.tracking.kernels import read_kernels
 from envsdk.tracking.learning_signs import signs_of
+from envsdk.view.columns import finite, list_columns
 from envsdk.view.decisions import decisions_view
 from envsdk.view.filters import Filter
 from envsdk.view.index import TrajectoryIndex, key, parse_key
@@ -48,7 +49,7 @@ from envsdk.view.run_view import (
 )
 from envsdk.view.sources import CONFIG_FILE, TRAJECTORY_FOLDER, Kind, Source, find_sources
 from envsdk.view.token_text import Decode, find_tokenizer, load_decoder, token_texts
-from envsdk.view.trajectory_view import finite, group_view, row_view, trajectory_view
+from envsdk.view.trajectory_view import group_view, row_view, trajectory_view
 from envsdk.view.waiting import MAX_SPANS, timeline_view
 
 MAX_MEMBERS = 64
@@ -217,6 +218,7 @@ class OpenSource:
         found = self.index().search(wanted)
         view = asdict(found)
         view["rows"] = [row_view(row) for row in found.rows]
+        view["columns"] = list_columns()
         view["indexing"] = self.indexing()
         return view
 

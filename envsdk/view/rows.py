@@ -13,36 +13,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from envsdk.store.trajectories import iter_record_batches, read_metadata
+from envsdk.view.columns import COLUMNS, Stored, TokenStats
 from envsdk.view.sources import FileRole
-from envsdk.view.trajectory_view import finite
-
-COLUMNS = (
-    "row",
-    "use",
-    "step",
-    "origin",
-    "why",
-    "trajectory_id",
-    "grp",
-    "tag",
-    "split",
-    "task",
-    "outcome",
-    "success",
-    "turns",
-    "reward",
-    "boundary",
-    "failure",
-    "message",
-    "tokens",
-    "sampled",
-    "oldest",
-    "newest",
-    "versions",
-    "logprob",
-    "seconds",
-)
-"""Of the index's table, besides the id and the file; `grp` because `group` is a word of SQL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +25,6 @@ class IndexRow:
     """Parallel to `COLUMNS`."""
     text: str
     """The texts of the trajectory that a search covers."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenStats:
-    """Of one trajectory's token log."""
-
-    num_tokens: int
-    num_sampled: int
-    versions: tuple[int, ...]
-    """Versions that sampled its tokens, oldest first."""
-    mean_logprob: float | None
-    """Nats per sampled token; None when nothing was sampled."""
 
 
 def rows_of_file(path: Path, role: FileRole) -> Iterator[list[IndexRow]]:
@@ -95,63 +55,15 @@ def token_stats(
 
 
 def _rows_of_batch(batch: pa.RecordBatch, first: int, role: FileRole, reasons: list[str]) -> list[IndexRow]:
-    def column(name: str) -> list[Any]:
-        values: list[Any] = batch.column(name).to_pylist()
-        return values
-
-    stats = _stats(batch)
-    texts = _turn_texts(batch)
-    failures = column("failure")
-    starts, ends = column("started_at"), column("ended_at")
-    listed = zip(
-        column("trajectory_id"),
-        column("group_id"),
-        column("tag"),
-        column("split"),
-        column("index"),
-        column("outcome"),
-        column("success"),
-        column("num_turns"),
-        column("total_reward"),
-        column("final_observation"),
-        strict=True,
-    )
+    plain = batch.select([each.name for each in batch.schema if not pa.types.is_list(each.type)]).to_pylist()
     rows = []
-    for at, (trajectory_id, group, tag, split, task, outcome, success, turns, reward, final) in enumerate(
-        listed
+    for row, (values, stats, text) in enumerate(
+        zip(plain, _stats(batch), _turn_texts(batch), strict=True), start=first
     ):
-        failure = failures[at] or {"boundary": "", "kind": "", "message": ""}
-        if outcome == "failed" and not failure["boundary"]:
-            failure = {"boundary": "unknown", "kind": "unknown", "message": ""}
-        one = stats[at]
-        row = first + at
-        values = (
-            row,
-            role.use.value,
-            role.step,
-            role.origin,
-            reasons[row] if row < len(reasons) else "",
-            trajectory_id,
-            group,
-            tag,
-            split,
-            task,
-            outcome,
-            int(success),
-            turns,
-            finite(reward),
-            failure["boundary"],
-            failure["kind"],
-            failure["message"],
-            None if one is None else one.num_tokens,
-            None if one is None else one.num_sampled,
-            one.versions[0] if one and one.versions else None,
-            one.versions[-1] if one and one.versions else None,
-            "," + "".join(f"{version}," for version in one.versions) if one else "",
-            None if one is None else one.mean_logprob,
-            finite(ends[at] - starts[at]),
-        )
-        rows.append(IndexRow(values, "\n".join((trajectory_id, failure["message"], texts[at], final))))
+        why = reasons[row] if row < len(reasons) else ""
+        stored = Stored(row, role, why, values, stats)
+        texts = (values["trajectory_id"], stored.failure["message"], text, values["final_observation"])
+        rows.append(IndexRow(tuple(column.get(stored) for column in COLUMNS), "\n".join(texts)))
     return rows
 
 

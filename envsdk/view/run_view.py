@@ -10,7 +10,7 @@ from typing import Any
 
 from envsdk.display.scores import MEAN, Score, change, held_out, scores
 from envsdk.tracking.timeline import TimelineEvent
-from envsdk.view.trajectory_view import finite
+from envsdk.view.columns import finite
 
 MAX_POINTS = 1_000
 """Of one curve; of longer ones, neighbors are averaged."""

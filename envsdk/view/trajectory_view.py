@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from envsdk.trajectory import TokenArrays, Trajectory, Turn
+from envsdk.view.columns import finite
 
 TEXT_LIMIT = 100_000
 """Characters of one observation or reply; of longer ones the rest is counted, not shown."""
@@ -106,7 +107,7 @@ def row_view(row: Mapping[str, Any]) -> dict[str, Any]:
     view["key"] = f"{view.pop('file').removesuffix('.parquet')}:{row['row']}"
     view["success"] = bool(row["success"])
     view["group"] = f"{view.pop('origin')}/{view.pop('grp')}"
-    del view["row"], view["id"]
+    del view["row"], view["id"], view["versions"]
     view["id"] = view.pop("trajectory_id")
     for name in ("reward", "logprob", "seconds"):
         view[name] = finite(view[name])
@@ -140,11 +141,6 @@ def group_view(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "fork": fork,
         "num_turns": longest,
     }
-
-
-def finite(value: float | None) -> float | None:
-    """JSON has neither NaN nor infinity."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _turn_view(

@@ -78,7 +78,7 @@ async def write_run(folder: Path) -> None:
             )
             if step == 2 and not rejected and ledger.num_ready_groups:
                 rejected = True
-                follow(ledger.reject_group(next(iter(ledger._ready)), 0.0))
+                follow(ledger.reject_group(next(iter(ledger.groups.ready)), 0.0))
         batch, commands = taken
         assert batch is not None
         state = ledger.state()

@@ -58,25 +58,25 @@ async def ticks(machine: SchedulerMachine, monkeypatch: pytest.MonkeyPatch, *las
     with monkeypatch.context() as patch:
         patch.setattr(scheduler_module.asyncio, "sleep", sleep)
         with pytest.raises(Over):
-            await machine.scheduler._tick()
+            await machine.scheduler.tick()
 
 
 def test_a_scheduler_that_was_stopped_past_the_deadline_lets_episodes_go_on(
     machine: SchedulerMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    playing = dict(machine.scheduler._slots.playing)
+    playing = dict(machine.scheduler.shell.slots.playing)
     assert playing
     machine.loop.run_until_complete(ticks(machine, monkeypatch, TICK_S, 3 * DEADLINE_S, TICK_S))
-    assert machine.scheduler._slots.playing == playing
-    assert not machine.scheduler._slots.stop_deadlines
+    assert machine.scheduler.shell.slots.playing == playing
+    assert not machine.scheduler.shell.slots.stop_deadlines
 
 
 def test_a_scheduler_that_was_stopped_waits_for_the_reports_before_it_kills_a_worker(
     machine: SchedulerMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduler = machine.scheduler
-    slot_id, order = next(iter(scheduler._slots.playing.items()))
-    scheduler._stop(slot_id, order.lease_id, CancelReason.SURPLUS)
+    slot_id, order = next(iter(scheduler.shell.slots.playing.items()))
+    scheduler.shell.stop(slot_id, order.lease_id, CancelReason.SURPLUS)
     machine.loop.run_until_complete(ticks(machine, monkeypatch, TICK_S, 60 * GRACE_S))
     assert not machine.killed
     machine.loop.run_until_complete(ticks(machine, monkeypatch, *[TICK_S] * 3))
@@ -87,7 +87,7 @@ def test_a_scheduler_whose_turns_are_always_late_ends_what_hangs(
     machine: SchedulerMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduler = machine.scheduler
-    slot_id, order = next(iter(scheduler._slots.playing.items()))
-    scheduler._stop(slot_id, order.lease_id, CancelReason.SURPLUS)
+    slot_id, order = next(iter(scheduler.shell.slots.playing.items()))
+    scheduler.shell.stop(slot_id, order.lease_id, CancelReason.SURPLUS)
     machine.loop.run_until_complete(ticks(machine, monkeypatch, *[4 * TICK_S] * 4))
     assert len(machine.killed) == 1

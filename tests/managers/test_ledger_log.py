@@ -14,7 +14,8 @@ from ledger_machine import LedgerMachine
 from ledger_scenarios import SCENARIOS
 
 from envsdk.failures import StorageError
-from envsdk.managers.ledger import RolloutLedger
+from envsdk.managers.ledger import OwnTasks, RolloutLedger
+from envsdk.managers.ledger_groups import OpenGroups
 from envsdk.managers.ledger_history import replay
 from envsdk.managers.ledger_log import LOG_NAME, LedgerLog, read_log, recorded
 from envsdk.managers.ledger_types import Grant, LedgerConfig, LedgerState
@@ -136,11 +137,18 @@ def test_a_group_tells_its_life(tmp_path: Path) -> None:
 def test_a_ledger_that_decides_otherwise_is_named_with_the_event(tmp_path: Path) -> None:
     play(tmp_path)
 
-    class Greedy(RolloutLedger):
-        def _max_open_groups(self) -> int:
-            return super()._max_open_groups() + (self.version >= 2)
+    class Greedy(OwnTasks):
+        def start(self, groups: OpenGroups) -> None:
+            self.spare_groups = int(groups.version >= 2)
+            super().start(groups)
 
-    difference = replay(sections_of(tmp_path), Greedy).difference
+        def max_open(self) -> int:
+            return super().max_open() + self.spare_groups
+
+    def greedy(config: LedgerConfig, state: LedgerState | None) -> RolloutLedger:
+        return RolloutLedger(config, state, Greedy(config))
+
+    difference = replay(sections_of(tmp_path), greedy).difference
     assert difference is not None
     assert difference.event.startswith("finished(lease_id=11, oldest_version=2")
     assert "decides otherwise" in str(difference)
@@ -160,7 +168,7 @@ def test_a_batch_of_other_groups_is_a_difference_though_the_commands_are_the_sam
 
     class Ordered(RolloutLedger):
         def take(self, num_trajectories: int, now: float) -> Any:
-            self._ready = dict(sorted(self._ready.items()))
+            self.groups.ready = dict(sorted(self.groups.ready.items()))
             return super().take(num_trajectories, now)
 
     assert replay(read_log(tmp_path)).difference is None

@@ -16,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from envsdk.failures import Boundary, Failure
 from envsdk.inference.sampling import SamplingParams
+from envsdk.managers import finished_episodes, ledger_shell, worker_group
 from envsdk.managers import scheduler as scheduler_module
-from envsdk.managers import worker_group
 from envsdk.managers.env_worker import (
     Control,
     Finished,
@@ -82,7 +82,7 @@ class Worker:
         self._calls = 0
         self._call: asyncio.Task[list[ToWorker]] | None = None
         self.record = WorkerRecord(self.worker_id, setup, object())
-        scheduler._workers.workers[name] = self.record
+        scheduler.workforce.group.workers[name] = self.record
 
     @property
     def is_up(self) -> bool:
@@ -136,8 +136,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now)
         self.killed: list[Any] = []
         self.patches = [
-            mock.patch.object(scheduler_module, "time", clock),
-            mock.patch.object(scheduler_module, "TICK_S", TICK_S),
+            *(
+                mock.patch.object(module, "time", clock)
+                for module in (finished_episodes, ledger_shell, scheduler_module)
+            ),
+            *(mock.patch.object(module, "TICK_S", TICK_S) for module in (ledger_shell, scheduler_module)),
             mock.patch.object(worker_group.ray, "kill", self.killed.append),
         ]
         for patch in self.patches:
@@ -210,12 +213,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             stop_grace_s=GRACE_S,
         )
         self.scheduler = RolloutScheduler(setup)
-        self.scheduler._workers.supervise = self._supervise  # type: ignore[method-assign]
+        self.scheduler.workforce.group.supervise = self._supervise  # type: ignore[method-assign]
         self.workers: dict[str, Worker] = {}
         self.worker_setups: dict[str, WorkerSetup] = {}
 
         async def begin() -> None:
-            self.scheduler._carry_out(self.scheduler._pool.begin())
+            workforce = self.scheduler.workforce
+            workforce.carry_out(workforce.pool.begin())
             await asyncio.sleep(0)
             for worker in self.workers.values():
                 worker.say()
@@ -224,7 +228,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self._do(begin())
 
     async def _supervise(self, life: Life, scheduler: Any, died: Any) -> None:
-        slots = self.scheduler._workers.add_slots_of(life)
+        slots = self.scheduler.workforce.group.add_slots_of(life)
         self.worker_setups[life.name] = replace(self.setups[life.seat], slots=slots)
         self._start_worker(life.name)
 
@@ -235,11 +239,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _lose(self, worker: Worker, note: Note | None) -> None:
         """Its process ended."""
         worker.end()
-        if self.scheduler._worker_died(worker.record, "killed", note):
+        if self.scheduler.workforce.died(worker.record, "killed", note):
             self._start_worker(worker.name)
         else:
-            self.scheduler._workers._forget(worker.record)
-        self.scheduler._restarts.reset()
+            self.scheduler.workforce.group.forget(worker.record)
+        self.scheduler.workforce.restarts.reset()
 
     def _do(self, work: Any = None) -> None:
         """Do this on the event loop, and let everybody hear of it."""
@@ -254,7 +258,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                     break
             for worker in [worker for worker in self.workers.values() if worker.is_closed]:
                 self.workers.pop(worker.name).end()
-                self.scheduler._workers._forget(worker.record)
+                self.scheduler.workforce.group.forget(worker.record)
                 self.killed.remove(worker.record.actor)
             for worker in [worker for worker in self.workers.values() if not worker.is_up]:
                 if worker.record.actor in self.killed:
@@ -293,7 +297,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.delivered |= ids
 
     def _tries(self) -> int:
-        groups = self.scheduler._ledger._groups.values()
+        groups = self.scheduler.shell.ledger.groups.open.values()
         return sum(member.attempt for group in groups for member in group.members)
 
     def _busy(self) -> list[tuple[Worker, str]]:
@@ -357,10 +361,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(what=st.sampled_from(["more", "fewer", "leave", "node"]), data=st.data())
     def the_number_of_workers_changes(self, what: str, data: st.DataObject) -> None:
         async def change() -> None:
-            pool = self.scheduler._pool
+            workforce = self.scheduler.workforce
             if what == "leave":
                 names = data.draw(st.lists(st.sampled_from(sorted(self.workers)), max_size=2))
-                self.scheduler._carry_out(pool.leave(names))
+                workforce.carry_out(workforce.pool.leave(names))
             elif what == "node":
                 names = data.draw(st.lists(st.sampled_from(sorted(self.workers)), max_size=2))
                 for name in names:
@@ -369,7 +373,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 await self.scheduler.node_leaves(f"node-{self.num_incarnations}", data.draw(GRACES))
                 assert self._tries() == self.num_tries, "a hand-over used up an attempt"
             else:
-                self.scheduler._carry_out(pool.look(BUSY if what == "more" else IDLE, 60.0))
+                workforce.carry_out(workforce.pool.look(BUSY if what == "more" else IDLE, 60.0))
 
         self._do(change())
 
@@ -388,7 +392,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _look_at_the_clock(self) -> None:
         async def look() -> None:
-            self.scheduler._end_what_is_late(self.scheduler._now())
+            self.scheduler.end_what_is_late()
             hung = [n for n, w in self.workers.items() if w.record.actor in self.killed]
             for name in hung:
                 self._lose(self.workers.pop(name), None)
@@ -433,31 +437,30 @@ class SchedulerMachine(RuleBasedStateMachine):
     def the_scheduler_knows_what_is_played(self) -> None:
         if not hasattr(self, "scheduler") or self.is_over:
             return
-        scheduler = self.scheduler
-        assert scheduler._slots.playing == {slot: w.playing[slot] for w, slot in self._busy()}
-        assert scheduler._slots.stop_deadlines.keys() == {
-            s for w in self.workers.values() for s in w.told_to_stop
-        }
-        assert scheduler._slots.stragglers <= scheduler._slots.playing.keys()
-        assert scheduler._finished_trajectories.keys() <= scheduler._ledger._finished_members.keys(), (
+        shell, workforce = self.scheduler.shell, self.scheduler.workforce
+        episodes = self.scheduler.episodes
+        assert shell.slots.playing == {slot: w.playing[slot] for w, slot in self._busy()}
+        assert shell.slots.stop_deadlines.keys() == {s for w in self.workers.values() for s in w.told_to_stop}
+        assert shell.slots.stragglers <= shell.slots.playing.keys()
+        assert episodes.trajectories.keys() <= shell.ledger.groups.finished.keys(), (
             "a result is kept for nobody"
         )
-        assert not scheduler._filter_reasons
-        assert all(not task.done() for task in scheduler._tasks), "ended tasks are kept"
-        for worker in scheduler._workers.workers.values():
-            waiting = [item for item in worker.outbox._items if isinstance(item, Play | Stop)]
+        assert not episodes.filter_reasons
+        assert all(not task.done() for task in self.scheduler.background.tasks), "ended tasks are kept"
+        for worker in workforce.group.workers.values():
+            waiting = [item for item in worker.outbox.waiting if isinstance(item, Play | Stop)]
             assert len(waiting) <= 2 * len(worker.setup.slots), (
                 "a worker that does not listen piles up leases"
             )
-        pool = scheduler._pool
+        pool = workforce.pool
         assert {*pool.names} <= self.workers.keys()
         assert all(pool.is_leaving(name) for name in self.workers.keys() - {*pool.names})
         assert {s for w in self.workers.values() for s in w.record.setup.slots} == {
-            *scheduler._workers.name_of_slot
+            *workforce.group.name_of_slot
         }
         if not self.is_evaluation:
             for worker in self.workers.values():
-                assert not worker.is_up or worker.is_suspended is scheduler._ledger.is_suspended
+                assert not worker.is_up or worker.is_suspended is shell.ledger.is_suspended
 
     def teardown(self) -> None:
         try:
@@ -475,7 +478,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _drain(self) -> None:
         """When all episodes end well a batch comes, also from the workers that are left."""
-        if not any(self.workers[name].is_up for name in self.scheduler._pool.names):
+        if not any(self.workers[name].is_up for name in self.scheduler.workforce.pool.names):
             self.new_workers_check_in()
         if not self.is_evaluation:
             self._do(self.scheduler.resume())

@@ -16,16 +16,17 @@
   const fromPage = (path, params) => {
     const [, , , part, ...rest] = path.split("/");
     const name = rest.map(decodeURIComponent).join("/");
-    const { source, rows, trajectories, groups, timeline, programs, failures } = held;
+    const { source, columns, rows, trajectories, groups, timeline, programs, failures } = held;
+    const found = (asked) => View.findRows(columns, rows, trajectories, asked || {});
     if (path === "/sources") return { folder: "", sources: [source] };
     if (!part) return source;
     if (part === "timeline") return timeline;
     if (part === "programs" && programs) return programs;
     if (part === "failures") return failures;
     if (part === "progress") return { ...source, indexing: { ...IDLE, trajectories: rows.length }, stamp: "" };
-    if (part === "trajectories" && !name) return { ...View.findRows(rows, trajectories, params || {}), indexing: { ...IDLE, trajectories: rows.length } };
+    if (part === "trajectories" && !name) return { ...found(params), columns, indexing: { ...IDLE, trajectories: rows.length } };
     if (part === "trajectories" && trajectories[name]) {
-      const keys = View.findRows(rows, trajectories, params || {}).all.map((row) => row.key);
+      const keys = found(params).all.map((row) => row.key);
       const place = keys.indexOf(name);
       return { ...trajectories[name], place, total: keys.length, before: keys[place - 1] || null, behind: place < 0 ? null : keys[place + 1] || null };
     }

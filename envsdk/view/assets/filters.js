@@ -2,7 +2,6 @@
 "use strict";
 (() => {
   const RANGES = { reward: "reward", turns: "turns", tokens: "sampled", step: "step" };
-  const SORTS = { id: null, reward: "reward", turns: "turns", tokens: "sampled", seconds: "seconds", logprob: "logprob", version: "newest" };
   const FACETS = {
     tag: (row) => row.tag,
     use: (row) => row.use,
@@ -55,8 +54,8 @@
     return rows.filter((row) => tests.every((test) => test(row)));
   };
 
-  View.sortRows = (rows, sort) => {
-    const field = SORTS[(sort || "id").replace(/^-/, "")];
+  View.sortRows = (columns, rows, sort) => {
+    const field = (columns.find((column) => column.sort && column.sort === (sort || "").replace(/^-/, "")) || {}).name;
     const sign = (sort || "").startsWith("-") ? -1 : 1;
     const placed = rows.map((row, at) => [row, at]);
     placed.sort(([one, a], [other, b]) => {
@@ -68,8 +67,8 @@
     return placed.map(([row]) => row);
   };
 
-  View.findRows = (rows, trajectories, params) => {
-    const found = View.sortRows(View.searchRows(rows, trajectories, params), params.sort);
+  View.findRows = (columns, rows, trajectories, params) => {
+    const found = View.sortRows(columns, View.searchRows(rows, trajectories, params), params.sort);
     const offset = Number(params.offset || 0), limit = Number(params.limit || 50);
     const facets = Object.fromEntries(Object.entries(FACETS).map(([name, valueOf]) => {
       const counts = new Map();

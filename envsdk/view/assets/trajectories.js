@@ -3,8 +3,6 @@
 (() => {
   const { h } = View;
   const PAGE = 50;
-  const COLUMNS = [["Result", null], ["Tag", null], ["Task", null], ["Use", null], ["Step", null, 1], ["Reward", "reward", 1], ["Turns", "turns", 1], ["Tokens", "tokens", 1], ["Log-prob.", "logprob", 1], ["Versions", "version", 1], ["Time", "seconds", 1]];
-  const OF_RUNS = ["Use", "Step"], OF_TOKENS = ["Tokens", "Log-prob.", "Versions"];
 
   View.filterNames = ["q", "tag", "use", "success", "failure", "task", "group", "version", "reward_min", "reward_max", "turns_min", "turns_max", "tokens_min", "tokens_max", "step_min", "step_max", "sort"];
 
@@ -14,19 +12,24 @@
   };
   View.versionText = (row) => (row.oldest === null || row.oldest === undefined ? "–" : row.oldest === row.newest ? String(row.oldest) : `${row.oldest}–${row.newest}`);
 
-  const line = (id, row, query, isShown) => h("tr", {}, [
-    h("td", { class: "tight" }, h("a", { href: `#/s/${id}/t/${encodeURIComponent(row.key)}${query}`, "data-row": "", "aria-label": `Trajectory ${row.id}` }, View.outcomePill(row))),
-    h("td", {}, row.tag),
-    h("td", {}, `${row.split} ${row.task}`),
-    h("td", {}, View.useWord(row.use), row.why ? h("span", { class: "quiet" }, ` ${row.why}`) : null),
-    h("td", { class: "right" }, row.step === null ? "–" : View.count(row.step)),
-    h("td", { class: "right" }, row.outcome === "failed" ? "–" : View.minus(View.number(row.reward))),
-    h("td", { class: "right" }, View.count(row.turns)),
-    h("td", { class: "right" }, View.count(row.sampled)),
-    h("td", { class: "right" }, View.known(row.logprob) ? View.minus(row.logprob.toFixed(2)) : "–"),
-    h("td", { class: "right" }, View.versionText(row)),
-    h("td", { class: "right" }, View.seconds(row.seconds)),
-  ].filter((_, at) => isShown(COLUMNS[at][0])));
+  // How a column of the list is written, by the `form` that `columns.py` gives it.
+  const WORDS = {
+    text: (row, name) => row[name],
+    task: (row) => `${row.split} ${row.task}`,
+    use: (row) => [View.useWord(row.use), row.why ? h("span", { class: "quiet" }, ` ${row.why}`) : null],
+  };
+  const NUMBERS = {
+    count: (row, name) => View.count(row[name]),
+    number: (row, name) => View.minus(View.number(row[name])),
+    short: (row, name) => (View.known(row[name]) ? View.minus(row[name].toFixed(2)) : "–"),
+    reward: (row) => (row.outcome === "failed" ? "–" : View.minus(View.number(row.reward))),
+    versions: View.versionText,
+    seconds: (row, name) => View.seconds(row[name]),
+  };
+  const FORMS = { ...WORDS, ...NUMBERS };
+  const line = (id, row, query, columns) => h("tr", {}, columns.map(({ name, form }) => (form === "result"
+    ? h("td", { class: "tight" }, h("a", { href: `#/s/${id}/t/${encodeURIComponent(row.key)}${query}`, "data-row": "", "aria-label": `Trajectory ${row.id}` }, View.outcomePill(row)))
+    : h("td", { class: form in NUMBERS ? "right" : null }, FORMS[form](row, name)))));
 
   View.trajectoriesPage = async (id, params) => {
     const state = { ...params };
@@ -81,13 +84,13 @@
       // A data set has no steps, and of a policy without tokens none are to be looked for.
       const isData = found.rows.every((row) => row.use === "data");
       const hasTokens = !isData || found.rows.some((row) => View.known(row.sampled)) || ["tokens_min", "tokens_max", "version"].some((name) => state[name]);
-      const isShown = (word) => !(isData && OF_RUNS.includes(word)) && (hasTokens || !OF_TOKENS.includes(word));
+      const columns = found.columns.filter((column) => !(isData && column.of === "runs") && (hasTokens || column.of !== "tokens"));
       for (const box of [facetBoxes.use, boxes.step]) box.hidden = isData;
       for (const box of [boxes.tokens, boxes.version]) box.hidden = !hasTokens;
-      const head = COLUMNS.filter(([word]) => isShown(word)).map(([word, sort, right]) => {
+      const head = columns.map(({ head: word, sort, form }) => {
         const active = sort && (state.sort || "").replace(/^-/, "") === sort;
         const arrow = active ? ((state.sort || "").startsWith("-") ? " ↓" : " ↑") : "";
-        return h("th", { class: right ? "right" : null, "aria-sort": active ? ((state.sort || "").startsWith("-") ? "descending" : "ascending") : null },
+        return h("th", { class: form in NUMBERS ? "right" : null, "aria-sort": active ? ((state.sort || "").startsWith("-") ? "descending" : "ascending") : null },
           sort ? h("button", { type: "button", class: "sort", onclick: () => sortBy(sort) }, word + arrow) : word);
       });
       const last = Math.min(found.total, offset + PAGE);
@@ -95,7 +98,7 @@
         h("span", { class: "quiet", role: "status" }, `${View.count(offset + 1)}–${View.count(last)} of ${View.count(found.total)}`),
         h("button", { type: "button", disabled: offset === 0, onclick: () => change({ offset: Math.max(0, offset - PAGE) || "" }) }, "‹ Previous"),
         h("button", { type: "button", disabled: last >= found.total, onclick: () => change({ offset: offset + PAGE }) }, "Next ›"));
-      results.replaceChildren(pager, h("div", { class: "card scroll" }, h("table", { class: "list" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, found.rows.map((row) => line(id, row, query, isShown))))));
+      results.replaceChildren(pager, h("div", { class: "card scroll" }, h("table", { class: "list" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, found.rows.map((row) => line(id, row, query, columns))))));
     };
 
     const load = async () => {

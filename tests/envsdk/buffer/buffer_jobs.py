@@ -33,7 +33,7 @@ class Job:
 
     def claim(self, member: Member, version: int, tags: tuple[str, ...] = TAGS) -> list[ClaimedGroup]:
         self.num_calls += 1
-        return self.buffer.claim(member, tags, version=version, token=f"call {self.num_calls}")
+        return self.buffer.explorer.claim(member, tags, version=version, token=f"call {self.num_calls}")
 
     def put(self, member: Member, claimed: list[ClaimedGroup], version: int) -> list[int]:
         """Play the groups with tokens of this version and of the one after."""
@@ -56,7 +56,7 @@ class Job:
             )
             for group in claimed
         ]
-        return self.buffer.put(member, finished)
+        return self.buffer.explorer.put(member, finished)
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
@@ -76,28 +76,28 @@ def play(path: str) -> Job:
     buffer = job.buffer
     trainer = buffer.join(Role.TRAINER, "trainer")
     east, west = buffer.join(Role.EXPLORER, "east"), buffer.join(Role.EXPLORER, "west")
-    buffer.begin(trainer, 0)
+    buffer.trainer.begin(trainer, 0)
     for step in range(3):
-        buffer.publish(trainer, step, step, {"method": "checkpoint", "folder": f"weights/{step}"})
+        buffer.trainer.publish(trainer, step, step, {"method": "checkpoint", "folder": f"weights/{step}"})
         first, second = job.claim(east, step), job.claim(west, step)
         job.wait(10)
         job.put(east, first, step - 1 if step else 0)
         job.wait(5)
         if step == 1:
-            buffer.drop(west, {second[0].group_id: "without variance"})
+            buffer.explorer.drop(west, {second[0].group_id: "without variance"})
             second = second[1:]
         elif step == 2:
             second = second[:1]
         job.put(west, second, max(0, step - 1))
         job.wait(1)
-        taken = buffer.take(trainer, step, version=step, waited_s=6.0 + step)
+        taken = buffer.trainer.take(trainer, step, version=step, waited_s=6.0 + step)
         assert taken is not None
         job.wait(10)
         for member in (east, west):
             buffer.renew(member, version=step, waited_places_s=2.0 * step, waited_weights_s=1.0)
         buffer.renew(trainer, version=step)
         if step < 2:
-            buffer.trained(trainer, step + 1)
+            buffer.trainer.trained(trainer, step + 1)
     buffer.leave(west)
     job.claim(east, 2, tags=TAGS[:1])
     buffer.engine.dispose()

@@ -75,7 +75,7 @@ class BufferMachine(RuleBasedStateMachine):
         self.in_step = False
         self.num_calls = 0
         self.trainer = self.buffer.join(Role.TRAINER, "trainer")
-        self.buffer.begin(self.trainer, 0)
+        self.buffer.trainer.begin(self.trainer, 0)
         self.publish()
 
     def teardown(self) -> None:
@@ -85,7 +85,7 @@ class BufferMachine(RuleBasedStateMachine):
     def publish(self) -> None:
         version = self.terms.version_at(self.step)
         location = {"at": version} if self.step % self.terms.sync_interval == 0 else None
-        self.buffer.publish(self.trainer, self.step, version, location, selection=self.selection)
+        self.buffer.trainer.publish(self.trainer, self.step, version, location, selection=self.selection)
 
     @rule(name=NAMES)
     def start_explorer(self, name: str) -> None:
@@ -125,12 +125,16 @@ class BufferMachine(RuleBasedStateMachine):
         token = f"call {self.num_calls}"
         tags = ["lake", "rooms"] * count
         try:
-            claimed = self.buffer.claim(player.member, tags[:count], version=player.version, token=token)
+            claimed = self.buffer.explorer.claim(
+                player.member, tags[:count], version=player.version, token=token
+            )
         except LeaseLost:
             self.players.pop(name)
             return
         if twice:
-            again = self.buffer.claim(player.member, tags[:count], version=player.version, token=token)
+            again = self.buffer.explorer.claim(
+                player.member, tags[:count], version=player.version, token=token
+            )
             assert not claimed or again == claimed
             claimed = claimed or again
         assert len(claimed) <= count
@@ -152,14 +156,14 @@ class BufferMachine(RuleBasedStateMachine):
             for each in ids
         ]
         held = self.buffer.view(player.member).held
-        refused = set(self.buffer.put(player.member, finished))
+        refused = set(self.buffer.explorer.put(player.member, finished))
         assert {each for each in ids if each not in held} <= refused
         if version >= self.buffer.view().min_version:
             assert refused <= {each for each in ids if each not in held}
         else:
             assert refused == set(ids)
         if twice:
-            assert set(self.buffer.put(player.member, finished)) >= refused
+            assert set(self.buffer.explorer.put(player.member, finished)) >= refused
 
     @rule(name=NAMES, gives_back=st.booleans())
     def give_up(self, name: str, gives_back: bool) -> None:
@@ -168,9 +172,9 @@ class BufferMachine(RuleBasedStateMachine):
             return
         group = player.playing.pop()
         if gives_back:
-            self.buffer.hand_back(player.member, [group])
+            self.buffer.explorer.hand_back(player.member, [group])
         else:
-            self.buffer.drop(player.member, {group: "filtered"})
+            self.buffer.explorer.drop(player.member, {group: "filtered"})
 
     @rule(seconds=st.sampled_from([1.0, 10.0, 20.0, 31.0]), trainer_lives=st.booleans())
     def wait(self, seconds: float, trainer_lives: bool) -> None:
@@ -193,7 +197,9 @@ class BufferMachine(RuleBasedStateMachine):
     def take(self) -> None:
         version = self.terms.version_at(self.step)
         try:
-            taken = self.buffer.take(self.trainer, self.step, version=version, selection=self.selection)
+            taken = self.buffer.trainer.take(
+                self.trainer, self.step, version=version, selection=self.selection
+            )
         except LeaseLost:
             self.restart_trainer()
             return
@@ -227,7 +233,7 @@ class BufferMachine(RuleBasedStateMachine):
             if saves:
                 self.saved = self.step
                 self.checkpoints = [*self.checkpoints[-2:], self.step]
-                self.buffer.trained(self.trainer, self.step, keep_from=self.checkpoints[0])
+                self.buffer.trainer.trained(self.trainer, self.step, keep_from=self.checkpoints[0])
         except LeaseLost:
             self.restart_trainer()
 
@@ -237,7 +243,7 @@ class BufferMachine(RuleBasedStateMachine):
         self.now += LEASE_S + 1
         self.trainer = self.buffer.join(Role.TRAINER, "trainer")
         self.step, self.in_step = self.saved, False
-        self.buffer.begin(self.trainer, self.step)
+        self.buffer.trainer.begin(self.trainer, self.step)
         self.publish()
 
     @rule(far=st.integers(1, 2))

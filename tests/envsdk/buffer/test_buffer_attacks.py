@@ -40,17 +40,19 @@ def _finished(claimed: Sequence[ClaimedGroup], version: int = 0) -> list[Finishe
 def test_a_mixture_that_cannot_come_about_does_not_hold_up_the_job(tmp_path: Path, alpha: float) -> None:
     buffer = _buffer(tmp_path, alpha)
     trainer, explorer = buffer.join(Role.TRAINER, "trainer"), buffer.join(Role.EXPLORER, "e")
-    buffer.begin(trainer, 0)
-    buffer.publish(trainer, 0, 0, {}, selection=HALVES)
-    claimed = buffer.claim(explorer, ["a"] * 20, version=0, token="1")
-    buffer.put(explorer, _finished(claimed[:-1]))
-    buffer.drop(explorer, {claimed[-1].group_id: "without variance"})
+    buffer.trainer.begin(trainer, 0)
+    buffer.trainer.publish(trainer, 0, 0, {}, selection=HALVES)
+    claimed = buffer.explorer.claim(explorer, ["a"] * 20, version=0, token="1")
+    buffer.explorer.put(explorer, _finished(claimed[:-1]))
+    buffer.explorer.drop(explorer, {claimed[-1].group_id: "without variance"})
     if len(claimed) > 4:
-        assert buffer.take(trainer, 0, version=0, selection=HALVES) is None  # a place is left: z may come
+        assert (
+            buffer.trainer.take(trainer, 0, version=0, selection=HALVES) is None
+        )  # a place is left: z may come
 
-    buffer.put(explorer, _finished(buffer.claim(explorer, ["a"], version=0, token="2")))
+    buffer.explorer.put(explorer, _finished(buffer.explorer.claim(explorer, ["a"], version=0, token="2")))
 
-    taken = buffer.take(trainer, 0, version=0, selection=HALVES)
+    taken = buffer.trainer.take(trainer, 0, version=0, selection=HALVES)
     assert taken is not None
     assert len(taken.groups) == 4
     assert audit(buffer.engine) == []
@@ -59,15 +61,15 @@ def test_a_mixture_that_cannot_come_about_does_not_hold_up_the_job(tmp_path: Pat
 def test_a_batch_waits_for_what_it_lacks_while_that_is_played(tmp_path: Path) -> None:
     buffer = _buffer(tmp_path)
     trainer, explorer = buffer.join(Role.TRAINER, "trainer"), buffer.join(Role.EXPLORER, "e")
-    buffer.begin(trainer, 0)
-    buffer.publish(trainer, 0, 0, {}, selection=HALVES)
-    claimed = buffer.claim(explorer, ["a"] * 6 + ["z"] * 2, version=0, token="1")
-    buffer.put(explorer, _finished(claimed[:6]))
-    assert buffer.take(trainer, 0, version=0, selection=HALVES) is None
+    buffer.trainer.begin(trainer, 0)
+    buffer.trainer.publish(trainer, 0, 0, {}, selection=HALVES)
+    claimed = buffer.explorer.claim(explorer, ["a"] * 6 + ["z"] * 2, version=0, token="1")
+    buffer.explorer.put(explorer, _finished(claimed[:6]))
+    assert buffer.trainer.take(trainer, 0, version=0, selection=HALVES) is None
 
-    buffer.put(explorer, _finished(claimed[6:]))
+    buffer.explorer.put(explorer, _finished(claimed[6:]))
 
-    taken = buffer.take(trainer, 0, version=0, selection=HALVES)
+    taken = buffer.trainer.take(trainer, 0, version=0, selection=HALVES)
     assert taken is not None
     assert {group.group_id for group in taken.groups} >= {group.group_id for group in claimed[6:]}
 
@@ -75,11 +77,13 @@ def test_a_batch_waits_for_what_it_lacks_while_that_is_played(tmp_path: Path) ->
 def test_explorers_that_leave_do_not_use_up_the_attempts_of_their_groups(tmp_path: Path) -> None:
     buffer = _buffer(tmp_path)
     trainer = buffer.join(Role.TRAINER, "trainer")
-    buffer.begin(trainer, 0)
-    buffer.publish(trainer, 0, 0, {})
+    buffer.trainer.begin(trainer, 0)
+    buffer.trainer.publish(trainer, 0, 0, {})
     for number in range(20):
         explorer = buffer.join(Role.EXPLORER, "e")
-        assert [g.group_id for g in buffer.claim(explorer, ["a"], version=0, token=str(number))] == [1]
+        assert [g.group_id for g in buffer.explorer.claim(explorer, ["a"], version=0, token=str(number))] == [
+            1
+        ]
         buffer.leave(explorer)
 
     with buffer.engine.connect() as connection:
@@ -89,11 +93,11 @@ def test_explorers_that_leave_do_not_use_up_the_attempts_of_their_groups(tmp_pat
 def test_two_explorers_with_one_token_do_not_play_the_same_groups(tmp_path: Path) -> None:
     buffer = _buffer(tmp_path)
     trainer = buffer.join(Role.TRAINER, "trainer")
-    buffer.begin(trainer, 0)
-    buffer.publish(trainer, 0, 0, {})
+    buffer.trainer.begin(trainer, 0)
+    buffer.trainer.publish(trainer, 0, 0, {})
     first, second = buffer.join(Role.EXPLORER, "e"), buffer.join(Role.EXPLORER, "f")
 
-    ids = [g.group_id for m in (first, second) for g in buffer.claim(m, ["a"], version=0, token="t")]
+    ids = [g.group_id for m in (first, second) for g in buffer.explorer.claim(m, ["a"], version=0, token="t")]
 
     assert len(set(ids)) == 2
 
@@ -101,20 +105,20 @@ def test_two_explorers_with_one_token_do_not_play_the_same_groups(tmp_path: Path
 def test_a_group_is_used_again_when_a_checkpoint_was_written_in_between(tmp_path: Path) -> None:
     buffer, often = _buffer(tmp_path), Selection(max_uses=2)
     trainer, explorer = buffer.join(Role.TRAINER, "trainer"), buffer.join(Role.EXPLORER, "e")
-    buffer.begin(trainer, 0)
-    buffer.publish(trainer, 0, 0, {}, selection=often)
-    buffer.put(explorer, _finished(buffer.claim(explorer, ["a"] * 4, version=0, token="1")))
-    first = buffer.take(trainer, 0, version=0, selection=often)
-    buffer.trained(trainer, 1, keep_from=0)
-    buffer.publish(trainer, 1, 1, {}, selection=often)
+    buffer.trainer.begin(trainer, 0)
+    buffer.trainer.publish(trainer, 0, 0, {}, selection=often)
+    buffer.explorer.put(explorer, _finished(buffer.explorer.claim(explorer, ["a"] * 4, version=0, token="1")))
+    first = buffer.trainer.take(trainer, 0, version=0, selection=often)
+    buffer.trainer.trained(trainer, 1, keep_from=0)
+    buffer.trainer.publish(trainer, 1, 1, {}, selection=often)
 
-    second = buffer.take(trainer, 1, version=1, selection=often)
+    second = buffer.trainer.take(trainer, 1, version=1, selection=often)
 
     assert first is not None
     assert second is not None
     assert [g.group_id for g in first.groups] == [g.group_id for g in second.groups]
-    buffer.trained(trainer, 2, keep_from=1)
-    buffer.publish(trainer, 2, 2, {}, selection=often)
+    buffer.trainer.trained(trainer, 2, keep_from=1)
+    buffer.trainer.publish(trainer, 2, 2, {}, selection=often)
     assert buffer.num_ready() == 0
     assert audit(buffer.engine) == []
 

@@ -41,7 +41,7 @@ async def test_a_program_wakes_up_when_another_signals(buffer: SqlBuffer, file: 
     other = SqlBuffer(open_engine(str(file)), lease_s=30)
     explorer = other.join(Role.EXPLORER, "a")
     trainer = other.join(Role.TRAINER, "trainer")
-    other.begin(trainer, 0)
+    other.trainer.begin(trainer, 0)
     assert await waiting > seen
     other.leave(explorer)
     await client.close()
@@ -55,11 +55,11 @@ async def wake_both(buffer: SqlBuffer, other: SqlBuffer) -> None:
     """An explorer waits for places and for weights; both come in one transaction, and nothing after it."""
     client = BufferClient(buffer, retry_s=5, say=pytest.fail)
     trainer = other.join(Role.TRAINER, "trainer")
-    other.begin(trainer, 0)
+    other.trainer.begin(trainer, 0)
     seen = {signal: buffer.signal_number(signal) for signal in (Signal.PLACES, Signal.VERSION)}
     waiting = [asyncio.create_task(client.changed(each, seen[each], timeout_s=60)) for each in seen]
     await asyncio.wait(waiting, timeout=0.2)  # both wait by now
-    other.publish(trainer, 0, 0, {})
+    other.trainer.publish(trainer, 0, 0, {})
     _, late = await asyncio.wait(waiting, timeout=30)
     await client.close()
     assert not late

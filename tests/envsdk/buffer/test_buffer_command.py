@@ -149,8 +149,8 @@ def test_a_taken_group_is_dropped_by_its_id_once_the_trainer_has_ended_and_its_p
     assert states(tmp_path)["taken"] == 1
 
     trainer = job.buffer.join(Role.TRAINER, "trainer")
-    job.buffer.begin(trainer, 2)
-    taken = job.buffer.take(trainer, 2, version=2)
+    job.buffer.trainer.begin(trainer, 2)
+    taken = job.buffer.trainer.take(trainer, 2, version=2)
     assert taken is not None
     ids = [group.group_id for group in taken.groups]
     assert second in ids

@@ -21,15 +21,17 @@ class Job:
         self.buffer.create("job", TERMS)
         self.trainer = self.buffer.join(Role.TRAINER, "trainer")
         self.explorer = self.buffer.join(Role.EXPLORER, "east")
-        self.buffer.begin(self.trainer, 0)
-        self.buffer.publish(self.trainer, 0, 0, {"at": 0})
+        self.buffer.trainer.begin(self.trainer, 0)
+        self.buffer.trainer.publish(self.trainer, 0, 0, {"at": 0})
 
     def play(self, number: int, version: int = 0, *, tokens: int = 10) -> list[FinishedGroup]:
-        claimed = self.buffer.claim(self.explorer, ["a"] * number, version=version, token=f"{version}")
+        claimed = self.buffer.explorer.claim(
+            self.explorer, ["a"] * number, version=version, token=f"{version}"
+        )
         return [finished(group.group_id, version, tokens) for group in claimed]
 
     def put(self, groups: list[FinishedGroup], dropped: dict[str, int], member: Member | None = None) -> None:
-        self.buffer.put(member or self.explorer, groups, dropped_tokens=dropped)
+        self.buffer.explorer.put(member or self.explorer, groups, dropped_tokens=dropped)
 
 
 def finished(group_id: int, version: int, tokens: int) -> FinishedGroup:
@@ -58,8 +60,8 @@ def test_what_an_explorer_threw_away_is_counted_once_however_often_it_says_so(jo
 def test_complete_groups_that_become_too_old_count_before_and_after_they_are_stored(job: Job) -> None:
     ready, late = job.play(2)
     job.put([ready], {})
-    job.buffer.publish(job.trainer, 1, 1, {"at": 1})
-    job.buffer.publish(job.trainer, 2, 2, {"at": 2})
+    job.buffer.trainer.publish(job.trainer, 1, 1, {"at": 1})
+    job.buffer.trainer.publish(job.trainer, 2, 2, {"at": 2})
     assert job.buffer.dropped_tokens() == {"a": 10}
     for _ in range(2):
         job.put([late], {})
@@ -68,7 +70,7 @@ def test_complete_groups_that_become_too_old_count_before_and_after_they_are_sto
 
 def test_each_tag_has_its_share_of_the_batches_and_of_what_was_thrown_away(job: Job) -> None:
     job.put(job.play(2, tokens=20), {"a": 10})
-    assert job.buffer.take(job.trainer, 0, version=0) is not None
+    assert job.buffer.trainer.take(job.trainer, 0, version=0) is not None
     [use] = inspect(job.buffer.engine).used_by_tag()
     assert (use.tag, use.num_groups, use.share) == ("a", 2, 1.0)
     assert (use.num_tokens, use.dropped_tokens, use.dropped_share) == (40, 10, 0.2)

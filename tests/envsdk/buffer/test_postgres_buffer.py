@@ -53,11 +53,11 @@ async def test_the_trainer_is_woken_by_the_group_that_completes_its_batch() -> N
     buffer = SqlBuffer(empty_engine(), lease_s=30)
     buffer.create("job", Terms(seed=1, group_size=2, groups_per_batch=2, alpha=1.0))
     trainer = buffer.join(Role.TRAINER, "trainer")
-    buffer.begin(trainer, 0)
-    buffer.publish(trainer, 0, 0, {})
+    buffer.trainer.begin(trainer, 0)
+    buffer.trainer.publish(trainer, 0, 0, {})
     explorer = buffer.join(Role.EXPLORER, "a")
-    claimed = buffer.claim(explorer, ["lake"] * 2, version=0, token="one")
-    assert buffer.take(trainer, 0, version=0) is None
+    claimed = buffer.explorer.claim(explorer, ["lake"] * 2, version=0, token="one")
+    assert buffer.trainer.take(trainer, 0, version=0) is None
 
     client = BufferClient(buffer, retry_s=5, say=print)
     seen = buffer.signal_number(Signal.BATCH)
@@ -66,9 +66,9 @@ async def test_the_trainer_is_woken_by_the_group_that_completes_its_batch() -> N
         finished = FinishedGroup(
             group_id=group.group_id, payload=b"x", num_trajectories=2, num_tokens=1, oldest_version=0
         )
-        assert await client.call(lambda finished=finished: buffer.put(explorer, [finished])) == []  # type: ignore[misc]
+        assert await client.call(lambda finished=finished: buffer.explorer.put(explorer, [finished])) == []  # type: ignore[misc]
     assert await waiting == seen + 1
-    assert buffer.take(trainer, 0, version=0) is not None
+    assert buffer.trainer.take(trainer, 0, version=0) is not None
     await client.close()
 
 

@@ -67,9 +67,9 @@ def test_a_database_that_was_away_takes_nobody_for_dead(tmp_path: Path) -> None:
     buffer = SqlBuffer(open_engine(str(tmp_path / "b.db")), lease_s=30, clock=lambda connection: now[0])
     buffer.create("job", TERMS)
     trainer, explorer = buffer.join(Role.TRAINER, "trainer"), buffer.join(Role.EXPLORER, "a")
-    buffer.begin(trainer, 0)
-    buffer.publish(trainer, 0, 0, {})
-    (claimed,) = buffer.claim(explorer, ["lake"], version=0, token="one")
+    buffer.trainer.begin(trainer, 0)
+    buffer.trainer.publish(trainer, 0, 0, {})
+    (claimed,) = buffer.explorer.claim(explorer, ["lake"], version=0, token="one")
     now[0] += 100  # nobody could be heard
     buffer.renew(trainer)
     assert buffer.renew(explorer).held == {claimed.group_id}
@@ -87,9 +87,9 @@ def test_a_clock_that_goes_back_keeps_no_dead_explorer_alive(tmp_path: Path) -> 
     buffer.create("job", TERMS)
     trainer, dead = buffer.join(Role.TRAINER, "trainer"), buffer.join(Role.EXPLORER, "dead")
     living = buffer.join(Role.EXPLORER, "living")
-    buffer.begin(trainer, 0)
-    buffer.publish(trainer, 0, 0, {})
-    (claimed,) = buffer.claim(dead, ["lake"], version=0, token="one")
+    buffer.trainer.begin(trainer, 0)
+    buffer.trainer.publish(trainer, 0, 0, {})
+    (claimed,) = buffer.explorer.claim(dead, ["lake"], version=0, token="one")
     now[0] -= 86_400  # its last sign of life is now in the future
     for _ in range(4):
         buffer.renew(trainer)
@@ -99,7 +99,7 @@ def test_a_clock_that_goes_back_keeps_no_dead_explorer_alive(tmp_path: Path) -> 
     view = buffer.renew(trainer)
     assert set(view.explorer_versions) == {"living"}
     assert claimed.group_id in {
-        group.group_id for group in buffer.claim(living, ["lake"] * 4, version=0, token="two")
+        group.group_id for group in buffer.explorer.claim(living, ["lake"] * 4, version=0, token="two")
     }
 
 

@@ -125,7 +125,7 @@ async def test_an_explorer_goes_back_with_its_trainer_and_claims_with_no_weights
         taken = {"waited_s": 0, "taken_at": 0, "trained_at": 1}
         connection.execute(batches.insert(), [{"step": n, "version": n, **taken} for n in range(6)])
 
-    buffer.begin(trainer.me, 2)
+    buffer.trainer.begin(trainer.me, 2)
     with pytest.raises(LeaseLost):
         await membership.renew()
     await membership.join()

@@ -74,12 +74,12 @@ async def test_a_trainer_that_was_taken_for_dead_goes_on(loaded: LoadedConfig) -
 
 
 def _put(batches: BufferedBatches, explorer: Member) -> None:
-    claimed = batches._membership.buffer.claim(explorer, ["FrozenLake"] * 100, version=0, token="1")
+    claimed = batches._membership.buffer.explorer.claim(explorer, ["FrozenLake"] * 100, version=0, token="1")
     finished = [
         FinishedGroup(group_id=each.group_id, payload=b"", num_trajectories=1, num_tokens=1, oldest_version=0)
         for each in claimed
     ]
-    assert batches._membership.buffer.put(explorer, finished) == []
+    assert batches._membership.buffer.explorer.put(explorer, finished) == []
 
 
 async def test_a_damaged_group_is_dropped_by_name_and_the_next_one_takes_its_place(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ async def test_a_damaged_group_is_dropped_by_name_and_the_next_one_takes_its_pla
     buffer = batches._membership.buffer
     await batches.publish(0, step=0)
     explorer = buffer.join(Role.EXPLORER, "e")
-    claimed = buffer.claim(explorer, ["FrozenLake"] * 3, version=0, token="1")
+    claimed = buffer.explorer.claim(explorer, ["FrozenLake"] * 3, version=0, token="1")
     assert len(claimed) == 3
 
     def packed(group: ClaimedGroup) -> FinishedGroup:
@@ -99,7 +99,7 @@ async def test_a_damaged_group_is_dropped_by_name_and_the_next_one_takes_its_pla
         rows = [make_trajectory(8 * group.group_id + number, tag=tag, group=index) for number in range(8)]
         return pack(group.group_id, [replace(each, group_id=group.group_id) for each in rows])
 
-    assert buffer.put(explorer, [packed(group) for group in claimed[:2]]) == []
+    assert buffer.explorer.put(explorer, [packed(group) for group in claimed[:2]]) == []
     spoiled = claimed[1].group_id
     with buffer.engine.begin() as connection:
         (data,) = connection.execute(
@@ -113,7 +113,7 @@ async def test_a_damaged_group_is_dropped_by_name_and_the_next_one_takes_its_pla
         await asyncio.sleep(0.01)
     assert f"group {spoiled} of the batch of step 0 is dropped as damaged" in said[0]
     last = packed(claimed[2])
-    assert buffer.put(explorer, [last], dropped_tokens={"other": 5}) == []
+    assert buffer.explorer.put(explorer, [last], dropped_tokens={"other": 5}) == []
     batch = await getting
     assert {each.group_id for each in batch.trajectories} == {claimed[0].group_id, claimed[2].group_id}
     assert batch.dropped_tokens == {"FrozenLake": last.num_tokens, "other": 5}
@@ -128,7 +128,7 @@ async def test_a_damaged_group_is_dropped_by_name_and_the_next_one_takes_its_pla
 def test_a_trainer_killed_after_its_last_checkpoint_still_ends_the_job(loaded: LoadedConfig) -> None:
     config = loaded.config
     killed = TrainerStandIn(config)
-    killed.buffer.publish(killed.me, 0, 0, {})
+    killed.buffer.trainer.publish(killed.me, 0, 0, {})
     write_checkpoint(
         config.run_folder,
         RunState(step=1, seed=config.seed, kl_coef=0.0, ledger=None),

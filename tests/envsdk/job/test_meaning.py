@@ -157,8 +157,8 @@ def trained(tmp_path: Path, model: Path) -> SqlBuffer:
     buffer = open_buffer(config)
     buffer.create(config.exp_name, terms_of(config))
     trainer = buffer.join(Role.TRAINER, "trainer", meaning_of(config, model, tags=["sums"]))
-    buffer.begin(trainer, 0)
-    buffer.publish(trainer, 0, 0, {})
+    buffer.trainer.begin(trainer, 0)
+    buffer.trainer.publish(trainer, 0, 0, {})
     return buffer
 
 
@@ -206,7 +206,8 @@ async def test_an_explorer_brings_a_tag_of_its_own(tmp_path: Path, trained: SqlB
     config = load_config(str(tmp_path / "own.yaml"), keys).config
     membership = Membership(config, Role.EXPLORER, "second", say=print)
     await membership.join()
-    assert trained.claim(membership.me, ["mine"], version=0, token="1")[0].task.tag == "mine"
+    claimed = trained.explorer.claim(membership.me, ["mine"], version=0, token="1")
+    assert claimed[0].task.tag == "mine"
     await membership.leave()
 
 

@@ -19,14 +19,16 @@ class TrainerStandIn:
         self.buffer = open_buffer(config)
         self.buffer.create(config.exp_name, terms_of(config))
         self.me = self.buffer.join(Role.TRAINER, "trainer")
-        self.buffer.begin(self.me, 0)
+        self.buffer.trainer.begin(self.me, 0)
 
     def publish(self, version: int, folder: Path) -> None:
         """These weights, at the step of the same number."""
-        self.buffer.publish(self.me, version, version, {"method": "checkpoint", "folder": str(folder)})
+        self.buffer.trainer.publish(
+            self.me, version, version, {"method": "checkpoint", "folder": str(folder)}
+        )
 
     def finish(self) -> None:
-        self.buffer.finish(self.me)
+        self.buffer.trainer.finish(self.me)
         self.leave()
 
     def leave(self) -> None:
