@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
 import typing
 from collections.abc import Iterator
@@ -61,7 +62,7 @@ def reference(word: str = "") -> str:
     """As Markdown: sections whose title holds `word`, and of the others the keys whose name holds it."""
     sections = [
         f"### {title}\n\n" + "\n".join(_line(name, info) for name, info in keys)
-        for title, model in [*_SECTIONS, *_plugin_sections()]
+        for title, model in [*_SECTIONS, *_plugin_sections(), *_reward_sections()]
         if (keys := [(name, info) for name, info in _own_fields(model) if word in title or word in name])
     ]
     return "\n\n".join(sections)
@@ -72,6 +73,14 @@ def _plugin_sections() -> Iterator[tuple[str, type[BaseModel]]]:
     for entry in sorted(entry_points(group=SETTINGS), key=lambda entry: entry.name):
         kind, plugin, section = entry.name.split(".")
         yield f"`{section}` of the `{plugin}` {_SINGULAR.get(kind, kind.removesuffix('s'))}", entry.load()
+
+
+def _reward_sections() -> Iterator[tuple[str, type[BaseModel]]]:
+    """Settings of the reward functions whose packages are there."""
+    for entry in sorted(entry_points(group="envsdk.rewards"), key=lambda entry: entry.name):
+        with contextlib.suppress(ImportError):
+            if model := getattr(entry.load(), "Args", None):
+                yield f"`rewards.DOMAIN` with the reward `{entry.name}`", model
 
 
 def _own_fields(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:

@@ -14,7 +14,7 @@ from envsdk.config.loading import LoadedConfig
 from envsdk.config.trinity.dialect import TRINITY
 from envsdk.config.trinity.kinds import is_trinity_file
 from envsdk.failures import ConfigurationError
-from tests.envsdk.config.trinity_examples import GROUPS, examples_table
+from tests.envsdk.config.trinity_examples import GROUPS, examples_list
 
 PAGE = Path(__file__).parents[3] / "docs" / "coming-from-trinity.md"
 REFERENCE = sorted((Path(__file__).parent / "reference").glob("trinity-*.yaml"))
@@ -694,8 +694,8 @@ def why_refused(overrides: tuple[str, ...]) -> str:
     return ""
 
 
-def test_the_page_says_which_example_files_load_and_why_others_do_not() -> None:
-    assert examples_table(why_refused) in PAGE.read_text(), "write what it returns into the page"
+def test_the_page_says_which_example_files_load_and_which_do_not() -> None:
+    assert examples_list(why_refused) in PAGE.read_text(), "write what it returns into the page"
     assert len({name for names, _ in GROUPS for name in names.split()}) == 54
 
 
