@@ -329,8 +329,8 @@ $(PEERS_INSTALLED): pyproject.toml constraints-peers.txt
 	@touch $@
 
 .PHONY: docs
-docs: $(DOCS_INSTALLED) ## Build the documentation as a site into site/, in .venv-docs, which takes 0.1 GB; warnings are errors
-	$(DOCS_BIN)/python docs/prepare_site.py build/docs
+docs: $(INSTALLED) $(DOCS_INSTALLED) ## Build the documentation as a site into site/, in .venv-docs, which takes 0.1 GB; warnings are errors
+	$(BIN)/python docs/prepare_site.py build/docs
 	$(DOCS_BIN)/zensical build --strict
 	$(DOCS_BIN)/python docs/prepare_site.py --check site
 

@@ -4,7 +4,8 @@
     python docs/prepare_site.py --check site     # what was built loads nothing from elsewhere
 
 The Markdown in docs/ is right where it is read as a file: its links lead to files of the repository. The site
-also has the pages outside docs/, the source files that pages link to, and the docstrings of public modules.
+also has the pages outside docs/, the source files that pages link to, the docstrings of public modules, and
+references of keys, for which it runs in the environment that envsdk is installed in.
 """
 
 from __future__ import annotations
@@ -72,6 +73,24 @@ def reference(module: str) -> str:
     return "\n\n".join([head, table, *(f"::: {module}.{name}" for name in names)]) + "\n"
 
 
+def key_references() -> dict[str, str]:
+    """The pages of all keys: ours, and those of projects whose files are read, by path."""
+    sys.path.insert(0, str(ROOT))
+    from envsdk.config.reference import reference as keys
+    from envsdk.config.roll.dialect import ROLL
+    from envsdk.config.trinity.dialect import TRINITY
+    from tests.envsdk.config.dialect_pages import table
+
+    about = "`*` is any name, `a|b` one of two. The first line that applies to a key decides."
+    return {
+        "reference/configuration.md": f"# Keys of the YAML\n\n{keys()}\n",
+        "reference/roll-keys.md": f"# Keys of ROLL\n\n{about}\n\n{table(ROLL.rows, 'ROLL')}\n",
+        "reference/trinity-keys.md": "# Keys of Trinity-RFT\n\n"
+        f"{about} `taskset` stands for the one entry of `tasksets`, too.\n\n"
+        f"{table(TRINITY.rows, 'Trinity-RFT', without='.tasksets.*.')}\n",
+    }
+
+
 def _rank(name: str) -> int:
     return FIRST.index(name) if name in FIRST else len(FIRST)
 
@@ -108,6 +127,7 @@ def sources() -> dict[str, Path]:
 def site_files() -> dict[str, bytes]:
     """Everything the site is built from, by path."""
     files = {f"api/{module}.md": reference(module).encode() for module in MODULES}
+    files |= {place: page.encode() for place, page in key_references().items()}
     for place, path in sources().items():
         markdown, linked = _with_links(path, place)
         files[place] = markdown.encode()

@@ -76,12 +76,31 @@ for _name, (_module, _about) in _COMMANDS.items():
 
 @app.command()
 def explain(
-    source: Annotated[str, typer.Argument(metavar="FILE", help="YAML file, or a shipped example's name.")],
+    source: Annotated[
+        str, typer.Argument(metavar="FILE", help="YAML file, or a shipped example's name.")
+    ] = "",
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Replace single keys.")
     ] = None,
+    keys: Annotated[
+        bool,
+        typer.Option(
+            "--keys",
+            help="Print what every key means; a word in place of FILE picks keys and sections.",
+        ),
+    ] = False,
 ) -> None:
     """Print every key of a configuration and where it comes from."""
+    if keys:
+        from envsdk.config.reference import reference
+
+        found = reference(source)
+        if not found:
+            raise typer.BadParameter(f"no key and no section is called {source}")
+        say(found)
+        return
+    if not source:
+        raise typer.BadParameter("name a YAML file, or ask for --keys")
     from envsdk.config import explain as explain_config
     from envsdk.config import load_config
 

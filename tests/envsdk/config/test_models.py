@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +13,10 @@ from pydantic import ValidationError
 from envsdk.algorithms.args import AlgorithmArgs, AlgorithmKeys
 from envsdk.config.env_models import EnvManagerArgs, StructuredOutput
 from envsdk.config.models import RunConfig
+from envsdk.config.reference import reference
 from envsdk.config.section import Section, interleave, split_evenly
 from envsdk.inference.sampling import OutputStructure
 from envsdk.managers.wiring import output_structure
-from tests.docs.configuration_reference import with_reference
 
 SECTIONS = [each for each in Section.__subclasses__() if each is not RunConfig]
 
@@ -160,13 +159,19 @@ def test_every_key_is_described() -> None:
     assert undescribed == []
 
 
-def test_the_guide_lists_the_keys_as_they_are() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text(encoding="utf-8")
-    assert page == with_reference(page), (
-        "run: python -m tests.docs.configuration_reference docs/configuration.md"
-    )
-    for name in RunConfig.model_fields:
-        assert f"| `{name}` |" in page
+def test_the_reference_has_every_key_with_its_default_and_its_text() -> None:
+    keys = reference()
+    for name, info in RunConfig.model_fields.items():
+        assert f"- `{name}` (" in keys
+        assert " ".join((info.description or "").split()) in keys
+    assert "- `max_staleness` (whole number or null, default `null`): Weight versions" in keys
+    assert "### `training_args` of the `torch` trainer" in keys
+
+
+def test_a_word_picks_keys_and_sections_of_the_reference() -> None:
+    assert reference("max_staleness").count("\n- ") == 1
+    assert "### `serve`\n\n- `name`" in reference("`serve`")
+    assert reference("no_such_key") == ""
 
 
 @pytest.mark.parametrize(

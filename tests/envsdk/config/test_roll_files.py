@@ -15,7 +15,6 @@ from envsdk.config.loading import LoadedConfig
 from envsdk.config.roll.dialect import ROLL
 from envsdk.config.tags import shipped_tags
 from envsdk.failures import ConfigurationError
-from tests.envsdk.config.dialect_pages import table
 
 PAGE = Path(__file__).parents[3] / "docs" / "coming-from-roll.md"
 REFERENCE = sorted((Path(__file__).parent / "reference").glob("roll-*.yaml"))
@@ -489,10 +488,6 @@ def test_two_limits_of_requests_are_a_problem_where_they_differ(tmp_path: Path) 
     assert load_config(path, ["max_running_requests=4"]).config.actor_infer.infer_batch_size == 4
     with pytest.raises(ConfigurationError, match=r"means the same as actor_infer\.infer_batch_size"):
         load_config(path, ["max_running_requests=8"])
-
-
-def test_the_page_lists_every_key_of_the_table() -> None:
-    assert table(ROLL.rows, "ROLL") in PAGE.read_text(), "write what `table()` returns into the page"
 
 
 def test_no_row_stands_for_a_key_that_is_ours_without_a_condition() -> None:

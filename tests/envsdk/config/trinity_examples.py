@@ -1,4 +1,4 @@
-"""The example files of Trinity-RFT 0.5.2 by what they ask for, and the table of what becomes of them.
+"""The example files of Trinity-RFT 0.5.2 by what they ask for, and the list of those that load.
 
 The files themselves are Trinity's and not here: each group names them with the settings, on top of a file of
 the same form, that decide.
@@ -90,23 +90,14 @@ GROUPS: Sequence[tuple[str, tuple[str, ...]]] = (
 )
 
 
-def examples_table(reason: Callable[[tuple[str, ...]], str]) -> str:
-    """Markdown: how many files load, and the others with `reason(overrides)`, empty for those that load."""
+def examples_list(reason: Callable[[tuple[str, ...]], str]) -> str:
+    """Markdown: which files load, and which have a `reason(overrides)` why they do not."""
     loading: list[str] = []
-    refused: dict[str, list[str]] = {}
+    refused: list[str] = []
     for names, overrides in GROUPS:
         files = [f"`{name}.yaml`" for name in names.split()]
-        if why := reason(overrides):
-            refused.setdefault(why, []).extend(files)
-        else:
-            loading += files
-    num_refused = sum(map(len, refused.values()))
-    lines = [
-        f"{len(loading)} of the {len(loading) + num_refused} load: {', '.join(loading)}. The others:",
-        "",
-    ]
-    lines += ["| file in `examples/` | why not, and what to do |", "| --- | --- |"]
-    return "\n".join(
-        lines
-        + [f"| {', '.join(files)} | {why.replace('|', chr(92) + '|')} |" for why, files in refused.items()]
+        (refused if reason(overrides) else loading).extend(files)
+    return (
+        f"{len(loading)} of the {len(loading) + len(refused)} load: {', '.join(loading)}. "
+        f"`--explain` says of the others why not, and what to do: {', '.join(refused)}."
     )

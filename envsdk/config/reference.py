@@ -1,13 +1,11 @@
-"""The tables of keys in docs/configuration.md, from the models themselves.
+"""Every key of the YAML file with its type, default and meaning, taken from the models themselves.
 
-    python -m tests.docs.configuration_reference docs/configuration.md
-
-rewrites what stands between the markers; a test compares.
+`envsdk explain --keys` prints it, and the site has it as a page.
 """
 
 from __future__ import annotations
 
-import sys
+import contextlib
 import types
 import typing
 from collections.abc import Iterator
@@ -25,9 +23,6 @@ from envsdk.config import env_models, job_models, models, ray_models, rlvr_model
 from envsdk.config.plugins import SETTINGS
 from envsdk.config.section import GeneratingArgs, OwnGeneratingArgs
 from envsdk.settings.validation import shown
-
-BEGIN = "<!-- keys: begin -->"
-END = "<!-- keys: end -->"
 
 _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("The run", models.RunConfig),
@@ -59,40 +54,33 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("`serve`", job_models.ServeArgs),
 )
 
+_NAMES = {int: "whole number", float: "number", str: "text", bool: "true or false", Path: "path"}
 _SINGULAR = {"policy_losses": "policy loss"}
 
 
-def reference() -> str:
-    """All tables, as Markdown."""
-    sections = [*_SECTIONS, *_plugin_sections()]
-    return "\n\n".join(f"### {title}\n\n{_table(model)}" for title, model in sections)
-
-
-def with_reference(page: str) -> str:
-    """The page with its tables brought up to date."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{reference()}\n\n{END}{after}"
+def reference(word: str = "") -> str:
+    """As Markdown: sections whose title holds `word`, and of the others the keys whose name holds it."""
+    sections = [
+        f"### {title}\n\n" + "\n".join(_line(name, info) for name, info in keys)
+        for title, model in [*_SECTIONS, *_plugin_sections(), *_reward_sections()]
+        if (keys := [(name, info) for name, info in _own_fields(model) if word in title or word in name])
+    ]
+    return "\n\n".join(sections)
 
 
 def _plugin_sections() -> Iterator[tuple[str, type[BaseModel]]]:
-    """Settings of the plug-ins that ship."""
+    """Settings of the installed plug-ins."""
     for entry in sorted(entry_points(group=SETTINGS), key=lambda entry: entry.name):
         kind, plugin, section = entry.name.split(".")
-        if not entry.module.startswith("envsdk."):
-            continue
-        model = entry.load()
-        if model.model_fields:
-            what = _SINGULAR.get(kind, kind.removesuffix("s"))
-            yield f"`{section}` of the `{plugin}` {what}", model
+        yield f"`{section}` of the `{plugin}` {_SINGULAR.get(kind, kind.removesuffix('s'))}", entry.load()
 
 
-def _table(model: type[BaseModel]) -> str:
-    rows = ["| key | type | default | meaning |", "| --- | --- | --- | --- |"]
-    for name, info in _own_fields(model):
-        meaning = " ".join((info.description or "").split()).replace("|", r"\|")
-        rows.append(f"| `{name}` | {_type(info.annotation)} | {_default(info)} | {meaning} |")
-    return "\n".join(rows)
+def _reward_sections() -> Iterator[tuple[str, type[BaseModel]]]:
+    """Settings of the reward functions whose packages are there."""
+    for entry in sorted(entry_points(group="envsdk.rewards"), key=lambda entry: entry.name):
+        with contextlib.suppress(ImportError):
+            if model := getattr(entry.load(), "Args", None):
+                yield f"`rewards.DOMAIN` with the reward `{entry.name}`", model
 
 
 def _own_fields(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
@@ -101,13 +89,18 @@ def _own_fields(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
             yield name, info
 
 
+def _line(name: str, info: FieldInfo) -> str:
+    meaning = " ".join((info.description or "").split())
+    return f"- `{name}` ({', '.join(filter(None, (_type(info.annotation), _default(info))))}): {meaning}"
+
+
 def _default(info: FieldInfo) -> str:
     if info.is_required():
         return "required"
     default = info.get_default(call_default_factory=True, validated_data={})
     if isinstance(default, BaseModel) or default == {}:
         return ""
-    return f"`{default}`" if isinstance(default, str) and default else f"`{shown(default)}`"
+    return f"default `{default}`" if isinstance(default, str) and default else f"default `{shown(default)}`"
 
 
 def _type(annotation: Any) -> str:
@@ -116,16 +109,11 @@ def _type(annotation: Any) -> str:
     if origin is typing.Annotated:
         return _type(arguments[0])
     if origin is Literal:
-        return ", ".join(f"`{choice}`" for choice in arguments)
+        return " or ".join(f"`{choice}`" for choice in arguments)
     if origin in (Union, types.UnionType):
         return " or ".join(dict.fromkeys("null" if each is type(None) else _type(each) for each in arguments))
     if origin in (list, tuple):
         return f"list of {_type(arguments[0])}"
     if origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
         return "section"
-    return {int: "whole number", float: "number", str: "text", bool: "true, false", Path: "path"}[annotation]
-
-
-if __name__ == "__main__":
-    page = Path(sys.argv[1])
-    page.write_text(with_reference(page.read_text(encoding="utf-8")), encoding="utf-8")
+    return _NAMES.get(annotation, getattr(annotation, "__name__", str(annotation)))
