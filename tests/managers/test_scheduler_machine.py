@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,6 +82,15 @@ class Remote:
         self.remote = method
 
 
+@dataclass(frozen=True)
+class Told:
+    """When a slot was told to stop."""
+
+    awake_s: float
+    """On the clock that the scheduler's stops do not count on."""
+    at: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+
+
 class Worker:
     """An actor, one incarnation: what its slots play, and its end of the long poll."""
 
@@ -88,8 +99,9 @@ class Worker:
         self.playing: dict[str, EpisodeOrder] = {}
         self.since: dict[str, float] = {}
         """By slot that plays: when its episode began, without times of suspension."""
-        self.told_to_stop: dict[str, float] = {}
-        """By slot: when."""
+        self.told_to_stop: dict[str, Told] = {}
+        self.last_said: Sequence[FromWorker] = ()
+        """What the long poll holds on to."""
         self.is_suspended = self.is_closed = self.is_killed = False
         self.node = f"{ray.num_workers // 2:056x}"
         self.note_path = Path(f"{self.name}-{ray.num_workers}")
@@ -107,7 +119,7 @@ class Worker:
         return self._calls > 0
 
     def say(self, *messages: FromWorker) -> None:
-        before, self._calls = self._call, self._calls + 1
+        before, self._calls, self.last_said = self._call, self._calls + 1, messages
         scheduler = self._ray.scheduler
         self._call = asyncio.ensure_future(scheduler.exchange(self.worker_id, self._calls, list(messages)))
         if before is not None:
@@ -134,8 +146,9 @@ class Worker:
                 self.since[message.slot_id] = self._ray.active_s
             elif isinstance(message, Stop):
                 order = self.playing.get(message.slot_id)
-                if order is not None and order.lease_id == message.lease_id:
-                    self.told_to_stop[message.slot_id] = self._ray.awake_s
+                assert order is not None, "a slot that plays nothing is told to stop"
+                assert order.lease_id == message.lease_id, "a slot is told to stop what it does not play"
+                self.told_to_stop[message.slot_id] = Told(self._ray.awake_s)
             elif message is Control.CLOSE:
                 assert not self.playing, "a worker that plays was ended"
                 self.is_closed = True
@@ -194,6 +207,10 @@ class SimulatedRay:
         return worker
 
     def kill(self, worker: Worker) -> None:
+        now = asyncio.get_running_loop().time()
+        is_hung = any(now - told.at >= GRACE_S for told in worker.told_to_stop.values())
+        is_up = worker.is_up and not worker.is_closed and self.workers.get(worker.name) is worker
+        assert is_hung or not is_up, "a worker that works was killed"
         worker.is_killed = True
 
     def get_runtime_context(self) -> Any:
@@ -244,8 +261,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.starting: asyncio.Task[None] | None = None
         self.version = 0
         self.delivered: set[str] = set()
-        self.reported: list[weakref.ref[Any]] = []
-        """The tokens of all trajectories that workers sent."""
+        self.reported: list[tuple[int, weakref.ref[Any]]] = []
+        """Group and tokens of all trajectories that workers sent."""
+        self.ended_groups: set[int] = set()
+        """Delivered, or of a round of evaluation that is over."""
+        self.left_nodes: set[str] = set()
         self.is_suspended = False
         self.is_evaluation = self.is_taken = self.is_over = False
 
@@ -381,6 +401,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(ids) == self.config.batch_size
         assert ids.isdisjoint(self.delivered), "delivered twice"
         self.delivered |= ids
+        self.ended_groups |= {group[0].group_id for group in batch.groups}
 
     def _busy(self) -> list[tuple[Worker, str]]:
         return [(worker, slot) for worker in self.workers.values() for slot in worker.playing]
@@ -394,7 +415,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _finish(self, worker: Worker, slot: str, *, age: int = 0, failed: bool = False) -> None:
         order = worker.over(slot)
         played = trajectory(order, max(0, self.version - age), failed=failed)
-        self.reported.append(weakref.ref(played.tokens.ids))
+        self.reported.append((order.group_id, weakref.ref(played.tokens.ids)))
         self._say(worker, Finished(slot, order.lease_id, played))
 
     def _say(self, worker: Worker, message: FromWorker) -> None:
@@ -450,6 +471,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def a_node_leaves(self, data: st.DataObject) -> None:
         node = data.draw(st.sampled_from(sorted({worker.node for worker in self.workers.values()})))
+        self.left_nodes.add(node)
         self._do(self.scheduler.node_leaves(node, data.draw(GRACES)))
 
     @precondition(lambda self: not self.is_over)
@@ -490,6 +512,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Also while the one before still runs."""
         self.version += 1
         self.is_taken = False
+        self.ended_groups |= {group for group, _ in self.reported}
         self._do(self.scheduler.begin_again(self.version))
 
     @precondition(lambda self: not self.is_over and not self.is_evaluation)
@@ -511,8 +534,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         """No episode outlasts its deadline, none its end, and no worker is left as it was."""
         for worker in self.workers.values():
             for slot in worker.playing:
-                if (told_at := worker.told_to_stop.get(slot)) is not None:
-                    assert self.ray.awake_s - told_at <= GRACE_S + SLACK_S, "a hung worker is not replaced"
+                if (told := worker.told_to_stop.get(slot)) is not None:
+                    assert self.ray.awake_s - told.awake_s <= GRACE_S + SLACK_S, (
+                        "a hung worker is not replaced"
+                    )
                 else:
                     played_s = self.ray.active_s - worker.since[slot]
                     assert self.is_over or played_s <= DEADLINE_S + SLACK_S, (
@@ -523,18 +548,25 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def results_are_not_kept_for_nobody(self) -> None:
-        if not hasattr(self, "scheduler"):
-            return
-        self.reported = [each for each in self.reported if each() is not None]
-        config = self.config
-        num_open = config.capacity_groups(config.staleness_bound) + config.num_groups_redundancy
-        # Each worker's long poll holds on to the last report.
-        assert len(self.reported) <= num_open * config.members_per_group + len(self.workers)
+        said = [message for worker in self.workers.values() for message in worker.last_said]
+        held = {id(each.trajectory.tokens.ids) for each in said if isinstance(each, Finished)}
+
+        def kept() -> list[int]:
+            return [
+                group
+                for group, tokens in self.reported
+                if group in self.ended_groups and tokens() is not None and id(tokens()) not in held
+            ]
+
+        if kept():
+            gc.collect()
+            assert not kept()
 
     def teardown(self) -> None:
         try:
             if hasattr(self, "scheduler") and not self.is_over:
                 self._drain()
+                self.results_are_not_kept_for_nobody()
         finally:
             self.loop.run_until_complete(self._close())
             self.loop.close()
@@ -560,7 +592,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(60):
             if self.is_taken or self.is_over:
                 return
-            if not all(worker.is_up for worker in self.workers.values()):
+            if not any(w.is_up and w.node not in self.left_nodes for w in self.workers.values()):
                 self.new_workers_check_in()
             for worker, slot in self._busy():
                 if slot in worker.playing:
