@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from ray.exceptions import ActorDiedError
 
-from envsdk.failures import Boundary, Failure
+from envsdk.failures import Boundary, Failure, RolloutStalled
 from envsdk.inference.sampling import SamplingParams
+from envsdk.managers import ledger_shell, slot_activity, worker_group
 from envsdk.managers import scheduler as scheduler_module
-from envsdk.managers import slot_activity, worker_group
 from envsdk.managers.env_worker import (
     Control,
     Finished,
@@ -246,8 +246,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.ray = SimulatedRay()
         clock = SimpleNamespace(monotonic=self.loop.time, time=self.loop.time)
         self.patches = [
-            mock.patch.object(scheduler_module, "time", clock),
-            mock.patch.object(scheduler_module, "TICK_S", TICK_S),
+            *(mock.patch.object(module, "time", clock) for module in (scheduler_module, ledger_shell)),
+            *(mock.patch.object(module, "TICK_S", TICK_S) for module in (scheduler_module, ledger_shell)),
             mock.patch.object(scheduler_module, "ray", self.ray),
             mock.patch.object(scheduler_module, "collect_rarely"),
             mock.patch.object(scheduler_module, "collect_when_grown", nothing),
@@ -379,7 +379,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         request, self.request = self.request, None
         if (error := request.exception()) is not None:
-            assert isinstance(error, scheduler_module.RolloutStalled), error
+            assert isinstance(error, RolloutStalled), error
             self.is_over = True
             return
         batch = request.result()
