@@ -1,10 +1,12 @@
-"""The scheduler under random events, with workers that are simulated and a clock that is set."""
+"""The scheduler under random events, with simulated workers in virtual time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import replace
+import gc
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +15,11 @@ from unittest import mock
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from ray.exceptions import ActorDiedError
 
-from envsdk.failures import Boundary, Failure
+from envsdk.failures import Boundary, Failure, RolloutStalled
 from envsdk.inference.sampling import SamplingParams
-from envsdk.managers import finished_episodes, ledger_shell, worker_group
+from envsdk.managers import ledger_shell, slot_activity, worker_group
 from envsdk.managers import scheduler as scheduler_module
 from envsdk.managers.env_worker import (
     Control,
@@ -33,17 +36,19 @@ from envsdk.managers.ledger_types import LedgerConfig
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.traj_env_manager import EpisodeOrder
-from envsdk.managers.worker_demand import WorkerDemandConfig, WorkerLoad
-from envsdk.managers.worker_group import Worker as WorkerRecord
-from envsdk.managers.worker_pool import Life, WorkerPoolConfig
-from envsdk.processes.call_watch import Note
+from envsdk.managers.worker_demand import WorkerDemandConfig
+from envsdk.managers.worker_pool import WorkerPoolConfig
+from envsdk.processes.call_watch import Note, read_note
+from envsdk.processes.cpu_meter import CpuUse
 from envsdk.trajectory import Outcome, TokenLog, Trajectory, VersionSpan
+from tests.envsdk.inference.simulated_engines import VirtualTimeLoop
 
 DEADLINE_S, GRACE_S, TICK_S = 100.0, 10.0, 5.0
 SLOTS = {"w0": ("w0/a/0", "w0/a/1", "w0/a/2"), "w1": ("w1/a/0", "w1/a/1"), "w2": ("w2/a/0",)}
 GRACES = st.sampled_from([0.0, 4 * TICK_S, 3 * DEADLINE_S])
-BUSY = WorkerLoad(num_workers=2, num_waiting=4, num_playing=5, is_awaited=True)
-IDLE = WorkerLoad(num_workers=3, num_waiting=0, num_playing=0, is_awaited=True)
+SLACK_S = 4 * TICK_S
+"""For the next tick, and for one that a stop of the scheduler puts off."""
+BUSY, IDLE = CpuUse(own_cores=1.0, node_share=0.5), CpuUse(own_cores=0.0, node_share=0.1)
 
 
 def drop_some(group: Sequence[Trajectory]) -> str | None:
@@ -70,19 +75,43 @@ def trajectory(order: EpisodeOrder, version: int, *, failed: bool = False) -> Tr
     )
 
 
-class Worker:
-    """One incarnation: what its slots play, and its end of the long poll."""
+class Remote:
+    """A method of an actor."""
 
-    def __init__(self, scheduler: RolloutScheduler, name: str, setup: WorkerSetup, incarnation: int) -> None:
-        self.name, self.worker_id = name, WorkerId(name, incarnation)
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self.remote = method
+
+
+@dataclass(frozen=True)
+class Told:
+    """When a slot was told to stop."""
+
+    awake_s: float
+    """On the clock that the scheduler's stops do not count on."""
+    at: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+
+
+class Worker:
+    """An actor, one incarnation: what its slots play, and its end of the long poll."""
+
+    def __init__(self, ray: SimulatedRay, worker_id: WorkerId, setup: WorkerSetup) -> None:
+        self.name, self.worker_id, self.slots = worker_id.name, worker_id, setup.slots
         self.playing: dict[str, EpisodeOrder] = {}
-        self.told_to_stop: set[str] = set()
-        self.is_suspended = self.is_closed = False
-        self._scheduler = scheduler
+        self.since: dict[str, float] = {}
+        """By slot that plays: when its episode began, without times of suspension."""
+        self.told_to_stop: dict[str, Told] = {}
+        self.last_said: Sequence[FromWorker] = ()
+        """What the long poll holds on to."""
+        self.is_suspended = self.is_closed = self.is_killed = False
+        self.node = f"{ray.num_workers // 2:056x}"
+        self.note_path = Path(f"{self.name}-{ray.num_workers}")
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.note = Remote(lambda: done((self.node, self.note_path)))
+        self.run = Remote(lambda scheduler: self.ended)
+        self.cpu = Remote(lambda: done(ray.use) if self.is_up else asyncio.Future())
+        self._ray = ray
         self._calls = 0
         self._call: asyncio.Task[list[ToWorker]] | None = None
-        self.record = WorkerRecord(self.worker_id, setup, object())
-        scheduler.workforce.group.workers[name] = self.record
 
     @property
     def is_up(self) -> bool:
@@ -90,12 +119,11 @@ class Worker:
         return self._calls > 0
 
     def say(self, *messages: FromWorker) -> None:
-        before, self._calls = self._call, self._calls + 1
-        self._call = asyncio.ensure_future(
-            self._scheduler.exchange(self.worker_id, self._calls, list(messages))
-        )
+        before, self._calls, self.last_said = self._call, self._calls + 1, messages
+        scheduler = self._ray.scheduler
+        self._call = asyncio.ensure_future(scheduler.exchange(self.worker_id, self._calls, list(messages)))
         if before is not None:
-            before.add_done_callback(lambda done: self._hear(done.result()))
+            before.add_done_callback(lambda call: self._hear(call.result()))
 
     def listen(self) -> bool:
         """Take in an answer; whether there was one."""
@@ -108,23 +136,105 @@ class Worker:
         return True
 
     def _hear(self, messages: list[ToWorker]) -> None:
+        num_leases = sum(isinstance(message, Play | Stop) for message in messages)
+        assert num_leases <= 2 * len(self.slots), "leases pile up"
         for message in messages:
             if isinstance(message, Play):
+                assert message.slot_id in self.slots, "a slot of another worker"
                 assert message.slot_id not in self.playing, "a slot that plays was given another episode"
                 self.playing[message.slot_id] = message.order
+                self.since[message.slot_id] = self._ray.active_s
             elif isinstance(message, Stop):
                 order = self.playing.get(message.slot_id)
-                if order is not None and order.lease_id == message.lease_id:
-                    self.told_to_stop.add(message.slot_id)
+                assert order is not None, "a slot that plays nothing is told to stop"
+                assert order.lease_id == message.lease_id, "a slot is told to stop what it does not play"
+                self.told_to_stop[message.slot_id] = Told(self._ray.awake_s)
             elif message is Control.CLOSE:
                 assert not self.playing, "a worker that plays was ended"
                 self.is_closed = True
             elif isinstance(message, Control):
                 self.is_suspended = message is Control.SUSPEND
 
-    def end(self) -> None:
+    def over(self, slot: str) -> EpisodeOrder:
+        """The slot plays no more."""
+        self.told_to_stop.pop(slot, None)
+        del self.since[slot]
+        return self.playing.pop(slot)
+
+    def die(self) -> None:
+        self.hang_up()
+        if not self.ended.done():
+            self.ended.set_exception(ActorDiedError())
+
+    def hang_up(self) -> None:
         if self._call is not None:
             self._call.cancel()
+
+
+def done(value: Any) -> asyncio.Future[Any]:
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    future.set_result(value)
+    return future
+
+
+class SimulatedRay:
+    """What the scheduler uses of Ray, and where its processes would run."""
+
+    scheduler: RolloutScheduler
+    use = IDLE
+    awake_s = active_s = 0.0
+    """Time in which the scheduler was not stopped, and in which rollouts were not suspended either."""
+
+    def __init__(self) -> None:
+        self.workers: dict[str, Worker] = {}
+        """The present incarnations that are alive, by name."""
+        self.num_workers = 0
+        self.notes: dict[Path, Note] = {}
+
+    def remote(self, **options: Any) -> Callable[[Any], Any]:
+        return lambda body: (
+            SimpleNamespace(options=lambda **_: Remote(lambda path: done(self.notes.get(path))))
+            if body is read_note
+            else Remote(self._start)
+        )
+
+    def _start(self, worker_id: WorkerId, setup: WorkerSetup) -> Worker:
+        others = {slot for worker in self.workers.values() for slot in worker.slots}
+        assert worker_id.name not in self.workers, "two workers of one name"
+        assert others.isdisjoint(setup.slots), "two workers have a slot"
+        self.num_workers += 1
+        worker = self.workers[worker_id.name] = Worker(self, worker_id, setup)
+        return worker
+
+    def kill(self, worker: Worker) -> None:
+        now = asyncio.get_running_loop().time()
+        is_hung = any(now - told.at >= GRACE_S for told in worker.told_to_stop.values())
+        is_up = worker.is_up and not worker.is_closed and self.workers.get(worker.name) is worker
+        assert is_hung or not is_up, "a worker that works was killed"
+        worker.is_killed = True
+
+    def get_runtime_context(self) -> Any:
+        return SimpleNamespace(current_actor=None)
+
+
+class AnyNode:
+    """Places workers where they say that they are."""
+
+    def __init__(self, rule: Any) -> None:
+        pass
+
+    def options(self, name: str) -> dict[str, Any]:
+        return {}
+
+    def landed(self, name: str, node: str) -> None:
+        pass
+
+    def left(self, name: str) -> None:
+        pass
+
+
+async def nothing() -> None:
+    """Stands for a task that collects garbage."""
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -132,24 +242,36 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.now = 1000.0
-        clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now)
-        self.killed: list[Any] = []
+        self.loop = VirtualTimeLoop()
+        self.ray = SimulatedRay()
+        clock = SimpleNamespace(monotonic=self.loop.time, time=self.loop.time)
         self.patches = [
-            *(
-                mock.patch.object(module, "time", clock)
-                for module in (finished_episodes, ledger_shell, scheduler_module)
-            ),
-            *(mock.patch.object(module, "TICK_S", TICK_S) for module in (ledger_shell, scheduler_module)),
-            mock.patch.object(worker_group.ray, "kill", self.killed.append),
+            *(mock.patch.object(module, "time", clock) for module in (scheduler_module, ledger_shell)),
+            *(mock.patch.object(module, "TICK_S", TICK_S) for module in (scheduler_module, ledger_shell)),
+            mock.patch.object(scheduler_module, "ray", self.ray),
+            mock.patch.object(scheduler_module, "collect_rarely"),
+            mock.patch.object(scheduler_module, "collect_when_grown", nothing),
+            mock.patch.object(slot_activity, "MAX_RESTARTS_WITHOUT_PROGRESS", 10**6),
+            mock.patch.object(worker_group, "ray", self.ray),
+            mock.patch.object(worker_group, "Placer", AnyNode),
         ]
         for patch in self.patches:
             patch.start()
-        self.loop = asyncio.new_event_loop()
         self.request: asyncio.Task[RolloutBatch] | None = None
-        self.version = self.num_incarnations = self.num_suspensions = 0
+        self.starting: asyncio.Task[None] | None = None
+        self.version = 0
         self.delivered: set[str] = set()
+        self.reported: list[tuple[int, weakref.ref[Any]]] = []
+        """Group and tokens of all trajectories that workers sent."""
+        self.ended_groups: set[int] = set()
+        """Delivered, or of a round of evaluation that is over."""
+        self.left_nodes: set[str] = set()
+        self.is_suspended = False
         self.is_evaluation = self.is_taken = self.is_over = False
+
+    @property
+    def workers(self) -> dict[str, Worker]:
+        return self.ray.workers
 
     @initialize(
         group_size=st.integers(1, 2),
@@ -212,38 +334,18 @@ class SchedulerMachine(RuleBasedStateMachine):
             group_filters=filters,
             stop_grace_s=GRACE_S,
         )
-        self.scheduler = RolloutScheduler(setup)
-        self.scheduler.workforce.group.supervise = self._supervise  # type: ignore[method-assign]
-        self.workers: dict[str, Worker] = {}
-        self.worker_setups: dict[str, WorkerSetup] = {}
 
         async def begin() -> None:
-            workforce = self.scheduler.workforce
-            workforce.carry_out(workforce.pool.begin())
+            self.scheduler = self.ray.scheduler = RolloutScheduler(setup)
+            self.starting = asyncio.create_task(self.scheduler.start())
+            await asyncio.sleep(0)
             await asyncio.sleep(0)
             for worker in self.workers.values():
                 worker.say()
+            await self.starting
             await (self.scheduler.begin_again(0) if is_evaluation else self.scheduler.publish(0))
 
         self._do(begin())
-
-    async def _supervise(self, life: Life, scheduler: Any, died: Any) -> None:
-        slots = self.scheduler.workforce.group.add_slots_of(life)
-        self.worker_setups[life.name] = replace(self.setups[life.seat], slots=slots)
-        self._start_worker(life.name)
-
-    def _start_worker(self, name: str) -> None:
-        self.num_incarnations += 1
-        self.workers[name] = Worker(self.scheduler, name, self.worker_setups[name], self.num_incarnations)
-
-    def _lose(self, worker: Worker, note: Note | None) -> None:
-        """Its process ended."""
-        worker.end()
-        if self.scheduler.workforce.died(worker.record, "killed", note):
-            self._start_worker(worker.name)
-        else:
-            self.scheduler.workforce.group.forget(worker.record)
-        self.scheduler.workforce.restarts.reset()
 
     def _do(self, work: Any = None) -> None:
         """Do this on the event loop, and let everybody hear of it."""
@@ -254,26 +356,30 @@ class SchedulerMachine(RuleBasedStateMachine):
             while True:
                 for _ in range(6):
                     await asyncio.sleep(0)
-                if not sum(worker.listen() for worker in self.workers.values()):
+                ended = [worker for worker in self.workers.values() if worker.is_closed or worker.is_killed]
+                for worker in ended:
+                    self._end(worker)
+                if not ended and not sum(worker.listen() for worker in self.workers.values()):
                     break
-            for worker in [worker for worker in self.workers.values() if worker.is_closed]:
-                self.workers.pop(worker.name).end()
-                self.scheduler.workforce.group.forget(worker.record)
-                self.killed.remove(worker.record.actor)
-            for worker in [worker for worker in self.workers.values() if not worker.is_up]:
-                if worker.record.actor in self.killed:
-                    self._lose(self.workers.pop(worker.name), None)
-                    self.killed.remove(worker.record.actor)
 
         self.loop.run_until_complete(run())
         self._look_at_batch()
+
+    def _end(self, worker: Worker) -> None:
+        """Its process ends, as it was told or by force."""
+        del self.workers[worker.name]
+        if worker.is_closed:
+            worker.hang_up()
+            worker.ended.set_result(None)
+        else:
+            worker.die()
 
     def _look_at_batch(self) -> None:
         if self.request is None or not self.request.done():
             return
         request, self.request = self.request, None
         if (error := request.exception()) is not None:
-            assert isinstance(error, scheduler_module.RolloutStalled), error
+            assert isinstance(error, RolloutStalled), error
             self.is_over = True
             return
         batch = request.result()
@@ -295,10 +401,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(ids) == self.config.batch_size
         assert ids.isdisjoint(self.delivered), "delivered twice"
         self.delivered |= ids
-
-    def _tries(self) -> int:
-        groups = self.scheduler.shell.ledger.groups.open.values()
-        return sum(member.attempt for group in groups for member in group.members)
+        self.ended_groups |= {group[0].group_id for group in batch.groups}
 
     def _busy(self) -> list[tuple[Worker, str]]:
         return [(worker, slot) for worker in self.workers.values() for slot in worker.playing]
@@ -307,12 +410,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), age=st.integers(0, 1), failed=st.booleans())
     def an_episode_ends(self, data: st.DataObject, age: int, failed: bool) -> None:
         """Also one that was told to stop and ended first."""
-        self._end(*data.draw(st.sampled_from(self._busy())), age=age, failed=failed)
+        self._finish(*data.draw(st.sampled_from(self._busy())), age=age, failed=failed)
 
-    def _end(self, worker: Worker, slot: str, *, age: int = 0, failed: bool = False) -> None:
-        order = worker.playing.pop(slot)
-        worker.told_to_stop.discard(slot)
+    def _finish(self, worker: Worker, slot: str, *, age: int = 0, failed: bool = False) -> None:
+        order = worker.over(slot)
         played = trajectory(order, max(0, self.version - age), failed=failed)
+        self.reported.append((order.group_id, weakref.ref(played.tokens.ids)))
         self._say(worker, Finished(slot, order.lease_id, played))
 
     def _say(self, worker: Worker, message: FromWorker) -> None:
@@ -326,8 +429,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def an_episode_stops(self, data: st.DataObject) -> None:
         stopping = [(w, slot) for w in self.workers.values() for slot in sorted(w.told_to_stop)]
         worker, slot = data.draw(st.sampled_from(stopping))
-        worker.told_to_stop.remove(slot)
-        self._say(worker, Released(slot, worker.playing.pop(slot).lease_id))
+        self._say(worker, Released(slot, worker.over(slot).lease_id))
 
     @precondition(lambda self: not self.is_over)
     @rule(data=st.data(), has_note=st.booleans())
@@ -335,11 +437,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         worker = self.workers.pop(data.draw(st.sampled_from(sorted(self.workers))))
 
         async def die() -> None:
-            note = None
             if worker.playing and has_note:
-                note = Note(data.draw(st.sampled_from(sorted(worker.playing))), "step", 1.0)
-            self._lose(worker, note)
-            self.killed.clear()
+                slot = data.draw(st.sampled_from(sorted(worker.playing)))
+                self.ray.notes[worker.note_path] = Note(slot, "step", 1.0)
+            worker.die()
+            for _ in range(6):
+                await asyncio.sleep(0)
             # What it said last arrives behind the news of its death.
             late = [Released(slot, order.lease_id) for slot, order in worker.playing.items()]
             said = self.scheduler.exchange(worker.worker_id, 10_000, late)
@@ -358,47 +461,35 @@ class SchedulerMachine(RuleBasedStateMachine):
         self._do(check_in())
 
     @precondition(lambda self: not self.is_over)
-    @rule(what=st.sampled_from(["more", "fewer", "leave", "node"]), data=st.data())
-    def the_number_of_workers_changes(self, what: str, data: st.DataObject) -> None:
-        async def change() -> None:
-            workforce = self.scheduler.workforce
-            if what == "leave":
-                names = data.draw(st.lists(st.sampled_from(sorted(self.workers)), max_size=2))
-                workforce.carry_out(workforce.pool.leave(names))
-            elif what == "node":
-                names = data.draw(st.lists(st.sampled_from(sorted(self.workers)), max_size=2))
-                for name in names:
-                    self.workers[name].record.node = f"node-{self.num_incarnations}"
-                self.num_tries = self._tries()
-                await self.scheduler.node_leaves(f"node-{self.num_incarnations}", data.draw(GRACES))
-                assert self._tries() == self.num_tries, "a hand-over used up an attempt"
-            else:
-                workforce.carry_out(workforce.pool.look(BUSY if what == "more" else IDLE, 60.0))
+    @rule(use=st.sampled_from([BUSY, IDLE]), seconds=st.sampled_from([2 * TICK_S, DEADLINE_S]))
+    def the_load_changes(self, use: CpuUse, seconds: float) -> None:
+        """More workers are started, or some retired."""
+        self.ray.use = use
+        self._pass(seconds)
 
-        self._do(change())
+    @precondition(lambda self: not self.is_over and self.workers)
+    @rule(data=st.data())
+    def a_node_leaves(self, data: st.DataObject) -> None:
+        node = data.draw(st.sampled_from(sorted({worker.node for worker in self.workers.values()})))
+        self.left_nodes.add(node)
+        self._do(self.scheduler.node_leaves(node, data.draw(GRACES)))
 
     @precondition(lambda self: not self.is_over)
     @rule(seconds=st.sampled_from([TICK_S, 3 * GRACE_S, DEADLINE_S + TICK_S]))
     def the_scheduler_is_stopped(self, seconds: float) -> None:
         """Its process is; the events that waited come before its timer."""
-        self.now += seconds
+        self.loop.skip(seconds)
 
     @precondition(lambda self: not self.is_over)
     @rule(seconds=st.sampled_from([TICK_S, 3 * GRACE_S, DEADLINE_S + TICK_S]))
     def time_passes(self, seconds: float) -> None:
+        self._pass(seconds)
+
+    def _pass(self, seconds: float) -> None:
         for _ in range(int(seconds / TICK_S)):
-            self.now += TICK_S
-            self._look_at_the_clock()
-
-    def _look_at_the_clock(self) -> None:
-        async def look() -> None:
-            self.scheduler.end_what_is_late()
-            hung = [n for n, w in self.workers.items() if w.record.actor in self.killed]
-            for name in hung:
-                self._lose(self.workers.pop(name), None)
-            self.killed.clear()
-
-        self._do(look())
+            self.ray.awake_s += TICK_S
+            self.ray.active_s += 0.0 if self.is_suspended else TICK_S
+            self._do(asyncio.sleep(TICK_S))
 
     @precondition(lambda self: not self.is_over and self.request is None and not self.is_taken)
     @rule()
@@ -421,11 +512,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Also while the one before still runs."""
         self.version += 1
         self.is_taken = False
+        self.ended_groups |= {group for group, _ in self.reported}
         self._do(self.scheduler.begin_again(self.version))
 
     @precondition(lambda self: not self.is_over and not self.is_evaluation)
     @rule(suspends=st.booleans())
     def rollouts_are_suspended_or_resumed(self, suspends: bool) -> None:
+        self._suspend(suspends)
+
+    def _suspend(self, suspends: bool) -> None:
+        self.is_suspended = suspends
         self._do(self.scheduler.suspend() if suspends else self.scheduler.resume())
 
     @precondition(lambda self: self.is_over)
@@ -434,54 +530,59 @@ class SchedulerMachine(RuleBasedStateMachine):
         pass
 
     @invariant()
-    def the_scheduler_knows_what_is_played(self) -> None:
-        if not hasattr(self, "scheduler") or self.is_over:
-            return
-        shell, workforce = self.scheduler.shell, self.scheduler.workforce
-        episodes = self.scheduler.episodes
-        assert shell.slots.playing == {slot: w.playing[slot] for w, slot in self._busy()}
-        assert shell.slots.stop_deadlines.keys() == {s for w in self.workers.values() for s in w.told_to_stop}
-        assert shell.slots.stragglers <= shell.slots.playing.keys()
-        assert episodes.trajectories.keys() <= shell.ledger.groups.finished.keys(), (
-            "a result is kept for nobody"
-        )
-        assert not episodes.filter_reasons
-        assert all(not task.done() for task in self.scheduler.background.tasks), "ended tasks are kept"
-        for worker in workforce.group.workers.values():
-            waiting = [item for item in worker.outbox.waiting if isinstance(item, Play | Stop)]
-            assert len(waiting) <= 2 * len(worker.setup.slots), (
-                "a worker that does not listen piles up leases"
-            )
-        pool = workforce.pool
-        assert {*pool.names} <= self.workers.keys()
-        assert all(pool.is_leaving(name) for name in self.workers.keys() - {*pool.names})
-        assert {s for w in self.workers.values() for s in w.record.setup.slots} == {
-            *workforce.group.name_of_slot
-        }
-        if not self.is_evaluation:
-            for worker in self.workers.values():
-                assert not worker.is_up or worker.is_suspended is shell.ledger.is_suspended
+    def what_is_played_is_watched(self) -> None:
+        """No episode outlasts its deadline, none its end, and no worker is left as it was."""
+        for worker in self.workers.values():
+            for slot in worker.playing:
+                if (told := worker.told_to_stop.get(slot)) is not None:
+                    assert self.ray.awake_s - told.awake_s <= GRACE_S + SLACK_S, (
+                        "a hung worker is not replaced"
+                    )
+                else:
+                    played_s = self.ray.active_s - worker.since[slot]
+                    assert self.is_over or played_s <= DEADLINE_S + SLACK_S, (
+                        "an episode outlasts its deadline"
+                    )
+            if worker.is_up and not self.is_evaluation and not self.is_over:
+                assert worker.is_suspended is self.is_suspended
+
+    @invariant()
+    def results_are_not_kept_for_nobody(self) -> None:
+        said = [message for worker in self.workers.values() for message in worker.last_said]
+        held = {id(each.trajectory.tokens.ids) for each in said if isinstance(each, Finished)}
+
+        def kept() -> list[int]:
+            return [
+                group
+                for group, tokens in self.reported
+                if group in self.ended_groups and tokens() is not None and id(tokens()) not in held
+            ]
+
+        if kept():
+            gc.collect()
+            assert not kept()
 
     def teardown(self) -> None:
         try:
             if hasattr(self, "scheduler") and not self.is_over:
                 self._drain()
+                self.results_are_not_kept_for_nobody()
         finally:
-            for worker in getattr(self, "workers", {}).values():
-                worker.end()
-            if self.request is not None:
-                self.request.cancel()
-            self.loop.run_until_complete(asyncio.sleep(0))
+            self.loop.run_until_complete(self._close())
             self.loop.close()
             for patch in self.patches:
                 patch.stop()
 
+    async def _close(self) -> None:
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
     def _drain(self) -> None:
         """When all episodes end well a batch comes, also from the workers that are left."""
-        if not any(self.workers[name].is_up for name in self.scheduler.workforce.pool.names):
-            self.new_workers_check_in()
         if not self.is_evaluation:
-            self._do(self.scheduler.resume())
+            self._suspend(False)
             if self.is_taken:
                 self.weights_are_published()
         elif self.is_taken:
@@ -491,9 +592,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(60):
             if self.is_taken or self.is_over:
                 return
+            if not any(w.is_up and w.node not in self.left_nodes for w in self.workers.values()):
+                self.new_workers_check_in()
             for worker, slot in self._busy():
                 if slot in worker.playing:
-                    self._end(worker, slot)
+                    self._finish(worker, slot)
         raise AssertionError("no batch came")
 
 

@@ -50,6 +50,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._clock.now
 
+    def skip(self, seconds: float) -> None:
+        """Let time pass as if the process were stopped: no timer is heeded meanwhile."""
+        self._clock.now += seconds
+
 
 def run(scenario: Coroutine[Any, Any, ResultT]) -> ResultT:
     """`scenario` in virtual time."""
