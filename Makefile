@@ -182,7 +182,7 @@ test-nightly: install ## Everything that `make test` leaves out, to its end what
 
 .PHONY: test-mutations
 test-mutations: install ## Plant the faults of tests/mutations.toml and see that the tests find each: some 15 minutes
-	$(BIN)/python -m tests.mutations
+	$(BIN)/python -m tests.mutations --jobs 2
 
 .PHONY: test-times
 test-times: install ## Where the last `make test` spent its time: files, then tests

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from envsdk.trainer import TrainSequence
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 settings.register_profile("envsdk", deadline=None)
+# For `tests.mutations`, which asks whether a test fails, and not for the smallest example.
+settings.register_profile("unshrunk", deadline=None, phases=[Phase.explicit, Phase.generate])
 settings.load_profile("envsdk")
 
 VOCAB_SIZE = 61

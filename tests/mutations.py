@@ -118,21 +118,12 @@ class Copy:
 
     def run(self, tests: Sequence[str]) -> tuple[int, str]:
         """Exit code of pytest, and the last line that it printed."""
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-x",
-            "-p",
-            "no:cacheprovider",
-            "-m",
-            "not slow and not gpu",
-        ]
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+        # The same examples in every run: a fault is found or not, whatever the day.
+        command += ["--hypothesis-seed", "0", "--hypothesis-profile", "unshrunk"]
         paths = [str(self._root), *filter(None, [os.environ.get("PYTHONPATH")])]
         done = subprocess.run(
-            # The same examples in every run: a fault is found or not, whatever the day.
-            [*command, "--hypothesis-seed", "0", *tests],
+            [*command, "-m", "not slow and not gpu", *tests],
             cwd=self._root,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             stdin=subprocess.DEVNULL,

@@ -50,7 +50,8 @@ def wait_for_shards(process: subprocess.Popen[bytes], folder: Path, num_shards: 
     wait_until(lambda: process.poll() is not None or len(list(folder.glob("part-*"))) >= num_shards)
 
 
-@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [1, 2])
 def test_killed_again_and_again_it_ends_as_if_it_had_run_through(tmp_path: Path, num_workers: int) -> None:
     out = tmp_path / "out"
     arguments = [

@@ -430,6 +430,7 @@ def test_a_first_prompt_over_the_sequence_length_names_the_keys_to_change(
         rollouts.next_batch()
 
 
+@pytest.mark.slow
 def test_with_two_engines_losing_one_costs_nothing_but_time(start_rollouts: StartRollouts) -> None:
     rollouts = start_rollouts(engine=SLOW_REPLIES, num_engines=2, num_workers=2)
     rollouts.next_batch()
@@ -499,6 +500,7 @@ def test_an_engine_that_leaves_gets_no_more_requests_also_from_workers_that_are_
     wait_until(lambda: num_asked() > before)
 
 
+@pytest.mark.slow
 def test_an_engine_that_breaks_says_so_in_its_health(start_rollouts: StartRollouts) -> None:
     rollouts: Rollouts = start_rollouts(engine={"failure": {"rate": 1.0, "kind": "crash"}})
     (engine,) = rollouts.engines.values()

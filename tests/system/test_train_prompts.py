@@ -13,7 +13,7 @@ from envsdk.tracking import read_metrics
 from envsdk.trajectory import Trajectory
 from tests.system.jobs import Job, wait_until
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 
 CONFIG = """
 exp_name: run
@@ -85,7 +85,6 @@ def test_a_run_on_prompts_asks_every_row_once_an_epoch_and_keeps_each_grade(undi
     assert {"val/reward/digits_val", "val/reward/short_val"} <= set(rows[0])
 
 
-@pytest.mark.slow
 def test_a_killed_run_on_prompts_ends_as_if_nothing_had_happened(
     undisturbed: Job, tmp_path: Path, model: Path
 ) -> None:

@@ -110,19 +110,19 @@ def test_a_group_that_another_explorer_plays_by_now_is_not_taken_from_the_one_th
     buffer = SqlBuffer(open_engine(str(tmp_path / "b.db")), lease_s=30, clock=lambda connection: now[0])
     buffer.create("job", TERMS)
     trainer, silent = buffer.join(Role.TRAINER, "trainer"), buffer.join(Role.EXPLORER, "silent")
-    buffer.begin(trainer, 0)
-    buffer.publish(trainer, 0, 0, {})
-    (lost,) = buffer.claim(silent, ["lake"], version=0, token="one")
+    buffer.trainer.begin(trainer, 0)
+    buffer.trainer.publish(trainer, 0, 0, {})
+    (lost,) = buffer.explorer.claim(silent, ["lake"], version=0, token="one")
     for _ in range(4):
         now[0] += 10
         buffer.renew(trainer)
     other = buffer.join(Role.EXPLORER, "other")
-    (again,) = buffer.claim(other, ["lake"], version=0, token="two")
+    (again,) = buffer.explorer.claim(other, ["lake"], version=0, token="two")
     assert again.group_id == lost.group_id
     finished = FinishedGroup(
         group_id=lost.group_id, payload=b"x", num_trajectories=2, num_tokens=4, oldest_version=0
     )
-    assert buffer.put(silent, [finished]) == [lost.group_id]
+    assert buffer.explorer.put(silent, [finished]) == [lost.group_id]
     assert buffer.num_ready() == 0
-    assert buffer.put(other, [finished]) == []
+    assert buffer.explorer.put(other, [finished]) == []
     assert buffer.num_ready() == 1

@@ -289,7 +289,6 @@ async def test_an_engine_that_dies_in_a_broadcast_between_cards_leaves_the_other
         assert not any("cannot go" in line for line in group.said)
 
 
-@pytest.mark.slow
 async def test_an_engine_that_says_that_it_is_broken_is_ended_and_started_again(tmp_path: Path) -> None:
     async with engine_group(tmp_path, "one", strategy=BREAKING) as group:
         await group.publish(0)
@@ -321,7 +320,6 @@ async def test_the_end_of_the_last_engine_says_how_often_and_why(tmp_path: Path)
         assert group.joined == []
 
 
-@pytest.mark.slow
 async def test_an_engine_that_refuses_the_weights_when_it_comes_back_is_lost_again(tmp_path: Path) -> None:
     async with engine_group(tmp_path, "one", deeds={"0": "refuse"}, max_restarts=1) as group:
         os.kill(min(engine_processes()), signal.SIGKILL)
