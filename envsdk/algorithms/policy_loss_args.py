@@ -20,14 +20,11 @@ RatioOver = Literal["proximal", "behavior"]
 
 
 class ClipRange(NamedTuple):
-    """How far a ratio may lie from 1 before its token gives no gradient."""
+    """A ratio is clipped at 1 - `low` and 1 + `high`; `dual` x |advantage| bounds losses of negative ones."""
 
     low: float
-    """Clipped from below at 1 - this."""
     high: float
-    """Clipped from above at 1 + this."""
     dual: float | None = None
-    """Bounds the loss of tokens with negative advantage at this x |advantage|."""
 
 
 class PolicyLossArgs(StrictSettings):
@@ -117,9 +114,8 @@ class DAPOArgs(OwnClipRange, OverProximal):
     """`dapo`."""
 
     def notes(self, keys: AlgorithmKeys) -> list[str]:
-        if keys.loss_agg_mode == "token-mean":
-            return []
-        return [f"dapo averages over tokens; loss_agg_mode={keys.loss_agg_mode} departs from it"]
+        said = f"dapo averages over tokens; loss_agg_mode={keys.loss_agg_mode} departs from it"
+        return [] if keys.loss_agg_mode == "token-mean" else [said]
 
 
 class DecoupledPPOArgs(ClippedByKeys):

@@ -122,61 +122,44 @@ class SettingsSection:
 
 def settings_sections(config: RunConfig) -> Iterator[SettingsSection]:
     """Sections of the file whose keys a plug-in declares."""
+    train = config.actor_train
+    trainer = train.strategy_args.strategy_name
     roles: list[tuple[str, Role, str]] = [
-        ("actor_train", config.actor_train, "trainers"),
+        ("actor_train", train, "trainers"),
         ("actor_infer", config.actor_infer, "engines"),
         ("reference", config.reference, "trainers"),
     ]
-    for role_name, role, kind in roles:
+    for name, role, kind in roles:
         plugin = role.strategy_args.strategy_name
-        model = settings_model(kind, plugin, "strategy_config")
-        if model is not None:
-            yield SettingsSection(
-                path=(role_name, "strategy_args", "strategy_config"),
-                plugin=plugin,
-                model=model,
-                values=role.settings,
-                also={key: (role_name, "model_args", key) for key in role.model_args},
-            )
-    plugin = config.actor_train.strategy_args.strategy_name
-    model = settings_model("trainers", plugin, "training_args")
-    if model is not None:
-        yield SettingsSection(
-            path=("actor_train", "training_args"),
-            plugin=plugin,
-            model=model,
-            values=config.actor_train.training_args,
-            also={},
+        also: dict[str, KeyPath] = {key: (name, "model_args", key) for key in role.model_args}
+        path = (name, "strategy_args", "strategy_config")
+        yield from _section(
+            path, plugin, settings_model(kind, plugin, "strategy_config"), role.settings, also
         )
+    model = settings_model("trainers", trainer, "training_args")
+    yield from _section(("actor_train", "training_args"), trainer, model, train.training_args)
     model = settings_model("policy_losses", config.pg_variant, "pg_args")
-    if model is not None:
-        yield SettingsSection(
-            path=("pg_args",), plugin=config.pg_variant, model=model, values=config.pg_args, also={}
-        )
+    yield from _section(("pg_args",), config.pg_variant, model, config.pg_args)
     model = estimator_settings(config.adv_estimator)
-    if model is not None:
-        yield SettingsSection(
-            path=("adv_args",), plugin=config.adv_estimator, model=model, values=config.adv_args, also={}
-        )
+    yield from _section(("adv_args",), config.adv_estimator, model, config.adv_args)
     for tracker in config.trackers:
         model = settings_model("trackers", tracker, "tracker_args")
-        if model is not None:
-            yield SettingsSection(
-                path=("tracker_args", tracker),
-                plugin=tracker,
-                model=model,
-                values=config.tracker_args.get(tracker, {}),
-                also={},
-            )
+        yield from _section(("tracker_args", tracker), tracker, model, config.tracker_args.get(tracker, {}))
     for index, entry in enumerate(config.group_filters):
         with suppress(ConfigurationError):  # the check of names reports it
-            yield SettingsSection(
-                path=("group_filters", index),
-                plugin=entry.name,
-                model=filter_settings(entry.name),
-                values=entry.args,
-                also={},
-            )
+            model = filter_settings(entry.name)
+            yield from _section(("group_filters", index), entry.name, model, entry.args)
+
+
+def _section(
+    path: KeyPath,
+    plugin: str,
+    model: type[BaseModel] | None,
+    values: Mapping[str, Any],
+    also: Mapping[str, KeyPath] | None = None,
+) -> Iterator[SettingsSection]:
+    if model is not None:
+        yield SettingsSection(path=path, plugin=plugin, model=model, values=values, also=also or {})
 
 
 def environment_ids() -> list[str]:

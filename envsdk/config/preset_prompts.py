@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from envsdk.config.rlvr import DEFAULT_DOMAIN, DEFAULT_REWARD, PROMPTS_ENV, found_files
+from envsdk.config.rlvr import DEFAULT_DOMAIN, DEFAULT_REWARD, PROMPTS_ENV, found_files, mapping
 from envsdk.prompt_data.files import is_local
 from envsdk.prompt_data.generated import SCHEME
 from envsdk.settings.problems import KeyPath
@@ -32,13 +32,13 @@ _MOST_REWARD_WORKERS = 2
 def put_prompts(data: Mapping[str, Any], put: Put) -> Iterator[str]:
     """Put generated rows in the place of files that are not here, and a comparison in that of judges without
     an address. Yields what was replaced, in one line each."""
-    rewards = _mapping(data.get("rewards"))
+    rewards = mapping(data.get("rewards"))
     yield from _put_comparisons(rewards, put)
     for section, split in (("actor_train", "train"), ("validation", "val")):
         yield from _put_rows(data, section, split, rewards, put)
     yield from _put_data_sets(data, put)
     for name, reward in rewards.items():
-        workers = _mapping(reward).get("world_size")
+        workers = mapping(reward).get("world_size")
         if isinstance(workers, int) and workers > _MOST_REWARD_WORKERS:
             put(("rewards", name, "world_size"), _MOST_REWARD_WORKERS)
 
@@ -59,7 +59,7 @@ def _put_rows(
     data: Mapping[str, Any], section: str, split: str, rewards: Mapping[str, Any], put: Put
 ) -> Iterator[str]:
     """Of training, or held-out ones."""
-    args = _mapping(_mapping(data.get(section)).get("data_args"))
+    args = mapping(mapping(data.get(section)).get("data_args"))
     absent = _absent(args.get("file_name"), args.get("dataset_dir"))
     rows = {name: _rows_of(reward) for name, reward in (rewards or {DEFAULT_DOMAIN: DEFAULT_REWARD}).items()}
     files = [f"{SCHEME}{file}_{split}" for file in dict.fromkeys(file for file, _ in rows.values())]
@@ -69,7 +69,7 @@ def _put_rows(
         if args.get(key):
             put((section, "data_args", key), usual)
     for name, reward in rewards.items():
-        own = _mapping(reward).get("tag_included")
+        own = mapping(reward).get("tag_included")
         own = own if isinstance(own, list) else []
         put(("rewards", name, "tag_included"), list(dict.fromkeys([*own, rows[name][1]])))
     shown = ", ".join(f"{name} {tag}" for name, (_, tag) in rows.items())
@@ -78,9 +78,9 @@ def _put_rows(
 
 def _put_data_sets(data: Mapping[str, Any], put: Put) -> Iterator[str]:
     """In environments that ask rows and stand in no domain, such as gem's."""
-    for tag, env in _mapping(data.get("custom_envs")).items():
-        config = _mapping(_mapping(env).get("env_config"))
-        absent = _absent(config.get("files"), None) if _mapping(env).get("env_type") == PROMPTS_ENV else ""
+    for tag, env in mapping(data.get("custom_envs")).items():
+        config = mapping(mapping(env).get("env_config"))
+        absent = _absent(config.get("files"), None) if mapping(env).get("env_type") == PROMPTS_ENV else ""
         file, rows = _rows_of(config.get("reward"))
         path: KeyPath = ("custom_envs", tag, "env_config")
         if absent and put((*path, "files"), [f"{SCHEME}{file}_train"]):
@@ -99,11 +99,7 @@ def _absent(names: Any, folder: Any) -> str:
 def _rows_of(reward: Any) -> tuple[str, str]:
     """The generated rows for a reward, and their tag; for a sum, those of the part that decides."""
     if isinstance(reward, dict):
-        if parts := _mapping(reward.get("parts")):
+        if parts := mapping(reward.get("parts")):
             return _rows_of(parts.get(str(reward.get("decides"))) or next(iter(parts.values())))
         reward = reward.get("worker_cls")
     return _ROWS.get(str(reward), _OTHER_ROWS)
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}

@@ -69,16 +69,16 @@ def expand(data: Mapping[str, Any], *, count_rows: CountRows, leaves_out_empty: 
     `leaves_out_empty`: domains without rows are left out of training, as long as one has rows.
     """
     expansion = Expansion(deepcopy(dict(data)))
-    train = _mapping(_mapping(data.get("actor_train")).get("data_args"))
+    train = mapping(mapping(data.get("actor_train")).get("data_args"))
     if train and "rewards" not in data:
         expansion.add(("rewards",), {DEFAULT_DOMAIN: {"worker_cls": DEFAULT_REWARD}}, "actor_train.data_args")
-    domains = {name: _mapping(reward) for name, reward in _mapping(expansion.data.get("rewards")).items()}
+    domains = {name: mapping(reward) for name, reward in mapping(expansion.data.get("rewards")).items()}
     if domains:
         _add_lengths(expansion)
     if domains and train:
         _add_training(expansion, train, domains, count_rows, leaves_out_empty=leaves_out_empty)
-    validation = _mapping(data.get("validation"))
-    held_out = _mapping(validation.get("data_args"))
+    validation = mapping(data.get("validation"))
+    held_out = mapping(validation.get("data_args"))
     if domains and held_out:
         _add_validation(expansion, validation, held_out, domains, count_rows)
     if domains:
@@ -111,7 +111,7 @@ def _add_training(
 ) -> None:
     data = expansion.data
     counts: dict[str, int | None] = {}
-    shares = _mapping(files.get("domain_interleave_probs"))
+    shares = mapping(files.get("domain_interleave_probs"))
     for name, reward in domains.items():
         env_config = _env_config(data, files, name, reward, domains, shuffle=True)
         counts[name] = None if shares.get(name) == 0 else count_rows(_counted(env_config, files))
@@ -123,7 +123,7 @@ def _add_training(
         expansion.left_out = [name for name in used if counts[name] == 0]
         used = {name: share for name, share in used.items() if counts[name] != 0}
     manager: KeyPath = ("train_env_manager",)
-    written = _mapping(data.get("train_env_manager"))
+    written = mapping(data.get("train_env_manager"))
     expansion.add((*manager, "tags"), list(used or domains), source)
     if group_size is not None:
         expansion.add((*manager, "group_size"), group_size, "num_return_sequences_in_group")
@@ -172,7 +172,7 @@ def _add_validation(
     counts = {tag: count for tag, count in counts.items() if count != 0} or counts
     if "val_env_manager" in data:
         return
-    group_size = _mapping(validation.get("generating_args")).get("num_return_sequences", 1)
+    group_size = mapping(validation.get("generating_args")).get("num_return_sequences", 1)
     if not isinstance(group_size, int) or group_size < 1:
         return
     rows = [count or 1 for count in counts.values()]
@@ -191,7 +191,7 @@ def _add_validation(
 
 def _add_no_validation(expansion: Expansion) -> None:
     """No tasks are held out: nothing is evaluated."""
-    tags = _mapping(expansion.data.get("train_env_manager")).get("tags")
+    tags = mapping(expansion.data.get("train_env_manager")).get("tags")
     if not isinstance(tags, list) or not tags or expansion.data.get("val_batch_size", 0) != 0:
         return
     expansion.add(("val_batch_size",), 0, "no val_env_manager and no validation")
@@ -203,9 +203,9 @@ def _add_filters(expansion: Expansion, domains: Mapping[str, Mapping[str, Any]])
     """`query_filter_config` of the domains as group filters."""
     filters = []
     for name, reward in domains.items():
-        asked = _mapping(reward.get("query_filter_config"))
+        asked = mapping(reward.get("query_filter_config"))
         if asked.get("type", "no_filter") != "no_filter":
-            filters.append({"name": asked["type"], "tags": [name], **_mapping(asked.get("filter_args"))})
+            filters.append({"name": asked["type"], "tags": [name], **mapping(asked.get("filter_args"))})
     written = expansion.data.get("group_filters")
     if filters and (written is None or isinstance(written, list)):
         expansion.data["group_filters"] = [*(written or ()), *filters]
@@ -214,7 +214,7 @@ def _add_filters(expansion: Expansion, domains: Mapping[str, Mapping[str, Any]])
 
 def _add_tag(expansion: Expansion, tag: str, env_config: Mapping[str, Any], source: str) -> None:
     own = {"env_type": PROMPTS_ENV, "env_config": dict(env_config)}
-    given = _mapping(expansion.data.get("custom_envs")).get(tag)
+    given = mapping(expansion.data.get("custom_envs")).get(tag)
     if isinstance(given, dict) and "env_type" not in given:  # a domain with a prompt or limits of its own
         for name, value in own.items():
             expansion.add(("custom_envs", tag, name), value, source)
@@ -237,7 +237,7 @@ def _env_config(
     config = {
         "files": found_files(names, files.get("dataset_dir")),
         **_selected(domain, domains),
-        "columns": {**columns, **_mapping(files.get("columns"))},
+        "columns": {**columns, **mapping(files.get("columns"))},
         "reward": {
             name: value
             for name, value in reward.items()
@@ -309,5 +309,6 @@ def count_rows(env_config: Mapping[str, Any]) -> int | None:
         return None
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def mapping(value: Any) -> Mapping[str, Any]:
+    """A section; empty where something else stands."""
     return value if isinstance(value, dict) else {}

@@ -8,11 +8,11 @@ No prompt is in both splits.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from envsdk.prompt_data.generated_rows import generated_row, is_held_out
 
 _HELD_OUT = 16
 """One prompt in so many belongs to the validation rows."""
@@ -27,29 +27,12 @@ def arithmetic_rows(split: str, num_rows: int) -> Iterator[dict[str, Any]]:
         difficulty = 1 + number // len(_KINDS) % 3
         while True:
             row = make(rng, difficulty)
-            if row["prompt"] not in seen and _is_held_out(row["prompt"]) == (split == "val"):
+            if row["prompt"] not in seen and is_held_out(row["prompt"], _HELD_OUT) == (split == "val"):
                 break
             # Easy prompts are few: a harder one takes the place of one that was drawn before.
             difficulty = rng.randint(1, 3)
         seen.add(row["prompt"])
-        yield {
-            "id": f"arithmetic-{split}-{number}",
-            "source": "generated",
-            "difficulty": difficulty,
-            "prompt": row["prompt"],
-            "messages": json.dumps([{"role": "user", "content": row["prompt"]}]),
-            "ground_truth": row["answer"],
-            "case_type": "",
-            "test_case_function": "",
-            "test_cases": "",
-            "tag": tag,
-            "solution": row["solution"],
-            "mistakes": row["mistakes"],
-        }
-
-
-def _is_held_out(prompt: str) -> bool:
-    return hashlib.sha256(prompt.encode()).digest()[0] % _HELD_OUT == 0
+        yield generated_row(tag=tag, id=f"arithmetic-{split}-{number}", difficulty=difficulty, **row)
 
 
 def _sum(rng: random.Random, difficulty: int) -> dict[str, Any]:
@@ -59,7 +42,7 @@ def _sum(rng: random.Random, difficulty: int) -> dict[str, Any]:
     slips = (_worked_sum(terms, slip_at=i, slip=by) for i in range(1, len(terms)) for by in (-2, -1, 1, 2))
     return {
         "prompt": "+".join(map(str, terms)) + "=",
-        "answer": str(sum(terms)),
+        "ground_truth": str(sum(terms)),
         "solution": solution,
         "mistakes": [text for text in dict.fromkeys(slips) if text != solution],
     }
@@ -82,7 +65,7 @@ def _comparison(rng: random.Random, difficulty: int) -> dict[str, Any]:
     choices = " ".join(f"{letter} {number}" for letter, number in zip(letters, numbers, strict=True))
     return {
         "prompt": f"Largest? {choices}",
-        "answer": largest,
+        "ground_truth": largest,
         "solution": _boxed(largest),
         "mistakes": [_boxed(letter) for letter in letters if letter != largest],
     }

@@ -9,11 +9,12 @@ No prompt is in both splits.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 from collections.abc import Iterator
 from typing import Any
+
+from envsdk.prompt_data.generated_rows import generated_row, is_held_out
 
 _HELD_OUT = 8
 """One prompt in so many belongs to the validation rows."""
@@ -33,11 +34,11 @@ def program_rows(split: str) -> Iterator[dict[str, Any]]:
     random.Random("programs").shuffle(drawn)
     for sign, number in drawn:
         prompt = f"Python: f(x) = x{sign}{number}"
-        if _is_held_out(prompt) != (split == "val"):
+        if is_held_out(prompt, _HELD_OUT) != (split == "val"):
             continue
         right = _program(sign, number)
         cases = [{"assert_code": f"assert f({x}) == {x} {sign} {number}"} for x in (1, 5, 12)]
-        yield _row(
+        yield generated_row(
             tag="programs",
             prompt=prompt,
             solution=_fenced(right),
@@ -53,11 +54,11 @@ def instruction_rows(split: str) -> Iterator[dict[str, Any]]:
     for num_words in range(2, _MOST_WORDS + 1):
         for first in rng.sample(_WORDS, _VARIANTS):
             prompt = f"{num_words} words or more, begin with {first}"
-            if _is_held_out(prompt) != (split == "val"):
+            if is_held_out(prompt, _HELD_OUT) != (split == "val"):
                 continue
             others = rng.sample([word for word in _WORDS if word != first], _MOST_WORDS)
             checked = {"func_name": "validate_word_constraint", "N": num_words, "quantifier": "at least"}
-            yield _row(
+            yield generated_row(
                 tag="instructions",
                 prompt=prompt,
                 solution=" ".join([first, *others[: num_words - 1]]),
@@ -70,8 +71,8 @@ def question_rows(split: str) -> Iterator[dict[str, Any]]:
     """Questions whose answer is the entire response, for `train` or `val`."""
     for number in random.Random("questions").sample(range(_LARGEST_ANSWER), _LARGEST_ANSWER):
         prompt = f"After {number}?"
-        if _is_held_out(prompt) == (split == "val"):
-            yield _row(
+        if is_held_out(prompt, _HELD_OUT) == (split == "val"):
+            yield generated_row(
                 tag="questions",
                 prompt=prompt,
                 ground_truth=str(number + 1),
@@ -86,23 +87,3 @@ def _program(sign: str, number: int) -> str:
 
 def _fenced(program: str) -> str:
     return f"```python\n{program}\n```"
-
-
-def _is_held_out(prompt: str) -> bool:
-    return hashlib.sha256(prompt.encode()).digest()[0] % _HELD_OUT == 0
-
-
-def _row(*, tag: str, prompt: str, **fields: Any) -> dict[str, Any]:
-    return {
-        "id": f"{tag}-{prompt}",
-        "source": "generated",
-        "difficulty": 1,
-        "prompt": prompt,
-        "messages": json.dumps([{"role": "user", "content": prompt}]),
-        "ground_truth": "",
-        "case_type": "",
-        "test_case_function": "",
-        "test_cases": "",
-        "tag": tag,
-        **fields,
-    }

@@ -10,14 +10,7 @@ from torch import Tensor
 
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.losses import PolicyLoss, PolicyTokens, policy_loss
-from envsdk.algorithms.policy_loss_args import (
-    ClipRange,
-    DAPOArgs,
-    DecoupledPPOArgs,
-    GSPOArgs,
-    OverProximal,
-    PPOArgs,
-)
+from envsdk.algorithms.policy_loss_args import DAPOArgs, DecoupledPPOArgs, GSPOArgs, OverProximal, PPOArgs
 from envsdk.algorithms.ratios import bounded_exp, log_ratio, mean_by
 
 
@@ -38,7 +31,7 @@ def ppo(tokens: PolicyTokens, args: AlgorithmArgs, own: PPOArgs) -> PolicyLoss:
     Source: PPO, arXiv:1707.06347, eq. 7; dual clip, arXiv:1912.09729; two bounds, arXiv:2503.14476.
     """
     ratio = bounded_exp(log_ratio(tokens.logprobs, tokens.base_logprobs(own.ratio_over)))
-    return _clipped(ratio, tokens, own.clip_range(args))
+    return _clipped(ratio, tokens, *own.clip_range(args))
 
 
 @policy_loss(DAPOArgs)
@@ -54,7 +47,7 @@ def dapo(tokens: PolicyTokens, args: AlgorithmArgs, own: DAPOArgs) -> PolicyLoss
     Source: DAPO, arXiv:2503.14476, eq. 8 and 10; its clip range is the default.
     """
     ratio = bounded_exp(log_ratio(tokens.logprobs, tokens.base_logprobs(own.ratio_over)))
-    return _clipped(ratio, tokens, own.clip_range(args))
+    return _clipped(ratio, tokens, *own.clip_range(args))
 
 
 @policy_loss(DecoupledPPOArgs)
@@ -75,7 +68,7 @@ def decoupled_ppo(tokens: PolicyTokens, args: AlgorithmArgs, own: DecoupledPPOAr
         beyond = torch.zeros_like(weight) if own.beyond_cap == "mask" else own.weight_cap
         weight = torch.where(weight > own.weight_cap, beyond, weight)
     ratio = bounded_exp(log_ratio(tokens.logprobs, tokens.proximal_logprobs))
-    inner = _clipped(ratio, tokens, own.clip_range(args))
+    inner = _clipped(ratio, tokens, *own.clip_range(args))
     return PolicyLoss(loss=weight * inner.loss, ratio=inner.ratio, clipped=inner.clipped, weight=weight)
 
 
@@ -92,7 +85,7 @@ def gspo(tokens: PolicyTokens, args: AlgorithmArgs, own: GSPOArgs) -> PolicyLoss
 
     Source: GSPO, arXiv:2507.18071, eq. 5 to 7 and 13 to 14; its clip range is the default.
     """
-    return _clipped(_group_ratio(tokens, own, tokens.sequence_ids), tokens, own.clip_range(args))
+    return _clipped(_group_ratio(tokens, own, tokens.sequence_ids), tokens, *own.clip_range(args))
 
 
 @policy_loss(PPOArgs)
@@ -109,7 +102,7 @@ def segment_ppo(tokens: PolicyTokens, args: AlgorithmArgs, own: PPOArgs) -> Poli
 
     Source: the segment ratio of ROLL's agentic pipeline; no paper.
     """
-    return _clipped(_group_ratio(tokens, own, tokens.segment_ids), tokens, own.clip_range(args))
+    return _clipped(_group_ratio(tokens, own, tokens.segment_ids), tokens, *own.clip_range(args))
 
 
 def _group_ratio(tokens: PolicyTokens, own: OverProximal, group_ids: Tensor) -> Tensor:
@@ -118,13 +111,13 @@ def _group_ratio(tokens: PolicyTokens, own: OverProximal, group_ids: Tensor) -> 
     return bounded_exp(mean) * bounded_exp(tokens.logprobs - tokens.frozen_logprobs)
 
 
-def _clipped(ratio: Tensor, tokens: PolicyTokens, clip: ClipRange) -> PolicyLoss:
+def _clipped(ratio: Tensor, tokens: PolicyTokens, low: float, high: float, dual: float | None) -> PolicyLoss:
     advantages = tokens.advantages
-    clipped_ratio = ratio.clamp(1 - clip.low, 1 + clip.high)
+    clipped_ratio = ratio.clamp(1 - low, 1 + high)
     surrogate = torch.minimum(ratio * advantages, clipped_ratio * advantages)
     clipped = clipped_ratio * advantages < ratio * advantages
-    if clip.dual is not None:
-        floor = clip.dual * advantages
+    if dual is not None:
+        floor = dual * advantages
         clipped = clipped | ((advantages < 0) & (surrogate < floor))
         surrogate = torch.where(advantages < 0, torch.maximum(surrogate, floor), surrogate)
     return PolicyLoss(loss=-surrogate, ratio=ratio.detach(), clipped=clipped.to(ratio.dtype))

@@ -26,12 +26,7 @@ class Place:
 
     def get(self, *path: str, default: Any = None) -> Any:
         """The value at `path`; `default` where the file has none."""
-        value: Any = self.data
-        for part in path:
-            if not isinstance(value, Mapping) or part not in value:
-                return default
-            value = value[part]
-        return value
+        return value_at(self.data, path, default)
 
     def mapping(self, *path: str) -> Mapping[str, Any]:
         """The section at `path`; empty where the file has none, or something else there."""
@@ -50,6 +45,15 @@ class Place:
     def has_prompts(self) -> bool:
         """Whether the file trains on prompts with rewards."""
         return "rewards" in self.data or bool(self.get("actor_train", "data_args", "file_name"))
+
+
+def value_at(data: Any, path: KeyPath, default: Any = None) -> Any:
+    """The value at `path` of nested mappings; `default` where they have none."""
+    for part in path:
+        if not isinstance(data, Mapping) or part not in data:
+            return default
+        data = data[part]
+    return data
 
 
 Convert = Callable[[Any, Place], Mapping[str, Any]]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envsdk.config.foreign.dialect import Dialect
-from envsdk.config.foreign.row import NULL, Place, Row, filled
+from envsdk.config.foreign.row import NULL, Place, Row, filled, value_at
 from envsdk.settings.nearest import suggest
 from envsdk.settings.problems import KeyPath, Problem, dotted
 
@@ -197,7 +197,7 @@ def _put(
 ) -> None:
     if _set(result.data, path, value, replace=False):
         result.sources[path] = source
-    elif _at(result.data, path) != value and not is_override(path):
+    elif value_at(result.data, path) != value and not is_override(path):
         message = f"means the same as {dotted(path)}, which the file has too, with another value; keep one"
         result.problems.append(Problem(source, message))
 
@@ -214,13 +214,6 @@ def _set(data: dict[str, Any], path: KeyPath, value: Any, *, replace: bool) -> b
         return False
     section[path[-1]] = value
     return True
-
-
-def _at(data: Mapping[str, Any], path: KeyPath) -> Any:
-    value: Any = data
-    for part in path:
-        value = value[part] if isinstance(value, Mapping) and part in value else None
-    return value
 
 
 def _remove(data: dict[str, Any], path: KeyPath) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from envsdk.config.foreign.row import value_at
 from envsdk.settings.problems import KeyPath, Problem
 
 _MARKS: tuple[tuple[str, ...], ...] = (
@@ -18,6 +19,7 @@ _MARKS: tuple[tuple[str, ...], ...] = (
 )
 """Keys that no file of ours needs. One of them makes a file ROLL's: names that both have mean ROLL's then."""
 
+_ABSENT = object()
 _NO_IMAGES = (
     "is for images, video or audio, and envsdk trains on text alone: take a file for a text model; nothing"
     " of this one can be used here"
@@ -48,7 +50,7 @@ _MEDIA_CLASS = re.compile(r"DetectionRewardWorker|VideoR1RewardWorker|\.vl_|VLTr
 
 def is_roll_file(data: Mapping[str, Any]) -> bool:
     """Whether the file has a key that only ROLL's files have."""
-    return any(_has(data, path) for path in _MARKS)
+    return any(value_at(data, path, _ABSENT) is not _ABSENT for path in _MARKS)
 
 
 def kind_problems(data: Mapping[str, Any]) -> list[Problem]:
@@ -69,14 +71,6 @@ def kind_problems(data: Mapping[str, Any]) -> list[Problem]:
 
 def _matches(pattern: re.Pattern[str], value: Any) -> bool:
     return isinstance(value, str) and pattern.search(value) is not None
-
-
-def _has(data: Any, path: tuple[str, ...]) -> bool:
-    for part in path:
-        if not isinstance(data, Mapping) or part not in data:
-            return False
-        data = data[part]
-    return True
 
 
 def _leaves(data: Mapping[str, Any], prefix: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:

@@ -166,8 +166,7 @@ def devices(value: Any, place: Place) -> Ours:
 
 
 def _num_engine_devices(place: Place) -> int:
-    model = place.get("explorer", "rollout_model", default={})
-    model = model if isinstance(model, Mapping) else {}
+    model = place.mapping("explorer", "rollout_model")
     sizes = [
         model.get(key, 1)
         for key in ("engine_num", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
@@ -221,10 +220,8 @@ def _megatron(name: str, value: Any, place: Place) -> Ours:
 def verl(value: Any, place: Place) -> Ours:
     """Of veRL's own settings: the strategy, Megatron's layout, gradient checkpointing and epochs."""
     ours: dict[str, Any] = dict(strategy(None, place))
-    actor = place.get("trainer", "trainer_config", "actor_rollout_ref", "actor", default={})
-    actor = actor if isinstance(actor, Mapping) else {}
-    sizes = actor.get("megatron")
-    sizes = sizes if isinstance(sizes, Mapping) else {}
+    actor = place.mapping("trainer", "trainer_config", "actor_rollout_ref", "actor")
+    sizes = place.mapping("trainer", "trainer_config", "actor_rollout_ref", "actor", "megatron")
     if trainer(None, place) == "megatron_train":
         for key in _VERL_SIZES:
             if sizes.get(key) is not None:

@@ -118,14 +118,11 @@ def kind_problems(data: Mapping[str, Any]) -> list[Problem]:
             or (path == ("model", "model_path") and _IMAGE_MODEL.search(str(value)))
         ):
             return [Problem(path, _IMAGES)]
-    algorithm = data.get("algorithm")
-    kind = algorithm.get("algorithm_type") if isinstance(algorithm, Mapping) else None
+    kind = place.get("algorithm", "algorithm_type")
     if kind in _OTHER_ALGORITHMS:
         return [Problem(("algorithm", "algorithm_type"), _OTHER_ALGORITHMS[str(kind)].format(kind))]
     if (problem := workflow_problem(data)) is not None:
         return [problem]
-    model = data.get("model")
-    model = model if isinstance(model, Mapping) else {}
     for name, reason in (
         ("tinker", "training by Tinker's service is not there: take fsdp2 or megatron on GPUs of your own"),
         (
@@ -133,8 +130,7 @@ def kind_problems(data: Mapping[str, Any]) -> list[Problem]:
             "to evaluate a model behind an API, take `envsdk evaluate` with an OpenAI endpoint",
         ),
     ):
-        section = model.get(name)
-        if isinstance(section, Mapping) and section.get("enable"):
+        if place.get("model", name, "enable"):
             return [Problem(("model", name, "enable"), reason)]
     if not tasksets(place):
         section = ("buffer", "explorer_input")

@@ -25,8 +25,7 @@ _SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
 
 def tasksets(place: Place) -> list[Mapping[str, Any]]:
     """The task sets of training."""
-    given = place.get("buffer", "explorer_input", default={})
-    given = given if isinstance(given, Mapping) else {}
+    given = place.mapping("buffer", "explorer_input")
     one, several = given.get("taskset"), given.get("tasksets") or []
     found = [one] if isinstance(one, Mapping) else several if isinstance(several, list) else []
     return [each for each in found if isinstance(each, Mapping)]
