@@ -1,4 +1,7 @@
-"""Shell: finishes a collection after its last episode: duplicates, other formats, the card.
+"""Shell: opens a collection, and finishes it after its last episode: duplicates, other formats, the card.
+
+    with collection_in(folder, config, plans, formats, ...) as (manifest, missing):
+        ...  # writes the missing shards and notes them in the manifest
 
     shards in .played/ --drop_duplicates--> shards --write_formats--> FORMAT/ --write_card--> README.md
 
@@ -9,27 +12,85 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from envsdk.datasets.card import CARD, card_text
 from envsdk.datasets.formats import ExportFormat, export, make_formats
 from envsdk.datasets.reading import DataSet, tag_records
 from envsdk.datasets.selection import DUPLICATE, Deduplicator, Duplicates
 from envsdk.failures import StorageError
-from envsdk.store.atomic import storage_error, write_atomically
+from envsdk.store.atomic import make_folder, remove_leftovers, storage_error, write_atomically
 from envsdk.store.shard_plan import ShardPlan
 from envsdk.store.shards import (
     PLAYED,
     Manifest,
     Selection,
+    account_for_shards,
+    check_same_config,
     check_stamp,
+    locked_folder,
     read_selection,
     record_shard,
+    refuse_foreign_shards,
+    utc_now,
+    wait_for_workers,
     write_shard,
 )
 from envsdk.store.tally import Tally
 from envsdk.store.trajectories import iter_trajectories
+
+
+@contextmanager
+def collection_in(
+    folder: Path,
+    config: Mapping[str, Any],
+    plans: Sequence[ShardPlan],
+    formats: Sequence[ExportFormat],
+    *,
+    versions: Mapping[str, str],
+    command: Sequence[str],
+    license: Mapping[str, str] | None,
+) -> Iterator[tuple[Manifest, list[ShardPlan]]]:
+    """The manifest of the collection in `folder`, begun where there is none, and the plans that it lacks.
+
+    Nobody else writes into the folder within the block. After it come formats and card.
+
+    Args:
+        versions: Of packages, for a new manifest.
+        command: What was typed, for a new manifest.
+        license: None keeps what the manifest has.
+
+    Raises:
+        ConfigurationError: The folder holds a different collection.
+        StorageError: The folder cannot be written or is damaged.
+    """
+    make_folder(folder)
+    with locked_folder(folder):
+        wait_for_workers(folder)
+        manifest = Manifest.load(folder)
+        if manifest is None:
+            refuse_foreign_shards(folder)
+            refuse_foreign_card(folder)
+            manifest = Manifest(
+                config=dict(config),
+                versions=dict(versions),
+                command=list(command),
+                num_planned=len(plans),
+                created_at=utc_now(),
+            )
+        check_same_config(folder, manifest.config, dict(config))
+        if license is not None:
+            manifest.license = dict(license)
+        remove_leftovers(folder)
+        missing = account_for_shards(folder, plans, manifest)
+        manifest.save(folder)
+        yield manifest, missing
+        if manifest.tally.num_episodes:
+            write_formats(folder, manifest, formats)
+        write_card(folder, manifest)
 
 
 def waiting_shards(folder: Path, plans: Sequence[ShardPlan], config_fingerprint: str) -> set[int]:

@@ -47,7 +47,7 @@ class TagRecord:
             env_config=value["env_config"],
             prompts=AgentPrompts(system=value["agent_system_template"], template=value["agent_template"]),
             max_turns=value["max_steps"],
-            max_new_tokens=value["max_new_tokens"] or 0,
+            max_new_tokens=value["max_new_tokens"] or value.get("max_response_length") or 0,
             env_manager=value.get("env_manager_cls"),
         )
 

@@ -13,22 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from envsdk.datasets.finishing import refuse_foreign_card, write_card, write_formats
+from envsdk.datasets.finishing import collection_in
 from envsdk.datasets.formats import make_formats
 from envsdk.datasets.reading import DataSet
 from envsdk.failures import ConfigurationError, EnvsdkError, describe_error
-from envsdk.store.atomic import make_folder, remove_leftovers
 from envsdk.store.shard_plan import ShardPlan
-from envsdk.store.shards import (
-    Manifest,
-    account_for_shards,
-    check_same_config,
-    locked_folder,
-    record_shard,
-    refuse_foreign_shards,
-    utc_now,
-    write_shard,
-)
+from envsdk.store.shards import Manifest, record_shard, write_shard
 from envsdk.store.tally import Tally
 from envsdk.store.trajectories import iter_trajectories
 from envsdk.trajectory import Outcome, Trajectory
@@ -114,24 +104,10 @@ def write_rescored(
         )
         for record in source.shards.values()
     ]
-    make_folder(out)
-    with locked_folder(out):
-        manifest = Manifest.load(out)
-        if manifest is None:
-            refuse_foreign_shards(out)
-            refuse_foreign_card(out)
-            manifest = Manifest(
-                config=config,
-                versions=dict(versions),
-                command=list(command),
-                num_planned=len(plans),
-                created_at=utc_now(),
-                license=source.license,
-            )
-        check_same_config(out, manifest.config, config)
-        remove_leftovers(out)
-        missing = account_for_shards(out, plans, manifest)
-        manifest.save(out)
+    formats = make_formats(source.exports)
+    with collection_in(
+        out, config, plans, formats, versions=versions, command=command, license=source.license
+    ) as (manifest, missing):
         for plan in missing:
             episodes = list(rescore(iter_trajectories(dataset.folder / plan.file_name)))
             selection = source.shards[plan.number].selection
@@ -140,7 +116,4 @@ def write_rescored(
             manifest.save(out)
             if on_shard is not None:
                 on_shard(len(episodes))
-        if manifest.tally.num_episodes:
-            write_formats(out, manifest, make_formats(source.exports))
-        write_card(out, manifest)
     return manifest

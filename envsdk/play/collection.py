@@ -15,13 +15,7 @@ from pathlib import Path
 from typing import Annotated
 
 from envsdk.datasets.card import License
-from envsdk.datasets.finishing import (
-    drop_duplicates,
-    refuse_foreign_card,
-    waiting_shards,
-    write_card,
-    write_formats,
-)
+from envsdk.datasets.finishing import collection_in, drop_duplicates, waiting_shards
 from envsdk.datasets.formats import make_formats
 from envsdk.datasets.reading import tag_records
 from envsdk.datasets.selection import Duplicates, EpisodeFilters, selection_config
@@ -35,17 +29,7 @@ from envsdk.play.source import resolve_source
 from envsdk.settings.options import Count, Option, Options, split_names
 from envsdk.store.atomic import make_folder, remove_leftovers
 from envsdk.store.shard_plan import plan_shards, usual_shard_size
-from envsdk.store.shards import (
-    PLAYED,
-    Manifest,
-    ShardRecord,
-    account_for_shards,
-    check_same_config,
-    locked_folder,
-    refuse_foreign_shards,
-    utc_now,
-    wait_for_workers,
-)
+from envsdk.store.shards import PLAYED, Manifest, ShardRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,16 +107,93 @@ def collect(
         ConfigurationError: An option is wrong, or the folder holds a different collection.
         StorageError: The folder cannot be written or is damaged.
     """
-    split, num_episodes, filters = options.split, options.num_episodes, options.filters
-    out, deduplicate = options.folder, options.deduplicate
-    if not split:
-        raise ConfigurationError("--split: name a split, such as train or val")
-    samples = options.samples_per_task
-    if num_episodes % samples:
-        raise ConfigurationError(
-            f"--episodes: {num_episodes} is no multiple of --samples-per-task {samples}: groups are complete"
+    _check(options, form)
+    samples, filters = options.samples_per_task, options.filters
+    resolved = resolve_source(options.source, options.overrides)
+    tasks_by_tag = resolved.episodes_by_tag(
+        options.num_episodes // samples, split=options.split, tags=options.tags
+    )
+    episodes_by_tag = {tag: count * samples for tag, count in tasks_by_tag.items()}
+    player = make_player(
+        resolved,
+        options,
+        options.options,
+        tags=episodes_by_tag,
+        num_processes=options.num_workers,
+        make_tiny_policy=make_tiny_policy,
+        form=form,
+    )
+    if filters.max_tokens is not None and player.model is None:
+        raise ConfigurationError(f"--max-tokens: the policy {player.policy} keeps no tokens; use --max-turns")
+    shard_size = options.shard_size or usual_shard_size(options.num_episodes)
+    shard_size = -(-shard_size // samples) * samples
+    config = {
+        "episodes": dict(episodes_by_tag),
+        **({"samples_per_task": samples} if samples > 1 else {}),
+        "split": options.split,
+        "shard_size": shard_size,
+        **player.describe(),
+        **selection_config(filters, options.deduplicate),
+    }
+    formats = make_formats(options.formats)
+    for each in formats:
+        each.check(tag_records(config))
+    out = options.folder
+    plans = plan_shards(episodes_by_tag, split=options.split, shard_size=shard_size, samples_per_task=samples)
+    with collection_in(
+        out,
+        config,
+        plans,
+        formats,
+        versions=package_versions(with_model=player.model is not None),
+        command=command,
+        license=None if options.license is None else options.license.to_json(),
+    ) as (manifest, missing):
+        waiting = set[int]()
+        if options.deduplicate is not None:
+            make_folder(out / PLAYED)
+            remove_leftovers(out / PLAYED)
+            waiting = waiting_shards(out, missing, manifest.fingerprint)
+        if on_start is not None:
+            num_waiting = sum(plan.num_episodes for plan in missing if plan.number in waiting)
+            on_start(manifest.played.num_episodes + num_waiting, options.num_episodes)
+
+        def on_event(event: Played | ShardRecord) -> None:
+            if not isinstance(event, ShardRecord):
+                if on_played is not None:
+                    on_played(event)
+            elif options.deduplicate is None:
+                manifest.shards[event.number] = event
+                manifest.save(out)
+
+        job = ShardJob(
+            player=player,
+            out=out,
+            to=out if options.deduplicate is None else out / PLAYED,
+            fingerprint=manifest.fingerprint,
+            filters=filters,
         )
-    if samples > 1 and deduplicate is Duplicates.TASK:
+        to_play = [plan for plan in missing if plan.number not in waiting]
+        if form is not None or (options.num_workers == 1 and not (supervised and player.may_hang)):
+            play_shards(job, to_play, on_event)
+        else:
+            play_in_processes(job, to_play, options.num_workers, on_event)
+        if options.deduplicate is not None:
+            drop_duplicates(out, plans, manifest, options.deduplicate)
+    return Collection(folder=out, manifest=manifest)
+
+
+def _check(options: CollectOptions, form: PolicyForm | None) -> None:
+    """ConfigurationError for options that do not go together."""
+    samples = options.samples_per_task
+    if not options.split:
+        raise ConfigurationError("--split: name a split, such as train or val")
+    if options.num_episodes % samples:
+        raise ConfigurationError(
+            f"--episodes: {options.num_episodes} is no multiple of --samples-per-task {samples}: groups are "
+            "complete"
+        )
+    if samples > 1 and options.deduplicate is Duplicates.TASK:
         raise ConfigurationError(
             "--deduplicate task keeps one episode of each first observation, and --samples-per-task asks for "
             f"{samples}: use --deduplicate episode, or one of the two alone"
@@ -147,87 +208,3 @@ def collect(
             "max_failed_share is a limit of evaluations: leave it out. A data set keeps what has a score; "
             "its card says how many failed"
         )
-    resolved = resolve_source(options.source, options.overrides)
-    tasks_by_tag = resolved.episodes_by_tag(num_episodes // samples, split=split, tags=options.tags)
-    episodes_by_tag = {tag: count * samples for tag, count in tasks_by_tag.items()}
-    player = make_player(
-        resolved,
-        options,
-        options.options,
-        tags=episodes_by_tag,
-        num_processes=options.num_workers,
-        make_tiny_policy=make_tiny_policy,
-        form=form,
-    )
-    if filters.max_tokens is not None and player.model is None:
-        raise ConfigurationError(f"--max-tokens: the policy {player.policy} keeps no tokens; use --max-turns")
-    shard_size = options.shard_size or usual_shard_size(num_episodes)
-    shard_size = -(-shard_size // samples) * samples
-    plans = plan_shards(episodes_by_tag, split=split, shard_size=shard_size, samples_per_task=samples)
-    config = {
-        "episodes": dict(episodes_by_tag),
-        **({"samples_per_task": samples} if samples > 1 else {}),
-        "split": split,
-        "shard_size": shard_size,
-        **player.describe(),
-        **selection_config(filters, deduplicate),
-    }
-    wanted = make_formats(options.formats)
-    for each in wanted:
-        each.check(tag_records(config))
-
-    make_folder(out)
-    with locked_folder(out):
-        wait_for_workers(out)
-        manifest = Manifest.load(out)
-        if manifest is None:
-            refuse_foreign_shards(out)
-            refuse_foreign_card(out)
-            manifest = Manifest(
-                config=config,
-                versions=package_versions(with_model=player.model is not None),
-                command=list(command),
-                num_planned=len(plans),
-                created_at=utc_now(),
-            )
-        check_same_config(out, manifest.config, config)
-        if options.license is not None:
-            manifest.license = options.license.to_json()
-        remove_leftovers(out)
-        to_play = account_for_shards(out, plans, manifest)
-        num_waiting = 0
-        if deduplicate is not None:
-            make_folder(out / PLAYED)
-            remove_leftovers(out / PLAYED)
-            waiting = waiting_shards(out, to_play, manifest.fingerprint)
-            num_waiting = sum(plan.num_episodes for plan in to_play if plan.number in waiting)
-            to_play = [plan for plan in to_play if plan.number not in waiting]
-        manifest.save(out)
-        if on_start is not None:
-            on_start(manifest.played.num_episodes + num_waiting, num_episodes)
-
-        def on_event(event: Played | ShardRecord) -> None:
-            if not isinstance(event, ShardRecord):
-                if on_played is not None:
-                    on_played(event)
-            elif deduplicate is None:
-                manifest.shards[event.number] = event
-                manifest.save(out)
-
-        job = ShardJob(
-            player=player,
-            out=out,
-            to=out if deduplicate is None else out / PLAYED,
-            fingerprint=manifest.fingerprint,
-            filters=filters,
-        )
-        if form is not None or (options.num_workers == 1 and not (supervised and player.may_hang)):
-            play_shards(job, to_play, on_event)
-        else:
-            play_in_processes(job, to_play, options.num_workers, on_event)
-        if deduplicate is not None:
-            drop_duplicates(out, plans, manifest, deduplicate)
-        if manifest.tally.num_episodes:
-            write_formats(out, manifest, wanted)
-        write_card(out, manifest)
-    return Collection(folder=out, manifest=manifest)

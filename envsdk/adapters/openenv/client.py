@@ -265,18 +265,15 @@ class OpenEnvClientEnv(HostedEnv):
         headers = _headers(self._token_variable)
         if self._action_field is None or self._observation_field is None:
             self._read_schema(headers)
-        connection = (
-            _openenv()
-            .Connection(
-                base_url=self.url,
-                headers=headers,
-                connect_timeout_s=self._connect_timeout_s,
-                message_timeout_s=self._message_timeout_s,
-                max_message_size_mb=self._max_message_mb,
-                mode="simulation",
-            )
-            .sync()
+        client = _openenv().Connection(
+            base_url=self.url,
+            headers=headers,
+            connect_timeout_s=self._connect_timeout_s,
+            message_timeout_s=self._message_timeout_s,
+            max_message_size_mb=self._max_message_mb,
+            mode="simulation",
         )
+        connection = client.sync()
         try:
             return connection.connect()
         except OSError as error:
