@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -180,7 +180,7 @@ class WorkerGroup:
     async def cpu(self, names: Iterable[str]) -> list[CpuUse]:
         """CPU use of these workers and their machines since the last call; without those that are late."""
         asked = [
-            asyncio.ensure_future(_awaited(self.workers[name].actor.cpu.remote()))
+            asyncio.ensure_future(self.workers[name].actor.cpu.remote())
             for name in names
             if name in self.workers
         ]
@@ -197,10 +197,6 @@ class WorkerGroup:
         self.broadcast(Control.CLOSE)
         for worker in self.workers.values():
             ray.kill(worker.actor)
-
-
-async def _awaited(answer: Awaitable[CpuUse]) -> CpuUse:
-    return await answer
 
 
 async def _take_note(node_id: str, path: Path) -> Note | None:

@@ -81,7 +81,7 @@ def pack_requests(requests: Sequence[GenerationRequest]) -> PackedRequests:
                 len(request.prompt_ids),
             )
         )
-    prompt_ids = _joined([request.prompt_ids for request in requests], np.int32)  # type: ignore[arg-type]
+    prompt_ids = _joined([request.prompt_ids for request in requests], np.int32)
     return PackedRequests(rows, all_sampling, prompt_ids)  # type: ignore[arg-type]
 
 
@@ -132,7 +132,7 @@ def pack_results(
         if result.top is not None or scores is not None:
             extras[number] = (result.top, scores)
     return PackedResults(
-        rows,  # type: ignore[arg-type]
+        rows,
         extras,
         token_ids=_joined([result.token_ids for result in results], np.int32),  # type: ignore[arg-type]
         logprobs=_joined([result.logprobs for result in results], np.float32),  # type: ignore[arg-type]

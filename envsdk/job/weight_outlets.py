@@ -5,7 +5,6 @@ Outlets travel to the rank's process; `take` runs there.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterable
@@ -18,8 +17,6 @@ from envsdk.weights.folders import optional_head, write_folder
 from envsdk.weights.server import WeightServer
 from envsdk.weights.shapes import shapes_in
 from envsdk.weights.versions import KEEP_LAST, write_version
-
-_INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +43,6 @@ class FolderOutlet:
                 if error.__cause__ is None:
                     raise
                 raise StorageError(str(error)) from error
-            _name_files(folder)
             _copy_the_rest(self.model, folder)
 
         try:
@@ -108,25 +104,6 @@ def machine_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return os.uname().nodename
-
-
-def _name_files(folder: Path) -> None:
-    """Give the weights' files the names under which `transformers` looks for them."""
-    files = sorted(folder.glob("*.safetensors"))
-    if len(files) == 1:
-        files[0].rename(folder / "model.safetensors")
-        return
-    places = {name: file.name for file in files for name in _names_in(file)}
-    index = {"metadata": {"total_size": sum(file.stat().st_size for file in files)}, "weight_map": places}
-    (folder / _INDEX).write_text(json.dumps(index), encoding="utf-8")
-
-
-def _names_in(file: Path) -> list[str]:
-    """Names of the weights in a safetensors file."""
-    from safetensors import safe_open
-
-    with safe_open(file, framework="numpy") as tensors:
-        return list(tensors.keys())
 
 
 def _copy_the_rest(model: Path, folder: Path) -> None:

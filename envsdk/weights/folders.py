@@ -43,18 +43,33 @@ def write_folder(
 ) -> None:
     """Write the `expected` ones among `weights`, see `checked`, into the empty `folder`.
 
-    Each is read before the next is asked for. EngineError for one that is not as expected or cannot be
-    written.
+    Each is read before the next is asked for. The files have the names under which `transformers` looks for
+    them. EngineError for a weight that is not as expected or cannot be written.
     """
     shard: dict[str, Tensor] = {}
-    num_bytes = num_shards = 0
+    num_bytes = total_bytes = num_shards = 0
+    places: dict[str, str] = {}
     for name, tensor in copies(checked(weights, expected, optional=optional)):
         if shard and num_bytes + tensor.nbytes > SHARD_BYTES:
-            _write(shard, folder / f"model-{num_shards:05}.safetensors")
+            _write(shard, folder / _shard_name(num_shards))
             shard, num_bytes, num_shards = {}, 0, num_shards + 1
         shard[name] = tensor
         num_bytes += tensor.nbytes
-    _write(shard, folder / f"model-{num_shards:05}.safetensors")
+        total_bytes += tensor.nbytes
+        places[name] = _shard_name(num_shards)
+    if num_shards == 0:
+        _write(shard, folder / "model.safetensors")
+        return
+    _write(shard, folder / _shard_name(num_shards))
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": places}
+    try:
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    except OSError as error:
+        raise EngineError(f"the new weights cannot be written to {folder}: {error}") from error
+
+
+def _shard_name(number: int) -> str:
+    return f"model-{number:05}.safetensors"
 
 
 def write_adapter(adapter: Adapter, folder: Path) -> None:

@@ -293,8 +293,11 @@ def test_weights_of_all_types_are_written_in_shards_that_others_read(
     }
     given = {name: value.numpy() if name in "ac" else value for name, value in weights.items()}
     write_folder(given.items(), tmp_path, _shapes(weights), optional=frozenset())
-    files = sorted(tmp_path.iterdir())
+    files = sorted(tmp_path.glob("*.safetensors"))
     assert [file.name for file in files] == ["model-00000.safetensors", "model-00001.safetensors"]
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert index["weight_map"].keys() == weights.keys()
+    assert set(index["weight_map"].values()) == {file.name for file in files}
     read: dict[str, torch.Tensor] = {}
     for file in files:
         read |= load_file(file)

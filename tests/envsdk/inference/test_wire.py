@@ -103,6 +103,19 @@ def assert_same(one: object, other: object) -> None:
             assert type(mine) is type(theirs)
 
 
+@given(sampling, st.lists(st.none() | ids, min_size=2, max_size=4))
+def test_requests_that_differ_in_their_seed_alone_arrive_with_their_own(
+    shared: SamplingParams, seeds: list[int | None]
+) -> None:
+    prompt = np.zeros(1, np.int32)
+    sent = [
+        GenerationRequest(request_id=str(n), prompt_ids=prompt, sampling=shared.with_seed(seed))
+        for n, seed in enumerate(seeds)
+    ]
+    arrived = unpack_requests(pickle.loads(pickle.dumps(pack_requests(sent))))
+    assert [each.sampling.seed for each in arrived] == seeds
+
+
 @given(st.lists(requests, max_size=6))
 def test_requests_arrive_as_they_were_sent(sent: list[GenerationRequest]) -> None:
     arrived = unpack_requests(pickle.loads(pickle.dumps(pack_requests(sent))))
