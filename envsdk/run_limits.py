@@ -6,6 +6,7 @@ The configuration shows these numbers and the ledger enforces them.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from fractions import Fraction
 
 
@@ -25,6 +26,14 @@ def staleness_bound(async_generation_ratio: float, max_staleness: int | None) ->
     The default is as many as generation runs ahead, rounded up.
     """
     return math.ceil(async_generation_ratio) if max_staleness is None else max_staleness
+
+
+def version_of_group(versions: Iterable[int | None]) -> int | None:
+    """The version that a group counts as: the oldest of its episodes (`Trajectory.oldest_version`).
+
+    None when no episode has a sampled token.
+    """
+    return min((version for version in versions if version is not None), default=None)
 
 
 def envs_per_worker(num_envs: int) -> int:

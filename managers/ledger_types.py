@@ -106,6 +106,10 @@ class LedgerConfig:
         """`max_staleness`, or its default."""
         return run_limits.staleness_bound(self.alpha, self.max_staleness)
 
+    def min_version(self, version: int) -> int:
+        """The oldest that a delivered token may have when the trainer is at `version`."""
+        return version - self.staleness_bound
+
     @property
     def min_valid(self) -> int:
         """`min_group_size`, or its default."""
