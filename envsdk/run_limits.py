@@ -29,10 +29,7 @@ def staleness_bound(async_generation_ratio: float, max_staleness: int | None) ->
 
 
 def version_of_group(versions: Iterable[int | None]) -> int | None:
-    """The version that a group counts as: the oldest of its episodes (`Trajectory.oldest_version`).
-
-    None when no episode has a sampled token.
-    """
+    """The version that a group counts as: the oldest of its episodes, None when none has a sampled token."""
     return min((version for version in versions if version is not None), default=None)
 
 

@@ -36,6 +36,7 @@ from envsdk.managers.traj_env_manager import EpisodeOrder
 from envsdk.managers.worker_demand import WorkerDemandConfig, WorkerLoad
 from envsdk.managers.worker_group import Worker as WorkerRecord
 from envsdk.managers.worker_pool import Life, WorkerPoolConfig
+from envsdk.net.long_poll import Outbox
 from envsdk.processes.call_watch import Note
 from envsdk.trajectory import Outcome, TokenLog, Trajectory, VersionSpan
 
@@ -70,6 +71,27 @@ def trajectory(order: EpisodeOrder, version: int, *, failed: bool = False) -> Tr
     )
 
 
+class WatchedOutbox(Outbox[ToWorker]):
+    """Knows what its worker has not fetched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[ToWorker] = []
+
+    def put(self, item: ToWorker) -> None:
+        self.waiting.append(item)
+        super().put(item)
+
+    async def collect(self, number: int) -> list[ToWorker]:
+        fetched = await super().collect(number)
+        del self.waiting[: len(fetched)]
+        return fetched
+
+    def close(self) -> None:
+        self.waiting.clear()
+        super().close()
+
+
 class Worker:
     """One incarnation: what its slots play, and its end of the long poll."""
 
@@ -81,7 +103,8 @@ class Worker:
         self._scheduler = scheduler
         self._calls = 0
         self._call: asyncio.Task[list[ToWorker]] | None = None
-        self.record = WorkerRecord(self.worker_id, setup, object())
+        self.outbox = WatchedOutbox()
+        self.record = WorkerRecord(self.worker_id, setup, object(), outbox=self.outbox)
         scheduler.workforce.group.workers[name] = self.record
 
     @property
@@ -447,9 +470,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         assert not episodes.filter_reasons
         assert all(not task.done() for task in self.scheduler.background.tasks), "ended tasks are kept"
-        for worker in workforce.group.workers.values():
+        for worker in self.workers.values():
             waiting = [item for item in worker.outbox.waiting if isinstance(item, Play | Stop)]
-            assert len(waiting) <= 2 * len(worker.setup.slots), (
+            assert len(waiting) <= 2 * len(worker.record.setup.slots), (
                 "a worker that does not listen piles up leases"
             )
         pool = workforce.pool
