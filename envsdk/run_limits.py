@@ -6,6 +6,7 @@ The configuration shows these numbers and the ledger enforces them.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from fractions import Fraction
 
 
@@ -25,6 +26,28 @@ def staleness_bound(async_generation_ratio: float, max_staleness: int | None) ->
     The default is as many as generation runs ahead, rounded up.
     """
     return math.ceil(async_generation_ratio) if max_staleness is None else max_staleness
+
+
+class Staleness:
+    """The bound of a class that has these two fields."""
+
+    __slots__ = ()
+    alpha: float
+    max_staleness: int | None
+
+    @property
+    def staleness_bound(self) -> int:
+        """`max_staleness`, or its default."""
+        return staleness_bound(self.alpha, self.max_staleness)
+
+    def min_version(self, version: int) -> int:
+        """The oldest that a delivered token may have when the trainer is at `version`."""
+        return version - self.staleness_bound
+
+
+def version_of_group(versions: Iterable[int | None]) -> int | None:
+    """The version that a group counts as: the oldest of its episodes, None when none has a sampled token."""
+    return min((version for version in versions if version is not None), default=None)
 
 
 def envs_per_worker(num_envs: int) -> int:

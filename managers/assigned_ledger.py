@@ -90,7 +90,7 @@ class AssignedLedger(Ledger):
     def deliver(self, now: float) -> tuple[list[BatchGroup], list[Command]]:
         """Every group that is ready, in the order of completion."""
         ready = self.groups.ready
-        self.groups.sweep(ready.values(), self.version - self.config.staleness_bound)
+        self.groups.sweep(ready.values(), self.config.min_version(self.version))
         delivered = [self.groups.deliver(group) for group in list(ready.values())]
         if delivered:
             self.groups.guard.delivered()

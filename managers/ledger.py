@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from envsdk.managers.ledger_groups import OpenGroups
-from envsdk.managers.ledger_parts import TaskSampler
+from envsdk.managers.ledger_parts import Group, TaskSampler
 from envsdk.managers.ledger_types import (
     Batch,
     CancelReason,
@@ -175,7 +175,7 @@ class Ledger:
         if version < self.version:
             raise ValueError(f"version {version} was published after version {self.version}")
         self.groups.version = version
-        self.groups.sweep(self.groups.open.values(), version - self.config.staleness_bound)
+        self.groups.sweep(self.groups.open.values(), self.config.min_version(version))
         return self.advance(now)
 
     def tick(self, now: float) -> list[Command]:
@@ -308,13 +308,12 @@ class RolloutLedger(Ledger):
             )
         if len(groups.ready) < num_groups:
             return None, []
-        groups.sweep(groups.ready.values(), self.version - config.staleness_bound)
+        groups.sweep(groups.ready.values(), config.min_version(self.version))
         if len(groups.ready) < num_groups:
             return None, self.advance(now)
 
         # The sort is stable: among groups of the same age, those that completed first are chosen.
-        chosen = sorted(groups.ready.values(), key=lambda group: group.oldest_version(self.version))
-        chosen = chosen[:num_groups]
+        chosen = sorted(groups.ready.values(), key=self._oldest_version)[:num_groups]
         # In the order of their tasks, so that a synchronous run does not depend on which episode was faster.
         chosen.sort(key=lambda group: group.group_id)
         batch = Batch(version=self.version, groups=tuple(groups.deliver(group) for group in chosen))
@@ -325,13 +324,17 @@ class RolloutLedger(Ledger):
         self._dropped_with_batch = groups.take_dropped()
         return batch, self.advance(now)
 
+    def _oldest_version(self, group: Group) -> int:
+        oldest = group.oldest_version
+        return self.version if oldest is None else oldest
+
     def _drop_what_cannot_be_delivered(self) -> None:
         """The next batch is taken one version later: end now the members that will be too old by then."""
         if self.config.alpha == 0:
             for group in list(self.groups.open.values()):
                 self.groups.drop(group, LeaseEnd.CANCELLED, CancelReason.SURPLUS)
         else:
-            self.groups.sweep(self.groups.open.values(), self.version + 1 - self.config.staleness_bound)
+            self.groups.sweep(self.groups.open.values(), self.config.min_version(self.version + 1))
 
     def _restore(self, state: LedgerState) -> None:
         groups, tasks = self.groups, self._tasks

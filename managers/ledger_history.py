@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from envsdk.managers.ledger import RolloutLedger
 from envsdk.managers.ledger_log import CHECK_BITS, Event, Section, checksum
@@ -83,26 +84,26 @@ class Played:
     ended_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Wait:
     """The trainer's wait for the batch of one step."""
 
     step: int
     asked_s: float
-    taken_s: float
+    taken_s: float = 0.0
     num_ready: int
     """Groups that were ready when the batch was asked for."""
-    num_needed: int
-    late: Sequence[int]
+    num_needed: int = 0
+    late: Sequence[int] = ()
     """Groups of the batch that were completed after that, in the order of completion."""
     num_playing: int
     """Slots that played when the batch was asked for."""
     num_slots: int
-    lost_slots: int
+    lost_slots: int = 0
     """Slots lost during the wait."""
-    thrown_away: Mapping[str, int]
+    thrown_away: Mapping[str, int] = field(default_factory=dict)
     """Leases that ended without use since the batch before, by reason."""
-    suspended_s: float
+    suspended_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -209,13 +210,11 @@ class _Replay:
         """Groups that a slot has played, and that are neither delivered nor dropped."""
         self._slots: set[str] = set()
         self._thrown_away: Counter[str] = Counter()
-        self._asked: tuple[float, int, int, int] | None = None
-        """When, and how many groups were ready, slots playing, slots there."""
-        self._lost_slots = 0
-        self._suspended_s = 0.0
+        self._wait: Wait | None = None
+        """For the batch that was asked for last."""
         self._suspended_at: float | None = None
-        self._batch: Batch | None = None
-        self._taken_s = 0.0
+        self._taken: tuple[Batch, float] | None = None
+        """The last batch and when it was taken, until it is written."""
         for group in () if section.state is None else section.state.unfinished:
             life = history.groups.setdefault(
                 group.group_id, GroupLife(group_id=group.group_id, tag=group.tag, index=group.index)
@@ -246,7 +245,7 @@ class _Replay:
             if not is_same:
                 return self._difference(event, number, _described(batch, commands))
             if batch is not None:
-                self._batch, self._taken_s = batch, at_s + self._offset_s
+                self._taken = batch, at_s + self._offset_s
             for command in commands:
                 self._follow(command, at_s + self._offset_s)
             self._end_groups(batch, commands, at_s + self._offset_s)
@@ -269,7 +268,8 @@ class _Replay:
             lost = self._slots & set(args["slot_ids"])
             self._slots -= lost
             if event.name == "remove_slots":
-                self._lost_slots += len(lost)
+                if self._wait is not None:
+                    self._wait.lost_slots += len(lost)
                 for lease_id, (lease, slot_id, _) in list(self._running.items()):
                     if slot_id in lost:
                         del self._running[lease_id]
@@ -286,7 +286,8 @@ class _Replay:
         elif event.name == "suspend" and self._suspended_at is None:
             self._suspended_at = at_s
         elif event.name == "resume" and self._suspended_at is not None:
-            self._suspended_s += at_s - self._suspended_at
+            if self._wait is not None:
+                self._wait.suspended_s += at_s - self._suspended_at
             self._suspended_at = None
 
     def _follow(self, command: Command, at_s: float) -> None:
@@ -354,37 +355,29 @@ class _Replay:
     def _mark(self, event: Event, at_s: float) -> None:
         step = event.args["step"]
         if event.name == "asked":
-            self._asked = (at_s, self._ledger.num_ready_groups, len(self._running), len(self._slots))
-            self._lost_slots, self._suspended_s = 0, 0.0
+            self._wait = Wait(
+                step=step,
+                asked_s=at_s,
+                num_ready=self._ledger.num_ready_groups,
+                num_playing=len(self._running),
+                num_slots=len(self._slots),
+            )
             return
-        if self._batch is None or self._asked is None:
+        if self._taken is None or self._wait is None:
             return
-        groups = tuple(group.group_id for group in self._batch.groups)
+        (batch, taken_s), wait = self._taken, self._wait
+        groups = tuple(group.group_id for group in batch.groups)
         self._history.batches[step] = groups
-        asked_s, num_ready, num_playing, num_slots = self._asked
         lives = [self._history.groups[group] for group in groups]
-        late = sorted(
-            (life for life in lives if life.ready_s is not None and life.ready_s > asked_s),
-            key=lambda life: life.ready_s or 0.0,
-        )
+        late = [(life.ready_s, life.group_id) for life in lives if (life.ready_s or 0.0) > wait.asked_s]
         for life in lives:
             life.end = f"delivered with step {step}"
-            life.moments.append((self._taken_s, life.end))
-        self._history.waits[step] = Wait(
-            step=step,
-            asked_s=asked_s,
-            taken_s=self._taken_s,
-            num_ready=num_ready,
-            num_needed=len(groups),
-            late=tuple(life.group_id for life in late),
-            num_playing=num_playing,
-            num_slots=num_slots,
-            lost_slots=self._lost_slots,
-            thrown_away=dict(self._thrown_away),
-            suspended_s=self._suspended_s,
-        )
-        self._thrown_away.clear()
-        self._batch = None
+            life.moments.append((taken_s, life.end))
+        wait.taken_s, wait.num_needed = taken_s, len(groups)
+        wait.late = [group_id for _, group_id in sorted(late, key=itemgetter(0))]
+        wait.thrown_away, self._thrown_away = self._thrown_away, Counter()
+        self._history.waits[step] = wait
+        self._taken = None
 
 
 def _described(batch: Batch | None, commands: Sequence[Command]) -> str:

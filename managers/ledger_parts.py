@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from envsdk import run_limits
 from envsdk.managers.ledger_types import CancelReason, LedgerConfig
 from envsdk.trajectory import Task
 
@@ -59,10 +60,10 @@ class Group:
         """Leases of the members with one of these statuses, in the order of members."""
         return tuple(member.lease_id for member in self.members if member.status in statuses)
 
-    def oldest_version(self, default: int) -> int:
-        """Of the finished members' tokens; `default` when none sampled one."""
-        versions = [member.oldest_version for member in self.members if member.oldest_version is not None]
-        return min(versions, default=default)
+    @property
+    def oldest_version(self) -> int | None:
+        """Of the finished members' tokens."""
+        return run_limits.version_of_group(member.oldest_version for member in self.members)
 
 
 class TaskSampler:

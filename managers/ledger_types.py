@@ -18,7 +18,7 @@ FRUITLESS_BATCHES = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerConfig:
+class LedgerConfig(run_limits.Staleness):
     """Checked when it is created: a ConfigurationError names the wrong key and says what to do."""
 
     batch_size: int
@@ -100,11 +100,6 @@ class LedgerConfig:
     def members_per_group(self) -> int:
         """Members started per group, including spares."""
         return self.group_size + self.group_size_redundancy
-
-    @property
-    def staleness_bound(self) -> int:
-        """`max_staleness`, or its default."""
-        return run_limits.staleness_bound(self.alpha, self.max_staleness)
 
     @property
     def min_valid(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine
 
+from envsdk import run_limits
 from envsdk.buffer.contract import GroupState, Terms
 from envsdk.buffer.payload import from_bytes
 from envsdk.buffer.places import snapshot
@@ -201,9 +202,9 @@ def _trajectories_are_those_of_their_group(connection: Connection, terms: Terms)
             damaged.append(row["id"])
             continue
         tasks = {(each.task.tag, each.task.index) for each in found}
-        known = [version for each in found if (version := each.oldest_version) is not None]
+        oldest = run_limits.version_of_group(each.oldest_version for each in found)
         is_own = tasks <= {(row["tag"], row["task_index"])} and len(found) == row["num_trajectories"]
-        if not is_own or min(known, default=None) != row["oldest_version"]:
+        if not is_own or oldest != row["oldest_version"]:
             other.append(row["id"])
     if damaged:
         yield _sentence("are damaged", damaged)

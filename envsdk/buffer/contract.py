@@ -79,7 +79,7 @@ class LeaseLost(EnvsdkError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class Terms(run_limits.Staleness):
     """What all programs of a job agree on. The first to come writes them down; each later one is compared."""
 
     seed: int
@@ -93,15 +93,6 @@ class Terms:
     """Steps per version."""
     num_groups_redundancy: int = 0
     max_group_attempts: int = 8
-
-    @property
-    def staleness_bound(self) -> int:
-        """`max_staleness`, or its default."""
-        return run_limits.staleness_bound(self.alpha, self.max_staleness)
-
-    def min_version(self, version: int) -> int:
-        """The oldest that a token of a batch may have when the trainer is at `version`."""
-        return version - self.staleness_bound
 
     @property
     def capacity_groups(self) -> int:

@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 
 import pyarrow as pa
 
+from envsdk import run_limits
 from envsdk.buffer.contract import FinishedGroup
 from envsdk.failures import StorageError
 from envsdk.store.trajectories import from_record_batch, to_record_batch
@@ -60,14 +61,13 @@ def from_all_bytes(payloads: Sequence[bytes]) -> list[list[Trajectory]]:
 
 def _finished(group_id: int, trajectories: Sequence[Trajectory], data: bytes) -> FinishedGroup:
     logs = [trajectory.tokens for trajectory in trajectories if trajectory.tokens is not None]
-    versions = [version for log in logs if (version := log.oldest_version) is not None]
     valid = [trajectory.total_reward for trajectory in trajectories if trajectory.failure is None]
     return FinishedGroup(
         group_id=group_id,
         payload=data,
         num_trajectories=len(trajectories),
         num_tokens=sum(int(log.response_mask.sum()) for log in logs),
-        oldest_version=min(versions, default=None),
+        oldest_version=run_limits.version_of_group(log.oldest_version for log in logs),
         mean_reward=sum(valid) / len(valid) if valid else 0.0,
     )
 

@@ -146,7 +146,7 @@ class Transaction:
         if not ids:
             return
         lost = sa.select(groups.c.tag, sa.func.sum(groups.c.num_tokens)).where(groups.c.id.in_(ids))
-        tokens = self.execute(lost.group_by(groups.c.tag)).tuples().all()
+        tokens = self.connection.execute(lost.group_by(groups.c.tag)).all()
         self.count_dropped({tag: int(number) for tag, number in tokens if number})
         self.execute(
             groups.update()

@@ -25,10 +25,9 @@ from envsdk.failures import EnvsdkError, StorageError
 from envsdk.job.membership import Membership, selection_of
 from envsdk.job.weight_lag import WeightLag
 from envsdk.managers.rollout_batch import RolloutBatch
-from envsdk.pipeline.batch_source import Result
+from envsdk.pipeline.batch_source import Result, part_of_run
 from envsdk.pipeline.checkpoints import oldest_step
 from envsdk.pipeline.run_folder import TRAJECTORIES, RunFolder
-from envsdk.processes.actor_death import part_of_run
 from envsdk.store.trajectories import write_trajectories
 
 LOOK_AGAIN_S = 5.0

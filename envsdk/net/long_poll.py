@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -33,11 +33,6 @@ class Outbox(Generic[Item]):
         self._waiter: asyncio.Future[None] | None = None
         self._newest = -1
         self._is_due = False
-
-    @property
-    def waiting(self) -> Sequence[Item]:
-        """Items that the client has not fetched."""
-        return tuple(self._items)
 
     def put(self, item: Item) -> None:
         """Add an item and end the open call with it."""

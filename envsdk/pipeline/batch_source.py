@@ -7,13 +7,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from ray.exceptions import RayError
+
+from envsdk.failures import EnvsdkError, as_envsdk_error
 from envsdk.inference.engine import EngineHealth
 from envsdk.managers.rollout_batch import RolloutBatch
+from envsdk.processes.actor_death import ACTOR_DIED, reason_of_death
 
 Result = TypeVar("Result")
 
@@ -83,3 +87,19 @@ class BatchSource(Protocol):
     async def close(self, *also: Callable[[], Awaitable[None]], patience_s: float) -> None:
         """End it, and what `also` ends."""
         ...
+
+
+@contextmanager
+def part_of_run(name_of: Callable[[BaseException], str], left: str) -> Iterator[None]:
+    """Raises an EnvsdkError for an actor that dies or fails while the block waits; `left` is what remains."""
+    try:
+        yield
+    except ACTOR_DIED as died:
+        if getattr(died, "actor_init_failed", False):
+            raise as_envsdk_error(died, "a part of the run cannot be started") from died
+        raise EnvsdkError(
+            f"{name_of(died)} died ({reason_of_death(died)}). {left} are whole: the same command continues "
+            "from them"
+        ) from died
+    except (EnvsdkError, RayError) as error:
+        raise as_envsdk_error(error, "a part of the run failed") from error

@@ -28,10 +28,9 @@ from envsdk.managers.ray_nodes import MANY_CALLS, check_placement, on_this_node
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.wiring import VAL_SPLIT, train_ledger, validation_ledger, worker_pool, worker_setups
-from envsdk.pipeline.batch_source import EngineLook, Result
+from envsdk.pipeline.batch_source import EngineLook, Result, part_of_run
 from envsdk.pipeline.engine_group import HEALTH_CHECK_S, EngineGroup, EngineGroupSpec, Say
 from envsdk.pipeline.node_watch import NodeWatch, address_of
-from envsdk.processes.actor_death import part_of_run
 from envsdk.store.travel import Parcels
 from envsdk.weights.source import WeightSource
 

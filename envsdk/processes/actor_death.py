@@ -2,47 +2,22 @@
 
 except ACTOR_DIED as error:
     say(f"the engine died: {reason_of_death(error)}")
-
-with part_of_run(lambda died: "a process of the run", "The checkpoints in runs/maze"):
-    await actor.step.remote()
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
-from ray.exceptions import OutOfMemoryError, RayActorError, RayError
-
-from envsdk.failures import EnvsdkError, as_envsdk_error
+from ray.exceptions import OutOfMemoryError, RayActorError
 
 ACTOR_DIED = (RayActorError, OutOfMemoryError)
 """Ray reports an actor that it killed for memory by a class of its own."""
 
 _ADVICE = re.compile(r" (If the process was killed|Some common causes include)")
 _MEMORY = re.compile(r"was (\S+) used / (\S+) limit")
-
-
-@contextmanager
-def part_of_run(name_of: Callable[[BaseException], str], left: str) -> Iterator[None]:
-    """Raises an EnvsdkError for the death or the failure of an actor that the block waits for.
-
-    `name_of` names the actor of such an error; `left` says what remains of the run.
-    """
-    try:
-        yield
-    except ACTOR_DIED as died:
-        if getattr(died, "actor_init_failed", False):
-            raise as_envsdk_error(died, "a part of the run cannot be started") from died
-        raise EnvsdkError(
-            f"{name_of(died)} died ({reason_of_death(died)}). {left} are whole: the same command continues "
-            "from them"
-        ) from died
-    except (EnvsdkError, RayError) as error:
-        raise as_envsdk_error(error, "a part of the run failed") from error
 
 
 def reason_of_death(error: BaseException) -> str:

@@ -101,7 +101,8 @@ COLUMNS = (
     ),
     IndexColumn("seconds", _seconds, "Time", "seconds", "seconds"),
     IndexColumn("oldest", _of_tokens(lambda t: min(t.versions, default=None))),
-    IndexColumn("versions", lambda stored: _listed(stored.tokens)),
+    # `,3,4,`: a version is found by its commas.
+    IndexColumn("versions", _of_tokens(lambda t: f",{','.join(map(str, t.versions))},")),
     IndexColumn("tokens", _of_tokens(lambda t: t.num_tokens)),
     IndexColumn("row", lambda stored: stored.row),
     IndexColumn("origin", lambda stored: stored.role.origin),
@@ -117,15 +118,7 @@ COLUMNS = (
 """Of the index's table, besides the id and the file."""
 
 
-def _listed(tokens: TokenStats | None) -> str:
-    """`,3,4,`: a version is found by its commas."""
-    return "," + "".join(f"{version}," for version in tokens.versions) if tokens else ""
-
-
 def list_columns() -> list[dict[str, str]]:
     """What the page needs to draw the list."""
-    return [
-        {"name": each.name, "head": each.head, "form": each.form, "sort": each.sort, "of": each.of}
-        for each in COLUMNS
-        if each.head
-    ]
+    names = ("name", "head", "form", "sort", "of")
+    return [{name: getattr(each, name) for name in names} for each in COLUMNS if each.head]

@@ -126,9 +126,9 @@ class OpenSource:
         if self.source.kind is Kind.RUN:
             run = self.run_files()
             about_run = progress_view(run, now) | headline_view(run.metrics)
-            return about | about_run | {"has_programs": self._has_programs(run)}
-        written_at = self._written_at()
-        return about | self._manifest_facts(now - written_at) | {"written_at": written_at}
+            return about | about_run | {"has_programs": _has_programs(run, self.source.folder)}
+        written_at = _written_at(self.source)
+        return about | _manifest_facts(self.source.folder, now - written_at) | {"written_at": written_at}
 
     def overview(self, now: float) -> dict[str, Any]:
         """The data of a source's first page; starts an update of the index."""
@@ -160,7 +160,7 @@ class OpenSource:
             assert self._run is not None
             view = progress_view(run, now)
             return view | {"indexing": indexing, "stamp": f"{hash(self._run[0])}-{indexing['trajectories']}"}
-        facts = self._manifest_facts(now - self._written_at())
+        facts = _manifest_facts(self.source.folder, now - _written_at(self.source))
         stamp = f"{facts['state']}-{facts['shards']}-{indexing['trajectories']}"
         return {"indexing": indexing, "state": facts["state"], "stamp": stamp}
 
@@ -184,7 +184,7 @@ class OpenSource:
 
         Read again when that took a small part of the time since; `{"problem": sentence}` when it cannot be.
         """
-        if self.source.kind is not Kind.RUN or not self._has_programs(self.run_files()):
+        if self.source.kind is not Kind.RUN or not _has_programs(self.run_files(), self.source.folder):
             return None
         with self._lock:
             if self._programs is None or time.monotonic() > self._programs_until:
@@ -199,9 +199,6 @@ class OpenSource:
                 ended = time.monotonic()
                 self._programs_until = ended + _READ_SHARE * (ended - began)
             return self._programs
-
-    def _has_programs(self, run: RunFiles) -> bool:
-        return run.config.get("mode") == "train" or (self.source.folder / BUFFER_FILE).is_file()
 
     def failures(self) -> dict[str, Any]:
         """Failed episodes by boundary, kind and tag, and how episodes ended."""
@@ -370,40 +367,46 @@ class OpenSource:
             metrics=rows,
             timeline=events,
             is_closed=has_trace and trace.read_bytes()[-16:].rstrip().endswith(b"]"),
-            written_at=self._written_at(),
+            written_at=_written_at(self.source),
             kernels=read_kernels(folder),
             missing=[sentence for sentence, is_missing in missing.items() if is_missing],
         )
 
-    def _written_at(self) -> float:
-        """When the newest of the source's files was written, Unix time."""
-        folder = self.source.folder
-        places = (
-            folder,
-            self.source.trajectory_folder,
-            folder / jsonl.FILE_NAME,
-            folder / timeline.FILE_NAME,
-        )
-        return max((stamp[1] / 1e9 for path in places if (stamp := _stamp(path)) is not None), default=0.0)
 
-    def _manifest_facts(self, quiet_s: float) -> dict[str, Any]:
-        """What the manifest of a collection says; other data sets have none."""
-        try:
-            manifest = json.loads((self.source.folder / MANIFEST).read_text(encoding="utf-8"))
-            counts = manifest["counts"]
-            going_on = "running" if quiet_s < QUIET_S else "stopped"
-            return {
-                "state": "finished" if manifest["complete"] else going_on,
-                "shards": len(manifest["shards"]),
-                "planned_shards": int(manifest["planned_shards"]),
-                "episodes": int(counts["episodes"]),
-                "success_rate": finite(counts["success_rate"]),
-                "success_of": Tally.from_json(counts).score.of,
-                "command": " ".join(map(str, manifest.get("command", []))),
-                "config": yaml.safe_dump(manifest["config"], sort_keys=False),
-            }
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return {"state": "", "shards": None, "episodes": None, "success_rate": None}
+def _has_programs(run: RunFiles, folder: Path) -> bool:
+    return run.config.get("mode") == "train" or (folder / BUFFER_FILE).is_file()
+
+
+def _written_at(source: Source) -> float:
+    """When the newest of a source's files was written, Unix time."""
+    folder = source.folder
+    places = (
+        folder,
+        source.trajectory_folder,
+        folder / jsonl.FILE_NAME,
+        folder / timeline.FILE_NAME,
+    )
+    return max((stamp[1] / 1e9 for path in places if (stamp := _stamp(path)) is not None), default=0.0)
+
+
+def _manifest_facts(folder: Path, quiet_s: float) -> dict[str, Any]:
+    """What the manifest of a collection says; other data sets have none."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        counts = manifest["counts"]
+        going_on = "running" if quiet_s < QUIET_S else "stopped"
+        return {
+            "state": "finished" if manifest["complete"] else going_on,
+            "shards": len(manifest["shards"]),
+            "planned_shards": int(manifest["planned_shards"]),
+            "episodes": int(counts["episodes"]),
+            "success_rate": finite(counts["success_rate"]),
+            "success_of": Tally.from_json(counts).score.of,
+            "command": " ".join(map(str, manifest.get("command", []))),
+            "config": yaml.safe_dump(manifest["config"], sort_keys=False),
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {"state": "", "shards": None, "episodes": None, "success_rate": None}
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from envsdk.failures import StorageError
 from envsdk.store.trajectories import write_trajectories
+from envsdk.view.columns import list_columns
 from envsdk.view.filters import Filter
 from envsdk.view.index import TrajectoryIndex, key, parse_key, pick
 from envsdk.view.rows import token_stats
@@ -209,3 +211,9 @@ def test_token_statistics_look_at_sampled_tokens_only(tokens: list[tuple[int, fl
         assert stats.mean_logprob == pytest.approx(sum(one for _, one, _ in sampled) / len(sampled))
     else:
         assert stats.mean_logprob is None
+
+
+def test_every_column_of_the_list_is_written_in_a_form_that_the_page_knows() -> None:
+    script = files("envsdk.view").joinpath("assets/trajectories.js").read_text(encoding="utf-8")
+    for column in list_columns():
+        assert f"    {column['form']}: " in script or f'=== "{column["form"]}"' in script
