@@ -60,7 +60,7 @@ class Group:
         return tuple(member.lease_id for member in self.members if member.status in statuses)
 
     def oldest_version(self, default: int) -> int:
-        """Of the finished members' tokens; `default` when none sampled one."""
+        """Oldest version of the finished members' tokens; `default` when none sampled one."""
         versions = [member.oldest_version for member in self.members if member.oldest_version is not None]
         return min(versions, default=default)
 

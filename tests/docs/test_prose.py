@@ -19,6 +19,7 @@ _BEING_WRITTEN_ANEW = (
     "envsdk/config/roll/",
     "envsdk/config/trinity/",
     "envsdk/buffer/sql_buffer.py",
+    "envsdk/job/weight_outlets.py",
     "envsdk/pipeline/rollouts.py",
     "managers/scheduler.py",
 )
@@ -29,7 +30,7 @@ def _product() -> Iterator[Path]:
     for path in sorted(path for room in _ROOMS for path in (ROOT / room).rglob("*.py")):
         name = path.relative_to(ROOT).as_posix()
         is_data = "/repositories/" in name or not path.resolve().is_relative_to(ROOT / name.split("/")[0])
-        if not is_data and not name.startswith(_BEING_WRITTEN_ANEW) and not path.name.startswith("weight"):
+        if not is_data and not name.startswith(_BEING_WRITTEN_ANEW):
             yield path
 
 
