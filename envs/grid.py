@@ -205,5 +205,5 @@ class GridEnv(TurnEnv[int]):
         return () if self.is_over else self._replies
 
     def state_hash(self) -> str:
-        """Of the map as it looks now. Turns left and the line about an invalid reply do not count."""
+        """Digest of the map as it looks now. Turns left and the line about an invalid reply do not count."""
         return hashlib.blake2b(self._view.encode(), digest_size=16).hexdigest()

@@ -61,7 +61,7 @@ _COMMANDS = {
     "buffer": ("envsdk.buffer.__main__", "Look into the buffer between explorers and a trainer."),
     "envs": ("envsdk.envs.__main__", "List the environments that are installed, or play one by hand."),
 }
-"""By name: the module whose `main` gets the arguments, and one line of help."""
+"""Commands by name: the module whose `main` gets the arguments, and one line of help."""
 
 
 def _forwarded(name: str, module: str, about: str) -> None:

@@ -44,9 +44,10 @@ def collect(
 
     `source` may also be an environment's class, or a function that makes one, which play in this process.
     `options` are the fields of `CollectOptions`; `policy` may also be a function or a Policy object, as for
-    `envsdk.rollout`: it plays in this process, and the manifest has its name alone, so that whoever continues
-    the collection must see to it that it is the same. The rest is as in `envsdk.play.collection.collect`.
-    With several workers the caller's main module must be importable, as `multiprocessing` demands.
+    `envsdk.rollout`: it plays in this process, and the manifest has its name alone, so that a
+    caller that continues the collection must see to it that it is the same. The rest is as in
+    `envsdk.play.collection.collect`. With several workers the caller's main module must be importable, as
+    `multiprocessing` demands.
     """
     form = form_or_name(options.get("policy"))
     if form is not None:

@@ -68,7 +68,7 @@ def evaluate(
 def command(options: EvaluateOptions) -> None:
     """Play a frozen task list and print success, reward and failures by tag.
 
-    The same seed gives the same tasks, whoever plays: compare two policies by evaluating both.
+    The same seed gives every policy the same tasks: compare two policies by evaluating both.
     """
     json_file = options.json_file
     if json_file is not None:
@@ -148,7 +148,7 @@ def passes_table(evaluation: Evaluation) -> Table:
 
 
 def _interval(evaluation: Evaluation, tally: Tally, tag: str | None) -> tuple[float, float]:
-    """Of the success rate: of tasks where each was played several times."""
+    """Interval of the success rate; tasks are the units where each was played several times."""
     if evaluation.samples_per_task > 1:
         return evaluation.pass_at(1, tag).interval
     return wilson_interval(tally.num_successes, tally.num_scored)

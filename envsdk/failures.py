@@ -42,7 +42,7 @@ class Failure:
     message: str
     """One line for a person: the exception's type and text, or which limit was exceeded."""
     traceback: str = field(default="", repr=False, compare=False)
-    """Where the exception was raised, as Python prints it: for whoever looks at the episode in memory. Empty
+    """Where the exception was raised, as Python prints it, for a look at the episode in memory. Empty
     where no exception was. Not stored: it holds paths and lines of a program, and may be long."""
 
     def __str__(self) -> str:

@@ -21,7 +21,7 @@ from envsdk.settings.options import Argument, Option, Options
 from envsdk.store.atomic import make_folder, storage_error
 
 _SUFFIX = ".txt"
-"""Of the templates: nothing that reads Python or TOML mistakes them for its own."""
+"""Suffix of the templates: nothing that reads Python or TOML mistakes them for its own."""
 
 
 def names_for(name: str) -> dict[str, str]:
@@ -89,7 +89,7 @@ class InitOptions(Options):
     """What `envsdk init` takes."""
 
     name: Annotated[str, Argument("NAME")]
-    """Of the package, such as my_env."""
+    """Name of the package, such as my_env."""
     folder: Annotated[Path | None, Option("--dir", "-d", metavar="DIR")] = None
     """Where it goes; the folder NAME when absent."""
 

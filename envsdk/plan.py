@@ -34,7 +34,7 @@ class PlanOptions(Options):
     rows: Count = 16
     """Rows to show."""
     seed: int = 0
-    """Of the drawn durations."""
+    """Seed of the drawn durations."""
     plot: Annotated[Path | None, Option(metavar="FILE.svg")] = None
     """Where the plot goes; FILE with the ending .svg, in this folder, when absent."""
 

@@ -40,7 +40,7 @@ class TurnContext:
     """The user message of this turn: the tag's template around the observation."""
     observation: str
     turn_index: int
-    """From 0."""
+    """Number of the turn, from 0."""
     num_actions_left: int
     """Turns left, including this one."""
     env: EnvView

@@ -193,7 +193,7 @@ _PLAIN_TYPES = {bool, int, float, str, types.NoneType}
 
 
 def wrong_types(constructor: Callable[..., AnyTextEnv], arguments: Mapping[str, Any]) -> dict[str, str]:
-    """By name, what is wrong with arguments that are not of their annotated type.
+    """Problems by name: those of arguments that are not of their annotated type.
 
     Only annotations made of `bool`, `int`, `float`, `str` and `None` are looked at: `is_slippery: "no"` would
     otherwise be true, and `size: "4"` an error of the environment's own code.

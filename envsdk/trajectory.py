@@ -227,9 +227,9 @@ class Trajectory:
     worker: str = ""
     """The worker process that played it."""
     shown: TagPrompts | None = field(default=None, repr=False, compare=False)
-    """What the observations were shown with. Not stored: whoever reads or plays episodes knows it by tag."""
+    """What the observations were shown with. Not stored: readers and players of episodes know it by tag."""
     tools: Sequence[Mapping[str, Any]] = field(default=(), repr=False, compare=False)
-    """Functions that the policy's chat template was told of, as OpenAI's API describes them. Not stored."""
+    """Functions that the policy's chat template was given, as OpenAI's API describes them. Not stored."""
 
     def __reduce__(self) -> tuple[Callable[..., Trajectory], tuple[Any, ...]]:
         """Pickled as one nested tuple: object by object takes many times as long."""
@@ -247,7 +247,7 @@ class Trajectory:
 
     @property
     def oldest_version(self) -> int | None:
-        """Of the tokens; None without sampled tokens."""
+        """Oldest version of the tokens; None without sampled tokens."""
         return None if self.tokens is None else self.tokens.oldest_version
 
     def to_messages(self) -> list[Message]:

@@ -323,7 +323,7 @@ def _restore(env: TurnEnv[Any], snapshot: Any) -> str:
 
 
 def _state_hash(env: TurnEnv[Any]) -> str:
-    """Of `get_state()`. Turns left and notes do not count."""
+    """Digest of `get_state()`. Turns left and notes do not count."""
     return hashlib.blake2b(repr(_canonical(env.get_state())).encode(), digest_size=16).hexdigest()
 
 

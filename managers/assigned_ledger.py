@@ -36,7 +36,7 @@ class AssignedLedger(Ledger):
         super().__init__(config, start_groups=lambda groups: None)
         self._sampler = TaskSampler(config.tag_weights, config.split)
         self._next_tags: deque[str] = deque()
-        """Of the groups to be asked for, in the order of the tags' shares."""
+        """Tags of the groups to be asked for, in the order of the tags' shares."""
 
     def wanted(self) -> list[str]:
         """Tags of groups that could begin now, and of one more per tag, so that no slot waits for the buffer.

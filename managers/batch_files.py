@@ -47,7 +47,7 @@ class BatchFiles:
         holds up the run and what waits to be written does not grow from batch to batch."""
 
     def begin(self, step: int) -> None:
-        """From now on discarded trajectories belong to the batch of this step."""
+        """Makes discarded trajectories belong to the batch of this step."""
         self._next_step = step
 
     def add_discarded(self, trajectory: Trajectory, end: str) -> Coroutine[Any, Any, None] | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 MOST_KEPT = 256
 SHARE_KEPT = 0.2
 MOST_KEPT_S = 5.0
-"""Of the grace, for environments and processes to close."""
+"""Seconds of the grace, for environments and processes to close."""
 
 
 @dataclass(frozen=True, slots=True)

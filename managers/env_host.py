@@ -47,7 +47,7 @@ class EnvBlueprint:
     reset_timeout_s: float = 60.0
     step_timeout_s: float = 30.0
     trains: bool = False
-    """Episodes of the split `train` are trained on, and the environment is told so."""
+    """Episodes of the split `train` are trained on, and the environment's options say so."""
 
     def build(self) -> TextEnv:
         from envsdk.registry import make

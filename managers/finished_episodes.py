@@ -36,11 +36,11 @@ class FinishedEpisodes:
         """Since the last batch."""
         self.files = files
         self.trajectories: dict[int, Trajectory] = {}
-        """By lease."""
+        """Trajectories by lease."""
         self.filter_reasons: dict[int, str] = {}
-        """By lease, why a filter dropped its group, until the lease is discarded."""
+        """Reasons by lease why a filter dropped its group, until the lease is discarded."""
         self._stop_reasons: dict[int, CancelReason] = {}
-        """By lease that was cancelled and finished all the same."""
+        """Reasons by lease that was cancelled and finished all the same."""
         self._filters = filters
         self._config = config
         self._run_seed = run_seed

@@ -42,14 +42,14 @@ class OpenGroups:
         self.pool = SlotPool(config.tag_weights)
         self.guard = ProgressGuard(config)
         self.commands: list[Command] = []
-        """Of the event being handled."""
+        """Commands of the event being handled."""
         self.open: dict[int, Group] = {}
         self.ready: dict[int, Group] = {}
         """In the order of completion."""
         self.running: OrderedDict[int, GroupMember] = OrderedDict()
-        """By lease. All leases have the same time limit, so the order of grants is the order of deadlines."""
+        """Members by lease. All leases have one time limit, so the order of grants is that of deadlines."""
         self.finished: dict[int, GroupMember] = {}
-        """By lease: finished (valid or failed), and neither delivered nor discarded."""
+        """Members by lease: those that finished (valid or failed), and neither delivered nor discarded."""
         self._dropped: list[DroppedGroup] = []
         self.ends = dict.fromkeys(LeaseEnd, 0)
         self.next_lease_id = 0

@@ -43,7 +43,7 @@ class Difference:
     at_s: float
     event: str
     decided: str
-    """By this version of the ledger."""
+    """The decision of this version of the ledger."""
 
     def __str__(self) -> str:
         return (
@@ -115,7 +115,7 @@ class History:
     difference: Difference | None = None
     groups: dict[int, GroupLife] = field(default_factory=dict)
     waits: dict[int, Wait] = field(default_factory=dict)
-    """By step."""
+    """Waits by step."""
     batches: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Groups of each step's batch, in order."""
 
@@ -202,7 +202,7 @@ class _Replay:
         self._ledger = make(section.config, section.state)
         self._checksum = 0
         self._running: dict[int, tuple[Lease, str, float]] = {}
-        """By lease: with its slot and when it began."""
+        """Leases, each with its slot and its beginning."""
         self._leases: dict[int, Lease] = {}
         """All that were granted."""
         self._played: dict[int, Played] = {}

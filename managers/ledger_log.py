@@ -45,7 +45,7 @@ LOG_NAME = "events/ledger.log"
 LOG_FORMAT = 3
 CHECK_BITS = 0xF
 _HEADER = struct.Struct("<4sIII")
-"""Of a frame: magic, bytes stored, bytes of text, checksum of what is stored."""
+"""Header of a frame: magic, bytes stored, bytes of text, checksum of what is stored."""
 _MAGIC = b"evl1"
 _CODEC = "zstd"
 _REASONS = list(CancelReason)
@@ -67,7 +67,7 @@ class Event:
 
     name: str
     at_ms: int
-    """From the section's start."""
+    """Time from the section's start."""
     args: Mapping[str, Any]
     check: int
     """`CHECK_BITS` of the checksum after it, xor those before; 0 for a mark."""
@@ -86,7 +86,7 @@ class Section:
 
 
 def checksum(commands: Sequence[Command], before: int, batch: Batch | None = None) -> int:
-    """Of everything that was decided so far; `before` is that of the event before, `batch` what it delivered.
+    """Checksum of all decisions so far; `before` is that of the event before, `batch` what it delivered.
 
     A log keeps 4 bits for each event. A difference stays in all that follow, so none is missed for long.
     """
@@ -285,7 +285,7 @@ def _events(content: Mapping[str, Any]) -> Iterator[Event]:
 
 
 def _differences(values: list[Any]) -> list[Any]:
-    """Of whole numbers each less the one before; other values as they are."""
+    """Differences of whole numbers, each less the one before; other values as they are."""
     return [after - before for before, after in pairwise([0, *values])] if _are_whole(values) else values
 
 

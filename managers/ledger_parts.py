@@ -13,7 +13,7 @@ from envsdk.trajectory import Task
 
 
 class Status(Enum):
-    """Of a group member; `ledger.py` draws the life cycle."""
+    """Status of a group member; `ledger.py` draws the life cycle."""
 
     PENDING = auto()
     RUNNING = auto()
@@ -37,7 +37,7 @@ class GroupMember:
     version: int = -1
     """The trainer's version at the grant. No token is older, unless an engine lagged behind."""
     oldest_version: int | None = None
-    """Of the finished episode's sampled tokens, as reported."""
+    """Oldest version among the finished episode's sampled tokens, as reported."""
     failure: CancelReason | None = None
     """Why the finished episode has no outcome; None when it has one."""
     finish_order: int = -1
@@ -62,7 +62,7 @@ class Group:
 
     @property
     def oldest_version(self) -> int | None:
-        """Of the finished members' tokens."""
+        """Oldest version of the finished members' tokens; None where none sampled one."""
         return run_limits.version_of_group(member.oldest_version for member in self.members)
 
 

@@ -242,8 +242,8 @@ class BatchGroup:
     lease_ids: tuple[int, ...]
     """Exactly `group_size`, in the order of `Lease.member`."""
     failures: Mapping[int, CancelReason]
-    """By lease id, why a member has no outcome; such a member is masked. A member that missed its deadline or
-    lost its worker has no trajectory, even if it reports later."""
+    """Reasons by lease id why a member has no outcome; such a member is masked. A member that missed its
+    deadline or lost its worker has no trajectory, even if it reports later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +256,7 @@ class Batch:
 
     @property
     def lease_ids(self) -> tuple[int, ...]:
-        """Of all groups, in order."""
+        """Leases of all groups, in order."""
         return tuple(lease_id for group in self.groups for lease_id in group.lease_ids)
 
 

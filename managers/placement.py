@@ -24,7 +24,7 @@ class Node:
     resources: Mapping[str, float] = field(default_factory=dict)
     """All it has, in use or not."""
     is_draining: bool = False
-    """It was told to end soon."""
+    """It was asked to end soon."""
 
     @property
     def num_cpus(self) -> float:

@@ -22,7 +22,7 @@ from envsdk.managers.placement import Node, check_role, choose_node, demand, has
 NODE_LABEL = "ray.io/node-id"
 """Ray gives it to each node."""
 MANY_CALLS: dict[str, Any] = {"max_concurrency": 10_000}
-"""Of schedulers and engines, with which each worker keeps two calls open. Ray's default is 1,000."""
+"""Options of schedulers and engines, with which each worker keeps two calls open. Ray's default is 1,000."""
 LOOK_S = 1.0
 """How long one look at the cluster counts: many actors are placed together."""
 
@@ -78,7 +78,7 @@ def on_this_node() -> dict[str, Any]:
 
 
 class Placer:
-    """Chooses a node for each process of one role. Owner: whoever starts them, on the driver's node."""
+    """Chooses a node for each process of one role. Owner: what starts them, on the driver's node."""
 
     def __init__(self, rule: RolePlacement, look: Callable[[], list[Node]] = cluster_nodes) -> None:
         self._rule = rule
@@ -89,7 +89,7 @@ class Placer:
         """The node of each process."""
 
     def options(self, name: str, only_on: str | None = None) -> dict[str, Any]:
-        """Of the actor `name`, which may be tied to one node.
+        """Options of the actor `name`, which may be tied to one node.
 
         Asked for again, the process was lost: another node is preferred.
         """

@@ -58,7 +58,7 @@ def ray_runtime(
     process without a message, or block it for a minute. If `if_lost` names a program, that program replaces
     this process instead. Its last argument says what died.
 
-    `say` is told what is started.
+    `say` gets a line about what is started.
 
     Raises ConfigurationError for an object store that does not fit into memory, and EngineError when Ray
     cannot be started or reached.

@@ -19,7 +19,7 @@ from envsdk.store.file_lock import locked
 LOCK = "envsdk.lock"
 """In the folder of a Ray that this package started; locked while the program lives that started it."""
 KEPT_FOLDERS = 3
-"""Of those that are left, the newest stay: their logs may still be read."""
+"""How many of the folders that are left stay, the newest: their logs may still be read."""
 
 
 @contextmanager

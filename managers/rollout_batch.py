@@ -29,7 +29,7 @@ class RolloutBatch:
     discarded_tokens: int = 0
     """Sampled tokens thrown away since the last batch."""
     dropped_tokens: Mapping[str, int] = field(default_factory=dict)
-    """Of these, by tag, those that were to be trained: group filters and spare episodes are left out."""
+    """Those of them, by tag, that were to be trained: group filters and spare episodes are left out."""
     workers: Mapping[str, int] = field(default_factory=dict)
     """Where their number changes: `playing` now, `added` and `retired` since the start of the process."""
     depth: float | None = None
@@ -37,7 +37,7 @@ class RolloutBatch:
 
     @property
     def trajectories(self) -> list[Trajectory]:
-        """Of all groups, in order."""
+        """Trajectories of all groups, in order."""
         return [trajectory for group in self.groups for trajectory in group]
 
 

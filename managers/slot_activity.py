@@ -20,13 +20,13 @@ class SlotActivity:
 
     def __init__(self) -> None:
         self.playing: dict[str, EpisodeOrder] = {}
-        """By slot, until the worker reports the episode finished or released."""
+        """Episodes by slot, until the worker reports the episode finished or released."""
         self.began: dict[str, float] = {}
-        """By slot in `playing`: when its episode was granted."""
+        """Times by slot in `playing`: when its episode was granted."""
         self.stop_deadlines: dict[str, float] = {}
-        """By slot with a cancelled episode: when the episode must have stopped."""
+        """Deadlines by slot with a cancelled episode: when the episode must have stopped."""
         self.stop_reasons: dict[str, CancelReason] = {}
-        """By such a slot, why."""
+        """Reasons by such a slot."""
         self.stragglers: set[str] = set()
         """Slots that still play an episode of an earlier ledger."""
 

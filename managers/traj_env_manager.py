@@ -113,7 +113,7 @@ class TrajEnvManager:
         self._playing: EpisodeOrder | None = None
         self._cancelled: int | None = None
         self._sampled = TokenLog()
-        """Of the present episode, or of the last one."""
+        """Tokens of the present episode, or of the last one."""
 
     async def run_rollout_loop(self) -> None:
         """Play until the lease source has no more."""

@@ -88,7 +88,7 @@ class WorkerPool:
         self._config = config
         self._demand = WorkerDemand(config.demand)
         self._lives: list[Life] = []
-        """Of the seats in use, in their order."""
+        """Lives of the seats in use, in their order."""
         self._next_number = dict.fromkeys(seats, 0)
         self._starting: set[str] = set()
         self._leaving: set[str] = set()

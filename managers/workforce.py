@@ -55,7 +55,7 @@ class Workforce:
         self._episode_times = EpisodeTimes()
         self._departures = Departures()
         self._leaving_nodes: dict[str, float] = {}
-        """By Ray's id of a node that goes away: when."""
+        """Times by Ray's id of a node that goes away."""
         self._me: Any = None
 
     def begin(self, me: Any) -> None:

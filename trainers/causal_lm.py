@@ -113,7 +113,7 @@ class CausalLM:
             yield from self.value_head.named_parameters(prefix="value_head")
 
     def modules(self) -> Iterator[nn.Module]:
-        """Of the model and the value head."""
+        """Modules of the model and the value head."""
         yield from self.model.modules()
         if self.value_head is not None:
             yield from self.value_head.modules()

@@ -29,9 +29,9 @@ class TokenOutputs:
     """The model's outputs for scored tokens, with gradient; float32 `[N]`."""
 
     logprobs_N: Tensor
-    """Of the tokens themselves, at `args.logprob_temperature`."""
+    """Log-probabilities of the tokens themselves, at `args.logprob_temperature`."""
     entropy_N: Tensor
-    """Of the distributions they were drawn from; with gradient only if `Objective.entropy_gradient`."""
+    """Entropies of the distributions they come from; with gradient only if `Objective.entropy_gradient`."""
     values_N: Tensor | None = None
     """Value head's predictions, where there is one."""
 

@@ -41,7 +41,7 @@ class TrainRow:
 
     row: Row
     weight: float
-    """Of each of its tokens in the loss; set by `loss_agg_mode` over all sequences of the optimizer step."""
+    """Weight of each of its tokens, by `loss_agg_mode` over all sequences of the optimizer step."""
     fields: TokenFields
 
 

@@ -49,7 +49,7 @@ class LoRAArgs(StrictSettings):
     """`lora` of `torch` and `fsdp2_train`: train a low-rank adapter instead of the model's own weights."""
 
     rank: int = Field(ge=1)
-    """Of the two matrices of each adapted one."""
+    """Rank of the two matrices of each adapted one."""
     alpha: float = Field(default=0.0, ge=0.0)
     """The adapter's output is multiplied by alpha / rank; 0 stands for twice the rank."""
     target_modules: Literal["all-linear"] | list[str] = "all-linear"
@@ -81,7 +81,7 @@ class TransformersArgs(StrictSettings):
     nothing else; checkpoints hold it, and models that are saved have it merged in."""
 
     def training_memory(self, model: ModelSizes, *, num_ranks: int, num_tokens: int) -> Memory:
-        """Of one rank, in bytes; see `EstimatesTraining`."""
+        """Memory of one rank, in bytes; see `EstimatesTraining`."""
         ranks = self.ranks_per_model_copy(num_ranks)
         trained = model.num_parameters if self.lora is None else model.adapter_parameters(self.lora.rank)
         frozen = model.num_parameters if self.lora is not None else 0
@@ -97,7 +97,7 @@ class TransformersArgs(StrictSettings):
         }
 
     def frozen_memory(self, model: ModelSizes, *, num_ranks: int) -> Memory:
-        """Of one rank, in bytes; see `EstimatesTraining`."""
+        """Memory of one rank, in bytes; see `EstimatesTraining`."""
         ranks = self.ranks_per_model_copy(num_ranks)
         return {"weights": FLOAT32 * model.num_parameters / ranks, **self.gathered_memory(model, ranks)}
 

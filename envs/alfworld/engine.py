@@ -267,7 +267,7 @@ class Session:
         self._state = game.start.copy()
         self._state_id = game.start_id
         self._operators: dict[str, Operator] = {}
-        """By command, what can be done now."""
+        """Operators that can be applied now, by command."""
         self._seen: set[str] = set()
         """Receptacles whose content the player has seen."""
 
@@ -293,7 +293,7 @@ class Session:
         return next_command(self._view(), game.goal, put=game.put, seen=self._seen if explores else None)
 
     def state_hash(self) -> str:
-        """Of all a player can see or find out, and nothing else."""
+        """Digest of all a player can see or find out, and nothing else."""
         facts = sorted(
             f"{name} {','.join(names)}"
             for name, names in map(self.game.fact, self._state.facts)

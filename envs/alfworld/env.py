@@ -59,7 +59,7 @@ class ALFWorldArguments(EnvArguments):
     task_types: Sequence[str] | None = None
     """Some of ALFWorld's six; all when None."""
     size: Literal["small", "medium", "large"] = "medium"
-    """Of generated households."""
+    """Size of generated households."""
     num_games: int | None = Field(None, ge=1)
     """The first so many games only; all when None, and without end where they are generated."""
     max_steps: int = Field(50, ge=1)
@@ -233,7 +233,7 @@ class ALFWorldEnv(TextEnv):
         return tuple(format_reply(command, self._args.action_format) for command in state.scene.admissible)
 
     def state_hash(self) -> str:
-        """Of the game and all that can be seen or found out in it. Turns left do not count."""
+        """Digest of the game and all that can be seen or found out in it. Turns left do not count."""
         state = self._needed_state()
         return self._current(state).state_hash()
 

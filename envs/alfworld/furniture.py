@@ -40,7 +40,7 @@ class Size:
     """How full a household is."""
 
     furniture_share: float
-    """Of the numbers in `Room.furniture`."""
+    """Share of the numbers in `Room.furniture`."""
     most_alike: int
     """Objects of one type, at most."""
     num_objects: tuple[int, int]
@@ -74,11 +74,11 @@ FITS: Mapping[str, tuple[str, ...]] = {
     for receptacles, things in _TABLES["fits"].items()
     for receptacle in _words(receptacles)
 }
-"""By receptacle type, the objects that may be put there."""
+"""Objects by receptacle type: those that may be put there."""
 ABLE: Mapping[str, frozenset[str]] = {
     predicate: frozenset(_words(things)) for predicate, things in _TABLES["able"].items()
 }
-"""By predicate of the domain, the types it holds for."""
+"""Types by predicate of the domain: those that it holds for."""
 OPENABLE, HOLLOW = frozenset(_words(_TABLES["openable"])), frozenset(_words(_TABLES["hollow"]))
 LAMPS, LAMP_STANDS = _words(_TABLES["lamps"]), _words(_TABLES["lamp_stands"])
 TREATMENT: Mapping[str, tuple[str, str]] = {
@@ -86,6 +86,6 @@ TREATMENT: Mapping[str, tuple[str, str]] = {
     HEAT: ("heatable", "Microwave"),
     COOL: ("coolable", "Fridge"),
 }
-"""By task type, what the object must be, and the appliance that does it."""
+"""Treatments by task type: what the object must be, and the appliance that does it."""
 ROOMS: Mapping[str, Room] = {name: _room(table) for name, table in _TABLES["rooms"].items()}
 SIZES: Mapping[str, Size] = {name: _size(table) for name, table in _TABLES["sizes"].items()}

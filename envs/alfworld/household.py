@@ -107,9 +107,9 @@ class _Drawing:
         self._types = sorted(plan)
         self._objects: list[Item] = []
         self._places: dict[str, Item] = {}
-        """By object id, the receptacle it is in."""
+        """Receptacle by object id: the one it is in."""
         self._locations: dict[str, str] = {}
-        """By receptacle id."""
+        """Places by receptacle id."""
 
     def furnish(self, task_type: str) -> Goal | None:
         """Choose a goal and put everything somewhere; None when this plan has no place for it."""

@@ -183,7 +183,7 @@ def _copy_shallowly() -> None:
 
 
 def _shallow_copy(value: Any) -> Any:
-    """Of a context's dictionary, a symbol or a list of symbols: of symbols, only the context is ever set."""
+    """Copy of a context's dictionary, a symbol or symbols, of which only the context is ever set."""
     if isinstance(value, dict):
         return dict(value)
     if isinstance(value, list):

@@ -52,7 +52,7 @@ class Notebook:
     receptacles: tuple[str, ...] = ()
     """In the order of the first observation."""
     contents: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By receptacle whose content has been seen, the things in it."""
+    """Things in each receptacle whose content has been seen."""
     closed: frozenset[str] = frozenset()
     """Receptacles that are known to be closed."""
     here: str = ""
@@ -65,7 +65,7 @@ class Notebook:
 
     @classmethod
     def begin(cls, observation: str) -> Notebook:
-        """Of a first observation."""
+        """Notes of a first observation."""
         room, task = _ROOM.search(observation), _TASK.search(observation)
         return cls(
             task=task.group(1) if task else "",

@@ -282,7 +282,7 @@ class EnginePool:
 
 
 class RemoteGame:
-    """One course through a game, in whichever process plays it. Used by one thread at a time."""
+    """One course through a game, in the process that plays it. Used by one thread at a time."""
 
     def __init__(
         self, pool: EnginePool, game: Game, commands: Sequence[str] = (), *, with_stages: bool = False

@@ -25,9 +25,9 @@ class Household:
     receptacles: Sequence[Item]
     objects: Sequence[Item]
     places: Mapping[str, str]
-    """By object id, the receptacle it is in."""
+    """Receptacle by object id: the one it is in."""
     locations: Mapping[str, str]
-    """By receptacle id, where one stands to reach it."""
+    """Location by receptacle id: where one stands to reach it."""
     start: str
     """Where the player stands at first: at no receptacle."""
 

@@ -24,14 +24,14 @@ TREATMENTS = {
     HEAT: ("ishot", "heat", "microwavetype"),
     COOL: ("iscool", "cool", "fridgetype"),
 }
-"""By task type: what the object becomes, the verb that does it, the appliance it takes."""
+"""Treatment by task type: what the object becomes, the verb that does it, the appliance it takes."""
 
 STAGES = {
     TWO: ("take", "place_one"),
     LOOK: ("take",),
     **{task_type: ("take", verb) for task_type, (_, verb, _) in TREATMENTS.items()},
 }
-"""By task type, what comes before winning, in order; only `take` for those not listed."""
+"""Stages by task type: what comes before winning, in order; only `take` for those not listed."""
 
 _PROPERTIES = frozenset(
     {"openable", "opened", "pickupable", "toggleable", "istoggled", "isclean", "ishot", "iscool"}
@@ -44,9 +44,9 @@ class View:
 
     def __init__(self, facts: Iterable[Fact]) -> None:
         self.place: dict[str, str] = {}
-        """By object, the receptacle it is in."""
+        """Receptacle by object: the one it is in."""
         self.location: dict[str, str] = {}
-        """By receptacle, where one stands to reach it."""
+        """Location by receptacle: where one stands to reach it."""
         self.object_type: dict[str, str] = {}
         self.receptacle_type: dict[str, str] = {}
         self.fits: set[tuple[str, str]] = set()

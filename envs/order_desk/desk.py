@@ -33,7 +33,7 @@ class DeskTask:
 
     customer: str
     lines: tuple[Line, ...]
-    """Of different items."""
+    """Lines of different items."""
     accounts: Mapping[str, int]
     """Account number by customer, two digits, each different."""
     stock: Mapping[str, Mapping[str, int]]

@@ -151,7 +151,7 @@ class OrderDeskEnv(ReplayedEnv):
         return look_ups + orders
 
     def state_hash(self) -> str:
-        """Of the task, what was ordered and what was looked up. Turns left do not count."""
+        """Digest of the task, what was ordered and what was looked up. Turns left do not count."""
         return hashlib.blake2b(self._open_desk().key().encode(), digest_size=16).hexdigest()
 
     def _order_of(self, name: str, line: Line, warehouse: str) -> str:

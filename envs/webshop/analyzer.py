@@ -39,7 +39,7 @@ _MAX_TOKEN_LENGTH = 255
 _porter = Stemmer.Stemmer("porter")
 _porter.maxCacheSize = 0
 _terms: dict[str, str] = {}
-"""Of the words that were seen first, among which are the frequent ones."""
+"""Terms of the words that were seen first, among which are the frequent ones."""
 
 
 def tokens(text: str) -> list[str]:

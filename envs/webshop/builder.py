@@ -48,7 +48,7 @@ _SAVE_EVERY = 20_000
 _BATCH = 500
 _WORK = ".build"
 _WORK_FORMAT = 2
-"""Of the files in it; with others a build starts anew."""
+"""Format of the files in it; with others a build starts anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,9 +34,9 @@ class WebShopArguments(EnvArguments):
     """A store made by `python -m envsdk.envs.webshop.build`, or the folder in which its default place is.
     None generates a catalogue."""
     num_products: int = Field(1000, ge=1)
-    """Of the generated catalogue."""
+    """Products of the generated catalogue."""
     catalogue_seed: int = 0
-    """Of the generated catalogue."""
+    """Seed of the generated catalogue."""
     goals: GoalKind = "human"
     split: Split = "all"
     """`test` (goals 0 to 499), `eval` (500 to 1499), `train` (from 1500), `held_out` (the first fifth),
@@ -86,7 +86,7 @@ class WebShopEnv(TextEnv):
         self._bounds = split_bounds(args.split, self.store.num_goals(args.goals))
         self._session: Session | None = None
         self._number = 0
-        """Of the goal, in upstream's order."""
+        """Number of the goal, in upstream's order."""
         self._turn = 0
         self._note = ""
         self._ended = True
@@ -203,7 +203,7 @@ class WebShopEnv(TextEnv):
         return actions
 
     def state_hash(self) -> str:
-        """Of the goal, the page and what was chosen and visited. Turns left do not count."""
+        """Digest of the goal, the page and what was chosen and visited. Turns left do not count."""
         session = self._session
         if session is None:
             return ""

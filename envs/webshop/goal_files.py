@@ -106,7 +106,7 @@ class _AttributeSets:
             file.close()
 
     def weights(self) -> Iterator[NDArray[np.float64]]:
-        """Of every goal, the goals of some products at a time."""
+        """Weights of every goal, the goals of some products at a time."""
         with self._members.open("rb") as members:
             for sets in read_pieces(self._sets, _SET, _SETS):
                 ids: list[int] = np.fromfile(members, np.uint32, int(sets["num_attributes"].sum())).tolist()

@@ -28,7 +28,7 @@ COLORS = tuple(_COLORS.split())
 
 _NOT_A_WORD = re.compile(r"\W")
 _HEURISTIC_LENGTH = 200
-"""From here on `SequenceMatcher` leaves frequent characters out."""
+"""`SequenceMatcher` takes texts of this length or more for long ones, and leaves frequent characters out."""
 _LATIN_1 = dict.fromkeys(range(128, 256))
 
 

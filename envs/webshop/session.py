@@ -75,7 +75,7 @@ class Target(NamedTuple):
     kind: str
     """`button`, `asin` or `option`."""
     product: int = -1
-    """Of an asin."""
+    """Number of the product that an asin opens."""
     option: str = ""
     """Name of an option."""
 
@@ -89,7 +89,7 @@ class Outcome:
 
     is_valid: bool
     score: Score | None = None
-    """Of a purchase."""
+    """Score of a purchase."""
 
 
 _DONE_NOTHING = Outcome(is_valid=False)
@@ -119,10 +119,10 @@ class Session:
     page: Page = Page.INDEX
     keywords: tuple[str, ...] = ()
     number: int = 0
-    """Of the results page, from 1."""
+    """Number of the results page, from 1."""
     results: Sequence[int] = ()
     product: int = -1
-    """Of the item, sub or done page."""
+    """Number of the product on the item, sub or done page."""
     options: dict[str, str] = field(default_factory=dict)
     """Chosen values by name, in the order in which the names were first chosen."""
     visited: frozenset[str] = frozenset()
@@ -130,7 +130,7 @@ class Session:
     sub: str = ""
     """Which sub-page, a value of `SUB_PAGES`."""
     reward: float = 0.0
-    """Of the last purchase."""
+    """Reward of the last purchase."""
 
     def act(self, action: str) -> Outcome:
         """Carry out `search[words]` or `click[label]`; anything else changes nothing."""

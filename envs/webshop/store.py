@@ -39,7 +39,7 @@ FILES = (
     *GOALS.values(),
     *(TERMS, STARTS, DOCUMENTS, SCORES, RANKS),
 )
-"""Of a complete store, besides the manifest."""
+"""Files of a complete store, besides the manifest."""
 
 GOAL_DTYPE = np.dtype([("product", "<u4"), ("variant", "<u4"), ("price_upper", "<f8"), ("cumulative", "<f8")])
 """A goal on disk; `cumulative` is the sum of the weights up to and including it."""

@@ -56,7 +56,7 @@ class HostedEpisode(gymnasium.Env[str, str]):
         self.max_steps = max_steps
         self._invalid_penalty = invalid_penalty
         self._seed: int | None = None
-        """Of the episode; None before the first one."""
+        """Seed of the episode; None before the first one."""
         self._turn = 0
         self._shown = ""
         """The last observation without notes."""

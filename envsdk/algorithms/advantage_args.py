@@ -20,7 +20,7 @@ KLEstimator = Literal["k1", "k2", "k3"]
 
 
 class AdvantageKeys(StrictSettings):
-    """From rewards to one advantage per token: top-level keys of the YAML."""
+    """Settings that turn rewards into one advantage per token: top-level keys of the YAML."""
 
     adv_estimator: str = "grpo"
     """`grpo`, `rloo`, `reinforce`, `reinforce_plus_plus`, `gae` (value head), `gigpo` (state hashes); or an

@@ -1,4 +1,4 @@
-"""From rewards to one advantage per token. Pure NumPy.
+"""One advantage per token, from rewards. Pure NumPy.
 
     turn rewards -> normalized -> clipped [- KL penalty] -> estimator -> per token
         [-> whitened -> weighted by difficulty and length -> clipped -> weighted for the loss]

@@ -41,8 +41,8 @@ class AlgorithmArgs(AlgorithmKeys):
     """What a trainer gets: the keys, and what the pipeline adds."""
 
     temperature: float = Field(default=1.0, ge=0.0)
-    """Of the sampling distribution, whose log-probabilities the trainer recomputes. The pipeline sets it
-    from `actor_infer.generating_args`; 0 (greedy) counts as 1, as in the engine."""
+    """Temperature of the sampling distribution, whose log-probabilities the trainer recomputes. The pipeline
+    sets it from `actor_infer.generating_args`; 0 (greedy) counts as 1, as in the engine."""
 
     @property
     def logprob_temperature(self) -> float:

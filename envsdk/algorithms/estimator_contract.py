@@ -48,7 +48,7 @@ class EstimatorArgs(StrictSettings):
 
 Own = TypeVar("Own", bound=EstimatorArgs)
 EstimatorFunction = Callable[[Sequence[AdvantageSample], "AlgorithmArgs", Own], list[TokenAdvantages]]
-"""From samples, the algorithm's keys and the estimator's settings to one result per sample, in their order.
+"""Turns samples, the algorithm's keys and the estimator's settings into a result per sample, in their order.
 
 The samples' rewards are normalized and clipped; the KL penalty is in `token_rewards`. Pure: the same
 samples in another order give the same results in that order, and invalid samples enter no statistic and

@@ -142,7 +142,7 @@ def _is_refusal(error: DBAPIError) -> bool:
 
 def _prepare(connection: sqlite3.Connection, record: Any) -> None:
     connection.isolation_level = None  # transactions are begun by `_begin`
-    # With FULL, what a program was told is on the disk; with less, a batch could be forgotten that a
+    # With FULL, each answer that a program got is on the disk; with less, a batch could be forgotten that a
     # checkpoint has trained.
     for pragma in ("journal_mode = WAL", "synchronous = FULL"):
         connection.execute(f"PRAGMA {pragma}")

@@ -142,7 +142,7 @@ class Meaning:
     model: str = ""
     """Their folder, for messages."""
     tags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """By tag: the keys that decide its tasks, prompts, rewards and limits."""
+    """Keys by tag: those that decide its tasks, prompts, rewards and limits."""
     may_differ: Sequence[str] = ()
     """Tags that are this program's own: neither compared nor written down."""
 
@@ -192,7 +192,7 @@ class Agreement:
 
 _TOKENS = ""
 NO_MEANING = Meaning()
-"""Of programs that read and write no groups."""
+"""Meaning of programs that read and write no groups."""
 
 
 def other_tokens(model: str, parts: Sequence[str]) -> str:
@@ -231,7 +231,7 @@ class Member:
     role: Role
     name: str
     incarnation: str
-    """Of this start: a program that is started again under its name is another one."""
+    """Identity of this start: a program that is started again under its name is another one."""
     notes: Sequence[str] = field(default=(), compare=False)
     """Lines for the user: what it has differently than the job had before."""
 
@@ -257,7 +257,7 @@ class FinishedGroup:
     num_tokens: int
     """Sampled ones."""
     oldest_version: int | None
-    """Of its tokens; None when none was sampled."""
+    """Oldest version among its tokens; None when none was sampled."""
     mean_reward: float = 0.0
 
 
@@ -277,7 +277,7 @@ class JobView:
     trainer_silent_s: float | None
     """Seconds since the trainer's lease ran out, or since it left; None while it lives."""
     explorer_versions: Mapping[str, int]
-    """By living explorer, the version of the weights it plays with; -1 before its first."""
+    """Version by living explorer: that of the weights it plays with; -1 before its first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 def grant(free: int, asker: str, held: Mapping[str, int], wanted: Mapping[str, int]) -> int:
     """How many of `free` places `asker` gets now, so that holdings come out max-min fair.
 
-    Places are given one at a time to whoever holds fewest and still wants one, by name among equals; those
-    given to others stay free until these ask.
+    Places are given one at a time to the explorer that holds fewest and still wants one, by name among
+    equals; those given to others stay free until these ask.
 
     Args:
         free: Places that nobody holds.

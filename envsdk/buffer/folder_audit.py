@@ -30,7 +30,7 @@ def audit_folder(engine: Engine, folder: Path) -> list[str]:
 
 
 def _batch_files(engine: Engine, folder: Path) -> Iterator[str]:
-    """Of steps that the trainer has left: the file of the present one may be on its way."""
+    """Batch files of steps that the trainer has left: the file of the present one may be on its way."""
     query = (
         sa.select(batch_groups.c.step, batch_groups.c.group_id, payloads.c.data)
         .outerjoin(payloads, payloads.c.group_id == batch_groups.c.group_id)

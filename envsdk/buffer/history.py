@@ -34,7 +34,7 @@ class Brought:
     num_ready: int
     """Complete groups that it has stored."""
     num_recent: int
-    """Of these, in the last `RECENT_S`."""
+    """Those of them in the last `RECENT_S`."""
     num_dropped: int
     """Groups that it played last and that were dropped."""
     mean_lag: float | None
@@ -53,10 +53,10 @@ class History:
     times: Sequence[float]
     """Seconds since `began_at`."""
     depth: Mapping[str, Sequence[int]]
-    """By stage, the number of groups at each of `times`. One that was used several times is no longer ready
+    """Groups by stage: the number at each of `times`. One that was used several times is no longer ready
     since its last use."""
     brought: Sequence[Brought]
-    """By the explorers' names."""
+    """Groups that explorers brought, in the order of the explorers' names."""
     steps: Sequence[Step]
     """All of them, in order."""
 

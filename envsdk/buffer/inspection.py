@@ -48,7 +48,7 @@ class Total:
 
     @property
     def mean_reward(self) -> float | None:
-        """Of complete groups."""
+        """Mean reward of complete groups."""
         return self.reward / self.num_complete if self.num_complete else None
 
     def plus(self, other: Total) -> Total:
@@ -70,7 +70,7 @@ class Count:
     tag: str
     explorer: str
     version: int | None
-    """Of the oldest token; None before the group is complete."""
+    """Version of the oldest token; None before the group is complete."""
     total: Total
 
 
@@ -88,7 +88,7 @@ class Program:
     expires_at: float
     left_at: float | None
     version: int
-    """Of its weights; -1 before the first."""
+    """Version of its weights; -1 before the first."""
     wants: int
     """Groups that it asked for last."""
     waited_places_s: float
@@ -132,13 +132,13 @@ class TagUse:
     num_groups: int
     """In batches."""
     share: float | None
-    """Of all groups in batches."""
+    """Share of all groups in batches."""
     num_tokens: int
     """Sampled ones of the groups in batches."""
     dropped_tokens: int
     """Sampled and thrown away."""
     dropped_share: float | None
-    """Of the sampled tokens, which are both."""
+    """Share of the sampled tokens that were dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,7 @@ class Content:
     """What `inspect` found."""
 
     name: str
-    """Of the job."""
+    """Name of the job."""
     status: str
     step: int
     version: int
@@ -154,11 +154,11 @@ class Content:
     read_at: float
     counts: Sequence[Count]
     dropped_tokens: Mapping[str, int] | None
-    """By tag, sampled tokens that were thrown away; None where some groups were chosen."""
+    """Sampled tokens by tag: those that were thrown away; None where some groups were chosen."""
     reasons: Mapping[str, int]
     """Dropped groups by reason, the most frequent first."""
     payload_bytes: int
-    """Of all groups, whether or not they were chosen."""
+    """Size of all groups, whether or not they were chosen."""
     programs: Sequence[Program]
     newest_versions: Sequence[Published]
     newest_steps: Sequence[Step]
@@ -171,7 +171,7 @@ class Content:
         return {state: total for state, total in found.items() if total.num_groups}
 
     def counted(self, by: Property) -> dict[Any, dict[GroupState, Total]]:
-        """By a property's value, and then by state; groups that have no such value are left out."""
+        """Counts by a property's value, and then by state; groups that have no such value are left out."""
         found: dict[Any, dict[GroupState, Total]] = {}
         for count in self.counts:
             value = getattr(count, by)

@@ -62,7 +62,7 @@ def find_buffer(path: str) -> str:
 def opened(found: str, *, to_change: bool = False) -> Iterator[Engine]:
     """Connections to the buffer at `found`, checked: read-only unless it is `to_change`.
 
-    What goes wrong in the block is told as an error of the buffer's.
+    An error in the block is raised as one of the buffer's.
 
     Raises:
         StorageError: It is no buffer, of a later format, locked, damaged, or its server does not answer.

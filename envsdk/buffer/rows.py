@@ -17,7 +17,7 @@ from envsdk.trajectory import Task
 
 TRAIN_SPLIT = "train"
 OPENED = {"state": GroupState.OPEN, "incarnation": "", "token": "", "oldest_version": None}
-"""Of a group that nobody plays any longer."""
+"""The state of a group that nobody plays any longer."""
 _WAITING = (GroupState.LEASED, GroupState.READY)
 _LATEST = 16
 _LOOK_BACK = 4_096

@@ -17,7 +17,7 @@ class WaitingGroup:
     tag: str
     explorer: str
     oldest_version: int
-    """Of its tokens; of the weights with which it was claimed while it is played."""
+    """Oldest version among its tokens; that of the weights when it was claimed, while it is played."""
     leased_at: float
     ready_at: float | None
     """None while it is played."""

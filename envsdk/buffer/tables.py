@@ -42,7 +42,7 @@ job = Table(
     Column("awaits_batch", Boolean, nullable=False),
     Column("created_at", Float(53), nullable=False),
 )
-"""One row. Whoever changes several tables locks it first."""
+"""One row. A transaction that changes several tables locks it first."""
 
 members = Table(
     "members",

@@ -76,7 +76,7 @@ class Transaction:
 
     @property
     def min_version(self) -> int:
-        """Of a group that may still be put or used."""
+        """Oldest version of a group that may still be put or used."""
         return self.terms.min_version(self.state["version"])
 
     def execute(self, statement: sa.Executable, values: Any = None) -> CursorResult[Any]:
@@ -90,7 +90,7 @@ class Transaction:
             self.execute(sa.select(sa.func.pg_notify(CHANNEL, "")))
 
     def row_of(self, member: Member) -> RowMapping | None:
-        """Of a member that has not left."""
+        """Row of a member that has not left."""
         row = self.execute(sa.select(members).where(_is(member))).mappings().first()
         is_it = row is not None and row["incarnation"] == member.incarnation and row["left_at"] is None
         return row if is_it else None

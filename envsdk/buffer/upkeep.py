@@ -37,7 +37,7 @@ class Which:
     tags: tuple[str, ...] = ()
     explorers: tuple[str, ...] = ()
     versions: tuple[int, ...] = ()
-    """Of the oldest token."""
+    """Versions of the oldest token."""
     groups: tuple[int, ...] = ()
     """Ids."""
 
@@ -147,7 +147,7 @@ class Freed:
     """Whose payloads were removed."""
     payload_bytes: int
     disk_bytes: int
-    """By which the database became smaller."""
+    """Bytes by which the database became smaller."""
 
 
 def vacuum(engine: Engine) -> Freed:

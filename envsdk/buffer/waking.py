@@ -15,7 +15,7 @@ from typing import Protocol
 from sqlalchemy import Engine
 
 CHANNEL = "envsdk_buffer"
-"""Of PostgreSQL's notifications; what is told is the signal's name."""
+"""Channel of PostgreSQL's notifications, whose payload is the signal's name."""
 
 LOOK_S = 0.01
 """How often SQLite's file is looked at: a few microseconds of a counter in shared memory."""
@@ -26,7 +26,7 @@ class Bell(Protocol):
     """Owner: a `BufferClient`. Any number of tasks may wait at the same time."""
 
     async def heard(self) -> int | None:
-        """A number that changes with the database; None when it cannot be told."""
+        """A number that changes with the database; None when it is not known."""
         ...
 
     async def wait(self, heard: int | None, *, timeout_s: float) -> None:
@@ -99,7 +99,7 @@ class PostgresBell:
             try:
                 async with await psycopg.AsyncConnection.connect(self._url, autocommit=True) as connection:
                     await connection.execute(f"LISTEN {CHANNEL}")
-                    await self._ring()  # what was told before is not heard
+                    await self._ring()  # earlier notifications are not heard
                     async for _ in connection.notifies():
                         await self._ring()
             except psycopg.Error:

@@ -54,7 +54,7 @@ PLAYED_RUN_KEYS = frozenset(
         "val_env_manager",
     }
 )
-"""Of a run's keys, those that matter where nothing is trained."""
+"""A run's keys that matter where nothing is trained."""
 
 
 def split_overrides(

@@ -126,7 +126,7 @@ def _pipeline(config: RunConfig) -> str:
 
 
 def _prompt_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Of a run with prompts: what one step samples, and who scores it where."""
+    """Rows of a run with prompts: what one step samples, and who scores it where."""
     sections = {
         tag: env.env_config["reward"]
         for tag, env in config.custom_envs.items()
@@ -260,7 +260,7 @@ def _memory_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 
 def _settings(role: Role, kind: str) -> BaseModel | None:
-    """Of the role's plug-in, where it declares them."""
+    """Settings of the role's plug-in, where it declares them."""
     model = settings_model(kind, role.strategy_args.strategy_name, "strategy_config")
     return None if model is None else model.model_validate(dict(role.settings))
 
@@ -290,7 +290,7 @@ def _engines(config: RunConfig) -> str:
 
 
 def _plugin_defaults(config: RunConfig) -> Iterator[tuple[str, list[tuple[str, Any, str]]]]:
-    """By section: keys that a plug-in declares and the file leaves to it, with value and origin."""
+    """Defaults by section: keys that a plug-in declares and the file leaves to it, with value and origin."""
     for section in settings_sections(config):
         values = section.model.model_validate(dict(section.values)).model_dump(mode="json")
         origin = f"{DEFAULT} of {section.plugin}"

@@ -77,7 +77,7 @@ class SynchronizerArgs(Section):
     sync_interval: PositiveInt = 1
     """Steps between two publications of weights. Versions, and with them staleness, count publications."""
     sync_timeout: PositiveFloat = 1200.0
-    """Seconds after which a program that has not got the weights is told, and not waited for."""
+    """Seconds after which a program without the weights is named in the output, and not waited for."""
     path: Annotated[Path, Field(strict=False)] | None = None
     """Folder of the published weights (`checkpoint`); when absent, `weights` in the run's folder."""
 

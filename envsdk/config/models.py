@@ -69,7 +69,7 @@ class WarmStartArgs(Section):
     learning_rate: PositiveFloat = 2e-3
     """Peak, after warm-up."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Of the demonstrations, the initial weights and the order of training."""
+    """Seed of the demonstrations, the initial weights and the order of training."""
 
 
 def _number_or_auto(value: Any) -> Any:
@@ -81,7 +81,7 @@ def _number_or_auto(value: Any) -> Any:
 
 
 DEFAULT_WAIT_SHARE = 0.1
-"""Of `max_wait_share`."""
+"""Default of `max_wait_share`."""
 
 
 class RunConfig(AlgorithmKeys, Section):

@@ -58,7 +58,7 @@ def _put_comparisons(rewards: Mapping[str, Any], put: Put) -> Iterator[str]:
 def _put_rows(
     data: Mapping[str, Any], section: str, split: str, rewards: Mapping[str, Any], put: Put
 ) -> Iterator[str]:
-    """Of training, or held-out ones."""
+    """Rows of training, or held-out ones."""
     args = mapping(mapping(data.get(section)).get("data_args"))
     absent = _absent(args.get("file_name"), args.get("dataset_dir"))
     rows = {name: _rows_of(reward) for name, reward in (rewards or {DEFAULT_DOMAIN: DEFAULT_REWARD}).items()}

@@ -12,7 +12,7 @@ Price = Annotated[float, Field(ge=0.0)]
 
 
 class TokenPrices(Section):
-    """Of a million tokens."""
+    """Prices of a million tokens."""
 
     input: Price = 0.0
     """That the policy reads: the whole prompt of each of its requests."""

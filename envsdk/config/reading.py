@@ -231,5 +231,5 @@ def _display(path: Path) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Of a message of several lines."""
+    """The first line of a message of several lines."""
     return next(iter(str(error).splitlines()), type(error).__name__)

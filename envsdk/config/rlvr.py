@@ -32,7 +32,7 @@ DEFAULT_DOMAIN = "math_rule"
 """The domain of a file with prompts and no `rewards`, as in ROLL."""
 DEFAULT_REWARD = "math"
 VAL_SUFFIX = "_val"
-"""Of a domain's tag for held-out prompts."""
+"""Suffix of a domain's tag for held-out prompts."""
 MOST_VAL_SLOTS = 4096
 MOST_PER_WORKER = 1024
 """Prompts of one worker process: they wait, and compute next to nothing."""

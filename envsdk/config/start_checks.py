@@ -102,7 +102,7 @@ def _unscorable(prompts: Prompts, section: Any) -> tuple[int, int, str]:
     rows = [prompts[index] for index in range(0, len(prompts), -(-len(prompts) // _MAX_SCORED))]
     try:
         function = load_reward(str(reward.get("worker_cls")), settings_of(reward))
-    except ConfigurationError:  # told where the reward is checked
+    except ConfigurationError:  # reported where the reward is checked
         return 0, len(rows), ""
     problems = [(row.place, problem) for row in rows if (problem := _row_problem(function, row))]
     place, why = problems[0] if problems else ("", "")

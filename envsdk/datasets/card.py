@@ -33,7 +33,7 @@ class License(Options):
     id: Annotated[str, Option("--license", metavar="ID")] = UNKNOWN
     """For the card, as the hub knows it: apache-2.0, cc-by-4.0, other ...."""
     name: Annotated[str | None, Option("--license-name")] = None
-    """Of --license other."""
+    """Name of the license of --license other."""
     link: Annotated[str | None, Option("--license-link")] = None
     """Where the license is."""
 

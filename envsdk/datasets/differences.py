@@ -23,7 +23,7 @@ class Difference:
     index: int
     seed: int
     turn: int | None
-    """From 0; None for a difference of the episode."""
+    """Number of the turn, from 0; None for a difference of the episode."""
     field: str
     """`observation`, `state_hash`, `reward`, `metrics`, `outcome`, `success` or `final_observation`."""
     expected: Any

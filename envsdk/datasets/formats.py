@@ -45,7 +45,7 @@ class ExportFormat(ABC):
     """A format of a data set. Built without arguments; keeps no state between exports."""
 
     name: ClassVar[str]
-    """Of the format, and of its folder."""
+    """Name of the format, and of its folder."""
 
     def check(self, tags: Mapping[str, TagRecord]) -> None:  # noqa: B027 - optional
         """Called before anything is played. ConfigurationError says why these tags have no such format."""

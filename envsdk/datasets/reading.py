@@ -131,7 +131,7 @@ def _collection(folder: Path, manifest: Manifest) -> DataSet:
 
 
 def tag_records(config: Mapping[str, Any]) -> dict[str, TagRecord]:
-    """Of a manifest's `config`."""
+    """Records of the tags of a manifest's `config`."""
     return {tag: TagRecord.from_json(tag, value) for tag, value in config["tags"].items()}
 
 

@@ -70,7 +70,7 @@ def run_app(
 ) -> int:
     """Run a Typer app on `argv` (the process's own arguments when None) inside the error boundary.
 
-    `tells_interrupt`: it forwards to no other app, which would have told of a Ctrl-C already.
+    `tells_interrupt`: it forwards to no other app, which would have reported a Ctrl-C already.
     """
     # Typer's tables cut long options off where the terminal is narrow, and give flags a value, `<bool>`.
     app.rich_markup_mode = None

@@ -86,7 +86,7 @@ _ARGUMENTS = "arguments"
 
 
 def _fields(model: type[Options]) -> Iterator[tuple[str, tuple[tuple[str, ...], FieldInfo]]]:
-    """By name, the path to a field's section, and the field: those that the command line shows."""
+    """Fields by name, each with the path to its section: those that the command line shows."""
     found: dict[str, tuple[tuple[str, ...], FieldInfo]] = {}
     for name, field in model.model_fields.items():
         nested = type(field.default) if isinstance(field.default, Options) else model_in(field.annotation)

@@ -56,7 +56,7 @@ class Validation:
 
     @classmethod
     def from_metrics(cls, metrics: Mapping[str, float], *, step: int) -> Validation | None:
-        """From `val/...`; None when the metrics hold no validation."""
+        """Scores from the metrics `val/...`; None when the metrics hold no validation."""
         by_tag = {tag: score for tag, score in held_out(metrics).items() if tag != MEAN}
         return cls(step=step, score_by_tag=by_tag, failed=failed_kinds(metrics)) if by_tag else None
 
@@ -66,11 +66,11 @@ class StepSummary:
     """What the display shows of one finished step."""
 
     step: int
-    """From 0."""
+    """Number of the step, from 0."""
     max_steps: int
     reward_mean: float
     score_by_tag: Mapping[str, Score]
-    """Of the batch's episodes."""
+    """Scores of the batch's episodes."""
     staleness_mean: float
     staleness_max: float
     tokens_per_s: float
@@ -93,7 +93,7 @@ class StepSummary:
     def from_metrics(
         cls, metrics: Mapping[str, float], *, step: int, max_steps: int, eta_s: float | None = None
     ) -> StepSummary:
-        """From the names of a run's metrics; what is missing shows as unknown."""
+        """A state from a run's metrics by their names; what is missing shows as unknown."""
         step_s = metrics.get("time/step_s", math.nan)
         waited_s = metrics.get("time/wait_batch_s", math.nan)
         return cls(

@@ -127,7 +127,7 @@ def failed_kinds(metrics: Mapping[str, float], prefix: str = "val/failures/") ->
 
 
 MAX_FAILED_SHARE = 0.5
-"""Of the episodes of an evaluation, unless the configuration says otherwise."""
+"""Share of the episodes of an evaluation, unless the configuration says otherwise."""
 
 
 def too_many_failed(num_failed: int, num_episodes: int, max_share: float, reasons: str = "") -> str:

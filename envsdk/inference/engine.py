@@ -104,7 +104,7 @@ class GenerationResult:
     error: str = ""
     """Why the reply is not complete; empty unless the finish reason is `error`."""
     error_kind: ErrorKind = ErrorKind.REQUEST_FAILED
-    """Of `error`, where there is one."""
+    """Kind of `error`, where there is one."""
     top: TopTokens | None = None
     """At the sampled positions, under the distribution of `logprobs`, where `top_logprobs` are asked for."""
     prompt_scores: PromptScores | None = None

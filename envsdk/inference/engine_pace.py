@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from envsdk.inference.engine import EngineHealth
 
 MIN_BUSY_SHARE = 0.5
-"""Of a stretch: with requests for less of it, an engine is neither judged nor compared with."""
+"""Share of a stretch: with requests for less of it, an engine is neither judged nor compared with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,7 @@ class EngineState(StrEnum):
 _WITH_PROCESS = {EngineState.STARTING, EngineState.WAITING, EngineState.SERVING, EngineState.DRAINING}
 _COMING = {EngineState.STARTING, EngineState.WAITING, EngineState.DOWN}
 MOST_DRAINED = 0.7
-"""Of the time until its node goes away; the rest is for starting elsewhere."""
+"""Share of the time until its node goes away that an engine drains; the rest is for starting elsewhere."""
 DRAINED_S = 2.0
 """A draining engine without requests for so long has ended its turns: what was on its way has come."""
 
@@ -80,7 +80,7 @@ class EngineIncarnation:
 
     name: str
     number: int
-    """From 0; the workers know the first incarnations from the beginning."""
+    """Number of the incarnation, from 0; the workers know the first incarnations from the beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ class EnginePool:
         self._now_s = 0.0
         self._stretch_s = 0.0
         self.num_restarts = 0
-        """Of all engines, since the start of the run."""
+        """Restarts of all engines, since the start of the run."""
         self._news: list[str] = []
 
     def state(self, name: str) -> EngineState:
@@ -214,7 +214,7 @@ class EnginePool:
 
     @property
     def incarnations(self) -> list[EngineIncarnation]:
-        """Of the engines that have started: those a publication is for."""
+        """Incarnations of the engines that have started: those a publication is for."""
         started = _WITH_PROCESS - {EngineState.STARTING}
         return [engine.incarnation for engine in self._engines.values() if engine.state in started]
 

@@ -55,7 +55,7 @@ class _Engine:
     num_requests: int = 0
     """Outstanding."""
     num_waiting_tokens: int = 0
-    """Of requests that wait here for this engine."""
+    """Tokens of requests that wait here for this engine."""
     is_draining: bool = False
     num_queued: int = 0
     """There, at the last look."""

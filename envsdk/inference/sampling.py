@@ -145,7 +145,7 @@ class SamplingParams(SamplingShape):
     structure: OutputStructure | None = None
     """What the text must be, of an engine with the ability `structured_output`; needs a stop token."""
     changes: LogitChanges | None = None
-    """Of an engine with the ability `logit_changes`."""
+    """Changes of the logits, by an engine with the ability `logit_changes`."""
     top_logprobs: int = 0
     """Likeliest tokens to tell at each position, of an engine with the ability `top_logprobs`."""
     prompt_logprobs: bool = False

@@ -34,8 +34,8 @@ class PackedRequests:
     """`n` requests; prompts lie end to end in `prompt_ids`."""
 
     rows: list[tuple[str, str, int | None, int, bool, bool, int | None, int, int]]
-    """Of each: request id, session id, prompt group, priority, `stream`, `survives_weight_update`, seed, the
-    position of its parameters in `all_sampling`, number of prompt tokens."""
+    """One per request: its id, session id, prompt group, priority, `stream`, `survives_weight_update`, seed,
+    the position of its parameters in `all_sampling`, number of prompt tokens."""
     all_sampling: list[tuple[Any, ...]]
     """Different parameters once: the fields of `SamplingParams` in their order; the seed is that of some
     request."""
@@ -47,9 +47,9 @@ class PackedResults:
     """`n` results and deltas; tokens and log-probabilities lie end to end. `health` rides along."""
 
     rows: list[tuple[str, str, str, str, tuple[tuple[int, int, int], ...], int]]
-    """Of each: request id, finish reason (empty for a delta), error, its kind, spans, number of tokens."""
+    """One per result: request id, finish reason (empty for a delta), error, its kind, spans, tokens."""
     extras: dict[int, tuple[TopTokens | None, PromptScores | None]]
-    """By position among the results, of the few that have some."""
+    """Likeliest tokens by position among the results, for the few that have some."""
     token_ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     health: EngineHealth | None

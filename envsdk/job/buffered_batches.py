@@ -1,7 +1,7 @@
 """BufferedBatches: the batches of a trainer whose explorers are programs of their own.
 
-A `BatchSource`: groups come from the buffer, weights go to whoever reads them there. Each batch is also
-written into the run's folder, where viewer and data-set tools find it.
+A `BatchSource`: groups come from the buffer, weights go to the programs that read them there. Each batch is
+also written into the run's folder, where viewer and data-set tools find it.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ class BufferedBatches:
             except LeaseLost as error:
                 await membership.join_again(me)
                 now_at = (await membership.client.call(membership.buffer.view)).step
-                if now_at not in (self._step, self._step + 1):  # it may have been told of the next step
+                if now_at not in (self._step, self._step + 1):  # it may know of the next step already
                     raise EnvsdkError(
                         f"{error}; that one has gone on, and this one ends. What it did after its last "
                         "checkpoint does not count"

@@ -80,7 +80,7 @@ class Explorer:
         """Seconds so far."""
         self._told_waited_s = 0.0
         self._counts: dict[str, float] = {}
-        """Of the present version."""
+        """Counts of the present version."""
         self._dropped_tokens: Counter[str] = Counter()
         """Sampled and thrown away, by tag, as the member `_dropped_as`."""
         self._dropped_as: Member | None = None

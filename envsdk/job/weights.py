@@ -288,7 +288,7 @@ def published_folder(config: RunConfig) -> Path:
 
 
 def _shared_folder(run_folder: Path) -> Path:
-    """Of a job, in the machine's shared memory: for this user alone."""
+    """Folder of a job, in the machine's shared memory: for this user alone."""
     if not SHARED_MEMORY.is_dir():
         raise ConfigurationError(
             f"synchronizer.sync_method: memory needs {SHARED_MEMORY}, which this machine does not have; use "

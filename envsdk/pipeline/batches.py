@@ -66,7 +66,7 @@ def learnable(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
 def token_ids(trajectories: Sequence[Trajectory], *, with_end: bool = False) -> list[NDArray[np.int32]]:
     """Token ids that models score, `[num_tokens]` each.
 
-    `with_end` appends one token, whichever: `Trainer.values` then also gives the value of all the others.
+    `with_end` appends one token, of any id: `Trainer.values` then also gives the value of all the others.
     """
     ids = [trajectory.tokens.ids for trajectory in trajectories if trajectory.tokens is not None]
     return [np.append(each, each[-1:]) for each in ids] if with_end else ids

@@ -64,7 +64,7 @@ class EngineGroupSpec:
 
     strategy_name: str
     configs: Mapping[str, EngineConfig]
-    """By the engine's name: all there may ever be."""
+    """Configurations by the engine's name: all there may ever be."""
     num_started: int | None = None
     """How many the run begins with, in their order; None: all."""
     pool: PoolConfig
@@ -79,7 +79,7 @@ class EngineGroupSpec:
     device_mapping: Sequence[int] | None = None
     """Accelerators, as many for each engine; they are reserved for engines that are not started too."""
     other_mappings: Sequence[Sequence[int] | None] = ()
-    """Of trainers, which may share accelerators with the engines."""
+    """Mappings of trainers, which may share accelerators with the engines."""
     placement: RolePlacement = field(default_factory=RolePlacement)
     """Nodes of the cluster that the engines run on."""
     parcels: Parcels = field(default_factory=Parcels)
@@ -122,7 +122,7 @@ class EngineGroup:
         self._announcing = asyncio.Lock()
         """Workers hear the news in their order."""
         self._weights = asyncio.Lock()
-        """Held by whoever needs the trainer's weights to stay as they are, or changes them."""
+        """Held by the task that needs the trainer's weights to stay as they are, or changes them."""
         self._watches: dict[EngineIncarnation, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -149,7 +149,7 @@ class EngineGroup:
 
     @property
     def num_restarts(self) -> int:
-        """Of lost and slow engines, since the start of the run."""
+        """Restarts of lost and slow engines, since the start of the run."""
         return self._pool.num_restarts
 
     async def start(self) -> None:

@@ -18,7 +18,7 @@ class EnginePlace:
     """One engine's place."""
 
     bundle: int
-    """Of the placement group, for its actor; the bundles of its other accelerators stay empty."""
+    """The placement group's bundle for its actor; the bundles of its other accelerators stay empty."""
     node: str
     devices: tuple[int, ...]
     """Accelerators of its node, in the order of the mapping."""

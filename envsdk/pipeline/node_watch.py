@@ -15,15 +15,15 @@ from ray._private.state import state
 
 LOOK_S = 1.0
 DEFAULT_GRACE_S = 30.0
-"""Of a node that is drained without a deadline, or with one that passed before it was seen: the clocks of the
-two machines differ then."""
+"""Grace of a node that is drained without a deadline, or with one that passed before it was seen: the clocks
+of the two machines differ then."""
 
 NodeLeaves = Callable[[str, float], Awaitable[None]]
-"""Is told a node's id and the seconds it still has."""
+"""Called with a node's id and the seconds it still has."""
 
 
 class NodeWatch:
-    """Owner: whoever must act. `run` until cancelled."""
+    """Owner: the process that must act. `run` until cancelled."""
 
     def __init__(self, leaves: NodeLeaves) -> None:
         self._leaves = leaves

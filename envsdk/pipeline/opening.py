@@ -23,7 +23,7 @@ LOCK_PATIENCE_S = 5.0
 def only_run_in(
     folder: Path, *, taken: str = "another process is training in", key: str = "exp_name"
 ) -> Iterator[None]:
-    """Keep a second process out of `folder`: it is told who is there by `taken`, and to change `key`."""
+    """Keep a second process out of `folder`: its error says who is there by `taken`, and to change `key`."""
     make_folder(folder)
     with ExitStack() as stack:
         try:

@@ -81,7 +81,7 @@ class PlayedBatches(RolloutCluster):
     async def get_batch(self, step: int, batch_size: int | None = None) -> RolloutBatch:
         """Batch `step`, from disk or of new episodes: `batch_size` trajectories in complete groups.
 
-        Whoever gives up waiting and asks again waits for the same batch.
+        A caller that gives up waiting and asks again waits for the same batch.
         """
         on_disk = self._folder.batches.get(step)
         if on_disk is not None:

@@ -57,7 +57,7 @@ class Reservation:
         self.group: Any = None
         """Ray's placement group, once taken."""
         self.nodes: Mapping[int, str] = {}
-        """Of each bundle."""
+        """Node of each bundle."""
 
     def take(self) -> list[RankPlace]:
         """The places of the processes, in the order of the mapping.

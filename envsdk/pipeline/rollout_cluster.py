@@ -161,7 +161,7 @@ class RolloutCluster:
     async def give_weights(self, version: int, *, to_rollouts: bool = True) -> dict[str, float]:
         """The trainer's weights to every engine, then the new version to the scheduler; metrics.
 
-        Rollouts begin with the first version they are told of.
+        Rollouts begin with the first version that is announced to them.
         """
         report = await self.call(self.engines.publish(version))
         if to_rollouts and self.rollout_scheduler is not None:

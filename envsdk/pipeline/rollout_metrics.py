@@ -14,7 +14,7 @@ from envsdk.trajectory import Trajectory
 LATEST = 20
 """Batches over which the share of dropped tokens is taken."""
 MUCH = 0.1
-"""A share of dropped tokens that is told of."""
+"""A share of dropped tokens from which a run warns."""
 
 
 class DroppedTokens:
@@ -127,7 +127,7 @@ def _scores(played: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _counts(trajectories: Sequence[Trajectory], prefix: str) -> dict[str, float]:
-    """Of each tag the episodes with an outcome, and those without: what a rate is of."""
+    """Episodes with an outcome, and those without, of each tag: the numbers that a rate is of."""
     scored, failed = Counter[str](), Counter[str]()
     for trajectory in trajectories:
         (scored if trajectory.failure is None else failed)[trajectory.task.tag] += 1

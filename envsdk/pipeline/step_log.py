@@ -42,7 +42,7 @@ class StepLog:
         self._timeline = timeline
         self._display = display
         self.metrics: dict[str, float] = {}
-        """Of the step under way."""
+        """Metrics of the step under way."""
         self._engine_metrics = EngineMetrics()
         self._signs = LearningSigns()
         self._dropped = DroppedTokens()

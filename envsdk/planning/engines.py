@@ -46,14 +46,14 @@ class Reply:
     """One reply that an environment waits for. Owner: the simulation."""
 
     owner: object
-    """Whoever waits for it."""
+    """The one that waits for it."""
     session: str
     group: int | None
     """The group whose first replies go to one engine; None: any engine will do."""
     work: float
     """Seconds alone on an engine."""
     num_tokens: int
-    """Of its prompt and of the longest reply: what the router balances."""
+    """Tokens of its prompt and of the longest reply: what the router balances."""
     worker: int
     request_id: str = ""
     engine: int = -1
@@ -61,7 +61,7 @@ class Reply:
     is_running: bool = False
     is_open: bool = True
     version: int = 0
-    """Of the weights that sampled its first token."""
+    """Version of the weights that sampled its first token."""
     end: float = 0.0
     """On its engine's clock of work."""
 

@@ -234,7 +234,7 @@ def _rest_s(between: Sequence[tuple[float, Mapping[str, float]]]) -> float:
 def _collect_s(
     batches: Sequence[Sequence[Trajectory]], steps: Sequence[Mapping[str, float]], rest_s: float
 ) -> float:
-    """From the end of a batch's last episode to the training step, where the trainer waited for it."""
+    """Seconds from the end of a batch's last episode to its training step, where the trainer waited."""
     found = []
     for batch, row in zip(batches, steps, strict=True):
         trained_from = row["time_unix_s"] - rest_s - row.get("time/train_s", 0.0)

@@ -52,7 +52,7 @@ class TurnDraw(NamedTuple):
     env_s: float
     """Seconds from the reply to the next request: the step, and what a turn costs besides."""
     num_tokens: int = 1
-    """Of the prompt and of the longest reply."""
+    """Tokens of the prompt and of the longest reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ class _Simulation:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._plays: dict[int, _Play] = {}
         self._finished: dict[int, _Play] = {}
-        """By lease, until it is delivered or discarded."""
+        """Episodes by lease, each until it is delivered or discarded."""
         self._worker_of: dict[str, int] = {}
         self._is_waiting = True
         """Whether the trainer waits for a batch."""

@@ -29,9 +29,9 @@ class Distribution(StrictSettings):
     kind: Literal["constant", "normal", "lognormal"] = "constant"
     mean: NonNegativeFloat
     std: NonNegativeFloat = 0.0
-    """Of a normal distribution, which is cut off at 0."""
+    """Standard deviation of a normal distribution, which is cut off at 0."""
     sigma: NonNegativeFloat = 0.0
-    """Of a lognormal one: the standard deviation of the logarithm."""
+    """Shape of a lognormal distribution: the standard deviation of the logarithm."""
     most: PositiveFloat | None = None
     """Larger draws become this."""
 
@@ -63,7 +63,7 @@ class Delay(StrictSettings):
     """Now and then a step takes longer: an environment that hangs for a while."""
 
     rate: Share
-    """Of the steps."""
+    """Share of the steps."""
     delay_s: NonNegativeFloat
     """Seconds more."""
 
@@ -79,7 +79,7 @@ class TrainTime(StrictSettings):
     """1: twice the devices take half the time; 0: they change nothing."""
 
     def seconds(self, num_tokens: float, devices: float) -> float:
-        """Of a step on so many tokens."""
+        """Seconds of a step on so many tokens."""
         return self.base_s + num_tokens * self.token_s / float(devices**self.scaling)
 
 
@@ -99,32 +99,32 @@ class Timings(StrictSettings):
     """What a step takes besides the episodes."""
 
     engine: EngineTime = EngineTime()
-    """Of one engine."""
+    """Times of one engine."""
     train: TrainTime = TrainTime()
-    """Of a training step."""
+    """Times of a training step."""
     update_s: NonNegativeFloat = 0.0
-    """From the end of a training step until all engines sample under the new weights."""
+    """Seconds from the end of a training step until all engines sample under the new weights."""
     pause_s: NonNegativeFloat = 0.0
     """The last part of it, in which the engines stand still."""
     collect_s: NonNegativeFloat = 0.0
-    """From a batch's completion to the start of its training step."""
+    """Seconds from a batch's completion to the start of its training step."""
     turn_overhead_s: NonNegativeFloat = 0.0
-    """Of a turn, besides the reply and the environment."""
+    """Seconds of a turn, besides the reply and the environment."""
 
 
 class StatedEpisodes(StrictSettings):
     """Episodes by distributions. Turns, tokens and seconds are drawn independently."""
 
     num_turns: Drawn = Distribution(mean=1)
-    """Of an episode; rounded, at least 1."""
+    """Turns of an episode; rounded, at least 1."""
     reply_tokens: Drawn = Distribution(mean=100)
-    """Of a reply."""
+    """Tokens of a reply."""
     observation_tokens: Drawn = Distribution(mean=0)
     """That a turn adds to the prompt."""
     env_s: Drawn = Distribution(mean=0)
-    """Of a step."""
+    """Seconds of a step."""
     reset_s: Drawn = Distribution(mean=0)
-    """Of a reset."""
+    """Seconds of a reset."""
     env_delay: Delay | None = None
     """A tail of the steps."""
     failed: Share = 0.0
@@ -164,14 +164,14 @@ class MeasuredEpisode:
     """One recorded episode."""
 
     reply_tokens: tuple[int, ...]
-    """Of each turn."""
+    """Tokens of each turn."""
     prompt_tokens: tuple[int, ...]
     """Before each reply."""
     num_tokens: int
     reply_factor: float = 1.0
     """How many times longer its replies took than the engine's timings say."""
     turn_env_s: float = 0.0
-    """Of each turn, its reset shared out."""
+    """Seconds of each turn, its reset shared out."""
     is_failed: bool = False
 
 

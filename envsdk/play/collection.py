@@ -74,7 +74,7 @@ class CollectOptions(TaskOptions, _Destination):
 
     @property
     def folder(self) -> Path:
-        """Of the data set: `data/` and the name of the environment or file where none is given."""
+        """Folder of the data set: `data/` and the name of the environment or file where none is given."""
         name = Path(str(self.source)).name
         return self.out or Path("data") / (name.removesuffix(".yaml").removesuffix(".yml") or "collection")
 

@@ -38,7 +38,7 @@ class TaskListLeases(LeaseSource):
         group_size: int = 1,
         admit: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`admit` is awaited before an episode is handed out: whoever takes the results may be slower."""
+        """`admit` is awaited before an episode is handed out: the consumer of the results may be slower."""
         self._run_seed = run_seed
         self._admit = admit
         self._group_size = group_size
@@ -48,10 +48,10 @@ class TaskListLeases(LeaseSource):
         self._waiting: dict[str, deque[tuple[int, Task, int]]] = {}
         """`(position, task, attempt)` by tag."""
         self._attempts: dict[int, int] = {}
-        """By position of the episodes being played, when they may be played again."""
+        """Attempts by position of the episodes being played, when they may be played again."""
         self._num_leased = 0
         self._hopeless: dict[int, list[str]] | None = {}
-        """By position of the first episodes to begin, the types of what the policy raised in them; None when
+        """Types of what the policy raised in the first episodes to begin, by position; None when
         one ended in another way. Those that end first are no sample: failures are quick."""
 
     async def lease(self, slot_id: str, tag: str) -> EpisodeOrder | None:

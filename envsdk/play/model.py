@@ -75,7 +75,7 @@ async def open_model(model: ModelSource) -> AsyncIterator[tuple[InferenceProxy, 
 
 @asynccontextmanager
 async def open_engine(model: ModelSource) -> AsyncIterator[tuple[Engine, InferenceProxy, ChatTokenizer]]:
-    """The same, with the engine itself, for whoever gives it other weights later."""
+    """The same, with the engine itself, for callers that give it other weights later."""
     from envsdk.chat import ChatTokenizer
     from envsdk.inference.engine import EngineConfig
     from envsdk.inference.proxy import InferenceProxy, LocalLink

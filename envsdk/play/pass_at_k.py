@@ -6,7 +6,7 @@
 With n samples of a task of which c solved it, 1 - C(n - c, k) / C(n, k) is an unbiased estimate of the chance
 that at least one of k samples does: Chen et al., arXiv:2107.03374, eq. 1. The rate is its mean over tasks.
 
-Samples of a task are alike, so the interval takes tasks, not samples, for what was drawn (Miller,
+Samples of a task are correlated, so the interval takes tasks, not samples, for what was drawn (Miller,
 arXiv:2411.00640, section 2.2): it is Wilson's, with as many trials as independent ones would have to be for
 the same standard error (Korn and Graubard, Survey Methodology 24, 1998).
 """

@@ -367,7 +367,7 @@ def _abilities(blueprint: EnvBlueprint) -> frozenset[str] | None:
 
 
 def package_versions(*, with_model: bool) -> dict[str, str]:
-    """Of Python and the packages that decide what an episode looks like."""
+    """Versions of Python and the packages that decide what an episode looks like."""
     names = ["envsdk", "gymnasium", "numpy", "pyarrow"]
     if with_model:
         names += ["torch", "transformers", "tokenizers"]

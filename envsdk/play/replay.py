@@ -245,7 +245,7 @@ def replay(
 
 
 def _tags_in_use(dataset: DataSet) -> Mapping[str, TagRecord]:
-    """Of a run's tags those that were played; a collection has no others."""
+    """A run's tags that were played; a collection has no others."""
     if dataset.manifest is not None:
         return dataset.tags
     from envsdk.store.trajectories import read_columns

@@ -115,7 +115,7 @@ def _num_tasks(env_id: str, env_config: Mapping[str, Any]) -> int:
 
 
 def _around_environment(env_id: str, overrides: Sequence[str]) -> RunConfig:
-    """A run's configuration whose only tag is `env_id`, told by its own words what a reply looks like."""
+    """A run's configuration whose only tag is `env_id`, with the environment's own system prompt."""
     spec = environment_spec(env_id)
     run_keys, env_config = split_overrides(overrides, env_id, environment_class(spec))
     manager = {"num_env_groups": 1, "tags": [env_id]}

@@ -182,7 +182,7 @@ def table_in(file: int) -> memoryview[float]:
 
 
 CALLS = CallTable()
-"""Of this process."""
+"""The calls of this process."""
 
 
 def overdue(cells: memoryview[float], now: float, pid: int, since: float = 0.0) -> OverdueCall | None:
@@ -240,7 +240,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _fields(path: str) -> list[str]:
-    """Of a `stat` file of /proc, those behind the name; none where it cannot be read."""
+    """Fields of a `stat` file of /proc behind the name; none where it cannot be read."""
     try:
         return Path(path).read_text().rpartition(")")[2].split()
     except OSError:

@@ -13,9 +13,9 @@ class CpuUse:
     """Since the last reading of the same meter."""
 
     own_cores: float
-    """Of this process, without its children."""
+    """CPU cores that this process uses, without its children."""
     node_share: float
-    """Of all processes on the machine, 0 to 1."""
+    """Share of the machine's CPU that all processes use, 0 to 1."""
 
 
 class CpuMeter:

@@ -18,7 +18,7 @@ NEW_OBJECTS = 50_000
 CHECK_S = 1.0
 MIN_GROWTH_BYTES = 64 * 2**20
 MIN_GROWTH = 0.25
-"""Of the memory after the last search."""
+"""Share of the memory after the last search."""
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 

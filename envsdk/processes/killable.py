@@ -86,7 +86,7 @@ class KillableProcess:
         return self._loop.create_task(self._message())
 
     async def exit_code(self) -> int | None:
-        """Of a process that ends, negative for a signal; None where that is not known."""
+        """Exit code of a process that ends, negative for a signal; None where that is not known."""
         await asyncio.wait((self._exit,), timeout=_CODE_TIMEOUT_S)
         return self._exit.result() if self._exit.done() else None
 

@@ -61,13 +61,13 @@ class FileIndex:
     keys: NDArray[np.int32]
     """Numbers of `names`."""
     digests: NDArray[np.int64]
-    """Of the rows' lines, without white space at their ends."""
+    """Digests of the rows' lines, without white space at their ends."""
     names: Sequence[str]
     """What decides the domain of a row: see `key_of`."""
     unusable: Sequence[Unusable]
     num_unusable: int
     columns: Sequence[str]
-    """Of the first row."""
+    """Columns of the first row."""
 
 
 def file_index(path: Path, shown: str, source: PromptSource) -> FileIndex:

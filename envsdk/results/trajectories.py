@@ -325,7 +325,7 @@ class Batch(Trajectories):
     step: int
     """The training step that the batch is for, from 0."""
     metrics: Mapping[str, float]
-    """Of the rollouts since the batch before, by the names that trackers use."""
+    """Metrics of the rollouts since the batch before, by the names that trackers use."""
 
     def __init__(
         self,

@@ -131,7 +131,7 @@ def count_sentences(text: str) -> int:
 
 
 _MOST_DETECTED = 20_000
-"""Characters from which a language is told."""
+"""Characters from which a language is detected."""
 
 
 def is_in_language(text: str, code: str) -> bool:
@@ -387,7 +387,7 @@ def _roll_choice(text: str, options: Words | Text) -> bool:
 
 
 def _listed(options: str) -> list[str]:
-    """Of `('yes', 'no')`, `[yes, no]` or `yes/no`."""
+    """Items of `('yes', 'no')`, `[yes, no]` or `yes/no`."""
     quoted = [each for _, each in re.findall(r"""(?<!\w)(['"])(.+?)\1(?!\w)""", options)]
     return quoted or re.split(r"[,;/|\n]", options.strip().strip("()[]"))
 

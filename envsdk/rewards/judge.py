@@ -85,14 +85,14 @@ class JudgeArgs(ServerArgs):
     after_think: bool = True
     """Show the judge only the text after the response's last `</think>`."""
     max_tokens: PositiveInt = 512
-    """Of the judge's reply, its reasoning included."""
+    """Length of the judge's reply, its reasoning included."""
     temperature: NonNegativeFloat = 0.0
     extra_body: dict[str, Any] = Field(default_factory=dict)
     """Further fields of every request; null leaves out one that would be sent."""
     price_per_million_input: NonNegativeFloat = 0.0
-    """Of a million tokens that the judge reads, in any currency."""
+    """Price of a million tokens that the judge reads, in any currency."""
     price_per_million_output: NonNegativeFloat = 0.0
-    """Of a million tokens that the judge writes."""
+    """Price of a million tokens that the judge writes."""
     cache_size: NonNegativeInt = 10_000
     """Most replies that are kept, so that an equal question is not asked again; 0 keeps none."""
     cache_file: Path | None = None
@@ -263,7 +263,7 @@ class Judge(ServerReward):
         )
 
     def _value_of(self, text: str, asked: Question, *, is_complete: bool) -> float:
-        """From 0 to 1. Raises ReplyRefused where the judge's text holds no verdict."""
+        """The value, from 0 to 1. Raises ReplyRefused where the judge's text holds no verdict."""
         number = verdict_of(
             text,
             asked=asked,

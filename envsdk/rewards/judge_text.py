@@ -99,7 +99,7 @@ class Question:
 
     text: str
     closing_tag: str
-    """Of the fence; empty when there is none."""
+    """Closing tag of the fence; empty when there is none."""
 
 
 def question(
@@ -198,7 +198,7 @@ _WORDS = {"yes": 1.0, "no": 0.0, "true": 1.0, "false": 0.0}
 
 
 def _yes_no(text: str, *, is_complete: bool) -> float | None:
-    """Of the last line: its first word where that is yes or no, else the only one of the two in it."""
+    """Verdict of the last line: its first word if that is yes or no, else the only one of the two in it."""
     line = text.splitlines()[-1] if is_complete else text
     words = re.findall(r"[a-z]+", line.lower())
     if words and words[0] in ("yes", "no"):
@@ -218,7 +218,7 @@ def _as_number(value: object) -> float | None:
 
 
 def _json_field(text: str, name: str) -> float | None:
-    """Of the last object in the text that has it."""
+    """Field of the last object in the text that has it."""
     number: float | None = None
     position = 0
     while (start := text.find("{", position)) >= 0:

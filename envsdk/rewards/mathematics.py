@@ -20,7 +20,7 @@ from envsdk.rewards.shapes import VARIABLE, alike, leaves, shape_of
 from envsdk.settings.extras import require
 
 _MAX_DEPTH = 30
-"""Of brackets in an answer: more overflow the parser's stack."""
+"""Depth of brackets in an answer: more overflow the parser's stack."""
 _CLEARLY_DIFFERENT = Fraction(1, 10_000)
 """Numbers further apart than this, or than this share of the larger one, differ also when rounded; closer
 ones are left to math-verify."""

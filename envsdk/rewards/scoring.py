@@ -126,7 +126,7 @@ class Scoring:
     unusable: Sequence[Unusable] = ()
     """The first of them."""
     reasons: Counter[str] = field(default_factory=Counter)
-    """Of faults and masked responses."""
+    """Reasons of faults and masked responses."""
     not_right: list[Graded] = field(default_factory=list)
     """With `--reference`: the first rows whose reference answer did not count as right."""
     seconds: float = 0.0

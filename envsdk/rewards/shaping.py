@@ -105,7 +105,7 @@ class LengthArgs(StrictSettings):
     """The settings of `length`."""
 
     max_length: int = Field(ge=1)
-    """From here on the value is -1."""
+    """Length from which the value is -1."""
     buffer: int = Field(ge=0)
     """The value falls from 0 to -1 over the last `buffer` units before `max_length`."""
     unit: Literal["characters", "words"] = "characters"

@@ -46,7 +46,7 @@ class ExecEnd(StrEnum):
     """Why a command ended."""
 
     EXIT = "exit"
-    """By itself, with any return code."""
+    """The script ended by itself, with any return code."""
     TIMEOUT = "timeout"
     OUTPUT_LIMIT = "output_limit"
     DISK_LIMIT = "disk_limit"
@@ -65,10 +65,11 @@ class ExecResult:
     with a line between that counts what is left out. Invalid UTF-8 is U+FFFD; control characters other
     than newline, tab and carriage return are written out (`\\x1b`), so that printing it is harmless."""
     returncode: int | None
-    """Of the shell; 128 + N after signal N. None with `ExecEnd.INFRASTRUCTURE`; 137 after a limit."""
+    """The shell's return code; 128 + N after signal N. None with `ExecEnd.INFRASTRUCTURE`; 137 after a
+    limit."""
     reason: ExecEnd
     elapsed_s: float
-    """Of the command itself; waiting for a slot is not counted."""
+    """Seconds of the command itself; waiting for a slot is not counted."""
     total_bytes: int
     """Length of all of the output."""
 
@@ -78,7 +79,7 @@ class ExecResult:
 
     @classmethod
     def infrastructure(cls, message: str, elapsed_s: float = 0.0) -> ExecResult:
-        """Of a command that the sandbox failed, with why."""
+        """Result of a command that the sandbox failed, with why."""
         return cls(
             output=message,
             returncode=None,
@@ -95,11 +96,11 @@ class Limits:
     processes: int = 256
     """Processes and threads at once."""
     memory_mb: int = 2048
-    """Of all processes together."""
+    """Memory of all processes together."""
     file_mb: int = 256
     """Size of one file."""
     disk_mb: int = 1024
-    """Of everything the episode has written, `/tmp` included."""
+    """Size of everything the episode has written, `/tmp` included."""
     files: int = 50_000
     """Files and folders the episode has made or changed."""
     open_files: int = 1024

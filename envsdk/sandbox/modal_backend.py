@@ -29,7 +29,7 @@ TAG = "envsdk_sandbox"
 HOLDER = "envsdk_holder"
 _CHUNK_BYTES = 1 << 20
 _SERVER_MARGIN_S = 30
-"""By how much Modal's own limit on a command is longer than ours, which says more."""
+"""Seconds by which Modal's own limit on a command is longer than ours, which says more."""
 _WAITING = "until [ -s /tmp/.waiting ]; do sleep 0.1; done; cat /tmp/.waiting; rm /tmp/.waiting"
 
 

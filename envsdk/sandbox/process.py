@@ -37,7 +37,7 @@ class Finished:
 
     reason: ExecEnd
     returncode: int
-    """Of the launcher or shell; negative after a signal."""
+    """Return code of the launcher or shell; negative after a signal."""
     output: HeadTail
     elapsed_s: float
     command_exited: bool = True

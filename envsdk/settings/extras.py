@@ -37,7 +37,7 @@ EXTRA_OF = {
     "vllm": "vllm",
     "wandb": "wandb",
 }
-"""By importable module: an extra with all that a command needs which imports it."""
+"""Extras by importable module: one with all that a command needs which imports it."""
 
 
 def missing_package(error: ModuleNotFoundError) -> str | None:

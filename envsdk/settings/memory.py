@@ -19,20 +19,20 @@ Memory = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
-    """Of a decoder, as its folder has them."""
+    """Sizes of a decoder, as its folder has them."""
 
     model_type: str
     num_parameters: int
     num_layer_parameters: int
-    """Of these, the ones in the layers; the rest are embeddings, the last norm and the head."""
+    """Those of them in the layers; the rest are embeddings, the last norm and the head."""
     num_expert_parameters: int = 0
-    """Of these, the ones in experts of a mixture."""
+    """Those of them in experts of a mixture."""
     adapted_width: int = 0
     """Inputs and outputs of all linear layers, which an adapter has one row or column for, times its rank."""
     num_layers: int
     hidden_size: int
     intermediate_size: int
-    """Of the feed-forward layers that one token passes, together."""
+    """Width of the feed-forward layers that one token passes, together."""
     query_width: int
     """Query heads times their size."""
     key_width: int
@@ -43,20 +43,20 @@ class ModelSizes:
     norms_queries: bool = False
     """Whether queries and keys of each head are normalized, as in Qwen3."""
     stored_bytes: int = BFLOAT16
-    """Of an element, in the type that the folder says the model is for."""
+    """Bytes of an element, in the type that the folder says the model is for."""
 
     def element_bytes(self, dtype: str | None) -> int:
-        """Of an element of this type; None and `auto` are the model's own."""
+        """Bytes of an element of this type; None and `auto` are the model's own."""
         if dtype in (None, "auto"):
             return self.stored_bytes
         return FLOAT32 if dtype in ("float32", "float") else BFLOAT16
 
     def adapter_parameters(self, rank: int) -> int:
-        """Of an adapter of this rank on every linear layer."""
+        """Parameters of an adapter of this rank on every linear layer."""
         return rank * self.adapted_width
 
     def key_value_bytes(self, element_bytes: int, *, num_devices: int = 1) -> int:
-        """Of one token, on each of the devices that share the heads, which have one of them at least."""
+        """Bytes of one token on each of the devices that share the heads, which have at least one."""
         width = max(-(-self.key_width // num_devices), self.head_width)
         return 2 * self.num_layers * width * element_bytes
 
@@ -98,11 +98,11 @@ class EstimatesTraining(Protocol):
     """Strategy settings of a trainer that knows what memory it takes."""
 
     def training_memory(self, model: ModelSizes, *, num_ranks: int, num_tokens: int) -> Memory:
-        """Of one rank, with `num_tokens` in a micro-batch."""
+        """Memory of one rank, with `num_tokens` in a micro-batch."""
         ...
 
     def frozen_memory(self, model: ModelSizes, *, num_ranks: int) -> Memory:
-        """Of one rank of the reference policy."""
+        """Memory of one rank of the reference policy."""
         ...
 
 
@@ -111,5 +111,5 @@ class EstimatesSampling(Protocol):
     """Settings of an engine that knows what memory it takes."""
 
     def sampling_memory(self, model: ModelSizes, *, num_replies: int, num_tokens: int) -> Memory:
-        """Of one device, with `num_replies` sequences of `num_tokens` at once."""
+        """Memory of one device, with `num_replies` sequences of `num_tokens` at once."""
         ...

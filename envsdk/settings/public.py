@@ -2,7 +2,7 @@
 
     __getattr__, __dir__ = public_names(__name__, {"TorchTrainer": "envsdk.trainers.torch_trainer"})
 
-Whoever imports the package does not pay for torch or Ray before a name needs them. The rule for names that
+An import of the package does not load torch or Ray before a name needs them. The rule for names that
 go is in docs/python-api.md.
 """
 

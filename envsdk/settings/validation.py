@@ -1,4 +1,4 @@
-"""From a pydantic error to problems that a person can act on."""
+"""Turns a pydantic error into problems that a person can act on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from envsdk.settings.problems import KeyPath, Problem, describe, dotted
 SettingsT = TypeVar("SettingsT", bound=BaseModel)
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-"""Of what becomes a folder's name."""
+"""Pattern of names that become a folder's."""
 
 _ARTICLES = {
     "int_type": "must be a whole number",

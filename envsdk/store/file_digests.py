@@ -3,7 +3,7 @@
     files = describe(folder)          # {"model/config.json": "612 bytes, crc32 9d2a3c17", ...}
     damaged(folder, files)            # [] or a sentence per file
 
-Reading costs more than the checksum. It is no seal: whoever changes a file on purpose can change its number.
+Reading costs more than the checksum. It is no seal: a change on purpose can change its number, too.
 """
 
 from __future__ import annotations

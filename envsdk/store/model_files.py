@@ -57,7 +57,7 @@ def model_problem(folder: Path) -> str | None:
 
 
 def _own_code_problem(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """Of a model that only Python code in its folder describes."""
+    """Problem of a model that only Python code in its folder describes."""
     if "auto_map" not in config or find_spec("transformers") is None:
         return None
     from transformers import CONFIG_MAPPING
@@ -71,7 +71,7 @@ def _own_code_problem(folder: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def _tokens_problem(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """Of the tokenizer, the chat template, and the embeddings that they need."""
+    """Problem of the tokenizer, the chat template, and the embeddings that they need."""
     command = [sys.executable, "-m", __name__, str(folder)]
     try:
         tried = subprocess.run(
@@ -109,14 +109,14 @@ def _num_embeddings(folder: Path, config: Mapping[str, Any]) -> int | None:
 
 
 def _headers(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Of the `*.safetensors` files, which have no problem."""
+    """Headers of the `*.safetensors` files, which have no problem."""
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
             yield path, json.loads(file.read(int.from_bytes(file.read(_LENGTH_BYTES), "little")))
 
 
 def model_sizes(folder: Path) -> ModelSizes:
-    """Of the model in a folder, from its headers alone. LookupError that says what they lack."""
+    """Sizes of the model in a folder, from its headers alone. LookupError that says what they lack."""
     try:
         if problem := weights_problem(folder):
             raise LookupError(problem)

@@ -54,13 +54,13 @@ class ShardRecord:
     """In the file."""
     sha256: str
     tally: Tally
-    """Of the episodes in the file."""
+    """Tally of the episodes in the file."""
     selection: Selection | None = None
     """None when everything that was played is in the file."""
 
     @property
     def played(self) -> Tally:
-        """Of all episodes played for this shard."""
+        """Tally of all episodes played for this shard."""
         return self.tally if self.selection is None else self.selection.played
 
     def to_json(self) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class Manifest:
     config: dict[str, Any]
     """All that decides which episodes are played and how."""
     versions: dict[str, str]
-    """Of Python, envsdk and the packages it builds on, when the collection was started."""
+    """Versions of Python, envsdk and the packages it builds on, when the collection was started."""
     command: list[str]
     """The latest command line, or empty when called from Python."""
     num_planned: int
@@ -147,7 +147,7 @@ class Manifest:
     created_at: str
     """UTC, ISO 8601."""
     shards: dict[int, ShardRecord] = field(default_factory=dict)
-    """By number."""
+    """Shards by number."""
     exports: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Other formats by name: `of` (digest of the shards), `episodes`, `files` (a pattern, or None)."""
     license: dict[str, str] = field(default_factory=lambda: {"license": "unknown"})
@@ -166,12 +166,12 @@ class Manifest:
 
     @property
     def tally(self) -> Tally:
-        """Of all shards on disk."""
+        """Tally of all shards on disk."""
         return Tally.sum(record.tally for record in self.shards.values())
 
     @property
     def played(self) -> Tally:
-        """Of all episodes that were played, kept or not."""
+        """Tally of all episodes that were played, kept or not."""
         return Tally.sum(record.played for record in self.shards.values())
 
     @property

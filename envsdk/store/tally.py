@@ -45,12 +45,12 @@ class Tally:
     num_successes: int = 0
     num_failed: int = 0
     num_turns: int = 0
-    """Of episodes with an outcome."""
+    """Turns of episodes with an outcome."""
     total_reward: float = 0.0
-    """Of episodes with an outcome."""
+    """Reward of episodes with an outcome."""
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
-    """By `boundary/kind`."""
+    """Failures by `boundary/kind`."""
     examples: dict[str, str] = field(default_factory=dict)
     """The first message of each kind of failure."""
 

@@ -223,11 +223,11 @@ COLUMNS = (
     _each("env_s", pa.float64()),
     _each("worker", pa.string()),
 )
-"""Of a trajectory file. Readers go by name: a column may be added without a new version."""
+"""Columns of a trajectory file. Readers go by name: a column may be added without a new version."""
 SCHEMA = pa.schema([column.field for column in COLUMNS])
 
 DISCARDED_PREFIX = "discarded_"
-"""Of the names of a run's files with episodes that were played and not used."""
+"""Prefix of the names of a run's files with episodes that were played and not used."""
 
 
 def write_trajectories(

@@ -53,7 +53,7 @@ class Parcel:
     files: tuple[tuple[str, int], ...]
     """Names relative to `path` with their sizes in bytes; the name of a single file is empty."""
     digest: str
-    """Of names, sizes, and the first and last MiB of each file."""
+    """Digest of names, sizes, and the first and last MiB of each file."""
 
     @property
     def num_bytes(self) -> int:
@@ -143,12 +143,12 @@ class Parcels:
     """What may have to travel in one run, by the path on the driver's machine. Empty: nothing."""
 
     by_path: Mapping[str, Parcel] = field(default_factory=dict)
-    """By the path as it is written."""
+    """Parcels, by the path as it is written."""
     reader: Reader | None = None
 
     @classmethod
     def of(cls, paths: Iterable[str | Path], reader: Reader) -> Parcels:
-        """Of those paths that lead to files or folders; relative ones count from here."""
+        """Parcels of those paths that lead to files or folders; relative ones count from here."""
         found = {str(path): Parcel.of(Path(path).expanduser().absolute()) for path in paths}
         return cls({path: parcel for path, parcel in found.items() if parcel is not None}, reader)
 

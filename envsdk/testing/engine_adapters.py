@@ -16,7 +16,7 @@ from envsdk.weights.lora import A_SUFFIX, B_SUFFIX
 
 
 class AdapterTests(EngineHarness):
-    """Of engines with the ability `lora`, on models whose `config.model` folder has all weights."""
+    """Tests of engines with the ability `lora`, on models whose `config.model` folder has all weights."""
 
     def whole_weights(self) -> dict[str, np.ndarray[Any, Any]]:
         """Those of the model's folder."""

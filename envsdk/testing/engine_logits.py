@@ -13,7 +13,7 @@ from envsdk.trajectory import FinishReason
 
 
 class LogitTests(EngineHarness):
-    """Of every engine: one that lacks an ability answers with an error that names it."""
+    """Tests of every engine: one that lacks an ability answers with an error that names it."""
 
     async def _is_able(self, engine: Engine, ability: str, **asked: Any) -> bool:
         if getattr(engine.abilities, ability):

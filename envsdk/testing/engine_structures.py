@@ -50,7 +50,7 @@ def text_of(token_ids: Iterable[int]) -> str:
 
 
 class StructureTests(EngineHarness):
-    """Of every engine; those with the ability `structured_output` are on a model with `write_tokenizer`'s."""
+    """Tests of every engine; those with `structured_output` are on a model with `write_tokenizer`'s."""
 
     def structured_request(
         self, name: str | int, structure: OutputStructure, **changes: Any

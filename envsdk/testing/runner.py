@@ -118,7 +118,7 @@ class Report:
     """The results of all checks."""
 
     name: str
-    """Of the environment."""
+    """Name of the environment."""
     env_config: Mapping[str, Any]
     outcomes: tuple[Outcome, ...]
     num_examples: int
@@ -333,7 +333,7 @@ Found = tuple[Mapping[str, Any], BaseException]
 
 
 def _first_failure(check: Check, subject: Subject) -> Found | None:
-    """Of the examples drawn for all checks, the first at which this one fails."""
+    """The first of the examples drawn for all checks at which this one fails."""
     if not check.parameters:
         return _tried(check, subject, {})
     for example in _examples(subject.options, check.effort):

@@ -83,7 +83,7 @@ def _test(check: Check) -> Callable[[TextEnvSuite], None]:
 
 
 def test_name(check: Check) -> str:
-    """Of the test method that runs it."""
+    """Name of the test method that runs it."""
     return f"test_{check.group}_{check.title}"
 
 

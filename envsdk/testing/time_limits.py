@@ -38,10 +38,10 @@ class CallLimits:
     """Seconds within which a call has to return."""
 
     build_s: float
-    """Of the constructor, which may fill caches."""
+    """Seconds of the constructor, which may fill caches."""
     reset_s: float
     step_s: float
-    """Of every other call."""
+    """Seconds of every other call."""
 
     def of(self, method: str) -> float:
         return {"__init__": self.build_s, "reset": self.reset_s}.get(method, self.step_s)
@@ -67,9 +67,9 @@ class CallClock:
     limit_s: float = 0.0
     """What it was armed with last."""
     slowest_s: float = 0.0
-    """Of the calls that returned."""
+    """Seconds of the calls that returned."""
     costs: dict[str, CallCosts]
-    """By method; the constructor is `__init__`."""
+    """Costs by method; the constructor is `__init__`."""
     place: str = ""
     """Where the first interruption found the interpreter."""
 

@@ -22,7 +22,7 @@ CLOSE_PATIENCE_S = 30.0
 MOST_CALLS = 1000
 """That wait for the service; later ones are lost until there is room."""
 MOST_BATCHES = 4
-"""Of episodes among them."""
+"""Batches of episodes among them."""
 
 _logger = logging.getLogger(__name__)
 

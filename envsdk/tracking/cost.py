@@ -16,7 +16,7 @@ class Usage:
     """What was used; usages add up."""
 
     input_tokens: int = 0
-    """Of all requests: the prompt of each counts whole, also where an engine computed it before."""
+    """Prompt tokens of all requests: each prompt counts in full, also where an engine computed it before."""
     output_tokens: int = 0
     env_s: float = 0.0
     """In environments' `reset` and `step`."""
@@ -24,7 +24,7 @@ class Usage:
     judge_input_tokens: int = 0
     judge_output_tokens: int = 0
     judge_cost: float = 0.0
-    """By the judge's own prices."""
+    """Cost by the judge's own prices."""
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
@@ -33,7 +33,7 @@ class Usage:
 
 
 def turn_usage(turn: Turn) -> Usage:
-    """Of one request and the step after it."""
+    """Usage of one request and the step after it."""
     return Usage(
         input_tokens=turn.response_start,
         output_tokens=turn.response_end - turn.response_start,
@@ -46,7 +46,7 @@ def turn_usage(turn: Turn) -> Usage:
 
 
 def usage_of(trajectories: Iterable[Trajectory]) -> Usage:
-    """Of episodes, failed ones included. Tokens of a turn that was not finished are not known."""
+    """Usage of episodes, failed ones included. Tokens of a turn that was not finished are not known."""
     found = Usage()
     for trajectory in trajectories:
         own = sum(map(turn_usage, trajectory.turns), start=Usage())

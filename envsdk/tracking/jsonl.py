@@ -72,7 +72,7 @@ def read_run_metrics(run_dir: Path) -> list[dict[str, float]]:
     own, bench = (read_metrics(path) if path.is_file() else [] for path in metric_files(run_dir))
     steps: dict[float, dict[str, float]] = {}
     for row in bench:
-        # It has its own clock: what the run took is told by its own rows.
+        # It has its own clock: the run's own rows say what the run took.
         steps[row["step"]] = {name: value for name, value in row.items() if name != "time_unix_s"}
     for row in own:
         steps.setdefault(row["step"], {}).update(row)

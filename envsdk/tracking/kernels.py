@@ -12,7 +12,7 @@ FILE_NAME = "kernels.json"
 
 
 def write_kernels(run_dir: Path, kernels: Mapping[str, Mapping[str, str]]) -> None:
-    """By trainer (`actor_train`), then by what is computed (`attention`)."""
+    """Kernels by trainer (`actor_train`), then by computation (`attention`)."""
     write_json_atomically(run_dir / FILE_NAME, {role: dict(found) for role, found in kernels.items()})
 
 

@@ -2,7 +2,7 @@
 
 signs = LearningSigns()
 for row in metrics:
-    notes += signs.step(row)         # each sign is told once
+    notes += signs.step(row)         # each sign is reported once
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from statistics import fmean, median
 from envsdk.trajectory import Trajectory
 
 STREAK = 2
-"""Steps in a row without anything to learn, after which that is told."""
+"""Steps in a row without anything to learn, after which that is reported."""
 WINDOW = 10
 """Steps over which most groups teach nothing."""
 MOST_GROUPS = 0.8
@@ -46,13 +46,13 @@ _UNREAD = (
 
 
 class LearningSigns:
-    """Reads the rows of a run's metrics in order: step*. Each sign is told once."""
+    """Reads the rows of a run's metrics in order: step*. Each sign is reported once."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._streak = 0
         self._shares: deque[float] = deque(maxlen=WINDOW)
-        """Of the groups of each step, those with equal rewards, where their advantages are 0."""
+        """Share of each step's groups with equal rewards, where their advantages are 0."""
         self._entropies: list[float] = []
         """The first few, from which it fell."""
         self._newest: deque[float] = deque(maxlen=ENTROPY_STEPS)
@@ -66,10 +66,10 @@ class LearningSigns:
             "entropy": self._entropy(known),
             "unread": _no_action(known),
         }
-        if signs["equal"] and "equal" not in self._told:
+        if signs["equal"] and "equal" not in self._reported:
             signs["most"] = ""  # the same, said twice
-        found = {name: text for name, text in signs.items() if text and name not in self._told}
-        self._told |= found.keys()
+        found = {name: text for name, text in signs.items() if text and name not in self._reported}
+        self._reported |= found.keys()
         return list(found.values())
 
     def _equal_rewards(self, known: Mapping[str, float]) -> str:

@@ -15,7 +15,7 @@ from envsdk.view.sources import FileRole
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenStats:
-    """Of one trajectory's token log."""
+    """Statistics of one trajectory's token log."""
 
     num_tokens: int
     num_sampled: int
@@ -32,7 +32,7 @@ class Stored:
     row: int
     """In the file."""
     role: FileRole
-    """Of the file."""
+    """Role of the file."""
     why: str
     """It was not used."""
     plain: Mapping[str, Any]
@@ -115,7 +115,7 @@ COLUMNS = (
     IndexColumn("failure", lambda stored: stored.failure["kind"]),
     IndexColumn("message", lambda stored: stored.failure["message"]),
 )
-"""Of the index's table, besides the id and the file."""
+"""Columns of the index's table, besides the id and the file."""
 
 
 def list_columns() -> list[dict[str, str]]:

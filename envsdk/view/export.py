@@ -32,9 +32,9 @@ class Detail:
 
     num_trajectories: int
     max_points: int = MAX_POINTS
-    """Of one curve."""
+    """Points of one curve."""
     max_spans: int = MAX_SPANS
-    """Of one lane of the timeline."""
+    """Spans of one lane of the timeline."""
     trajectory_bytes: int | None = None
     """JSON of all trajectories together, about; None for all of it."""
     with_each_engine: bool = True

@@ -60,7 +60,7 @@ class Filter:
 
     @classmethod
     def from_params(cls, params: Mapping[str, str]) -> Filter:
-        """From a URL's parameters, unknown ones ignored. Raises FilterError."""
+        """Filters from a URL's parameters, unknown ones ignored. Raises FilterError."""
         sort = params.get("sort") or "id"
         if sort.removeprefix("-") not in SORTS:
             raise FilterError(f"sort: {sort!r} is not one of {', '.join(SORTS)}")

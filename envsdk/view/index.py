@@ -201,7 +201,7 @@ class TrajectoryIndex:
         return {"count": sum(row["count"] for row in by_tag), "by_tag": by_tag}
 
     def examples(self) -> list[dict[str, str]]:
-        """Of each tag the best, the worst and the last failed trajectory: `tag`, `why` and `key`.
+        """The best, the worst and the last failed trajectory of each tag: `tag`, `why` and `key`.
 
         Of several that are equally good or bad it is the last.
         """

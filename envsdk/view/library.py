@@ -53,7 +53,7 @@ from envsdk.view.trajectory_view import group_view, row_view, trajectory_view
 from envsdk.view.waiting import MAX_SPANS, timeline_view
 
 MAX_MEMBERS = 64
-"""Of a group, shown side by side."""
+"""Members of a group, shown side by side."""
 
 _RESCAN_S = 2.0
 _INDEX_WAIT_S = 0.5

@@ -13,7 +13,7 @@ from envsdk.buffer.inspection import Content, Program, Step, inspect
 from envsdk.buffer.places import buffer_of_job, find_buffer, opened
 
 MAX_STEPS = 500
-"""Of the chart of the trainer's waiting; of more, neighbors are averaged."""
+"""Steps of the chart of the trainer's waiting; with more, neighbors are averaged."""
 
 
 def read_programs(folder: Path, now: float) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def rows_of_file(path: Path, role: FileRole) -> Iterator[list[IndexRow]]:
 def token_stats(
     mask: NDArray[np.int8], logprobs: NDArray[np.float32], versions: NDArray[np.int32]
 ) -> TokenStats:
-    """Of the arrays `[num_tokens]` of one trajectory."""
+    """Statistics of the arrays `[num_tokens]` of one trajectory."""
     sampled = mask == 1
     num_sampled = int(sampled.sum())
     if num_sampled == 0:

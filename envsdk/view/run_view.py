@@ -13,7 +13,7 @@ from envsdk.tracking.timeline import TimelineEvent
 from envsdk.view.columns import finite
 
 MAX_POINTS = 1_000
-"""Of one curve; of longer ones, neighbors are averaged."""
+"""Points of one curve; of longer ones, neighbors are averaged."""
 
 QUIET_S = 120.0
 _QUIET_STEPS = 5.0
@@ -195,7 +195,7 @@ def headlines_view(run: RunFiles) -> list[dict[str, str]]:
 
 
 def _held_out_headlines(run: RunFiles) -> list[dict[str, str]]:
-    """Of all tags first; with one tag its mean would say the same twice."""
+    """Headlines of all tags first; with one tag its mean would say the same twice."""
     evaluations = [scored for row in run.metrics if (scored := held_out(_finite(row)))]
     tags = list(dict.fromkeys(tag for by_tag in evaluations for tag in by_tag))
     if len(tags) == 2 and MEAN in tags:
@@ -263,7 +263,7 @@ def staleness_view(run: RunFiles) -> list[list[float]]:
 
 
 def metrics_view(run: RunFiles) -> list[tuple[str, float, float, float, float]]:
-    """Of each metric its name and the first, last, lowest and highest value.
+    """Each metric's name and its first, last, lowest and highest value.
 
     Left out are values that are not finite, and each engine's own metrics, of which there may be hundreds.
     """

@@ -50,7 +50,7 @@ class Use(StrEnum):
     DISCARDED = "discarded"
     """Played and not used: failed, stale, filtered out, or more than a group needs."""
     DATA = "data"
-    """Of a data set."""
+    """An episode of a data set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,9 +27,9 @@ CAUSES = {
 """Each recorded moment of a run is one of these."""
 
 MAX_SPANS = 10_000
-"""Of one lane: in a longer one, short neighbors are drawn as one span, about as many as spans that stay."""
+"""Spans of one lane: in a longer one short neighbors are drawn as one, about as many as spans that stay."""
 MAX_STEPS = 500
-"""Of the bars by step; in a longer run, a bar is the mean of neighboring steps."""
+"""Steps of the bars by step; in a longer run, a bar is the mean of neighboring steps."""
 
 Interval = tuple[float, float]
 """`[start, end)`, Unix seconds."""

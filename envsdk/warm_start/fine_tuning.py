@@ -76,7 +76,7 @@ class SFTConfig(Options):
     min_reward: float | None = None
     """Learn episodes with at least this total reward."""
     seed: Annotated[int, Field(ge=0)] = 42
-    """Of weights, order and what is held out; 42 when absent."""
+    """Seed of weights, order and what is held out; 42 when absent."""
     hidden_size: PositiveInt = 128
     """Width of a new tiny policy."""
     num_layers: PositiveInt = 4

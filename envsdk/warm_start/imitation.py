@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from envsdk.trainers.sft_trainer import SftTrainer
 
 WARMUP_SHARE = 0.05
-"""Of the steps, over which the learning rate rises."""
+"""Share of the steps, over which the learning rate rises."""
 _MIN_LR_RATIO = 0.05
 _SCORED_AT_ONCE = 64
 

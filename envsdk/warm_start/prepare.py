@@ -143,7 +143,7 @@ def _num_episodes(config: RunConfig) -> Mapping[str, int]:
 
 
 def _prompts_digest(config: RunConfig) -> dict[str, str]:
-    """By tag: changes with the rows of prompt data that the demonstrations may answer."""
+    """Digests by tag, which change with the rows of prompt data that the demonstrations may answer."""
     found = {}
     for tag in config.train_env_manager.tags:
         env = config.custom_envs[tag]
@@ -185,7 +185,7 @@ def _demonstrator(config: RunConfig, tags: Iterable[str]) -> Player:
 
 
 def _sources(config: RunConfig) -> str:
-    """Of the environments and the demonstrator: other code plays other games."""
+    """Sources of the environments and the demonstrator: other code plays other games."""
     tags = [config.custom_envs[tag] for tag in config.train_env_manager.tags]
     environments = [load_entry_point(registered(tag.env_type)) for tag in tags]
     demonstrator = policy_class(config.warm_start.demonstrator)
@@ -278,7 +278,7 @@ def _collect(config: RunConfig, out: Path, console: Console) -> list[Trajectory]
 
 
 def _left_out(trajectories: Sequence[Trajectory]) -> Iterator[str]:
-    """Of each tag with demonstrations that cannot be imitated: how many, and why, for example."""
+    """How many demonstrations of each tag cannot be imitated, and why, for example."""
     for tag in dict.fromkeys(trajectory.task.tag for trajectory in trajectories):
         own = [trajectory for trajectory in trajectories if trajectory.task.tag == tag]
         failures = [trajectory.failure for trajectory in own if trajectory.failure is not None]

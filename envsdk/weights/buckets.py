@@ -42,9 +42,9 @@ class Chunk:
     dtype: str
     """NumPy's name for it, or PyTorch's (`bfloat16`) where NumPy has none."""
     shape: tuple[int, ...]
-    """Of the full tensor."""
+    """Shape of the full tensor."""
     tensor_bytes: int
-    """Of the full tensor."""
+    """Size of the full tensor."""
     start: int
     """First byte of the chunk in the tensor."""
     offset: int

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _LEVEL = 1
-"""Of zlib: the fastest. What is left after the difference has little more to give."""
+"""Level of zlib: the fastest. What is left after the difference has little more to give."""
 _SPARSE_SHARE = 0.25
 """With more changed elements than this, their places cost more than an exclusive or of all."""
 _SAMPLE_BYTES = 1 << 16
@@ -53,7 +53,7 @@ class WeightBase:
 
     @property
     def num_bytes(self) -> int:
-        """Of memory that it takes."""
+        """Bytes of memory that it takes."""
         return sum(len(data) for data in self._bytes.values())
 
     def begin(self) -> None:

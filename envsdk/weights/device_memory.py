@@ -31,7 +31,7 @@ class Handle:
 
     on_cuda: bool
     arguments: tuple[Any, ...]
-    """Of the function of PyTorch that opens it."""
+    """Arguments of the function of PyTorch that opens it."""
 
     def release(self) -> None:
         """The reader died: do not wait for it to let go."""

@@ -165,7 +165,7 @@ class DeviceBucketSender(BucketSender):
         collect()
         self._buffers = device_buffers(capacity, device)
         self._handles: dict[str, list[Handle]] = {}
-        """Of each engine, to each buffer."""
+        """Handles of each engine, to each buffer."""
 
     def buffer(self, number: int) -> Memory:
         return self._buffers[number % NUM_BUFFERS]

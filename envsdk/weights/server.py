@@ -37,7 +37,7 @@ ANSWER_S = 30.0
 """How long either side waits for the other to take or send a bucket."""
 _LONGEST_ASK = 4096
 _RESET = struct.pack("ii", 1, 0)
-"""Of `SO_LINGER`: a closed connection forgets what its reader has not taken."""
+"""Value of `SO_LINGER`: a closed connection forgets what its reader has not taken."""
 
 
 @dataclass(frozen=True, slots=True)

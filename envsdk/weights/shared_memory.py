@@ -22,11 +22,11 @@ class SharedPlace:
     """Where a reader finds a buffer."""
 
     path: str
-    """Of the memory, in its owner's `/proc`."""
+    """Path of the memory, in its owner's `/proc`."""
     offset: int
     """First byte of the buffer in it."""
     num_bytes: int
-    """Of the buffer."""
+    """Bytes of the buffer."""
 
 
 class SharedMemory:

@@ -32,7 +32,7 @@ class Transport(StrEnum):
     SHARED_MEMORY = "shared_memory"
     """Through memory of the trainer that the engines map: on one node, on Linux."""
     BROADCAST = "broadcast"
-    """From the trainer's first rank to all engines at once, by `torch.distributed` (gloo)."""
+    """A broadcast from the trainer's first rank to all engines at once, by `torch.distributed` (gloo)."""
     CUDA_IPC = "cuda_ipc"
     """In memory of the card that the trainer's first rank and the engines share."""
     NCCL = "nccl"
@@ -51,7 +51,7 @@ class BroadcastPayload:
     address: str
     port: int
     rank: int
-    """Of the engine that gets this payload; the sender is 0."""
+    """Rank of the engine that gets this payload; the sender is 0."""
     world_size: int
     on_device: bool = False
     """It comes to the engine's device."""

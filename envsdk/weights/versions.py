@@ -60,11 +60,11 @@ class Manifest:
     number: int
     """Counts the versions that were written into the folder: a trainer may go back."""
     files: Mapping[str, StoredFile]
-    """By name; all others are no part of the version."""
+    """Files by name; all others are no part of the version."""
 
 
 def folder_name(version: int) -> str:
-    """Of a version."""
+    """Folder name of a version."""
     return f"version_{version:06d}"
 
 

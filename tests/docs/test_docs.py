@@ -220,6 +220,12 @@ def test_every_page_is_reachable_from_the_index() -> None:
     assert pages - linked == set()
 
 
+def test_the_guides_stay_short_enough_to_be_read() -> None:
+    pages = [page.read_text() for page in ROOT.glob("docs/**/*.md")]
+    num_words = sum(bool(re.search(r"\w", word)) for page in pages for word in page.split())
+    assert num_words <= 60_000, f"{num_words} words: what a key means belongs to its docstring"
+
+
 def _is_runnable(module: str) -> bool:
     spec = importlib.util.find_spec(module)
     if spec is None:

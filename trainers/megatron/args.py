@@ -115,7 +115,7 @@ class MegatronStrategyConfig(StrictSettings):
         return layout + (f", experts over {experts}" if experts > 1 else "")
 
     def training_memory(self, model: ModelSizes, *, num_ranks: int, num_tokens: int) -> Memory:
-        """Of one rank, in bytes; see `EstimatesTraining`."""
+        """Memory of one rank, in bytes; see `EstimatesTraining`."""
         weights, moments = (FLOAT32, 8) if self.dtype == "float32" else (BFLOAT16, 12)
         dense, experts = self._parameters(model)
         # Ranks that have the same parameters share the moments, and the main weights of bfloat16.
@@ -142,11 +142,11 @@ class MegatronStrategyConfig(StrictSettings):
         }
 
     def frozen_memory(self, model: ModelSizes, *, num_ranks: int) -> Memory:
-        """Of one rank, in bytes; see `EstimatesTraining`."""
+        """Memory of one rank, in bytes; see `EstimatesTraining`."""
         return {"weights": sum(self._parameters(model)) * (FLOAT32 if self.dtype == "float32" else BFLOAT16)}
 
     def _parameters(self, model: ModelSizes) -> tuple[float, float]:
-        """Of the rank with most of them: those outside of experts, and in them."""
+        """Parameters of the rank with most of them: those outside of experts, and in them."""
         stages = self.pipeline_model_parallel_size
         experts = model.num_expert_parameters / (self.expert_tensor_size * self.expert_model_parallel_size)
         layers = (model.num_layer_parameters - model.num_expert_parameters) / stages

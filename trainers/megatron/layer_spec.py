@@ -165,7 +165,7 @@ class VarlenAttention(PackedAttention):
 
 
 _GROUPED = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
-"""PyTorch 2.11 takes fewer keys than queries without being told."""
+"""PyTorch 2.11 takes fewer keys than queries without an option."""
 
 
 def _by_sequence(gathered: Tensor, held: list[int], cp: int) -> Sequence[Tensor]:

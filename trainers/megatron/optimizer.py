@@ -33,7 +33,7 @@ class _Part:
     """The part of one parameter that this rank steps; its tensors are flat and float32."""
 
     start: int
-    """Of the part in the flattened parameter."""
+    """Start of the part in the flattened parameter."""
     main: Tensor
     state: dict[str, Tensor]
     """`step, exp_avg, exp_avg_sq`"""
@@ -185,7 +185,7 @@ def _is_not_decayed(parameter: nn.Parameter) -> bool:
 
 
 def _parts(members: Sequence[Any], parameters: Sequence[nn.Parameter]) -> dict[nn.Parameter, _Part]:
-    """By parameter; those of which this rank steps nothing are missing."""
+    """Parts by parameter; those of which this rank steps nothing are missing."""
     parts: dict[nn.Parameter, _Part] = {}
     for member in members:
         main_of = {id(main): main for group in member.optimizer.param_groups for main in group["params"]}

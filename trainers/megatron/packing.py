@@ -31,7 +31,7 @@ class PackingLayout:
     length_multiple: int = 1
     """Divides the length of a context-parallel rank's part of a micro-batch (sequence parallelism)."""
     count_multiple: int = 1
-    """Of the micro-batches of one pass (interleaved pipeline stages)."""
+    """Divisor of the number of the micro-batches of one pass (interleaved pipeline stages)."""
     same_length: bool = False
     """All micro-batches of a pass are filled up to the longest (interleaved pipeline stages)."""
 
@@ -44,9 +44,9 @@ class PackedBatch:
     """Which rows, as indices into the list that was packed."""
     input_ids_T: NDArray[np.int64]
     positions_T: NDArray[np.int64]
-    """Of each input in its sequence."""
+    """Position of each input in its sequence."""
     lengths: tuple[int, ...]
-    """Of the packed sequences, padding and other ranks' parts included; the last may be only padding."""
+    """Lengths of packed sequences, padding and other ranks' parts included; the last may be only padding."""
     scored_S: NDArray[np.int64]
     """Indices into T of the inputs that predict `targets_S`."""
     targets_S: NDArray[np.int64]

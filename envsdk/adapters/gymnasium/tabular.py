@@ -17,7 +17,7 @@ _MAX_SWEEPS = 10_000
 
 
 def best_actions(table: Transitions) -> npt.NDArray[np.int64]:
-    """By value iteration, the first of the actions with the highest discounted return: `[num_states]`.
+    """Best actions by value iteration: the first with the highest discounted return: `[num_states]`.
 
     Args:
         table: States and actions are numbered from 0.

@@ -55,7 +55,7 @@ class ServerConfig:
     """Where and what a server serves."""
 
     name: str
-    """Of the environment."""
+    """Name of the environment."""
     description: str = ""
     host: str = "127.0.0.1"
     port: int = 0

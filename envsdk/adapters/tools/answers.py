@@ -1,4 +1,4 @@
-"""From a policy's reply to the answer: its calls are read, validated, carried out and answered.
+"""The answer to a policy's reply: its calls are read, validated, carried out and answered.
 
     toolbox = Toolbox([add])
     answer = toolbox.answer('<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>')

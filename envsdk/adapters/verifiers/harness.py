@@ -15,7 +15,7 @@ from verifiers.v1.dialects.chat import message_to_wire
 __all__ = ["TextHarness"]
 
 HARNESS_ID = "envsdk_text_harness"
-"""By which verifiers finds it: the name of a module."""
+"""Name of the module by which verifiers finds the harness."""
 
 
 class TextHarnessConfig(vf.HarnessConfig):  # type: ignore[misc]

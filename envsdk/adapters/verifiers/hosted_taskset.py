@@ -30,7 +30,7 @@ from envsdk.failures import ConfigurationError
 MODEL = "envsdk"
 _NO_KEY = "ENVSDK_NEEDS_NO_KEY"
 MOST_TASKS = 100_000
-"""Of a taskset without end, the first ones."""
+"""Tasks that are taken of a taskset without end."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

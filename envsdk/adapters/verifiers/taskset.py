@@ -29,9 +29,9 @@ from envsdk.seeds import stable_seed
 __all__ = ["TextEnvPlay", "TextEnvTasks", "TextHarness"]
 
 TASKSET_ID = "envsdk_tasks"
-"""By which verifiers finds it in a process that has imported this module."""
+"""Name by which verifiers finds the taskset in a process that has imported this module."""
 _MAX_TURNS = 100
-"""Of environments that say nothing of a limit."""
+"""Turns of environments that have no limit of their own."""
 
 
 class TextEnvTasksConfig(vf.TasksetConfig):  # type: ignore[misc]

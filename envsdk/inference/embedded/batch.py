@@ -65,7 +65,7 @@ class _Row:
     """Closed ones; the open span started where the last of these ends."""
     prompt_scores: PromptScores | None = None
     tops: list[TopTokens] = field(default_factory=list)
-    """Of each sampled token, where the request asks for the likeliest ones."""
+    """Likeliest tokens at the place of each sampled token, where the request asks for the likeliest ones."""
 
     @property
     def is_special(self) -> bool:

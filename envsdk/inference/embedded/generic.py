@@ -72,7 +72,7 @@ class GenericDecoder(Decoder[GenericWeights]):
         }
 
     def _untied(self, tensors: Tensors) -> Tensors:
-        """Tied weights once, whichever of their names they come under."""
+        """Tied weights once, under any of their names."""
         tied, seen = frozenset(self._aliases.values()), set[str]()
         for given, tensor in tensors:
             name = self._aliases.get(given, given)

@@ -38,7 +38,7 @@ class SamplingPlan:
     num_top: int
     """Most likeliest tokens that a row asks for."""
     shape: Mapping[str, Tensor]
-    """By parameter of `SamplingShape`, the values of these rows: `[num_filtered, 1]`."""
+    """Values of these rows by parameter of `SamplingShape`: `[num_filtered, 1]`."""
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], device: torch.device) -> SamplingPlan:
@@ -67,7 +67,7 @@ class Sampled(NamedTuple):
     logprobs_B: Tensor
     """Under the distribution that the tokens were drawn from."""
     top: TopTokens | None
-    """Of that distribution, for all rows, where the plan asks for some."""
+    """Likeliest tokens of that distribution, for all rows, where the plan asks for some."""
 
 
 def sample(logits_BV: Tensor, uniforms_B: Tensor, plan: SamplingPlan) -> Sampled:

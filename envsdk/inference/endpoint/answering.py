@@ -59,7 +59,7 @@ class Prompt:
     observation: str
     """Text of what is new."""
     key: str | None = None
-    """Of the conversation, for chat."""
+    """Key of the conversation, for chat."""
     new_text: str | None = None
     """What is new, where the prompt was given as text."""
     text: str = ""
@@ -74,9 +74,9 @@ class Piece:
     token_ids: Sequence[int]
     logprobs: Sequence[float]
     top: Sequence[TopTokens] = ()
-    """Of each token, where they are asked for."""
+    """Likeliest tokens at the place of each token, where they are asked for."""
     version: int
-    """Of the weights that sampled its last token."""
+    """Version of the weights that sampled its last token."""
 
 
 _FAULTS_OF_REQUESTS = (ErrorKind.STRUCTURED_OUTPUT, ErrorKind.UNSUPPORTED_SAMPLING)
@@ -99,12 +99,12 @@ class Answer:
     finish_reason: str
     """`stop`, `length` or `tool_calls`."""
     top: Sequence[TopTokens]
-    """Of each token, where they are asked for."""
+    """Likeliest tokens at the place of each token, where they are asked for."""
     prompt_scores: PromptScores | None
 
     @property
     def version(self) -> int | None:
-        """Of the weights that sampled its last token; None when there is none."""
+        """Version of the weights that sampled its last token; None when there is none."""
         return self.version_spans[-1].version if self.version_spans else None
 
 
@@ -454,7 +454,7 @@ def _assistant_message(content: str, calls: Sequence[ToolCall]) -> dict[str, Any
 
 
 def _observation(messages: Sequence[Mapping[str, Any]]) -> str:
-    """What the policy is told: the text of the last messages that it did not write."""
+    """The text of the last messages that the policy did not write."""
     told: list[str] = []
     for message in reversed(messages):
         if message["role"] not in ("user", "tool"):

@@ -50,7 +50,7 @@ OnEnded = Callable[[list[Trajectory]], Awaitable[None]]
 
 BODY_TIMEOUT_S = 120
 MAX_BYTES_PER_TOKEN = 64
-"""Of a request for replies, for each token of the context: ten times what words or token ids take."""
+"""Most bytes of a request for replies per token of the context: ten times what words or token ids take."""
 MIN_PROMPT_BYTES = 1024**2
 """What such a request may have however small the context: room for tools and schemas."""
 CLIENT_CLOSED = 499
@@ -75,11 +75,11 @@ class OpenFields(_Body):
     tag: Name = "agent"
     split: Name = "train"
     index: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    """Of the task in its split; counted when absent."""
+    """Index of the task in its split; counted when absent."""
     group_id: Stored | None = None
     """Sessions that may be compared with each other; `index` when absent."""
     seed: Stored = 0
-    """Of the task; recorded."""
+    """Seed of the task; recorded."""
 
 
 class EndFields(_Body):
@@ -133,7 +133,7 @@ class EndpointApp:
         self.ignored: Counter[str] = Counter()
         """Fields of requests that were given and changed nothing, by their names."""
         self.version: int | None = None
-        """Of the weights; None where nobody says."""
+        """Version of the weights; None where nobody says."""
         self._created = int(time.time())
         model_routes: list[tuple[str, Handler, str]] = [
             ("/v1/chat/completions", self._chat, "POST"),
@@ -200,8 +200,8 @@ class EndpointApp:
         return bytes(body)
 
     async def _prompt_body(self, request: Request, session: Session | None) -> bytes:
-        """Of a request for replies. What the context cannot hold anyway is refused before it is parsed, which
-        holds up the event loop."""
+        """Body of a request for replies. What the context cannot hold anyway is refused before it is parsed,
+        which holds up the event loop."""
         body = await self._body(request)
         length = self._answerer.sequence_length
         if len(body) > max(MIN_PROMPT_BYTES, length * MAX_BYTES_PER_TOKEN):
@@ -377,7 +377,7 @@ class EndpointApp:
         """End the sessions that were left behind, as failed. One that cannot be stored stays open."""
         for session in self._sessions.idle():
             episode = session.episode(outcome=Outcome.FAILED, failure=idle_failure(self._idle_s))
-            # Whoever opens a session next is not to blame: the next one tries again.
+            # The next client that opens a session is not to blame: it tries again.
             with suppress(ApiError):
                 await self._end(session, episode)
 

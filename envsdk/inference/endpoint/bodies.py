@@ -189,7 +189,7 @@ class Writer:
         return _logprobs(tokens, likeliest, num_top=self.fields.num_top)
 
     def _likeliest(self, top: TopTokens) -> list[TextAndLogprob]:
-        """Of one position. A token that cannot be drawn is none of them."""
+        """Likeliest tokens of one position. A token that cannot be drawn is none of them."""
         pairs = zip(top.token_ids[0].tolist(), top.logprobs[0].tolist(), strict=True)
         return [(self.token_text(token), logprob) for token, logprob in pairs if math.isfinite(logprob)]
 

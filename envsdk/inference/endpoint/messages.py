@@ -57,7 +57,7 @@ class MessageFields(BaseModel):
     tool_calls: Annotated[list[ToolCallFields], FIRST] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
-    """Of an assistant's message: what it wrote between `<think>` and `</think>`, before its content."""
+    """Reasoning of an assistant's message: the text between `<think>` and `</think>`, before its content."""
     reasoning: str | None = None
     """The same, by another name."""
 

@@ -38,7 +38,7 @@ class RecordedReply:
     observation: str
     """Text of what was new in the prompt."""
     state_hash: str | None = None
-    """The environment's state that was replied to; None where nobody told."""
+    """The environment's state that was replied to; None where it is not known."""
     generate_s: float = 0.0
     segment: str | None = None
     """The new part of the prompt and the reply as text, where the prompt was text."""
@@ -63,7 +63,7 @@ class Line:
 
     replies: Sequence[RecordedReply]
     num_shared: int
-    """Of the replies; these first ones are learned from in another line, and stand here as given."""
+    """How many replies it shares: these first ones are learned from in another line, and are given here."""
 
     @property
     def own(self) -> Sequence[RecordedReply]:

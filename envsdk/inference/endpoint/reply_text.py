@@ -30,7 +30,7 @@ class Detokenizer:
         self._ids: list[int] = []
         self._context = 0
         """Where the tokens begin that are decoded again each time."""
-        self._told = 0
+        self._num_decoded = 0
         """Tokens whose text was given."""
 
     def push(self, token: int) -> str:
@@ -43,13 +43,13 @@ class Detokenizer:
         return self._take(is_last=True)
 
     def _take(self, *, is_last: bool) -> str:
-        before = self._decode(self._ids[self._context : self._told])
+        before = self._decode(self._ids[self._context : self._num_decoded])
         after = self._decode(self._ids[self._context :])
         if after.endswith(_BROKEN) and not is_last:
             return ""
         if len(after) > len(before):
-            self._context = self._told
-        self._told = len(self._ids)
+            self._context = self._num_decoded
+        self._num_decoded = len(self._ids)
         return after[len(before) :]
 
 
@@ -72,7 +72,7 @@ class ReplyText:
         hold_from: str = "",
         ends_with_first_call: bool = False,
     ) -> None:
-        """From the first `hold_from` on nothing is shown before `finish`; empty is off.
+        """Nothing after the first `hold_from` is shown before `finish`; empty is off.
 
         With `ends_with_first_call` the first tool call that can be read ends the reply, and belongs to it.
         """

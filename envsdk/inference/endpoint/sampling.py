@@ -23,7 +23,7 @@ class SamplingRules(SamplingShape):
     is_fixed: bool = False
     """Requests may not ask for another distribution or seed: the replies are to be trained on."""
     seed: int | None = None
-    """Of the session: each reply gets a seed from it unless the request names one."""
+    """Seed of the session: each reply gets a seed from it unless the request names one."""
 
 
 class ContextFull(ApiError):

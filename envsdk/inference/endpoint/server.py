@@ -44,7 +44,7 @@ class EndpointConfig:
     token: str = field(default="", repr=False)
     """What opens everything; empty makes one up."""
     rules: SamplingRules = field(default_factory=SamplingRules)
-    """Of requests without a session, and of sessions that are opened over HTTP."""
+    """Rules of requests without a session, and of sessions that are opened over HTTP."""
     max_body_bytes: int = 16 * 1024**2
     max_sessions: int = 4096
     """Open at the same time."""
@@ -64,7 +64,7 @@ def check_token(token: str) -> None:
 
 
 class Endpoint:
-    """Serves one proxy on its event loop. Owner: whoever made the proxy, which outlives it."""
+    """Serves one proxy on its event loop. Owner: the owner of the proxy, which outlives it."""
 
     def __init__(
         self,

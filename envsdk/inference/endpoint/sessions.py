@@ -51,11 +51,11 @@ class Session:
     task: Task
     group_id: int
     seed: int
-    """Of the task, as the agent or the environment says; recorded only."""
+    """Seed of the task, as the agent or the environment says; recorded only."""
     rules: SamplingRules
     env: SessionEnvironment | None = None
     state_hash: str | None = None
-    """Of the environment's present state; recorded with the replies to it."""
+    """Hash of the environment's present state; recorded with the replies to it."""
     record: ConversationRecord = field(default_factory=ConversationRecord)
     rewards: list[Reward] = field(default_factory=list)
     running: set[asyncio.Future[Any]] = field(default_factory=set)
@@ -65,7 +65,7 @@ class Session:
     used_at: float = field(default_factory=time.monotonic)
     is_over: bool = False
     full: ContextFull | None = None
-    """Of the latest request that found no room in the context."""
+    """Failure of the latest request that found no room in the context."""
     engine_error: str = ""
     """Why the latest reply that no engine could finish was not."""
     env_s: float = 0.0
@@ -74,7 +74,7 @@ class Session:
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def next_number(self) -> int:
-        """Of a reply that is asked for, from 0."""
+        """Number of a reply that is asked for, from 0."""
         return next(self._numbers)
 
     def reward(self, reward: float, metrics: Mapping[str, float] | None = None) -> None:
@@ -112,7 +112,7 @@ class Session:
 
 
 def idle_failure(idle_s: float) -> Failure:
-    """Of a session that its agent left behind."""
+    """Failure of a session that its agent left behind."""
     message = f"the agent neither asked for anything nor ended its session for {idle_s:g} s"
     return Failure(boundary=Boundary.AGENT, kind="session_idle", message=message)
 

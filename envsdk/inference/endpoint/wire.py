@@ -86,7 +86,7 @@ Parsed = TypeVar("Parsed", bound="SamplingFields")
 
 
 class StreamOptions(BaseModel):
-    """Of a streamed reply."""
+    """Options of a streamed reply."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

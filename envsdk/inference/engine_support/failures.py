@@ -38,7 +38,7 @@ class Unreachable(Unavailable):
 
 
 _NO_CONNECTION = frozenset({"ConnectError", "ConnectTimeout", "ConnectionRefusedError", "gaierror"})
-"""Names of exceptions, of whichever HTTP library a client uses."""
+"""Names of exceptions of the HTTP libraries that clients use."""
 
 
 def is_no_connection(error: BaseException | None) -> bool:

@@ -44,7 +44,7 @@ from envsdk.inference.settings import api_key_of
 from envsdk.settings.validation import validated
 
 VERSION = 0
-"""Of the weights: there is only one."""
+"""Version of the weights: there is only one."""
 _BAD_REQUEST = {400, 422}
 """Statuses with which servers refuse a structure; everything else in a request was checked before."""
 _CERTAIN = -1e-4

@@ -46,7 +46,7 @@ class Connection:
             self._process = ServerProcess(settings.python or sys.executable, arguments)
         self.client = SGLangClient(base_url, settings, api_key)
         self._name = secrets.token_hex(4)
-        """Of this engine among all that ever used the server."""
+        """Name of this engine among all that ever used the server."""
         self._numbers = itertools.count()
 
     def stamp(self, version: int) -> str:
@@ -54,7 +54,7 @@ class Connection:
         return f"{self._name}-{version}"
 
     def new_name(self) -> str:
-        """Of a request or an adapter.
+        """A new name of a request or an adapter.
 
         SGLang aborts all requests whose names begin with the one it is given, so all are of one length.
         """

@@ -141,7 +141,7 @@ class SGLangSettings(PassThroughSettings):
 
 
 def server_arguments(config: EngineConfig, settings: SGLangSettings, *, port: int) -> list[str]:
-    """Of `python -m sglang.launch_server`."""
+    """Arguments of `python -m sglang.launch_server`."""
     arguments: dict[str, Any] = {
         "model_path": str(config.model),
         "host": "127.0.0.1",

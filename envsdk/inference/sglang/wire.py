@@ -29,7 +29,7 @@ from envsdk.inference.sglang.settings import SGLangSettings
 from envsdk.trajectory import FinishReason
 
 RELEASE = "0.5.20"
-"""Of SGLang, whose source this follows."""
+"""Release of SGLang, whose source this follows."""
 
 
 @dataclass(frozen=True, slots=True)

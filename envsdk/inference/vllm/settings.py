@@ -83,7 +83,7 @@ class VLLMSettings(PassThroughSettings):
     load_format: str = "auto"
     """How vLLM reads the model; `dummy` makes random weights."""
     log_level: str = "ERROR"
-    """Of vLLM's own messages."""
+    """Level of vLLM's own messages."""
 
     @property
     def uses_one_device(self) -> bool:

@@ -10,9 +10,9 @@ import json
 from typing import Any
 
 MOST_BYTES = 16 << 20
-"""Of the text of one value."""
+"""Size of the text of one value."""
 _MOST_DIGITS = 4000
-"""Of an integer; Python itself does not print those with more than 4300."""
+"""Digits of an integer; Python itself does not print those with more than 4300."""
 
 
 class Unreadable(ValueError):

@@ -40,13 +40,13 @@ class CodeReward(AsyncRewardFunction):
         cpu_time_s: PositiveInt = 10
         """CPU time of one case, in seconds."""
         total_time_s: PositiveFloat = 120.0
-        """By the clock, for all cases of one program; those that it does not come to are not passed."""
+        """Seconds by the clock for all cases of a program; those that it does not come to are not passed."""
         program_memory_mb: PositiveInt = 1024
-        """Of one process of the program."""
+        """Memory of one process of the program."""
         processes: PositiveInt = 64
         """Processes and threads at once in one sandbox."""
         float_tolerance: PositiveFloat = 1e-6
-        """By how much numbers with a fraction may differ, relative and absolute."""
+        """Amount by which numbers with a fraction may differ, relative and absolute."""
         programs_at_once: PositiveInt = Field(default_factory=lambda: os.cpu_count() or 1)
         """How many programs run at the same time, for each process that plays; further ones wait. Absent, the
         number of cores."""

@@ -38,7 +38,7 @@ _MAX_PROCESSES = 4
 """How often a program that ends its own process is started again for further tests."""
 _ROOM_FOR_OUTPUT = 10_000
 _WALL_FACTOR = 6
-"""By the clock a case may take so many times its CPU time: other work may hold the processor."""
+"""A case may take so many times its CPU time: other work may hold the processor."""
 _START_S = 30.0
 
 

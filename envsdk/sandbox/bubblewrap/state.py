@@ -199,7 +199,7 @@ def measure(folders: Sequence[Path]) -> Usage:
 
 
 def _measure_open(descriptor: int, depth: int) -> Usage:
-    """Of an open folder, which is closed."""
+    """Size of an open folder, which is closed."""
     used = files = 0
     inner: list[str] = []
     try:

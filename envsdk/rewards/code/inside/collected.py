@@ -131,7 +131,7 @@ def _functions(name: str, function: Any, namespace: Mapping[str, Any], kind: Any
 
 
 def _parameter_sets(function: Any) -> list[dict[str, Any]]:
-    """Of `pytest.mark.parametrize`, every combination."""
+    """Every combination of `pytest.mark.parametrize`."""
     sets: list[dict[str, Any]] = [{}]
     for mark in getattr(function, "pytestmark", []):
         if mark.name != "parametrize":
