@@ -117,7 +117,7 @@ class Copy:
         return Outcome(fault=fault, said=verdict, seconds=time.monotonic() - began)
 
     def run(self, tests: Sequence[str]) -> tuple[int, str]:
-        """Exit code of pytest, and the last line that it printed."""
+        """Exit code of pytest, and the test that failed, or else the last line that it printed."""
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
         # The same examples in every run: a fault is found or not, whatever the day.
         command += ["--hypothesis-seed", "0", "--hypothesis-profile", "unshrunk"]
@@ -132,7 +132,8 @@ class Copy:
             check=False,
         )
         lines = (done.stdout + done.stderr).strip().splitlines()
-        return done.returncode, lines[-1] if lines else ""
+        failed = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
+        return done.returncode, (failed or lines or [""])[-1]
 
     def _write(self, name: str, text: str) -> None:
         """With a time of its own, to the second: by it Python knows that a compiled module is out of date."""
