@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -9,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_scheduler_machine import DEADLINE_S, GRACE_S, TICK_S, SchedulerMachine
 
-from envsdk.managers import scheduler as scheduler_module
 from envsdk.managers.awake_clock import AwakeClock
 from envsdk.managers.ledger_types import CancelReason
 
@@ -43,51 +43,48 @@ def machine() -> Iterator[SchedulerMachine]:
     machine.teardown()
 
 
-async def ticks(machine: SchedulerMachine, monkeypatch: pytest.MonkeyPatch, *lasting_s: float) -> None:
-    """The scheduler's timer, each turn of which takes so long."""
-    left = iter(lasting_s)
+def told_to_stop(machine: SchedulerMachine) -> int:
+    """Number of slots."""
+    return sum(len(worker.told_to_stop) for worker in machine.workers.values())
 
-    class Over(BaseException):
-        pass
 
-    async def sleep(_: float) -> None:
-        if (seconds := next(left, None)) is None:
-            raise Over
-        machine.now += seconds
-
-    with monkeypatch.context() as patch:
-        patch.setattr(scheduler_module.asyncio, "sleep", sleep)
-        with pytest.raises(Over):
-            await machine.scheduler.tick()
+def stop_one(machine: SchedulerMachine) -> None:
+    """Cancel an episode, which does not stop."""
+    shell = machine.scheduler.shell
+    slot_id, order = next(iter(shell.slots.playing.items()))
+    shell.stop(slot_id, order.lease_id, CancelReason.SURPLUS)
+    machine.time_passes(TICK_S)
+    assert told_to_stop(machine) == 1
 
 
 def test_a_scheduler_that_was_stopped_past_the_deadline_lets_episodes_go_on(
-    machine: SchedulerMachine, monkeypatch: pytest.MonkeyPatch
+    machine: SchedulerMachine,
 ) -> None:
-    playing = dict(machine.scheduler.shell.slots.playing)
-    assert playing
-    machine.loop.run_until_complete(ticks(machine, monkeypatch, TICK_S, 3 * DEADLINE_S, TICK_S))
-    assert machine.scheduler.shell.slots.playing == playing
-    assert not machine.scheduler.shell.slots.stop_deadlines
+    playing = {name: dict(worker.playing) for name, worker in machine.workers.items()}
+    assert any(playing.values())
+    machine.time_passes(TICK_S)
+    machine.the_scheduler_is_stopped(3 * DEADLINE_S)
+    machine.time_passes(TICK_S)
+    assert {name: worker.playing for name, worker in machine.workers.items()} == playing
+    assert not told_to_stop(machine)
 
 
 def test_a_scheduler_that_was_stopped_waits_for_the_reports_before_it_kills_a_worker(
-    machine: SchedulerMachine, monkeypatch: pytest.MonkeyPatch
+    machine: SchedulerMachine,
 ) -> None:
-    scheduler = machine.scheduler
-    slot_id, order = next(iter(scheduler.shell.slots.playing.items()))
-    scheduler.shell.stop(slot_id, order.lease_id, CancelReason.SURPLUS)
-    machine.loop.run_until_complete(ticks(machine, monkeypatch, TICK_S, 60 * GRACE_S))
-    assert not machine.killed
-    machine.loop.run_until_complete(ticks(machine, monkeypatch, *[TICK_S] * 3))
-    assert len(machine.killed) == 1, "this one does hang"
+    before = machine.ray.num_workers
+    stop_one(machine)
+    machine.the_scheduler_is_stopped(60 * GRACE_S)
+    machine.loop.run_until_complete(asyncio.sleep(TICK_S / 2))
+    assert not any(worker.is_killed for worker in machine.workers.values())
+    machine.time_passes(3 * TICK_S)
+    assert machine.ray.num_workers == before + 1, "this one does hang, and is replaced"
 
 
-def test_a_scheduler_whose_turns_are_always_late_ends_what_hangs(
-    machine: SchedulerMachine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scheduler = machine.scheduler
-    slot_id, order = next(iter(scheduler.shell.slots.playing.items()))
-    scheduler.shell.stop(slot_id, order.lease_id, CancelReason.SURPLUS)
-    machine.loop.run_until_complete(ticks(machine, monkeypatch, *[4 * TICK_S] * 4))
-    assert len(machine.killed) == 1
+def test_a_scheduler_whose_turns_are_always_late_ends_what_hangs(machine: SchedulerMachine) -> None:
+    before = machine.ray.num_workers
+    stop_one(machine)
+    for _ in range(4):
+        machine.the_scheduler_is_stopped(3 * TICK_S)
+        machine.time_passes(TICK_S)
+    assert machine.ray.num_workers == before + 1
